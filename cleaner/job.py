@@ -1,0 +1,85 @@
+"""What the broker asks of a cleaner worker, and what it gets back. Frozen and picklable.
+
+A job names immutable files only: closed segments of one partition, in offset order, in groups of
+neighbours that become one new segment each. The worker writes `.cleaned` files beside them and
+never renames or deletes a source; publishing is the broker's alone (storage/swap.py).
+"""
+
+from dataclasses import dataclass, field
+
+from storage.model import TopicPartition
+from storage.swap import CleanedSegment
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSegment:
+    """A closed segment. `next_base_offset` is the base of the segment after it."""
+
+    base_offset: int
+    next_base_offset: int
+    size_bytes: int
+    last_modified_ms: int
+    largest_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanJob:
+    """One clean of one partition: index the keys of [first_dirty, end), rewrite `groups`."""
+
+    partition: TopicPartition
+    directory: str  # the partition's folder
+    generation: str  # a report with another generation than the log's present one is discarded
+    run_id: str  # names this run's .cleaned files
+    groups: tuple[tuple[SourceSegment, ...], ...]  # oldest first; covers [log start, end)
+    first_dirty_offset: int
+    end_offset: int  # first uncleanable offset: a segment base, exclusive
+    log_start_offset: int  # records below it are dropped
+    log_end_offset_is_end: bool  # True if nothing follows end_offset: the last batch is kept, empty
+    now_ms: int
+    delete_retention_ms: int
+    drop_expired_tombstones: bool  # False while the wall clock is suspected of having jumped
+    hash_key: bytes  # 16 bytes, random per data directory
+    dedupe_buffer_bytes: int
+    read_buffer_bytes: int
+    decompressed_batch_bytes: int  # limit per batch
+    max_message_bytes: int
+    index_interval_bytes: int
+    segment_bytes: int
+    compression_levels: tuple[tuple[int, int], ...]  # (codec id, level)
+    last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset)
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedGroup:
+    """One group's result. `output` is None when no batch survived."""
+
+    source_base_offsets: tuple[int, ...]
+    output: CleanedSegment | None
+    bytes_before: int
+    bytes_after: int
+    records_before: int
+    records_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanReport:
+    """A whole job's result. `next_dirty_offset` is what the checkpoint becomes."""
+
+    partition: TopicPartition
+    generation: str
+    run_id: str
+    next_dirty_offset: int
+    groups: int
+    bytes_read: int
+    bytes_written: int
+    bytes_before: int
+    bytes_after: int
+    records_before: int
+    records_after: int
+    tombstones_kept: int
+    tombstones_removed: int
+    keys_indexed: int
+    map_full: bool
+    map_seconds: float
+    rewrite_seconds: float
+    damaged: tuple[tuple[str, int, str], ...] = field(default=())  # (path, position, reason)

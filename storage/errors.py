@@ -1,0 +1,157 @@
+"""Everything that can go wrong in a log, as types with fields.
+
+The wire codes are given in one table, broker/protocol/errors.py; messages here are for people.
+"""
+
+from collections.abc import Sequence
+
+
+class StorageError(Exception):
+    """Base of all operating errors of the log."""
+
+
+class CorruptBatchError(StorageError):
+    """Bytes that are no record batch: bad CRC, lengths that lie, undecodable compression."""
+
+    def __init__(self, reason: str, position: int = -1, path: str = "") -> None:
+        where = f" at {path or 'byte'} {position}" if position >= 0 else ""
+        super().__init__(f"corrupt batch{where}: {reason}")
+        self.reason = reason
+        self.position = position
+        self.path = path
+
+
+class UnsupportedMagicError(CorruptBatchError):
+    """A batch of an old format (magic 0 or 1)."""
+
+    def __init__(self, magic: int, position: int = -1, path: str = "") -> None:
+        super().__init__(f"message format {magic} is not supported", position, path)
+        self.magic = magic
+
+
+class DecompressionLimitError(StorageError):
+    """A batch that unpacks to more than the topic's limit."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"batch unpacks to more than {limit_bytes} bytes")
+        self.limit_bytes = limit_bytes
+
+
+class InvalidRecordError(StorageError):
+    """A batch that a producer may not send; `batch_indexes` name the records, if it is about them."""
+
+    def __init__(self, reason: str, batch_indexes: Sequence[int] = ()) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.batch_indexes = tuple(batch_indexes)
+
+
+class InvalidTimestampError(InvalidRecordError):
+    """A record whose timestamp lies outside the topic's window."""
+
+
+class UnsupportedCompressionError(StorageError):
+    """A codec that this request version or this broker does not know."""
+
+    def __init__(self, codec: int) -> None:
+        super().__init__(f"compression codec {codec} cannot be used here")
+        self.codec = codec
+
+
+class MessageTooLargeError(StorageError):
+    """A batch above max.message.bytes."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"batch of {size_bytes} bytes, max.message.bytes is {limit_bytes}")
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class RecordListTooLargeError(StorageError):
+    """A batch above segment.bytes."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(f"batch of {size_bytes} bytes, segment.bytes is {limit_bytes}")
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+
+class OutOfOrderSequenceError(StorageError):
+    """An idempotent producer skipped or repeated a sequence number."""
+
+    def __init__(self, producer_id: int, expected: int, got: int) -> None:
+        super().__init__(f"producer {producer_id}: sequence {got}, expected {expected}")
+        self.producer_id = producer_id
+        self.expected = expected
+        self.got = got
+
+
+class InvalidProducerEpochError(StorageError):
+    """A producer that was fenced by a newer epoch of itself."""
+
+    def __init__(self, producer_id: int, current: int, got: int) -> None:
+        super().__init__(f"producer {producer_id}: epoch {got}, current is {current}")
+        self.producer_id = producer_id
+        self.current = current
+        self.got = got
+
+
+class OffsetOutOfRangeError(StorageError):
+    """An offset outside [log_start_offset, log_end_offset]."""
+
+    def __init__(self, offset: int, log_start_offset: int, log_end_offset: int) -> None:
+        super().__init__(f"offset {offset} is outside [{log_start_offset}, {log_end_offset}]")
+        self.offset = offset
+        self.log_start_offset = log_start_offset
+        self.log_end_offset = log_end_offset
+
+
+class DamagedSegmentError(StorageError):
+    """Flushed data that is no longer what was written: left untouched, not served."""
+
+    def __init__(self, path: str, position: int, reason: str) -> None:
+        super().__init__(f"{path} is damaged at byte {position}: {reason}")
+        self.path = path
+        self.position = position
+        self.reason = reason
+
+
+class LogDirectoryError(StorageError):
+    """A data directory that failed; its partitions are offline until it is repaired."""
+
+    def __init__(self, directory: str, reason: str) -> None:
+        super().__init__(f"{directory} is offline: {reason}")
+        self.directory = directory
+        self.reason = reason
+
+
+class DirectoryLockedError(StorageError):
+    """Another process owns the data directory."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(f"{directory} is in use by another broker")
+        self.directory = directory
+
+
+class InconsistentDirectoryError(StorageError):
+    """Data directories that belong to different clusters or nodes."""
+
+    def __init__(self, directory: str, field: str, found: str, expected: str) -> None:
+        super().__init__(f"{directory}: {field} is {found}, expected {expected}")
+        self.directory = directory
+        self.field = field
+        self.found = found
+        self.expected = expected
+
+
+class CorruptCheckpointError(StorageError):
+    """A checkpoint or metadata file that does not follow its format."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class CorruptSnapshotError(CorruptCheckpointError):
+    """A producer state snapshot that fails its CRC or is cut short."""
