@@ -1,0 +1,1 @@
+"""What the operator says: tables of keys, models of the YAML, and the loader. A leaf."""

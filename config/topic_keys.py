@@ -1,0 +1,244 @@
+"""Topic settings: typed values, where each comes from, and who wins.
+
+Feeds YAML, CreateTopics, AlterConfigs, DescribeConfigs and docs/configuration.md, and may be
+imported from anywhere. The table itself is in topic_table.py, the check of one value in
+topic_values.py; both are to be had from here.
+
+What always holds:
+- A value in a layer is the canonical Kafka string that `parse_value` returned.
+- Dynamic (AlterConfigs) wins over the topic's YAML, that over dynamic broker defaults, those over
+  `topic_defaults`, those over built-in defaults.
+- Ranges hold for clients and for YAML, not for `TopicConfig`: tests build logs with tiny segments.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from config.topic_table import (
+    DAY_MS,
+    INT_MAX,
+    LONG_MAX,
+    MIB,
+    TOPIC_KEYS,
+    Effect,
+    TopicKey,
+    ValueKind,
+)
+from config.topic_values import InvalidTopicConfigError, parse_value
+
+__all__ = [
+    "INT_MAX",
+    "LONG_MAX",
+    "TOPIC_KEYS",
+    "ConfigEntry",
+    "ConfigSource",
+    "ConfigSynonym",
+    "Effect",
+    "InvalidTopicConfigError",
+    "TopicConfig",
+    "TopicKey",
+    "TopicLayers",
+    "ValueKind",
+    "check",
+    "describe",
+    "parse_value",
+    "resolve",
+]
+
+
+class ConfigSource(IntEnum):
+    """Where a value comes from; the numbers of DescribeConfigs' `config_source`.
+
+    A topic's own YAML counts as STATIC_BROKER: it stands in the broker's file, and a client cannot
+    delete it there.
+    """
+
+    DYNAMIC_TOPIC = 1
+    DYNAMIC_BROKER = 2
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """Resolved, typed values of one topic. The defaults here are the table's (tested).
+
+    Takes any value: only `parse_value` and `resolve` check ranges.
+    """
+
+    cleanup_policy: tuple[str, ...] = ("delete",)
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = LONG_MAX
+    delete_retention_ms: int = DAY_MS
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = -1
+    file_delete_delay_ms: int = 60_000
+    segment_bytes: int = 1 << 30
+    segment_ms: int = 7 * DAY_MS
+    segment_jitter_ms: int = 0
+    segment_index_bytes: int = 10 * MIB
+    index_interval_bytes: int = 4096
+    flush_messages: int = LONG_MAX
+    flush_ms: int = LONG_MAX
+    max_message_bytes: int = 1_048_588
+    compression_type: str = "producer"
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9
+    compression_zstd_level: int = 3
+    message_timestamp_type: str = "CreateTime"
+    message_timestamp_before_max_ms: int = LONG_MAX
+    message_timestamp_after_max_ms: int = 3_600_000
+    preallocate: bool = False
+    min_insync_replicas: int = 1
+    unclean_leader_election_enable: bool = False
+    varve_flush_on_ack: bool = False
+    varve_decompressed_batch_bytes: int = 64 * MIB
+    policy_known: bool = True  # False: a folder found on disk; neither clean it nor expire it
+
+    @property
+    def compacts(self) -> bool:
+        """Whether the latest record of each key is all that has to stay."""
+        return self.policy_known and "compact" in self.cleanup_policy
+
+    @property
+    def deletes(self) -> bool:
+        """Whether retention by time and size applies."""
+        return self.policy_known and "delete" in self.cleanup_policy
+
+
+class ConfigSynonym(NamedTuple):
+    """One place a value could come from, as DescribeConfigs lists them, winner first."""
+
+    name: str
+    value: str
+    source: ConfigSource
+
+
+class ConfigEntry(NamedTuple):
+    """One row of DescribeConfigs."""
+
+    name: str
+    value: str | None
+    source: ConfigSource
+    is_default: bool
+    synonyms: tuple[ConfigSynonym, ...]
+    kind: ValueKind
+    text: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLayers:
+    """What was set for one topic, by layer; values are canonical strings under topic key names."""
+
+    dynamic: Mapping[str, str] = field(default_factory=dict)
+    yaml: Mapping[str, str] = field(default_factory=dict)
+    topic_defaults: Mapping[str, str] = field(default_factory=dict)
+    broker_dynamic: Mapping[str, str] = field(default_factory=dict)
+    adopted: bool = False  # found on disk: its policy is unknown until YAML or a client gives one
+
+
+def resolve(layers: TopicLayers) -> TopicConfig:
+    """Typed values of a topic. Raises InvalidTopicConfigError for contradictions."""
+    values = {key: synonyms[0].value for key, synonyms in _resolved(layers)}
+    typed = {
+        key.field_name: _typed(key, values[key.name])
+        for key in TOPIC_KEYS.values()
+        if key.field_name in _FIELD_NAMES
+    }
+    known = not layers.adopted or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
+    config = TopicConfig(**typed, policy_known=known)  # type: ignore[arg-type]
+    check(config, remote_storage=values["remote.storage.enable"] == "true")
+    return config
+
+
+def check(config: TopicConfig, *, remote_storage: bool = False) -> None:
+    """Refuse values that contradict each other. Raises InvalidTopicConfigError."""
+    if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+        raise InvalidTopicConfigError(
+            "min.compaction.lag.ms",
+            f"{config.min_compaction_lag_ms} is above max.compaction.lag.ms, "
+            f"{config.max_compaction_lag_ms}",
+        )
+    if remote_storage:
+        raise InvalidTopicConfigError(
+            "remote.storage.enable", "this broker has no tiered storage; only false is possible"
+        )
+
+
+def describe(layers: TopicLayers) -> list[ConfigEntry]:
+    """Rows of DescribeConfigs for a topic, in the table's order; values without checks.
+
+    Synonyms are given winner first, under the name by which that place knows the key: the topic
+    key itself for a topic's own settings, the broker-wide name for defaults.
+    """
+    entries = []
+    for name, synonyms in _resolved(layers):
+        key, winner = TOPIC_KEYS[name], synonyms[0]
+        is_default = winner.source is ConfigSource.DEFAULT
+        if key.effect is Effect.OLD and is_default:
+            continue
+        entries.append(
+            ConfigEntry(name, winner.value, winner.source, is_default, synonyms, key.kind, key.text)
+        )
+    return entries
+
+
+_FIELD_NAMES: Final = frozenset(field_.name for field_ in fields(TopicConfig))
+
+
+def _resolved(layers: TopicLayers) -> Iterator[tuple[str, tuple[ConfigSynonym, ...]]]:
+    policy = _set_values(layers, TOPIC_KEYS["cleanup.policy"])
+    compacts = "compact" in (policy[0].value if policy else "").split(",")
+    for key in TOPIC_KEYS.values():
+        builtin = _compact_default(layers, key) if compacts else key.default
+        default = ConfigSynonym(key.synonym, builtin, ConfigSource.DEFAULT)
+        yield key.name, (*_set_values(layers, key), default)
+
+
+def _set_values(layers: TopicLayers, key: TopicKey) -> list[ConfigSynonym]:
+    places = (
+        (layers.dynamic, key.name, ConfigSource.DYNAMIC_TOPIC),
+        (layers.yaml, key.name, ConfigSource.STATIC_BROKER),
+        (layers.broker_dynamic, key.synonym, ConfigSource.DYNAMIC_BROKER),
+        (layers.topic_defaults, key.synonym, ConfigSource.STATIC_BROKER),
+    )
+    return [
+        ConfigSynonym(name, values[key.name], source)
+        for values, name, source in places
+        if key.name in values
+    ]
+
+
+def _compact_default(layers: TopicLayers, key: TopicKey) -> str:
+    """Built-in value of a compacted topic; never one that contradicts what was set."""
+    if key.compact_default is None:
+        return key.default
+    default = int(key.compact_default)
+    if key.name == "max.compaction.lag.ms":
+        default = min(default + _set_number(layers, "min.compaction.lag.ms"), LONG_MAX)
+    if key.name == "segment.bytes":
+        default = max(default, _set_number(layers, "max.message.bytes"))
+    return str(default)
+
+
+def _set_number(layers: TopicLayers, name: str) -> int:
+    values = _set_values(layers, TOPIC_KEYS[name])
+    return int(values[0].value if values else TOPIC_KEYS[name].default)
+
+
+def _typed(key: TopicKey, value: str) -> bool | int | float | str | tuple[str, ...]:
+    match key.kind:
+        case ValueKind.BOOLEAN:
+            return value == "true"
+        case ValueKind.INT | ValueKind.LONG:
+            return int(value)
+        case ValueKind.DOUBLE:
+            return float(value)
+        case ValueKind.LIST:
+            return tuple(value.split(",")) if value else ()
+        case ValueKind.STRING:
+            return value

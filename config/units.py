@@ -1,0 +1,37 @@
+"""Sizes and durations as people write them: "64MiB", "7d", "250ms". Plain numbers stay numbers.
+
+Binary units only for sizes (KiB = 1024), because a segment of "64MB" that is 64,000,000 bytes is
+nobody's intention.
+"""
+
+import re
+
+_NUMBER = re.compile(r"([+-]?[0-9]+)\s*([A-Za-z]*)", re.ASCII)
+_SIZE_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_MS_UNITS = {"": 1, "ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "512KiB", "64MiB", "1GiB", "2TiB" or a plain number. Raises ValueError."""
+    return _parse(text, _SIZE_UNITS, "a size such as 67108864 or 64MiB (KiB, MiB, GiB, TiB)")
+
+
+def parse_duration_ms(text: str) -> int:
+    """Milliseconds of "250ms", "30s", "5min", "12h", "7d" or a plain number. Raises ValueError."""
+    return _parse(text, _MS_UNITS, "milliseconds such as 60000, or with a unit: ms, s, min, h, d")
+
+
+def format_size(size_bytes: int) -> str:
+    """The shortest exact way to write a size: 67108864 -> "64MiB", 100 -> "100"."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes and size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)
+
+
+def _parse(text: str, units: dict[str, int], wanted: str) -> int:
+    found = _NUMBER.fullmatch(text.strip())
+    # Nineteen digits hold every signed 64-bit number; more would only cost time to convert.
+    if found is None or len(found[1]) > 20 or found[2].lower() not in units:
+        raise ValueError(f"expected {wanted}, not {text[:40]!r}")
+    return int(found[1]) * units[found[2].lower()]
