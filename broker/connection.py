@@ -1,0 +1,221 @@
+"""One client connection: frames in, responses out, strictly in order.
+
+Rules. One request of a connection is worked on at a time, as in Kafka: while one waits (a long
+poll, a join, an fsync) the connection is muted and what the client pipelines stays in the socket.
+While a response has not left, nothing further is read: a client that stops reading stops only
+itself. Whatever goes wrong with the bytes of a client closes that connection and is one log line.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, cast
+
+import structlog
+
+from broker.framing import FrameReader
+from broker.protocol.errors import ProtocolError
+from broker.socket_writer import Part, SocketWriter
+
+log = structlog.get_logger("broker.connection")
+
+Response = bytes | Sequence[Part] | None  # None: nothing is sent (acks=0)
+
+
+class CloseConnectionError(Exception):
+    """The request cannot be answered; the client is told by closing the connection."""
+
+
+class RequestHandler(Protocol):
+    """What a connection needs of the dispatcher."""
+
+    def handle(self, connection: "Connection", frame: memoryview) -> Response | Awaitable[Response]:
+        """Answer at once, or return something to wait for."""
+        ...
+
+
+class ConnectionOwner(Protocol):
+    """What a connection needs of its listener."""
+
+    handler: RequestHandler
+    max_request_bytes: int
+
+    def connected(self, connection: "Connection") -> bool:
+        """False: one too many, close at once."""
+        ...
+
+    def disconnected(self, connection: "Connection") -> None:
+        """The connection is gone."""
+        ...
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The protocol object that uvloop calls. All of its work is done in `_pump`."""
+
+    def __init__(self, owner: ConnectionOwner) -> None:
+        self._owner = owner
+        self._handler = owner.handler
+        self._reader = FrameReader(owner.max_request_bytes)
+        self._transport: asyncio.Transport
+        self._writer: SocketWriter
+        self._waiting: asyncio.Future[Response] | None = None
+        self._reading = True
+        self._open = False
+        self._loop = asyncio.get_running_loop()
+        self.peer_host = ""
+        self.peer_port = 0
+        self.local_host = ""
+        self.local_port = 0
+        self.client_software = ("", "")  # name and version, by ApiVersions v3+
+        self.last_active = self._loop.time()
+
+    # What the transport calls -------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accept, unless the listener has enough."""
+        self._transport = cast(asyncio.Transport, transport)
+        peer = transport.get_extra_info("peername") or ("", 0)
+        local = transport.get_extra_info("sockname") or ("", 0)
+        self.peer_host, self.peer_port = str(peer[0]), int(peer[1])
+        self.local_host, self.local_port = str(local[0]), int(local[1])
+        fd = transport.get_extra_info("socket").fileno()
+        self._writer = SocketWriter(self._loop, fd, self._drained, self._write_failed)
+        self._open = True
+        if not self._owner.connected(self):
+            self.close("too many connections")
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go."""
+        return self._reader.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """`nbytes` more have come."""
+        self.last_active = self._loop.time()
+        self._reader.buffer_updated(nbytes)
+        self._pump()
+
+    def eof_received(self) -> bool:
+        """The client is done; so are we."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let go of everything that belongs to this client."""
+        self._open = False
+        self._writer.close()
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._owner.disconnected(self)
+
+    # What the listener asks -----------------------------------------------------
+
+    @property
+    def idle_since(self) -> float:
+        """Loop time of the last byte received; a waiting request counts as activity."""
+        return self._loop.time() if self._waiting is not None else self.last_active
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes that have left, since the connection was made."""
+        return self._writer.bytes_sent
+
+    @property
+    def stalled(self) -> bool:
+        """A response is waiting for a client that does not read."""
+        return self._open and not self._writer.idle
+
+    @property
+    def busy(self) -> bool:
+        """A request is being worked on, or its response has not left yet."""
+        return self._open and (self._waiting is not None or not self._writer.idle)
+
+    def close(self, reason: str) -> None:
+        """Close now; `reason` is logged."""
+        if self._open:
+            self._open = False
+            log.info("connection closed", peer=self._peer(), reason=reason)
+            self._writer.close()
+            self._transport.abort()
+
+    # The one place where requests are worked on ---------------------------------
+
+    def _pump(self) -> None:
+        out: list[Part] = []
+        try:
+            while self._open and self._waiting is None and self._writer.idle:
+                frame = self._reader.next_frame()
+                if frame is None:
+                    break
+                answer = self._handler.handle(self, frame)
+                if inspect.isawaitable(answer):
+                    self._wait_for(answer)
+                elif answer is not None:
+                    _collect(out, answer)
+        except (CloseConnectionError, ProtocolError) as error:
+            self._flush(out)
+            self.close(str(error))
+            return
+        except Exception as error:
+            log.exception("request failed", peer=self._peer())
+            self._flush(out)
+            self.close(f"internal error: {type(error).__name__}")
+            return
+        self._flush(out)
+        self._mute_or_listen()
+
+    def _flush(self, out: list[Part]) -> None:
+        if out and not self._writer.closed:
+            if len(out) == 1 and isinstance(out[0], bytes):
+                self._writer.write_bytes(out[0])
+            elif all(isinstance(part, bytes) for part in out):
+                self._writer.write_bytes(b"".join(cast("list[bytes]", out)))
+            else:
+                self._writer.write(out)
+
+    def _wait_for(self, answer: Awaitable[Response]) -> None:
+        self._waiting = asyncio.ensure_future(answer)
+        self._waiting.add_done_callback(self._answered)
+
+    def _answered(self, future: asyncio.Future[Response]) -> None:
+        self._waiting = None
+        self.last_active = self._loop.time()
+        if not self._open or future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            answer = future.result()
+            if answer is not None:
+                out: list[Part] = []
+                _collect(out, answer)
+                self._flush(out)
+            self._pump()
+        elif isinstance(error, CloseConnectionError | ProtocolError):
+            self.close(str(error))
+        else:
+            log.error("request failed", peer=self._peer(), exc_info=error)
+            self.close(f"internal error: {type(error).__name__}")
+
+    def _mute_or_listen(self) -> None:
+        if not self._open:
+            return
+        listen = self._waiting is None and self._writer.idle
+        if listen and not self._reading:
+            self._transport.resume_reading()
+        elif not listen and self._reading:
+            self._transport.pause_reading()
+        self._reading = listen
+
+    def _drained(self) -> None:
+        self._pump()
+
+    def _write_failed(self, error: OSError) -> None:
+        self.close(f"write failed: {error.strerror or error}")
+
+    def _peer(self) -> str:
+        return f"{self.peer_host}:{self.peer_port}"
+
+
+def _collect(out: list[Part], answer: Response) -> None:
+    if isinstance(answer, bytes):
+        out.append(answer)
+    elif answer is not None:
+        out.extend(answer)

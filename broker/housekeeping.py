@@ -1,0 +1,206 @@
+"""The LogManager's timers: retention, rolling, flushing, checkpoints, producer expiry, the clock.
+
+Rules. Every task is its own loop with its own period: a slow or failing one never stops another,
+and none waits for a clean. A partition that fails a task is reported and the rest go on. Wall
+time is only believed while it agrees with monotonic time (ClockWatch): after a jump, retention is
+suspended until the new time has held for a while.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+
+import structlog
+
+from broker.partition import Partition
+from storage.env import Env
+from storage.errors import LogDirectoryError, StorageError
+from storage.log_manager import LogManager
+
+log = structlog.get_logger("broker.housekeeping")
+
+ROLL_SECONDS = 1.0  # idle segments roll this much late at most
+FLUSH_SECONDS = 1.0  # flush.ms is kept to this much
+PURGE_SECONDS = 1.0  # file.delete.delay.ms is kept to this much
+EXPIRE_PRODUCERS_SECONDS = 600.0  # Kafka's producer.id.expiration.check.interval.ms
+LOOP_SHARE = 32  # partitions per turn of the event loop in a sweep over all of them
+JUMP_MS = 60_000  # wall time may leave monotonic time by this much between two looks
+CONFIRM_MS = 600_000  # a jumped clock is believed after it has been steady for this long
+
+
+@dataclass(slots=True)
+class ClockWatch:
+    """Whether wall time may be believed. Pure: both times are given to `look`."""
+
+    last_wall_ms: int
+    last_monotonic_ms: float
+    distrusted_until_ms: float = 0.0  # monotonic
+
+    def look(self, wall_ms: int, monotonic_ms: float) -> int:
+        """Compare the two clocks; returns the jump in ms (0 if there was none)."""
+        drift = (wall_ms - self.last_wall_ms) - (monotonic_ms - self.last_monotonic_ms)
+        self.last_wall_ms, self.last_monotonic_ms = wall_ms, monotonic_ms
+        if abs(drift) <= JUMP_MS:
+            return 0
+        self.distrusted_until_ms = monotonic_ms + CONFIRM_MS
+        return int(drift)
+
+    def trusted(self, monotonic_ms: float) -> bool:
+        """True while deleting by time is allowed."""
+        return monotonic_ms >= self.distrusted_until_ms
+
+
+@dataclass(slots=True)
+class HousekeepingStats:
+    """Counts since the start."""
+
+    segments_expired: int = 0
+    bytes_expired: int = 0
+    segments_rolled: int = 0
+    flushes: int = 0
+    clock_jumps: int = 0
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """Seconds between two runs."""
+
+    retention: float
+    checkpoint: float
+
+
+class Housekeeping:
+    """Starts and stops the timers; does the rounds."""
+
+    def __init__(
+        self,
+        env: Env,
+        manager: LogManager,
+        partitions: Callable[[], Iterable[Partition]],
+        fail_directory: Callable[[LogDirectoryError], None],
+        periods: Periods,
+        producer_expiration_ms: int,
+        clock: ClockWatch,
+    ) -> None:
+        self._env = env
+        self._manager = manager
+        self._partitions = partitions
+        self._fail_directory = fail_directory
+        self._periods = periods
+        self._producer_expiration_ms = producer_expiration_ms
+        self._tasks: list[asyncio.Task[None]] = []
+        self.clock = clock
+        self.stats = HousekeepingStats()
+
+    def start(self) -> None:
+        """Start every timer."""
+        for name, seconds, work in (
+            ("clock", ROLL_SECONDS, self.watch_clock),
+            ("retention", self._periods.retention, self.expire),
+            ("roll", ROLL_SECONDS, self.roll),
+            ("flush", FLUSH_SECONDS, self.flush),
+            ("purge", PURGE_SECONDS, self.purge),
+            ("checkpoint", self._periods.checkpoint, self.checkpoint),
+            ("expire producers", EXPIRE_PRODUCERS_SECONDS, self.expire_producers),
+        ):
+            self._tasks.append(asyncio.create_task(self._repeat(seconds, work), name=name))
+
+    async def stop(self) -> None:
+        """Stop the timers and wait until the rounds under way are over."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    def clock_trusted(self) -> bool:
+        """True while deleting by time is allowed."""
+        return self.clock.trusted(self._env.monotonic() * 1000)
+
+    async def watch_clock(self) -> None:
+        """Compare wall time with monotonic time."""
+        jump = self.clock.look(self._env.wall_ms(), self._env.monotonic() * 1000)
+        if jump:
+            self.stats.clock_jumps += 1
+            log.warning("wall clock jumped; retention suspended", jump_ms=jump, for_ms=CONFIRM_MS)
+
+    async def expire(self) -> None:
+        """Retention by time, size and log start offset."""
+        trusted = self.clock_trusted()
+
+        def work(partition: Partition) -> None:
+            removed = partition.log.expire(self._env.wall_ms(), clock_trusted=trusted)
+            if removed:
+                self.stats.segments_expired += len(removed)
+                freed = sum(segment.size_bytes for segment in removed)
+                self.stats.bytes_expired += freed
+                log.info(
+                    "segments expired",
+                    partition=str(partition.partition),
+                    segments=len(removed),
+                    bytes=freed,
+                    log_start_offset=partition.log.log_start_offset,
+                )
+
+        await self._for_each("retention", work)
+
+    async def roll(self) -> None:
+        """Roll active segments that are old enough, idle ones too."""
+
+        def work(partition: Partition) -> None:
+            if partition.log.roll_if_due(self._env.wall_ms()):
+                self.stats.segments_rolled += 1
+
+        await self._for_each("roll", work)
+
+    async def flush(self) -> None:
+        """fsync what flush.messages and flush.ms ask for; the fsync runs in a thread."""
+        for partition in tuple(self._partitions()):
+            if not partition.log.flush_due(self._env.wall_ms()):
+                continue
+            self.stats.flushes += 1
+            await partition.flush()
+
+    async def purge(self) -> None:
+        """Unlink `.deleted` files whose delay is over, and folders of deleted topics."""
+        await self._for_each("purge", lambda p: p.log.purge_deleted(self._env.wall_ms()))
+        await asyncio.to_thread(self._manager.purge_deleted, self._env.wall_ms())
+
+    async def checkpoint(self) -> None:
+        """Write recovery points, log start offsets and cleaner offsets in Kafka's files."""
+        captured = self._manager.checkpoint_begin()
+        await asyncio.to_thread(captured.run)
+        self._manager.checkpoint_done(captured)
+
+    async def expire_producers(self) -> None:
+        """Forget idempotent producers that have been silent for producer.id.expiration.ms."""
+        if self.clock_trusted():
+            now = self._env.wall_ms()
+            await self._for_each(
+                "expire producers",
+                lambda p: p.log.expire_producers(now, self._producer_expiration_ms),
+            )
+
+    async def _for_each(self, task: str, work: Callable[[Partition], object]) -> None:
+        for index, partition in enumerate(tuple(self._partitions())):
+            if index % LOOP_SHARE == LOOP_SHARE - 1:
+                await asyncio.sleep(0)
+            try:
+                work(partition)
+            except LogDirectoryError as error:
+                self._fail_directory(error)
+            except StorageError as error:
+                self.stats.errors += 1
+                log.error("task failed", task=task, partition=str(partition.partition),
+                          reason=str(error))
+
+    async def _repeat(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await work()
+            except LogDirectoryError as error:
+                self._fail_directory(error)
+            except StorageError as error:
+                self.stats.errors += 1
+                log.error("task failed", task=work.__name__, reason=str(error))

@@ -1,0 +1,148 @@
+"""The listening sockets, and the limits that hold for all connections together."""
+
+import asyncio
+import socket
+from dataclasses import dataclass, field
+
+import structlog
+
+from broker.connection import Connection, RequestHandler
+
+log = structlog.get_logger("broker.listener")
+
+BACKLOG = 1024  # a burst of reconnecting clients after a restart
+SWEEP_SECONDS = 5.0  # how often idle and stalled connections are looked for
+STALL_SECONDS = 60.0  # a client that takes no byte of its response for so long is closed
+
+
+@dataclass(slots=True)
+class ListenerStats:
+    """Counts since the start."""
+
+    accepted: int = 0
+    refused: int = 0
+    closed_idle: int = 0
+    closed_stalled: int = 0
+
+
+@dataclass(slots=True)
+class ConnectionLimits:
+    """Bounds on what strangers may hold."""
+
+    max_connections: int
+    max_request_bytes: int
+    max_idle_seconds: float
+
+
+@dataclass(slots=True)
+class _Progress:
+    sent: int = -1
+    since: float = 0.0
+
+
+@dataclass(slots=True)
+class Listener:
+    """Accepts connections on every configured address and closes those that misbehave."""
+
+    handler: RequestHandler
+    limits: ConnectionLimits
+    stats: ListenerStats = field(default_factory=ListenerStats)
+    connections: set[Connection] = field(default_factory=set)
+    _servers: list[asyncio.Server] = field(default_factory=list)
+    _progress: dict[Connection, _Progress] = field(default_factory=dict)
+    _sweeper: asyncio.Task[None] | None = None
+
+    @property
+    def max_request_bytes(self) -> int:
+        """socket.request.max.bytes."""
+        return self.limits.max_request_bytes
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the bound address (a port of 0 picks a free one). Raises OSError."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: Connection(self), host, port, backlog=BACKLOG, reuse_address=True
+        )
+        self._servers.append(server)
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep(), name="connection sweeper")
+        bound = server.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    def connected(self, connection: Connection) -> bool:
+        """Count a new connection; False when there are enough."""
+        if len(self.connections) >= self.limits.max_connections:
+            self.stats.refused += 1
+            return False
+        self.stats.accepted += 1
+        self.connections.add(connection)
+        return True
+
+    def disconnected(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self.connections.discard(connection)
+        self._progress.pop(connection, None)
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Stop accepting, let requests under way finish, then close what is left."""
+        for server in self._servers:
+            server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + drain_seconds
+        while loop.time() < deadline and any(c.busy for c in self.connections):
+            await asyncio.sleep(0.01)
+        for connection in tuple(self.connections):
+            connection.close("the broker is stopping")
+        self._servers.clear()
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep(loop.time())
+
+    def sweep(self, now: float) -> None:
+        """Close connections that are idle or stalled for too long at loop time `now`."""
+        for connection in tuple(self.connections):
+            if connection.stalled:
+                seen = self._progress.setdefault(connection, _Progress(since=now))
+                if seen.sent != connection.bytes_sent:
+                    seen.sent, seen.since = connection.bytes_sent, now
+                elif now - seen.since > STALL_SECONDS:
+                    self.stats.closed_stalled += 1
+                    connection.close("the client does not read its responses")
+                continue
+            self._progress.pop(connection, None)
+            if now - connection.idle_since > self.limits.max_idle_seconds:
+                self.stats.closed_idle += 1
+                connection.close("idle")
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as the system allows it; returns the new limit."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def is_wildcard(host: str) -> bool:
+    """True for the addresses that mean every interface."""
+    return host in ("", "0.0.0.0", "::")
+
+
+def is_loopback(host: str) -> bool:
+    """True if `host` can only be reached from this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return all(
+            info[4][0].startswith("127.") or info[4][0] == "::1"  # type: ignore[union-attr]
+            for info in socket.getaddrinfo(host, None)
+        )
+    except OSError:
+        return False

@@ -1,0 +1,176 @@
+"""Real Apache Kafka 4.3.0: the oracle for formats and behaviour, and the peer in benchmarks.
+
+The jars come from Maven into `.kafka/lib` once. `unavailable()` says why Kafka cannot be had, if
+it cannot; callers then say so instead of passing silently.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+POM = Path(__file__).with_name("kafka-pom.xml")
+LIB = ROOT / ".kafka" / "lib"
+START_SECONDS = 60
+STOP_SECONDS = 30
+
+
+@cache
+def unavailable() -> str | None:
+    """Why Kafka cannot be run here, or None after its jars are in place."""
+    if shutil.which("java") is None:
+        return "java is not installed"
+    if any(LIB.glob("kafka_2.13-*.jar")):
+        return None
+    if shutil.which("mvn") is None:
+        return "Maven is not installed"
+    staging = LIB.with_name(f"lib.{os.getpid()}")
+    command = ["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"]
+    command.append(f"-DoutputDirectory={staging}")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    except subprocess.TimeoutExpired:
+        return "Maven did not answer in 600 s"
+    if done.returncode != 0:
+        return f"Maven could not fetch Kafka: {done.stdout[-300:]}"
+    if LIB.exists():
+        shutil.rmtree(staging)
+    else:
+        staging.rename(LIB)
+    return None
+
+
+def run_tool(main_class: str, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run one of Kafka's command line tools; the caller looks at the exit code and the text."""
+    assert unavailable() is None
+    command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{LIB}/*", main_class]
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+def dump_log_segments(paths: list[Path]) -> str:
+    """What DumpLogSegments --deep-iteration says. Run it on copies: it creates missing indexes."""
+    files = ",".join(str(path) for path in paths)
+    done = run_tool("org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--files", files)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class KafkaBroker:
+    """A running Kafka in KRaft mode on loopback."""
+
+    directory: Path
+    port: int
+    process: subprocess.Popen[bytes]
+    settings: dict[str, str]
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(STOP_SECONDS)
+
+    def stop(self) -> None:
+        """A clean stop; killed if it takes too long."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+def start_kafka(
+    directory: Path, settings: dict[str, str] | None = None, *, heap: str = "1g"
+) -> KafkaBroker:
+    """Format `directory` if it is new, start Kafka on it and wait until it answers."""
+    assert unavailable() is None
+    directory.mkdir(parents=True, exist_ok=True)
+    port, controller = free_port(), free_port()
+    properties = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(directory / "data"),
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "group.initial.rebalance.delay.ms": "0",
+        **(settings or {}),
+    }
+    config = directory / "server.properties"
+    config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
+    if not (directory / "data" / "meta.properties").exists():
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "A")
+        done = run_tool("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config))
+        assert done.returncode == 0, done.stdout + done.stderr
+    command = ["java", f"-Xmx{heap}", f"-Xms{heap}", "-cp", f"{LIB}/*", "kafka.Kafka", str(config)]
+    with (directory / "kafka.log").open("ab") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, cwd=directory, start_new_session=True
+        )
+    broker = KafkaBroker(directory, port, process, properties)
+    _wait_until_ready(broker)
+    return broker
+
+
+def _wait_until_ready(broker: KafkaBroker) -> None:
+    """Ready means that it answers a Metadata request with itself in it."""
+    from confluent_kafka.admin import AdminClient
+
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if broker.process.poll() is not None:
+            text = (broker.directory / "kafka.log").read_text(errors="replace")
+            raise AssertionError(f"Kafka ended: {text[-2000:]}")
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", broker.port)) != 0:
+                time.sleep(0.1)
+                continue
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
+        if admin.list_topics(timeout=10).brokers:
+            return
+    broker.kill()
+    raise AssertionError(f"Kafka was not ready in {START_SECONDS} s")
+
+
+@contextmanager
+def running_kafka(directory: Path, settings: dict[str, str] | None = None) -> Iterator[KafkaBroker]:
+    """A Kafka for the length of a block."""
+    broker = start_kafka(directory, settings)
+    try:
+        yield broker
+    finally:
+        broker.stop()
