@@ -6,6 +6,7 @@ never renames or deletes a source; publishing is the broker's alone (storage/swa
 """
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from storage.model import TopicPartition
 from storage.swap import CleanedSegment
@@ -83,3 +84,31 @@ class CleanReport:
     map_seconds: float
     rewrite_seconds: float
     damaged: tuple[tuple[str, int, str], ...] = field(default=())  # (path, position, reason)
+
+
+class CleanAbortedError(Exception):
+    """The broker asked for the partition back. Not a failure; raised out of `run_clean`."""
+
+
+class JobControl(Protocol):
+    """How a running job talks to whoever ordered it: budget, abort, results.
+
+    `run_clean` removes nothing of what it handed over with `group_cleaned`; the pool removes the
+    `.cleaned` files that were never published.
+    """
+
+    def read_bytes(self, count: int) -> None:
+        """Charge bytes about to be read; waits for the budget. Raises CleanAbortedError."""
+
+    def write_bytes(self, count: int) -> None:
+        """Charge bytes about to be written; waits for the budget. Raises CleanAbortedError."""
+
+    def aborted(self) -> bool:
+        """Whether to stop: ask at every buffer, then raise CleanAbortedError."""
+        ...
+
+    def group_cleaned(self, group: CleanedGroup) -> None:
+        """Hand over one finished, synced group. Groups come in the job's order, oldest first."""
+
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        """Say how far the job is: stage is "map" or "rewrite". As often as it likes."""
