@@ -1,0 +1,180 @@
+"""Offset index and time index of one segment, in memory, to and from Kafka's files; pure.
+
+Rules: an offset index maps the largest offset of an appended batch to the position where that
+batch starts (8 bytes an entry); a time index maps the largest timestamp seen so far to the last
+offset of the batch that carries it (12 bytes an entry). Both are sparse and strictly increasing.
+Offsets in the files are relative to the segment's base. Whatever comes from a file is checked as
+a whole before it is used; what fails is rebuilt from the log, which alone is the truth.
+"""
+
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from operator import lt
+from struct import Struct
+from typing import Final
+
+from storage.errors import StorageError
+
+OFFSET_ENTRY_BYTES: Final = 8
+TIME_ENTRY_BYTES: Final = 12
+RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
+
+_OFFSET_ENTRY = Struct(">ii")
+_TIME_ENTRY = Struct(">qi")
+
+
+class CorruptIndexError(StorageError):
+    """An index file that cannot be what was written; always answered by a rebuild."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+def is_increasing(values: "array[int]") -> bool:
+    """Whether each value is larger than the one before it."""
+    return all(map(lt, values, values[1:]))
+
+
+class OffsetIndex:
+    """Relative offsets and file positions, both strictly increasing."""
+
+    __slots__ = ("offsets", "positions")
+
+    def __init__(self) -> None:
+        self.offsets: array[int] = array("i")
+        self.positions: array[int] = array("i")
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, path: str, log_bytes: int) -> "OffsetIndex":
+        """Read a whole `.index` file belonging to a log of `log_bytes`.
+
+        Raises CorruptIndexError: a torn entry, entries that do not increase (so also the zeros of
+        a preallocated file), a position outside the log.
+        """
+        if len(raw) % OFFSET_ENTRY_BYTES:
+            raise CorruptIndexError(path, f"{len(raw)} bytes are no whole entries")
+        words = array("i")
+        words.frombytes(raw)
+        if sys.byteorder == "little":
+            words.byteswap()
+        index = cls()
+        index.offsets = words[0::2]
+        index.positions = words[1::2]
+        if not words:
+            return index
+        if index.offsets[0] < 0 or index.positions[0] < 0:
+            raise CorruptIndexError(path, "negative entry")
+        if not is_increasing(index.offsets) or not is_increasing(index.positions):
+            raise CorruptIndexError(path, "entries do not increase")
+        if index.positions[-1] >= log_bytes:
+            raise CorruptIndexError(path, f"position {index.positions[-1]} of {log_bytes}")
+        return index
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file that holds these entries."""
+        return len(self.offsets) * OFFSET_ENTRY_BYTES
+
+    def append(self, relative_offset: int, position: int) -> bytes:
+        """Add an entry; returns its bytes for the end of the file."""
+        assert not self.offsets or relative_offset > self.offsets[-1]
+        assert not self.positions or position > self.positions[-1]
+        entry = _OFFSET_ENTRY.pack(relative_offset, position)
+        self.offsets.append(relative_offset)
+        self.positions.append(position)
+        return entry
+
+    def lookup(self, relative_offset: int) -> tuple[int, int]:
+        """(relative offset, position) of the last entry at or below the offset, else (-1, 0)."""
+        at = bisect_right(self.offsets, relative_offset) - 1
+        return (self.offsets[at], self.positions[at]) if at >= 0 else (-1, 0)
+
+    def last_position_within(self, position: int) -> int:
+        """The largest indexed position at or below `position`, else 0: a batch starts there."""
+        at = bisect_right(self.positions, position) - 1
+        return self.positions[at] if at >= 0 else 0
+
+    def truncate(self, position: int) -> None:
+        """Forget the entries of batches that start at `position` or behind it."""
+        keep = bisect_left(self.positions, position)
+        del self.offsets[keep:]
+        del self.positions[keep:]
+
+    def to_bytes(self) -> bytes:
+        """The whole file."""
+        words = array("i", bytes(self.size_bytes))
+        words[0::2] = self.offsets
+        words[1::2] = self.positions
+        if sys.byteorder == "little":
+            words.byteswap()
+        return words.tobytes()
+
+
+class TimeIndex:
+    """Timestamps (ms) and the relative offsets that carry them, both increasing."""
+
+    __slots__ = ("offsets", "timestamps")
+
+    def __init__(self) -> None:
+        self.timestamps: array[int] = array("q")
+        self.offsets: array[int] = array("i")
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, path: str) -> "TimeIndex":
+        """Read a whole `.timeindex` file; raises CorruptIndexError as OffsetIndex does."""
+        if len(raw) % TIME_ENTRY_BYTES:
+            raise CorruptIndexError(path, f"{len(raw)} bytes are no whole entries")
+        index = cls()
+        if not raw:
+            return index
+        timestamps, offsets = zip(*_TIME_ENTRY.iter_unpack(raw), strict=True)
+        index.timestamps = array("q", timestamps)
+        index.offsets = array("i", offsets)
+        if offsets[0] < 0 or timestamps[0] < 0:
+            raise CorruptIndexError(path, "negative entry")
+        if not is_increasing(index.timestamps) or not is_increasing(index.offsets):
+            raise CorruptIndexError(path, "entries do not increase")
+        return index
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file that holds these entries."""
+        return len(self.timestamps) * TIME_ENTRY_BYTES
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """(timestamp ms, relative offset) of the last entry, (-1, 0) if there is none."""
+        return (self.timestamps[-1], self.offsets[-1]) if self.timestamps else (-1, 0)
+
+    def maybe_append(self, timestamp_ms: int, relative_offset: int) -> bytes:
+        """Add an entry if its timestamp is a new maximum; returns its bytes, b"" if not added."""
+        if timestamp_ms <= self.last[0]:
+            return b""
+        assert not self.offsets or relative_offset > self.offsets[-1]
+        self.timestamps.append(timestamp_ms)
+        self.offsets.append(relative_offset)
+        return _TIME_ENTRY.pack(timestamp_ms, relative_offset)
+
+    def last_before(self, timestamp_ms: int) -> int:
+        """Relative offset up to which all timestamps are below `timestamp_ms`; -1 if unknown."""
+        at = bisect_left(self.timestamps, timestamp_ms) - 1
+        return self.offsets[at] if at >= 0 else -1
+
+    def truncate(self, relative_offset: int) -> None:
+        """Forget the entries at `relative_offset` and above it."""
+        keep = bisect_left(self.offsets, relative_offset)
+        del self.timestamps[keep:]
+        del self.offsets[keep:]
+
+    def to_bytes(self) -> bytes:
+        """The whole file."""
+        return b"".join(map(_TIME_ENTRY.pack, self.timestamps, self.offsets))

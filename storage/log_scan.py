@@ -1,0 +1,123 @@
+"""Walking the batches of a log file, block by block.
+
+Rules: headers are checked before they are believed, positions never leave `[position, end)`, and
+every error says where in the file it was. A partial batch at the end is an error like any other:
+who can tell that it is only a torn tail is the caller.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from storage.batch import (
+    HEADER_BYTES,
+    LENGTH_END,
+    MAGIC,
+    MAGIC_POSITION,
+    BatchHeader,
+    read_header,
+    verify_crc,
+)
+from storage.env import File
+from storage.errors import CorruptBatchError, UnsupportedMagicError
+
+# Looking for an offset reads about one index interval (4 KiB by default) of headers.
+HEADER_BLOCK_BYTES: Final = 16 << 10
+# Verifying reads everything; larger blocks were not faster from the page cache.
+WHOLE_BLOCK_BYTES: Final = 1 << 20
+
+OLD_MESSAGE_BYTES_MIN: Final = 14  # of a v0 message behind its length field
+
+_OLD_ENTRY = Struct(">qi")  # offset, size: so begin entries of formats 0 and 1
+
+
+class ScannedBatch(NamedTuple):
+    """A batch and where it is: at `position` of the file, at `at` of `buffer`."""
+
+    position: int
+    header: BatchHeader
+    buffer: bytes
+    at: int
+
+    @property
+    def end_position(self) -> int:
+        """Where the next batch begins."""
+        return self.position + self.header.batch_length + LENGTH_END
+
+
+def scan(file: File, position: int, end: int, *, whole: bool) -> Iterator[ScannedBatch]:
+    """Yield the batches of `[position, end)`; with `whole` each buffer holds all of its batch.
+
+    Raises CorruptBatchError or UnsupportedMagicError with path and position at the first thing
+    that is no batch, a batch that `end` cuts short included.
+    """
+    block_bytes = WHOLE_BLOCK_BYTES if whole else HEADER_BLOCK_BYTES
+    block = b""
+    block_position = position
+    while position < end:
+        at = position - block_position
+        if at + HEADER_BYTES > len(block):
+            block = file.pread(min(block_bytes, end - position), position)
+            block_position = position
+            at = 0
+        header = _header_at(block, at, position, file.path)
+        size_bytes = header.batch_length + LENGTH_END
+        if position + size_bytes > end:
+            raise CorruptBatchError(f"{size_bytes} bytes, cut short", position, file.path)
+        if whole and at + size_bytes > len(block):
+            block = file.pread(min(max(block_bytes, size_bytes), end - position), position)
+            block_position = position
+            at = 0
+            if len(block) < size_bytes:
+                raise CorruptBatchError(f"{size_bytes} bytes, cut short", position, file.path)
+        yield ScannedBatch(position, header, block, at)
+        position += size_bytes
+
+
+def verify(batch: ScannedBatch, path: str) -> None:
+    """Raise CorruptBatchError unless the CRC of a wholly read batch is right."""
+    if not verify_crc(batch.buffer, batch.at, batch.header):
+        raise CorruptBatchError("CRC does not match", batch.position, path)
+
+
+def skip_old_messages(file: File, position: int, end: int) -> tuple[int, int]:
+    """Walk over messages of formats 0 and 1: (position behind them, offset behind them)."""
+    next_offset = -1
+    while position + LENGTH_END + OLD_MESSAGE_BYTES_MIN <= end:
+        head = file.pread(MAGIC_POSITION + 1, position)
+        if not _is_old(head, 0):
+            break
+        offset, size_bytes = _OLD_ENTRY.unpack_from(head)
+        if position + LENGTH_END + size_bytes > end:
+            break
+        position += LENGTH_END + size_bytes
+        next_offset = offset + 1
+    return position, next_offset
+
+
+def read_batch(file: File, position: int) -> ScannedBatch:
+    """The one whole batch at `position`. Raises CorruptBatchError as `scan` does."""
+    head = file.pread(HEADER_BYTES, position)
+    header = _header_at(head, 0, position, file.path)
+    buffer = file.pread(header.size_bytes, position)
+    if len(buffer) < header.size_bytes:
+        raise CorruptBatchError(f"{header.size_bytes} bytes, cut short", position, file.path)
+    return ScannedBatch(position, header, buffer, 0)
+
+
+def _header_at(block: bytes, at: int, position: int, path: str) -> BatchHeader:
+    if len(block) - at > MAGIC_POSITION and block[at + MAGIC_POSITION] != MAGIC and _is_old(
+        block, at
+    ):
+        raise UnsupportedMagicError(block[at + MAGIC_POSITION], position, path)
+    try:
+        return read_header(block, at)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(error.reason, position, path) from error
+
+
+def _is_old(block: bytes, at: int) -> bool:
+    if len(block) - at <= MAGIC_POSITION or block[at + MAGIC_POSITION] not in (0, 1):
+        return False
+    _, size_bytes = _OLD_ENTRY.unpack_from(block, at)
+    return bool(size_bytes >= OLD_MESSAGE_BYTES_MIN)
