@@ -1,0 +1,402 @@
+"""The four codecs of a record batch, in Kafka's framings, bounded in memory.
+
+Rules: a length found in compressed data is a claim, and memory is only ever allocated for what
+the claim and the size of the input together allow and the caller's limit covers. Input that is
+cut short, or followed by anything that is not another frame, is corrupt. Several frames (members)
+behind each other are one stream, as the format of gzip, lz4 and zstd says. No state is shared
+between threads.
+
+Sources: RFC 1952 (gzip), RFC 8878 (zstd), the LZ4 frame format 1.6, the snappy format description
+and the xerial framing that Kafka's snappy streams carry.
+"""
+
+import threading
+import zlib
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import cramjam
+import lz4.frame
+import zstandard
+
+from storage.errors import (
+    CorruptBatchError,
+    DecompressionLimitError,
+    UnsupportedCompressionError,
+)
+
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+CODEC_NAMES: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+# Producers write one frame per batch. Each further one costs a copy of the rest of the input or a
+# call, so a stream of empty frames could keep a thread busy for minutes without this bound.
+FRAMES_MAX: Final = 1024
+
+GZIP_LEVEL_DEFAULT: Final = -1  # zlib's own default, 6
+LZ4_LEVEL_DEFAULT: Final = 9  # Kafka takes the fast compressor at exactly this level
+ZSTD_LEVEL_DEFAULT: Final = 3
+
+_GZIP_WINDOW_BITS: Final = 31  # 15 bits of window, and a gzip header and trailer
+_CHUNK_BYTES: Final = 64 * 1024
+
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"  # version, compatible
+_XERIAL_BLOCK_BYTES: Final = 32 * 1024
+# The densest element of the format is a copy of 64 bytes named by 3 bytes.
+_SNAPPY_EXPANSION_MAX: Final = 22
+
+_LZ4_MAGIC: Final = 0x184D2204
+_LZ4_BLOCK_BYTES: Final = {4: 1 << 16, 5: 1 << 18, 6: 1 << 20, 7: 1 << 22}
+_LZ4_EXPANSION_MAX: Final = 255  # one length byte of a match adds at most 255 bytes
+_LZ4_HC_LEVEL_MIN: Final = 3
+_LZ4_HC_LEVEL_MAX: Final = 12
+
+_ZSTD_MAGIC: Final = 0xFD2FB528
+_ZSTD_BLOCK_BYTES_MAX: Final = 128 * 1024
+_ZSTD_WINDOW_BYTES_MAX: Final = 1 << 27  # what level 22 uses; libzstd's own default limit
+# Both formats: magic 0x184D2A50 to 0x184D2A5F, a length, and bytes for somebody else.
+_SKIPPABLE_MAGIC: Final = 0x184D2A50
+
+
+def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
+    """Compress the records of a batch as Kafka's producer does; `level` as in the topic's keys.
+
+    Raises UnsupportedCompressionError for an id that is none of the codecs.
+    """
+    if codec == NONE:
+        return bytes(data)
+    if codec not in _COMPRESSORS:
+        raise UnsupportedCompressionError(codec)
+    return _COMPRESSORS[codec](data, level)
+
+
+def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
+    """Unpack the records of a batch into at most `limit_bytes`.
+
+    Raises DecompressionLimitError above the limit, CorruptBatchError when the data is not what
+    the codec says, UnsupportedCompressionError for an unknown codec.
+    """
+    assert limit_bytes >= 0
+    if codec == NONE:
+        if len(data) > limit_bytes:
+            raise DecompressionLimitError(limit_bytes)
+        return bytes(data)
+    if codec not in _DECOMPRESSORS:
+        raise UnsupportedCompressionError(codec)
+    unpacked = _DECOMPRESSORS[codec](memoryview(data), limit_bytes)
+    assert len(unpacked) <= limit_bytes
+    return unpacked
+
+
+class _Frames:
+    """The unpacked frames of one stream, counted against the limits."""
+
+    __slots__ = ("_frames", "_parts", "codec", "limit_bytes", "size_bytes")
+
+    def __init__(self, codec: int, limit_bytes: int) -> None:
+        self.codec = codec
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._frames = 0
+        self._parts: list[bytes] = []
+
+    @property
+    def room_bytes(self) -> int:
+        return self.limit_bytes - self.size_bytes
+
+    def begin_frame(self) -> None:
+        self._frames += 1
+        if self._frames > FRAMES_MAX:
+            raise CorruptBatchError(f"{CODEC_NAMES[self.codec]}: more than {FRAMES_MAX} frames")
+
+    def add(self, part: bytes) -> None:
+        if len(part) > self.room_bytes:
+            raise DecompressionLimitError(self.limit_bytes)
+        self.size_bytes += len(part)
+        self._parts.append(part)
+
+    def joined(self) -> bytes:
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
+
+# gzip
+
+
+def _compress_gzip(data: Buffer, level: int | None) -> bytes:
+    packer = zlib.compressobj(
+        GZIP_LEVEL_DEFAULT if level is None else level, zlib.DEFLATED, _GZIP_WINDOW_BITS
+    )
+    return packer.compress(data) + packer.flush()
+
+
+def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes:
+    frames = _Frames(GZIP, limit_bytes)
+    rest: Buffer = data
+    while True:
+        frames.begin_frame()
+        member = zlib.decompressobj(_GZIP_WINDOW_BITS)
+        try:
+            # One byte above the limit tells "exactly full" from "more to come".
+            frames.add(member.decompress(rest, frames.room_bytes + 1))
+            if not member.eof and not member.unconsumed_tail:
+                frames.add(member.flush(1))
+        except zlib.error as error:
+            raise CorruptBatchError(f"gzip: {error}") from error
+        if not member.eof:
+            raise CorruptBatchError("gzip: the stream is cut short")
+        rest = member.unused_data
+        if not rest:
+            return frames.joined()
+
+
+# snappy
+
+
+def _compress_snappy(data: Buffer, level: int | None) -> bytes:
+    del level  # the format has none
+    view = memoryview(data)
+    parts = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        parts.append(len(block).to_bytes(4, "big"))
+        parts.append(block)
+    return b"".join(parts)
+
+
+def _decompress_snappy(data: memoryview, limit_bytes: int) -> bytes:
+    if bytes(data[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _snappy_block(data, limit_bytes, limit_bytes)
+    blocks = bytearray()
+    # Version and compatible version are not looked at: some clients write them little-endian.
+    position = len(_XERIAL_HEADER)
+    if len(data) < position:
+        raise CorruptBatchError("snappy: the xerial header is cut short")
+    while position < len(data):
+        if bytes(data[position : position + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
+            position += len(_XERIAL_HEADER)  # xerial streams may be concatenated
+            if position > len(data):
+                raise CorruptBatchError("snappy: the xerial header is cut short")
+            continue
+        length = int.from_bytes(data[position : position + 4], "big")
+        start = position + 4
+        position = start + length
+        if start > len(data) or length == 0 or position > len(data):
+            raise CorruptBatchError("snappy: a block length runs past the end")
+        blocks += _snappy_block(data[start:position], limit_bytes - len(blocks), limit_bytes)
+    return bytes(blocks)
+
+
+def _snappy_block(block: memoryview, room_bytes: int, limit_bytes: int) -> bytes:
+    promised = _snappy_length(block)
+    if promised > len(block) * _SNAPPY_EXPANSION_MAX:
+        raise CorruptBatchError("snappy: the length in front is more than the data can unpack to")
+    if promised > room_bytes:
+        raise DecompressionLimitError(limit_bytes)
+    try:
+        return bytes(cramjam.snappy.decompress_raw(block))
+    except cramjam.DecompressionError as error:
+        raise CorruptBatchError(str(error)) from error
+
+
+def _snappy_length(block: memoryview) -> int:
+    """The unpacked length in front of a snappy block: an unsigned varint of 32 bits."""
+    length = 0
+    for index, byte in enumerate(block[:5]):
+        length |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            if length >> 32:
+                break
+            return length
+    raise CorruptBatchError("snappy: no valid length in front")
+
+
+# lz4
+
+
+def _compress_lz4(data: Buffer, level: int | None) -> bytes:
+    if level is None or level == LZ4_LEVEL_DEFAULT:
+        frame_level = 0
+    else:
+        frame_level = min(max(level, _LZ4_HC_LEVEL_MIN), _LZ4_HC_LEVEL_MAX)
+    frame: bytes = lz4.frame.compress(
+        data,
+        compression_level=frame_level,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=False,
+        store_size=False,
+    )
+    return frame
+
+
+def _decompress_lz4(data: memoryview, limit_bytes: int) -> bytes:
+    frames = _Frames(LZ4, limit_bytes)
+    position = 0
+    while position < len(data) or position == 0:
+        frames.begin_frame()
+        end = _skippable_end(data, position)
+        if end < 0:
+            end, bound = _lz4_frame_end(data, position)
+            # One byte above the limit tells "exactly full" from "more to come".
+            capacity = min(bound, frames.room_bytes) + 1
+            frames.add(_lz4_frame(data[position:end], capacity, frames))
+        position = end
+    return frames.joined()
+
+
+def _lz4_frame(frame: memoryview, capacity: int, frames: _Frames) -> bytes:
+    context = lz4.frame.create_decompression_context()
+    try:
+        part: bytes
+        part, _, complete = lz4.frame.decompress_chunk(context, frame, max_length=capacity)
+    except (RuntimeError, ValueError) as error:
+        raise CorruptBatchError(f"lz4: {error}") from error
+    if not complete:
+        if len(part) > frames.room_bytes:
+            raise DecompressionLimitError(frames.limit_bytes)
+        raise CorruptBatchError("lz4: the frame is cut short")
+    return part
+
+
+def _lz4_frame_end(data: memoryview, position: int) -> tuple[int, int]:
+    """Walk the block sizes of one frame: (end position, upper bound of the unpacked bytes)."""
+    if int.from_bytes(data[position : position + 4], "little") != _LZ4_MAGIC:
+        raise CorruptBatchError("lz4: no frame where one has to begin")
+    if len(data) < position + 7:
+        raise CorruptBatchError("lz4: the frame header is cut short")
+    flags = data[position + 4]
+    block_bytes = _LZ4_BLOCK_BYTES.get(data[position + 5] >> 4 & 7)
+    if block_bytes is None or flags & 0x01:
+        raise CorruptBatchError("lz4: unknown block size or a dictionary in the frame header")
+    checksum_bytes = 4 if flags & 0x10 else 0
+    at = position + 7 + (8 if flags & 0x08 else 0)
+    bound = 0
+    while True:
+        word = int.from_bytes(data[at : at + 4], "little")
+        at += 4
+        size = word & 0x7FFFFFFF
+        if at > len(data) or size > len(data) - at:
+            raise CorruptBatchError("lz4: a block runs past the end")
+        if word == 0:
+            break
+        stored = word >> 31
+        bound += min(block_bytes, size if stored else size * _LZ4_EXPANSION_MAX)
+        at += size + checksum_bytes
+    at += 4 if flags & 0x04 else 0
+    if at > len(data):
+        raise CorruptBatchError("lz4: the content checksum is cut short")
+    return at, bound
+
+
+def _skippable_end(data: memoryview, position: int) -> int:
+    """The end of a skippable frame of lz4 or zstd at `position`; -1 where there is none."""
+    if int.from_bytes(data[position : position + 4], "little") & ~0xF != _SKIPPABLE_MAGIC:
+        return -1
+    end = position + 8 + int.from_bytes(data[position + 4 : position + 8], "little")
+    if len(data) < position + 8 or end > len(data):
+        raise CorruptBatchError("a skippable frame is cut short")
+    return end
+
+
+# zstd
+
+
+class _ZstdOfThread(threading.local):
+    """A decompressor per thread: making one costs more than a small batch, sharing is illegal."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+
+
+_zstd_of_thread = _ZstdOfThread()
+
+
+def _compress_zstd(data: Buffer, level: int | None) -> bytes:
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL_DEFAULT if level is None else level).compress(
+        data
+    )
+
+
+def _decompress_zstd(data: memoryview, limit_bytes: int) -> bytes:
+    frames = _Frames(ZSTD, limit_bytes)
+    position = 0
+    while position < len(data) or position == 0:
+        frames.begin_frame()
+        end = _skippable_end(data, position)
+        if end < 0:
+            end, bound, promised = _zstd_frame_end(data, position)
+            if promised > frames.room_bytes:
+                raise DecompressionLimitError(limit_bytes)
+            frames.add(_zstd_frame(data[position:end], bound, promised, frames))
+        position = end
+    return frames.joined()
+
+
+def _zstd_frame(frame: memoryview, bound: int, promised: int, frames: _Frames) -> bytes:
+    decompressor = _zstd_of_thread.decompressor
+    try:
+        if promised >= 0:
+            return decompressor.decompress(frame)
+        if bound <= frames.room_bytes:
+            return decompressor.decompress(frame, max_output_size=bound)
+        with decompressor.stream_reader(frame) as reader:
+            while part := reader.read(min(_CHUNK_BYTES, frames.room_bytes + 1)):
+                frames.add(part)
+    except zstandard.ZstdError as error:
+        raise CorruptBatchError(f"zstd: {error}") from error
+    return b""
+
+
+def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
+    """Walk the block headers of one frame: (end position, bound, promised content size or -1).
+
+    `bound` is what the blocks can unpack to at most: the zstd window never lets a block be
+    larger than 128 KiB.
+    """
+    if int.from_bytes(data[position : position + 4], "little") != _ZSTD_MAGIC:
+        raise CorruptBatchError("zstd: no frame where one has to begin")
+    head = data[position : position + 18]  # the longest frame header
+    try:
+        parameters = zstandard.get_frame_parameters(head)
+        at = position + zstandard.frame_header_size(head)
+    except zstandard.ZstdError as error:
+        raise CorruptBatchError(f"zstd: {error}") from error
+    if parameters.dict_id or parameters.window_size > _ZSTD_WINDOW_BYTES_MAX:
+        raise CorruptBatchError("zstd: a dictionary or an over-long window in the frame header")
+    bound = 0
+    last = 0
+    while not last:
+        word = int.from_bytes(data[at : at + 3], "little")
+        last, kind, size = word & 1, word >> 1 & 3, word >> 3
+        at += 3 + (1 if kind == 1 else size)  # an RLE block is one byte, whatever it unpacks to
+        if kind == 3 or size > _ZSTD_BLOCK_BYTES_MAX or at > len(data):
+            raise CorruptBatchError("zstd: a block header is impossible or cut short")
+        bound += _ZSTD_BLOCK_BYTES_MAX if kind == 2 else size
+    at += 4 if parameters.has_checksum else 0
+    if at > len(data):
+        raise CorruptBatchError("zstd: the content checksum is cut short")
+    promised = -1
+    if parameters.content_size != zstandard.CONTENTSIZE_UNKNOWN:
+        promised = parameters.content_size
+        if promised > bound:
+            raise CorruptBatchError("zstd: the content size is more than the blocks can unpack to")
+    return at, bound, promised
+
+
+_COMPRESSORS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
+    GZIP: _compress_gzip,
+    SNAPPY: _compress_snappy,
+    LZ4: _compress_lz4,
+    ZSTD: _compress_zstd,
+}
+_DECOMPRESSORS: Final[dict[int, Callable[[memoryview, int], bytes]]] = {
+    GZIP: _decompress_gzip,
+    SNAPPY: _decompress_snappy,
+    LZ4: _decompress_lz4,
+    ZSTD: _decompress_zstd,
+}

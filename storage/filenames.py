@@ -1,0 +1,192 @@
+"""Names of files and folders in a data directory, both ways; pure.
+
+Rules: the layout is Kafka's. A segment file is its base offset in 20 digits and a suffix; a
+suffix behind that (`.cleaned`, `.swap`, `.deleted`) marks a file that is on its way in or out.
+Ours alone is the run id in `<offset>.<kind>.<run id>.cleaned`, which keeps the leftovers of two
+runs apart. Names that do not print back to themselves are not ours and are left alone.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple
+
+from storage.model import TopicPartition
+
+LOG: Final = ".log"
+INDEX: Final = ".index"
+TIME_INDEX: Final = ".timeindex"
+TXN_INDEX: Final = ".txnindex"
+SNAPSHOT: Final = ".snapshot"
+SEGMENT_KINDS: Final = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
+FILE_KINDS: Final = (*SEGMENT_KINDS, SNAPSHOT)
+
+CLEANED: Final = ".cleaned"
+SWAP: Final = ".swap"
+DELETED: Final = ".deleted"
+TEMPORARY_SUFFIXES: Final = (CLEANED, SWAP, DELETED)
+
+LEADER_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
+
+CLEANER_CHECKPOINT: Final = "cleaner-offset-checkpoint"
+RECOVERY_POINT_CHECKPOINT: Final = "recovery-point-offset-checkpoint"
+LOG_START_CHECKPOINT: Final = "log-start-offset-checkpoint"
+REPLICATION_CHECKPOINT: Final = "replication-offset-checkpoint"
+META_PROPERTIES: Final = "meta.properties"
+CLEAN_SHUTDOWN: Final = ".kafka_cleanshutdown"
+LOCK: Final = ".lock"
+
+CLUSTER_METADATA_TOPIC: Final = "__cluster_metadata"
+
+OFFSET_DIGITS: Final = 20
+LARGEST_OFFSET: Final = (1 << 63) - 1
+LARGEST_PARTITION: Final = (1 << 31) - 1
+TOPIC_CHARS_MAX: Final = 249
+NAME_CHARS_MAX: Final = 255  # of one file name, on the file systems in use
+
+_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}", re.ASCII)
+_PARTITION_DIR = re.compile(r"([a-zA-Z0-9._-]{1,249})-(0|[1-9][0-9]{0,9})", re.ASCII)
+_MARKED_DIR = re.compile(
+    r"[a-zA-Z0-9._-]{0,249}-[0-9]{1,10}\.[0-9a-f]{32}-(delete|future|stray)", re.ASCII
+)
+_SEGMENT_FILE = re.compile(
+    r"([0-9]{20})(\.(?:log|index|timeindex|txnindex|snapshot))"
+    r"(?:(?:\.([0-9A-Za-z_-]{1,64}))?(\.cleaned)|(\.swap|\.deleted))?",
+    re.ASCII,
+)
+_RUN_ID = re.compile(r"[0-9A-Za-z_-]{1,64}", re.ASCII)
+
+
+class DirectoryKind(Enum):
+    """What a folder inside a data directory is."""
+
+    PARTITION = "partition"
+    DELETED = "delete"
+    FUTURE = "future"
+    STRAY = "stray"
+    CLUSTER_METADATA = "cluster metadata"
+    UNKNOWN = "unknown"
+
+
+class SegmentFile(NamedTuple):
+    """A parsed file name: `kind` of FILE_KINDS, `temporary` "" or of TEMPORARY_SUFFIXES."""
+
+    base_offset: int
+    kind: str
+    temporary: str = ""
+    run_id: str = ""
+
+    @property
+    def name(self) -> str:
+        """The file name this was parsed from."""
+        run = f".{self.run_id}" if self.run_id else ""
+        return f"{self.base_offset:020d}{self.kind}{run}{self.temporary}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFiles:
+    """The content of a partition folder by kind; offsets are base offsets, ascending."""
+
+    logs: tuple[int, ...]
+    indexes: tuple[int, ...]
+    time_indexes: tuple[int, ...]
+    txn_indexes: tuple[int, ...]
+    snapshots: tuple[int, ...]
+    cleaned: tuple[SegmentFile, ...]
+    swaps: tuple[SegmentFile, ...]
+    deleted: tuple[SegmentFile, ...]
+    others: tuple[str, ...]
+
+
+def is_legal_topic(name: str) -> bool:
+    """Whether Kafka allows this topic name."""
+    return _TOPIC.fullmatch(name) is not None and name not in (".", "..")
+
+
+def file_name(base_offset: int, kind: str) -> str:
+    """The name of a segment's file in place, for example `00000000000000000042.log`."""
+    assert 0 <= base_offset <= LARGEST_OFFSET
+    assert kind in FILE_KINDS
+    return f"{base_offset:020d}{kind}"
+
+
+def cleaned_name(base_offset: int, kind: str, run_id: str) -> str:
+    """The name of a cleaned file before its publication."""
+    assert _RUN_ID.fullmatch(run_id)
+    return f"{file_name(base_offset, kind)}.{run_id}{CLEANED}"
+
+
+def parse_file_name(name: str) -> SegmentFile | None:
+    """Take a file name of a partition folder apart; None for anything that is no segment file."""
+    match = _SEGMENT_FILE.fullmatch(name)
+    if match is None:
+        return None
+    base_offset = int(match[1])
+    if base_offset > LARGEST_OFFSET:
+        return None
+    return SegmentFile(base_offset, match[2], match[4] or match[5] or "", match[3] or "")
+
+
+def classify(names: Iterable[str]) -> PartitionFiles:
+    """Sort the names found in a partition folder by what they are."""
+    in_place: dict[str, list[int]] = {kind: [] for kind in FILE_KINDS}
+    moving: dict[str, list[SegmentFile]] = {suffix: [] for suffix in TEMPORARY_SUFFIXES}
+    others: list[str] = []
+    for name in names:
+        parsed = parse_file_name(name)
+        if parsed is None:
+            others.append(name)
+        elif parsed.temporary:
+            moving[parsed.temporary].append(parsed)
+        else:
+            in_place[parsed.kind].append(parsed.base_offset)
+    return PartitionFiles(
+        logs=tuple(sorted(in_place[LOG])),
+        indexes=tuple(sorted(in_place[INDEX])),
+        time_indexes=tuple(sorted(in_place[TIME_INDEX])),
+        txn_indexes=tuple(sorted(in_place[TXN_INDEX])),
+        snapshots=tuple(sorted(in_place[SNAPSHOT])),
+        cleaned=tuple(sorted(moving[CLEANED])),
+        swaps=tuple(sorted(moving[SWAP])),
+        deleted=tuple(sorted(moving[DELETED])),
+        others=tuple(sorted(others)),
+    )
+
+
+def partition_dir_name(partition: TopicPartition) -> str:
+    """The folder of a partition, `<topic>-<partition>`."""
+    assert is_legal_topic(partition.topic)
+    assert 0 <= partition.partition <= LARGEST_PARTITION
+    return str(partition)
+
+
+def deleted_dir_name(partition: TopicPartition, unique_hex: str) -> str:
+    """The folder of a partition that is being deleted; the topic is cut to fit 255 characters."""
+    assert re.fullmatch(r"[0-9a-f]{32}", unique_hex)
+    tail = f"-{partition.partition}.{unique_hex}-{DirectoryKind.DELETED.value}"
+    return partition.topic[: NAME_CHARS_MAX - len(tail)] + tail
+
+
+def parse_partition_dir(name: str) -> TopicPartition | None:
+    """The partition whose log a folder holds; None for all other folders.
+
+    Folders that are being deleted or moved (`-delete`, `-future`, `-stray`) and Kafka's own
+    metadata log are not served, so they give None as well.
+    """
+    match = _PARTITION_DIR.fullmatch(name)
+    if match is None or not is_legal_topic(match[1]) or match[1] == CLUSTER_METADATA_TOPIC:
+        return None
+    partition = int(match[2])
+    return TopicPartition(match[1], partition) if partition <= LARGEST_PARTITION else None
+
+
+def kind_of_dir(name: str) -> DirectoryKind:
+    """What a folder inside a data directory is, by its name."""
+    if parse_partition_dir(name) is not None:
+        return DirectoryKind.PARTITION
+    if name.startswith(f"{CLUSTER_METADATA_TOPIC}-"):
+        return DirectoryKind.CLUSTER_METADATA
+    match = _MARKED_DIR.fullmatch(name)
+    return DirectoryKind.UNKNOWN if match is None else DirectoryKind(match[1])
