@@ -1,0 +1,381 @@
+"""The one door to log files and clocks.
+
+Rules
+- Nothing else in storage/, cleaner/ or broker/ opens, syncs, renames or deletes a log file, or asks
+  for the time. Whoever needs to gets an `Env`; the tests give them one that crashes.
+- Errors are OSError as the system raised them. What they mean for a directory is decided above.
+- A sync that failed is never tried again: after a failed fsync Linux marks the pages clean, so that
+  a second one succeeds without having written anything. The caller takes the directory offline.
+- What makes data durable is `File.sync`; what makes names durable (creations, renames, deletions)
+  is `sync_dir` of the folder that holds them. Neither implies the other.
+- An `Env` holds no state that another process would need: workers make their own.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+import time
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from storage.errors import DirectoryLockedError
+
+ReadBuffer: TypeAlias = bytes | bytearray | memoryview
+WriteBuffer: TypeAlias = bytearray | memoryview
+
+
+@runtime_checkable
+class File(Protocol):
+    """An open file, addressed by position (bytes); it has no cursor, so threads can share it.
+
+    It stays readable after its name was deleted or given to another file, until it is closed or
+    nobody refers to it any more.
+    """
+
+    @property
+    def path(self) -> str:
+        """The path it was opened by; the file may have been renamed since."""
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Up to `length` bytes at `position`; fewer only where the file ends."""
+
+    def pread_into(self, buffer: WriteBuffer, position: int) -> int:
+        """Fill `buffer`; the number of bytes read is below its size only where the file ends."""
+
+    def pwrite(self, data: ReadBuffer, position: int) -> None:
+        """Write all of `data`. After an error any part of it may stand in the file."""
+
+    def truncate(self, length: int) -> None:
+        """Cut the file to `length` bytes, or grow it with zeros."""
+
+    def sync(self) -> None:
+        """Return once content and length are on the device. Never call it again after an error."""
+
+    def size(self) -> int:
+        """Length in bytes."""
+
+    def fileno(self) -> int:
+        """Descriptor for sendfile; -1 where there is none (in memory)."""
+
+    def close(self) -> None:
+        """Give the descriptor back; closing twice is allowed."""
+
+
+class Lock(Protocol):
+    """A held lock; lost when the process ends."""
+
+    def release(self) -> None:
+        """Let others have it; releasing twice is allowed."""
+
+
+class Env(Protocol):
+    """Files, folders, clocks and randomness. Paths are strings; times in ms are wall time."""
+
+    def open(
+        self, path: str, *, create: bool = False, write: bool = False, truncate: bool = False
+    ) -> File:
+        """Open a file; `create` and `truncate` imply `write`. FileNotFoundError if it is absent."""
+
+    def exists(self, path: str) -> bool:
+        """True for files and folders."""
+
+    def is_dir(self, path: str) -> bool:
+        """True for folders."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a folder, sorted."""
+
+    def size(self, path: str) -> int:
+        """Length of a file in bytes."""
+
+    def mtime_ms(self, path: str) -> int:
+        """Last modification, wall time."""
+
+    def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
+        """Set the last modification. Not made durable by `File.sync`."""
+
+    def mkdir(self, path: str) -> None:
+        """Make a folder and those above it; no error if it is there."""
+
+    def rename(self, src: str, dst: str) -> None:
+        """Atomically give `src` the name `dst`, replacing a file of that name."""
+
+    def unlink(self, path: str) -> None:
+        """Delete a file's name; open files stay readable."""
+
+    def rmdir(self, path: str) -> None:
+        """Delete an empty folder."""
+
+    def remove_tree(self, path: str) -> None:
+        """Delete a folder and all in it."""
+
+    def sync_dir(self, path: str) -> None:
+        """Return once the names in this folder are on the device."""
+
+    def free_bytes(self, path: str) -> int:
+        """Bytes an unprivileged process can still write on the file system of `path`."""
+
+    def lock(self, path: str) -> Lock:
+        """Lock the file `path`, made if absent, or raise DirectoryLockedError at once."""
+
+    def read_file(self, path: str) -> bytes:
+        """The whole content of a small file."""
+
+    def wall_ms(self) -> int:
+        """Wall time in ms since 1970; may jump."""
+
+    def monotonic(self) -> float:
+        """Seconds that only go forward; meaningless outside this process."""
+
+    def random_bytes(self, count: int) -> bytes:
+        """Unpredictable bytes."""
+
+
+def write_file_atomically(env: Env, path: str, data: bytes) -> None:
+    """Replace `path` by `data`: after a crash it holds the old content or the new, never a mixture.
+
+    Kafka writes its checkpoints in the same steps and by the same temporary name, `<path>.tmp`.
+    """
+    temporary = f"{path}.tmp"
+    file = env.open(temporary, create=True, write=True, truncate=True)
+    try:
+        file.pwrite(data, 0)
+        file.sync()
+    finally:
+        file.close()
+    env.rename(temporary, path)
+    env.sync_dir(os.path.dirname(path) or ".")
+
+
+def mkdir_durably(env: Env, path: str) -> None:
+    """Make a folder and those above it, and sync the parent of each that was absent."""
+    parents = []
+    missing = path
+    while not env.is_dir(missing):
+        above = os.path.dirname(missing) or "."
+        parents.append(above)
+        if above == missing:
+            break
+        missing = above
+    env.mkdir(path)
+    for parent in reversed(parents):
+        env.sync_dir(parent)
+
+
+# fdatasync flushes the content and whatever is needed to read it back, the length included. It
+# leaves out the modification time alone, and spares a journal commit where the length is unchanged
+# (preallocated files). macOS has only fsync.
+_sync_data = getattr(os, "fdatasync", os.fsync)
+
+
+class RealFile:
+    """A file of the operating system. Closes itself when the last reference goes."""
+
+    __slots__ = ("__weakref__", "_fd", "path")
+
+    path: str
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def pread(self, length: int, position: int) -> bytes:
+        """See File."""
+        data = os.pread(self._fd, length, position)
+        if len(data) == length or not data:
+            return data
+        chunks = [data]  # short at the end of the file, after a signal, or above 2 GiB
+        done = len(data)
+        while done < length:
+            data = os.pread(self._fd, length - done, position + done)
+            if not data:
+                break
+            chunks.append(data)
+            done += len(data)
+        return b"".join(chunks)
+
+    def pread_into(self, buffer: WriteBuffer, position: int) -> int:
+        """See File."""
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view):
+            count = os.preadv(self._fd, [view[done:]], position + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def pwrite(self, data: ReadBuffer, position: int) -> None:
+        """See File."""
+        count = os.pwrite(self._fd, data, position)
+        view = memoryview(data)
+        if count == view.nbytes:
+            return
+        view = view.cast("B")
+        done = count
+        while done < len(view):
+            count = os.pwrite(self._fd, view[done:], position + done)
+            if count == 0:
+                raise OSError(errno.EIO, "write made no progress", self.path)
+            done += count
+
+    def truncate(self, length: int) -> None:
+        """See File."""
+        os.ftruncate(self._fd, length)
+
+    def sync(self) -> None:
+        """See File."""
+        _sync_data(self._fd)
+
+    def size(self) -> int:
+        """See File."""
+        return os.fstat(self._fd).st_size
+
+    def fileno(self) -> int:
+        """See File."""
+        return self._fd
+
+    def close(self) -> None:
+        """See File."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"RealFile({self.path!r}, fd={self._fd})"
+
+
+# Files that this process has locked, by (device, inode). lockf belongs to the process: it would
+# grant a second lock to ourselves, and closing any other descriptor of the file would lose the
+# first. So a file in this set is never even opened a second time.
+_locked_here: set[tuple[int, int]] = set()
+
+
+class RealLock:
+    """A lock by fcntl.lockf on an open file."""
+
+    def __init__(self, fd: int, identity: tuple[int, int]) -> None:
+        self._fd = fd
+        self._identity = identity
+
+    def release(self) -> None:
+        """See Lock."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+            _locked_here.discard(self._identity)
+
+
+class RealEnv:
+    """The operating system."""
+
+    def open(
+        self, path: str, *, create: bool = False, write: bool = False, truncate: bool = False
+    ) -> RealFile:
+        """See Env."""
+        flags = os.O_RDWR if write or create or truncate else os.O_RDONLY
+        if create:
+            flags |= os.O_CREAT
+        if truncate:
+            flags |= os.O_TRUNC
+        return RealFile(path, os.open(path, flags, 0o644))
+
+    def exists(self, path: str) -> bool:
+        """See Env."""
+        return os.path.exists(path)
+
+    def is_dir(self, path: str) -> bool:
+        """See Env."""
+        return os.path.isdir(path)
+
+    def listdir(self, path: str) -> list[str]:
+        """See Env."""
+        return sorted(os.listdir(path))
+
+    def size(self, path: str) -> int:
+        """See Env."""
+        return os.stat(path).st_size
+
+    def mtime_ms(self, path: str) -> int:
+        """See Env."""
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def set_mtime_ms(self, path: str, mtime_ms: int) -> None:
+        """See Env."""
+        os.utime(path, ns=(mtime_ms * 1_000_000, mtime_ms * 1_000_000))
+
+    def mkdir(self, path: str) -> None:
+        """See Env."""
+        os.makedirs(path, exist_ok=True)
+
+    def rename(self, src: str, dst: str) -> None:
+        """See Env."""
+        os.replace(src, dst)
+
+    def unlink(self, path: str) -> None:
+        """See Env."""
+        os.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        """See Env."""
+        os.rmdir(path)
+
+    def remove_tree(self, path: str) -> None:
+        """See Env."""
+        shutil.rmtree(path)
+
+    def sync_dir(self, path: str) -> None:
+        """See Env."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: str) -> int:
+        """See Env."""
+        facts = os.statvfs(path)
+        return facts.f_bavail * facts.f_frsize
+
+    def lock(self, path: str) -> RealLock:
+        """See Env. Kafka's own lock (FileChannel.tryLock) is a lockf lock, and so is seen by us."""
+        directory = os.path.dirname(path)
+        try:
+            facts = os.stat(path)
+        except FileNotFoundError:
+            pass
+        else:
+            if (facts.st_dev, facts.st_ino) in _locked_here:
+                raise DirectoryLockedError(directory)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            facts = os.fstat(fd)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise DirectoryLockedError(directory) from error
+            raise
+        identity = (facts.st_dev, facts.st_ino)
+        _locked_here.add(identity)
+        return RealLock(fd, identity)
+
+    def read_file(self, path: str) -> bytes:
+        """See Env."""
+        with open(path, "rb") as file:
+            return file.read()
+
+    def wall_ms(self) -> int:
+        """See Env."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        """See Env."""
+        return time.monotonic()
+
+    def random_bytes(self, count: int) -> bytes:
+        """See Env."""
+        return os.urandom(count)
