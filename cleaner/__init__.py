@@ -1,0 +1,1 @@
+"""Compaction: pure planning and states, worker processes, budgets, the pool on the loop."""

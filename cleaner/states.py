@@ -1,0 +1,333 @@
+"""What may happen to one partition in the cleaner. Pure: no clock, no files, no asyncio.
+
+Rule 1. Every change of a partition's cleaning state is a case in `transition`.
+Rule 2. This module does not know which partition, log or worker it is talking about.
+
+A partition is *held* while a worker owns its files or a journal is being carried out (Cleaning,
+Publishing, Aborting). A pause is granted only when it is not held. Pauses nest: each one is undone
+by one resume. A quarantine outlives attempts and pauses; a success ends it.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+# States -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Nobody holds the partition. The in-progress map does not store this state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Left alone after a failure, until a time (monotonic ms). `failures` in a row, >= 1."""
+
+    until_ms: int
+    reason: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaning:
+    """A worker reads the files. `past` is the quarantine that this attempt may end."""
+
+    past: Quarantined | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """The journal of one finished group is being carried out; the worker goes on meanwhile."""
+
+    past: Quarantined | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aborting:
+    """Asked to stop, still held. `pauses` may be 0: whoever asked gave up waiting."""
+
+    pauses: int
+    publishing: bool = False  # a journal was under way: it is waited for, never interrupted
+    past: Quarantined | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """Held off by `pauses` >= 1 callers. `past` is what the last resume returns to."""
+
+    pauses: int
+    past: Quarantined | None = None
+
+
+State: TypeAlias = Idle | Quarantined | Cleaning | Publishing | Aborting | Paused
+
+
+# Events: what the outside reports -------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Grabbed:
+    """The scheduler chose the partition. Illegal before its quarantine ends."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReady:
+    """The worker handed over one finished group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The group's journal is done, or the group was dropped because its sources had gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The group was not published and the rest is of no use: stale generation, failed journal."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The worker reported the whole job, after its last group was published."""
+
+    next_dirty_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The worker let go after an abort, by itself or because it was killed for not heeding it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The attempt failed or the worker died. Next attempt not before `until_ms` (monotonic)."""
+
+    reason: str
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRequested:
+    """Stop a running clean, if there is one, without holding the partition afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """Stop a running clean and hold the partition until one Resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """One PauseRequested is over, granted or given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgiven:
+    """Earlier failures no longer count: an operator says so, or the partition was replaced."""
+
+
+Event: TypeAlias = (
+    Grabbed
+    | GroupReady
+    | Published
+    | Refused
+    | Finished
+    | Stopped
+    | Failed
+    | AbortRequested
+    | PauseRequested
+    | Resumed
+    | Forgiven
+)
+
+
+# Effects: what the outside must now do ----------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartJob:
+    """Hand the chosen job to a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignalAbort:
+    """Tell the worker to stop, and watch that it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishGroup:
+    """Carry out the journal of the group that is ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropGroup:
+    """Do not publish it: the partition is being given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantPause:
+    """Nobody holds the partition: let all who wait go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCheckpoint:
+    """Everything below this offset is clean."""
+
+    next_dirty_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """Say why the partition is left alone, and until when."""
+
+    quarantine: Quarantined
+
+
+@dataclass(frozen=True, slots=True)
+class WakeScheduler:
+    """A partition or a worker came free: choose again."""
+
+
+Effect: TypeAlias = (
+    StartJob
+    | SignalAbort
+    | PublishGroup
+    | DropGroup
+    | GrantPause
+    | SaveCheckpoint
+    | ReportFailure
+    | WakeScheduler
+)
+Step: TypeAlias = tuple[State, tuple[Effect, ...]]
+
+IDLE = Idle()
+
+
+class IllegalTransitionError(Exception):
+    """A state was sent an event it does not accept: a mistake of ours."""
+
+    def __init__(self, state: State, event: Event) -> None:
+        super().__init__(f"{state} does not accept {event}")
+        self.state = state
+        self.event = event
+
+
+def held(state: State) -> bool:
+    """Whether a worker or a journal has the partition's files."""
+    return isinstance(state, Cleaning | Publishing | Aborting)
+
+
+def past_of(state: State) -> Quarantined | None:
+    """The quarantine a state is in, or will fall back to unless a clean succeeds."""
+    match state:
+        case Quarantined():
+            return state
+        case Idle():
+            return None
+        case _:
+            return state.past
+
+
+def transition(state: State, event: Event) -> Step:
+    """The state after `event` and what has to be done. Raises IllegalTransitionError."""
+    step = _work(state, event) or _control(state, event)
+    if step is None:
+        raise IllegalTransitionError(state, event)
+    return step
+
+
+def _work(state: State, event: Event) -> Step | None:
+    """A job's course: taken, published group by group, given back."""
+    match state, event:
+        case Idle(), Grabbed():
+            return Cleaning(), (StartJob(),)
+        case Quarantined(until_ms), Grabbed(now_ms) if now_ms >= until_ms:
+            return Cleaning(state), (StartJob(),)
+
+        # Groups come one after the other: the next is looked at when this journal is done.
+        case Cleaning(past), GroupReady():
+            return Publishing(past), (PublishGroup(),)
+        case Publishing(past), Published():
+            return Cleaning(past), ()
+        case Publishing(past), Refused():
+            return Aborting(0, past=past), (SignalAbort(),)
+        case Aborting(publishing=False), GroupReady():
+            return state, (DropGroup(),)
+        case Aborting(n, True, past), Published() | Refused():
+            return Aborting(n, False, past), ()
+
+        case Cleaning(), Finished(offset):
+            return IDLE, (SaveCheckpoint(offset), WakeScheduler())
+        case Cleaning(past), Failed():
+            mark = _one_more(past, event)
+            return mark, (ReportFailure(mark), WakeScheduler())
+
+        # The worker lets go after an abort. A finished job is not checkpointed: the abort may
+        # have been asked for because the log is about to be truncated.
+        case Aborting(n, False, past), Finished() | Stopped():
+            return _released(n, past)
+        case Aborting(n, False, past), Failed():
+            mark = _one_more(past, event)
+            after, effects = _released(n, mark)
+            return after, (ReportFailure(mark), *effects)
+    return None
+
+
+def _control(state: State, event: Event) -> Step | None:
+    """Pausing, resuming, aborting, forgiving."""
+    match state, event:
+        # At once when not held, otherwise when the worker and the journal let go.
+        case Idle(), PauseRequested():
+            return Paused(1), (GrantPause(),)
+        case Quarantined(), PauseRequested():
+            return Paused(1, state), (GrantPause(),)
+        case Paused(n, past), PauseRequested():
+            return Paused(n + 1, past), (GrantPause(),)
+        case Cleaning(past), PauseRequested():
+            return Aborting(1, past=past), (SignalAbort(),)
+        case Publishing(past), PauseRequested():
+            return Aborting(1, True, past), (SignalAbort(),)
+        case Aborting(n, publishing, past), PauseRequested():
+            return Aborting(n + 1, publishing, past), ()
+
+        case Paused(1, past), Resumed():
+            return past or IDLE, (WakeScheduler(),)
+        case Paused(n, past), Resumed():
+            return Paused(n - 1, past), ()
+        case Aborting(n, publishing, past), Resumed() if n > 0:
+            return Aborting(n - 1, publishing, past), ()
+
+        case Cleaning(past), AbortRequested():
+            return Aborting(0, past=past), (SignalAbort(),)
+        case Publishing(past), AbortRequested():
+            return Aborting(0, True, past), (SignalAbort(),)
+        case Idle() | Quarantined() | Paused() | Aborting(), AbortRequested():
+            return state, ()
+
+        case Quarantined(), Forgiven():
+            return IDLE, (WakeScheduler(),)
+        case Idle(), Forgiven():
+            return IDLE, ()
+        case Paused(n), Forgiven():
+            return Paused(n), ()
+        case Cleaning(), Forgiven():
+            return Cleaning(), ()
+        case Publishing(), Forgiven():
+            return Publishing(), ()
+        case Aborting(n, publishing), Forgiven():
+            return Aborting(n, publishing), ()
+    return None
+
+
+def _one_more(past: Quarantined | None, event: Failed) -> Quarantined:
+    failures = 1 if past is None else past.failures + 1
+    return Quarantined(event.until_ms, event.reason, failures)
+
+
+def _released(pauses: int, past: Quarantined | None) -> Step:
+    if pauses == 0:
+        return past or IDLE, (WakeScheduler(),)
+    return Paused(pauses, past), (GrantPause(),)
