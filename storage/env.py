@@ -175,6 +175,8 @@ class RealFile:
 
     path: str
 
+    _close = staticmethod(os.close)  # still there when the interpreter has emptied its modules
+
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
@@ -239,7 +241,7 @@ class RealFile:
         """See File."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            self._close(fd)
 
     def __del__(self) -> None:
         self.close()

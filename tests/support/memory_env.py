@@ -1,8 +1,8 @@
 """An Env in memory that can lose power at any operation.
 
 What it promises is the least that POSIX promises:
-- File content is durable after `File.sync`. Of the writes since then any subset survives a crash, in
-  any order, each of them whole, torn at sectors or not at all; lost bytes inside the file are zeros.
+- File content is durable after `File.sync`. Of the writes since then any subset survives a crash,
+  each of them whole, torn at sectors or not at all; lost bytes inside the file are zeros.
 - Names are durable after `sync_dir` of their folder. Of the creations, renames and deletions since
   then any subset survives, not only the first few. The two halves of one rename survive together.
 - Syncing a file does not make its name durable, nor the other way round. Syncing a folder does not
@@ -13,8 +13,8 @@ What it promises is the least that POSIX promises:
 - Open files outlive their names.
 
 `operations` counts what changes or syncs the disk; `crash_at = n` raises SimulatedCrash instead of
-carrying out the n-th, and from then on everything fails the same way. `crash()` gives a new Env that
-holds what survived. One seed decides all of it; the repr names it.
+carrying out the n-th, and from then on everything fails the same way. `crash()` gives a new Env
+that holds what survived. One seed decides all of it; the repr names it.
 """
 
 import errno
