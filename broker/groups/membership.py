@@ -1,0 +1,86 @@
+"""Questions the state machine asks about a group: who may come in, who leads, what is spoken."""
+
+from collections import Counter
+
+from broker.groups.model import (
+    Empty,
+    Group,
+    GroupRules,
+    JoinRequested,
+    PreparingRebalance,
+    State,
+)
+from broker.protocol.errors import ErrorCode
+
+
+def has_room(state: State, member_id: str, rules: GroupRules) -> bool:
+    """Whether one more may join, or this one may join again.
+
+    While a rebalance is prepared those who already wait are counted, not those who may be gone:
+    of a group that became too large the last to come back are turned away.
+    """
+    members = state.group.members
+    if isinstance(state, Empty):
+        return True
+    if isinstance(state, PreparingRebalance):
+        known = members.get(member_id)
+        if known is not None and known.join_waiter is not None:
+            return True
+        waiting = sum(1 for m in members.values() if m.join_waiter is not None)
+        return waiting < rules.max_group_size
+    return member_id in members or len(members) < rules.max_group_size
+
+
+def speaks_common_protocol(state: State, event: JoinRequested) -> bool:
+    """Whether the joiner has the group's type and a protocol that all members support."""
+    names = [name for name, _ in event.protocols]
+    if isinstance(state, Empty):
+        return bool(event.protocol_type) and bool(names)
+    if event.protocol_type != state.group.protocol_type:
+        return False
+    shared = _supported_by_all(state.group)
+    return bool(names) and (shared is None or any(name in shared for name in names))
+
+
+def identity_error(group: Group, member_id: str, instance_id: str | None) -> ErrorCode:
+    """UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID for a static member replaced by another, or NONE."""
+    if instance_id is not None:
+        static = group.static_member(instance_id)
+        if static is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        if static.member_id != member_id:
+            return ErrorCode.FENCED_INSTANCE_ID
+    if member_id not in group.members:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    return ErrorCode.NONE
+
+
+def elected_leader(group: Group) -> str | None:
+    """The leader if it has joined again, else the first who has."""
+    members = group.members
+    if group.leader in members and members[group.leader].join_waiter is not None:
+        return group.leader
+    return next((m.member_id for m in members.values() if m.join_waiter is not None), None)
+
+
+def elected_protocol(group: Group) -> str:
+    """Each member votes for the first it likes of those all support; ties go to the earlier vote.
+
+    Members are let in only if they share a protocol, so there always is one.
+    """
+    shared = _supported_by_all(group)
+    assert shared, "members without a common protocol"
+    votes = Counter(
+        next(name for name, _ in member.protocols if name in shared)
+        for member in group.members.values()
+    )
+    return max(votes, key=votes.__getitem__)
+
+
+def _supported_by_all(group: Group) -> set[str] | None:
+    """Names of the protocols every member supports; None without members: all of them."""
+    shared: set[str] | None = None
+    for member in group.members.values():
+        names = {name for name, _ in member.protocols}
+        shared = names if shared is None else shared & names
+    return shared

@@ -1,0 +1,226 @@
+"""The phases of a rebalance: everyone joins, the next generation stands, assignments go out.
+
+Part of the pure state machine of broker/groups/state.py and under its rules.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from broker.groups.membership import elected_leader, elected_protocol
+from broker.groups.model import (
+    NO_ASSIGNMENT,
+    NO_MEMBER_ID,
+    CompletingRebalance,
+    Effect,
+    Effects,
+    Empty,
+    Group,
+    GroupRules,
+    JoinAnswer,
+    Live,
+    Member,
+    PreparingRebalance,
+    Reply,
+    Stable,
+    StartJoinTimer,
+    StartSession,
+    StartSyncTimer,
+    Step,
+    StopJoinTimer,
+    StopSession,
+    StopSyncTimer,
+    StoreGroup,
+    SyncAnswer,
+)
+from broker.protocol.errors import ErrorCode
+
+GENERATION_MAX = 2**31 - 1  # int32 on the wire
+
+L = TypeVar("L", bound=Live)
+Phase = Callable[[Live, GroupRules, int], Step]
+
+
+def prepare_or_complete(state: Live, rules: GroupRules, now_ms: int) -> Step:
+    """A member joined or changed: begin a rebalance, or end the join phase if it was the last."""
+    if isinstance(state, PreparingRebalance):
+        return _maybe_complete_join(state, rules, now_ms)
+    return _prepare(state, rules, now_ms)
+
+
+def after_removal(state: Live, rules: GroupRules, now_ms: int) -> Step:
+    """Somebody left: those who remain rebalance."""
+    if isinstance(state, Empty):
+        return state, ()
+    return prepare_or_complete(state, rules, now_ms)
+
+
+def _prepare(state: Empty | CompletingRebalance | Stable, rules: GroupRules, now_ms: int) -> Step:
+    """Begin a rebalance; those who wait for an assignment are told to join again."""
+    effects: Effects = ()
+    if isinstance(state, CompletingRebalance):
+        state, effects = propagate(state, ErrorCode.REBALANCE_IN_PROGRESS)
+    if isinstance(state, CompletingRebalance | Stable) and state.unsynced:
+        effects = (*effects, StopSyncTimer())
+    group = replace(state.group, since_ms=now_ms)
+    timeout_ms = group.rebalance_timeout_ms
+    if isinstance(state, Empty) and rules.initial_rebalance_delay_ms > 0:
+        delay_ms = rules.initial_rebalance_delay_ms
+        waiting = PreparingRebalance(
+            group, initial=True, delay_ms=delay_ms, remaining_ms=max(timeout_ms - delay_ms, 0)
+        )
+        return waiting, (*effects, StartJoinTimer(delay_ms))
+    preparing = PreparingRebalance(group)
+    if group.all_joined or isinstance(state, Empty):
+        completed, more = complete_join(preparing, rules, now_ms)
+        return completed, (*effects, *more)
+    return preparing, (*effects, StartJoinTimer(timeout_ms))
+
+
+def _maybe_complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> Step:
+    if state.initial or not state.group.all_joined:
+        return state, ()
+    return complete_join(state, rules, now_ms)
+
+
+def complete_join(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> Step:
+    """The join phase is over: whoever came makes up the next generation."""
+    effects: list[Effect] = [StopJoinTimer()]
+    late = [
+        m.member_id
+        for m in state.group.members.values()
+        if m.join_waiter is None and m.instance_id is None
+    ]
+    remaining: Live = state
+    for member_id in late:
+        remaining, removal = remove(remaining, member_id)
+        effects.extend(removal)
+    group = remaining.group
+    leader = elected_leader(group)
+    if group.members and leader is None:
+        # Only static members, none of them back: wait until they come or their sessions end.
+        return PreparingRebalance(group), (*effects, StartJoinTimer(group.rebalance_timeout_ms))
+    generation = group.generation + 1 if group.generation < GENERATION_MAX else 1
+    group = replace(group, generation=generation, leader=leader, since_ms=now_ms)
+    if not group.members:
+        group = replace(group, protocol_name=None)
+        return Empty(group), (*effects, StoreGroup(group))
+    group = replace(group, protocol_name=elected_protocol(group))
+    members = {}
+    for member in group.members.values():
+        if member.join_waiter is not None:
+            effects.append(Reply(member.join_waiter, joined(group, member)))
+        effects.append(session(member))
+        members[member.member_id] = replace(member, join_waiter=None, is_new=False)
+    effects.append(StartSyncTimer(group.rebalance_timeout_ms))
+    unsynced = frozenset(members)
+    return CompletingRebalance(replace(group, members=members), unsynced), tuple(effects)
+
+
+def propagate(state: CompletingRebalance, error: ErrorCode) -> tuple[CompletingRebalance, Effects]:
+    """Answer all who wait for an assignment: with it, or with the error and none."""
+    effects: list[Effect] = []
+    members = {}
+    for member in state.group.members.values():
+        assignment = member.assignment if error is ErrorCode.NONE else NO_ASSIGNMENT
+        if member.sync_waiter is not None:
+            failed = error is not ErrorCode.NONE
+            answer = SyncAnswer(error) if failed else synced(state.group, assignment)
+            effects.append(Reply(member.sync_waiter, answer))
+            effects.append(session(member))
+        members[member.member_id] = replace(member, assignment=assignment, sync_waiter=None)
+    group = replace(state.group, members=members)
+    return replace(state, group=group, assignment=None), tuple(effects)
+
+
+# Small parts ------------------------------------------------------------------------------------
+
+
+def then(step: tuple[Live, Effects], after: Phase, rules: GroupRules, now_ms: int) -> Step:
+    """One step after another, their effects in order."""
+    state, effects = step
+    final, more = after(state, rules, now_ms)
+    return final, (*effects, *more)
+
+
+def knows(group: Group, member_id: str) -> bool:
+    """Whether the id is a member's, or was given out to become one."""
+    return member_id in group.members or member_id in group.pending
+
+
+def with_group(state: L, group: Group) -> L:
+    """The same state around another group."""
+    return replace(state, group=group)
+
+
+def with_member(group: Group, member: Member) -> Group:
+    """The group with this member added or replaced."""
+    return replace(group, members={**group.members, member.member_id: member})
+
+
+def remove(state: Live, member_id: str) -> tuple[Live, Effects]:
+    """Take a member or a pending id out; what is owed to it is answered first."""
+    group = state.group
+    member = group.members.get(member_id)
+    assert knows(group, member_id), member_id
+    members = {key: value for key, value in group.members.items() if key != member_id}
+    leader = group.leader if group.leader in members else next(iter(members), None)
+    pending = group.pending - {member_id}
+    group = replace(group, members=members, leader=leader, pending=pending)
+    effects: Effects = (StopSession(member_id),)
+    if member is not None:
+        effects += answers(member, ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID)
+    state = with_group(state, group)
+    if isinstance(state, CompletingRebalance | Stable) and member_id in state.unsynced:
+        state = replace(state, unsynced=state.unsynced - {member_id})
+        if not state.unsynced:
+            effects = (*effects, StopSyncTimer())
+    return state, effects
+
+
+def answers(member: Member, error: ErrorCode, member_id: str) -> Effects:
+    """The same error to all that wait for this member."""
+    effects: list[Effect] = []
+    if member.join_waiter is not None:
+        effects.append(Reply(member.join_waiter, JoinAnswer(error, member_id)))
+    if member.sync_waiter is not None:
+        effects.append(Reply(member.sync_waiter, SyncAnswer(error)))
+    return tuple(effects)
+
+
+def session(member: Member) -> StartSession:
+    """Restart the member's session timer."""
+    return StartSession(member.member_id, member.session_timeout_ms)
+
+
+def joined(group: Group, member: Member) -> JoinAnswer:
+    """The present generation as JoinGroup tells it; only the leader hears of the others."""
+    members: tuple[tuple[str, str | None, bytes], ...] = ()
+    if member.member_id == group.leader:
+        members = tuple(
+            (m.member_id, m.instance_id, m.metadata(group.protocol_name))
+            for m in group.members.values()
+        )
+    return JoinAnswer(
+        ErrorCode.NONE,
+        member.member_id,
+        group.generation,
+        group.protocol_type,
+        group.protocol_name,
+        group.leader or "",
+        members,
+    )
+
+
+def synced(group: Group, assignment: bytes) -> SyncAnswer:
+    """The assignment as SyncGroup tells it."""
+    return SyncAnswer(ErrorCode.NONE, group.protocol_type, group.protocol_name, assignment)
+
+
+def assigned(group: Group, assignments: Mapping[str, bytes]) -> Group:
+    """The group with the leader's assignments; empty where it named none."""
+    members = {
+        m.member_id: replace(m, assignment=assignments.get(m.member_id, NO_ASSIGNMENT))
+        for m in group.members.values()
+    }
+    return replace(group, members=members)

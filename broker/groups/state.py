@@ -1,0 +1,463 @@
+"""The life of one classic consumer group, as a function from (state, event) to (state, effects).
+
+Rules
+- Nothing here waits, reads a clock or writes. Time comes in with the event, effects go out.
+- Every request is answered by exactly one Reply, now or later. Later means: its waiter stands in a
+  member, and whatever takes the member or the waiter away answers it first.
+- Every member and every pending id has a running session timer. A member to whom an answer is owed
+  is not expired by it, unless it is new.
+- PreparingRebalance has a running join timer, unsynced members a running sync timer.
+- At most one leader, and it is a member; the members of a generation stand in one state.
+
+It does not know offsets, records, futures or connections.
+"""
+
+from dataclasses import replace
+
+from broker.groups.membership import (
+    elected_protocol,
+    has_room,
+    identity_error,
+    speaks_common_protocol,
+)
+from broker.groups.model import (
+    NO_MEMBER_ID,
+    CommitRequested,
+    CompletingRebalance,
+    Dead,
+    Deleted,
+    DeletionFailed,
+    Effect,
+    Effects,
+    Empty,
+    ErrorAnswer,
+    Event,
+    Group,
+    GroupRules,
+    GroupStored,
+    HeartbeatReceived,
+    IllegalTransitionError,
+    JoinAnswer,
+    JoinRequested,
+    JoinTimeout,
+    LeaveAnswer,
+    LeaveRequested,
+    Live,
+    Member,
+    PreparingRebalance,
+    Reply,
+    SessionExpired,
+    Stable,
+    StartJoinTimer,
+    StartSession,
+    State,
+    Step,
+    StopJoinTimer,
+    StopSession,
+    StopSyncTimer,
+    StoreGroup,
+    SyncAnswer,
+    SyncRequested,
+    SyncTimeout,
+    Unloaded,
+    WaiterGone,
+)
+from broker.groups.rebalance import (
+    after_removal,
+    answers,
+    assigned,
+    complete_join,
+    joined,
+    knows,
+    prepare_or_complete,
+    propagate,
+    remove,
+    session,
+    synced,
+    then,
+    with_group,
+    with_member,
+)
+from broker.protocol.errors import ErrorCode
+
+
+def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> Step:
+    """The next state and what is to be done; IllegalTransitionError for what cannot happen."""
+    match state, event:
+        case Dead(), _:
+            return _when_dead(state, event)
+        case _, JoinRequested():
+            return _join(state, event, rules, now_ms)
+        case _, SyncRequested():
+            return _sync(state, event)
+        case _, HeartbeatReceived():
+            return _heartbeat(state, event)
+        case _, CommitRequested():
+            return _commit(state, event)
+        case _, LeaveRequested():
+            return _leave(state, event, rules, now_ms)
+        case _, SessionExpired(member_id):
+            return _expire(state, member_id, event, rules, now_ms)
+        case PreparingRebalance(), JoinTimeout():
+            return _join_timeout(state, rules, now_ms)
+        case CompletingRebalance() | Stable(), SyncTimeout():
+            return _sync_timeout(state, rules, now_ms)
+        case _, GroupStored():
+            return _stored(state, event, rules, now_ms)
+        case _, WaiterGone(waiter):
+            return _waiter_gone(state, waiter)
+        case Empty(group), Deleted():
+            return Dead(group), tuple(StopSession(member_id) for member_id in sorted(group.pending))
+        case _, Unloaded():
+            return _unload(state)
+        case _:
+            raise IllegalTransitionError(state, event)
+
+
+def restored(group: Group) -> Step:
+    """A group as its last record tells it; members get one session timeout to come back."""
+    if not group.members:
+        return Empty(group), ()
+    return Stable(group), tuple(
+        StartSession(m.member_id, m.session_timeout_ms) for m in group.members.values()
+    )
+
+
+# Requests ---------------------------------------------------------------------------------------
+
+
+def _when_dead(state: Dead, event: Event) -> Step:
+    gone = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    match event:
+        case JoinRequested(waiter, member_id):
+            return state, (Reply(waiter, JoinAnswer(gone, member_id)),)
+        case SyncRequested(waiter):
+            return state, (Reply(waiter, SyncAnswer(gone)),)
+        case HeartbeatReceived(waiter) | CommitRequested(waiter):
+            return state, (Reply(waiter, ErrorAnswer(gone)),)
+        case LeaveRequested(waiter):
+            return state, (Reply(waiter, LeaveAnswer(gone)),)
+        case GroupStored(_, _, Reply(waiter)):
+            return state, (Reply(waiter, JoinAnswer(gone)),)
+        case GroupStored() | WaiterGone() | Unloaded():
+            return state, ()
+        case DeletionFailed():
+            return Empty(replace(state.group, pending=frozenset())), ()
+        case _:
+            raise IllegalTransitionError(state, event)
+
+
+def _join(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> Step:
+    if not has_room(state, event.member_id, rules):
+        full = Reply(event.waiter, JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED))
+        if not knows(state.group, event.member_id):
+            return state, (full,)
+        left, effects = remove(state, event.member_id)
+        return then((left, (*effects, full)), after_removal, rules, now_ms)
+    if not speaks_common_protocol(state, event):
+        error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+        return state, (Reply(event.waiter, JoinAnswer(error, event.member_id)),)
+    if event.member_id == NO_MEMBER_ID:
+        return _join_without_id(state, event, rules, now_ms)
+    if event.member_id in state.group.pending and event.instance_id is None:
+        return _add(state, event, event.member_id, rules, now_ms)
+    error = identity_error(state.group, event.member_id, event.instance_id)
+    if error is not ErrorCode.NONE:
+        return state, (Reply(event.waiter, JoinAnswer(error, event.member_id)),)
+    return _rejoin(state, event, rules, now_ms)
+
+
+def _join_without_id(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> Step:
+    group = state.group
+    if event.instance_id is not None:
+        known = group.static_member(event.instance_id)
+        if known is not None:
+            return _replace_static(state, event, known, rules, now_ms)
+        return _add(state, event, event.new_member_id, rules, now_ms)
+    if not event.id_required:
+        return _add(state, event, event.new_member_id, rules, now_ms)
+    if len(group.pending) >= rules.max_pending_members:
+        # Retriable: by the time the client asks again some of those ids have expired.
+        return state, (Reply(event.waiter, JoinAnswer(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)),)
+    pending = group.pending | {event.new_member_id}
+    return with_group(state, replace(group, pending=pending)), (
+        StartSession(event.new_member_id, event.session_timeout_ms),
+        Reply(event.waiter, JoinAnswer(ErrorCode.MEMBER_ID_REQUIRED, event.new_member_id)),
+    )
+
+
+def _add(state: Live, event: JoinRequested, member_id: str, rules: GroupRules, now_ms: int) -> Step:
+    group = state.group
+    member = replace(_member_of(event, member_id), is_new=True)
+    members = {**group.members, member_id: member}
+    group = replace(
+        group,
+        members=members,
+        pending=group.pending - {member_id},
+        leader=group.leader or member_id,
+        protocol_type=group.protocol_type if group.members else event.protocol_type,
+    )
+    state = with_group(state, group)
+    if isinstance(state, PreparingRebalance) and state.initial:
+        state = replace(state, member_added=True)
+    session = StartSession(member_id, rules.new_member_join_timeout_ms)
+    return then((state, (session,)), prepare_or_complete, rules, now_ms)
+
+
+def _rejoin(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> Step:
+    group = state.group
+    member = group.members[event.member_id]
+    unchanged = member.protocols == event.protocols
+    match state:
+        # The client may not have seen our answer; nothing new, so the generation stands.
+        case CompletingRebalance() if unchanged:
+            return state, (Reply(event.waiter, joined(group, member)),)
+        # The leader rejoins to have partitions assigned anew, also with unchanged metadata.
+        case Stable() if unchanged and group.leader != member.member_id:
+            return state, (Reply(event.waiter, joined(group, member)),)
+    return then(_await_join(state, event, member), prepare_or_complete, rules, now_ms)
+
+
+def _replace_static(
+    state: Live, event: JoinRequested, old: Member, rules: GroupRules, now_ms: int
+) -> Step:
+    """A static member came back without its id: it takes the place, the old id is fenced."""
+    old_leader = state.group.leader
+    fenced = answers(old, ErrorCode.FENCED_INSTANCE_ID, old.member_id)
+    new = replace(_member_of(event, event.new_member_id), assignment=old.assignment)
+    members = {m.member_id: m for m in state.group.members.values() if m is not old}
+    members[new.member_id] = new
+    leader = new.member_id if old_leader == old.member_id else old_leader
+    state = with_group(state, replace(state.group, members=members, leader=leader))
+    state = _renamed_unsynced(state, old.member_id, new.member_id)
+    effects: Effects = (
+        *fenced,
+        StopSession(old.member_id),
+        StartSession(new.member_id, new.session_timeout_ms),
+    )
+    group = state.group
+    if isinstance(state, Stable) and elected_protocol(group) == group.protocol_name:
+        # Nobody else needs to know, but the record must name the new id before the client does.
+        answer = joined(group, new)
+        if event.may_skip_assignment:
+            answer = replace(answer, skip_assignment=leader == new.member_id)
+        else:
+            # Before KIP-814 a leader could only be kept from assigning by the old leader's name.
+            answer = replace(answer, leader=old_leader or "", members=())
+        state = with_group(state, with_member(group, replace(new, join_waiter=None)))
+        return state, (*effects, StoreGroup(state.group, Reply(event.waiter, answer)))
+    return then((state, effects), prepare_or_complete, rules, now_ms)
+
+
+def _sync(state: Live, event: SyncRequested) -> Step:
+    error = _sync_error(state, event)
+    if error is not ErrorCode.NONE:
+        return state, (Reply(event.waiter, SyncAnswer(error)),)
+    assert isinstance(state, CompletingRebalance | Stable)
+    group = state.group
+    member = group.members[event.member_id]
+    unsynced = state.unsynced - {event.member_id}
+    effects: list[Effect] = []
+    if not unsynced and state.unsynced:
+        effects.append(StopSyncTimer())
+    if isinstance(state, Stable):
+        answer = synced(group, member.assignment)
+        return replace(state, unsynced=unsynced), (*effects, Reply(event.waiter, answer))
+    if member.sync_waiter is not None:
+        again = SyncAnswer(ErrorCode.REBALANCE_IN_PROGRESS)
+        effects.append(Reply(member.sync_waiter, again))
+    group = with_member(group, replace(member, sync_waiter=event.waiter))
+    state = replace(state, group=group, unsynced=unsynced)
+    if event.member_id == group.leader and state.assignment is None:
+        state = replace(state, assignment=event.assignments)
+        effects.append(StoreGroup(assigned(group, event.assignments)))
+    return state, tuple(effects)
+
+
+def _sync_error(state: Live, event: SyncRequested) -> ErrorCode:
+    group = state.group
+    error = identity_error(group, event.member_id, event.instance_id)
+    if error is not ErrorCode.NONE:
+        return error
+    if event.generation != group.generation:
+        return ErrorCode.ILLEGAL_GENERATION
+    if event.protocol_type is not None and event.protocol_type != group.protocol_type:
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if event.protocol_name is not None and event.protocol_name != group.protocol_name:
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    if isinstance(state, PreparingRebalance):
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return ErrorCode.NONE
+
+
+def _heartbeat(state: Live, event: HeartbeatReceived) -> Step:
+    group = state.group
+    error = identity_error(group, event.member_id, event.instance_id)
+    if error is ErrorCode.NONE and event.generation != group.generation:
+        error = ErrorCode.ILLEGAL_GENERATION
+    if error is not ErrorCode.NONE:
+        return state, (Reply(event.waiter, ErrorAnswer(error)),)
+    if isinstance(state, PreparingRebalance):
+        error = ErrorCode.REBALANCE_IN_PROGRESS
+    return state, (session(group.members[event.member_id]), Reply(event.waiter, ErrorAnswer(error)))
+
+
+def _commit(state: Live, event: CommitRequested) -> Step:
+    group = state.group
+    if event.generation < 0 and isinstance(state, Empty):
+        # An administrator, or a consumer that keeps offsets here but assigns for itself.
+        return state, (Reply(event.waiter, ErrorAnswer(ErrorCode.NONE)),)
+    if event.generation < 0 and not event.member_id and event.instance_id is None:
+        return state, (Reply(event.waiter, ErrorAnswer(ErrorCode.UNKNOWN_MEMBER_ID)),)
+    error = identity_error(group, event.member_id, event.instance_id)
+    if error is ErrorCode.NONE and event.generation != group.generation:
+        error = ErrorCode.ILLEGAL_GENERATION
+    if error is not ErrorCode.NONE:
+        return state, (Reply(event.waiter, ErrorAnswer(error)),)
+    if isinstance(state, CompletingRebalance):
+        # The member knows the generation, not yet its partitions: what it commits may be another's.
+        error = ErrorCode.REBALANCE_IN_PROGRESS
+    return state, (session(group.members[event.member_id]), Reply(event.waiter, ErrorAnswer(error)))
+
+
+def _leave(state: Live, event: LeaveRequested, rules: GroupRules, now_ms: int) -> Step:
+    results: list[tuple[str, str | None, ErrorCode]] = []
+    effects: list[Effect] = []
+    for member_id, instance_id in event.members:
+        leaver, error = _leaver(state.group, member_id, instance_id)
+        if error is ErrorCode.NONE:
+            state, removal = remove(state, leaver)
+            effects.extend(removal)
+        results.append((member_id, instance_id, error))
+    effects.append(Reply(event.waiter, LeaveAnswer(ErrorCode.NONE, tuple(results))))
+    if all(error is not ErrorCode.NONE for _, _, error in results):
+        return state, tuple(effects)
+    return then((state, tuple(effects)), after_removal, rules, now_ms)
+
+
+def _leaver(group: Group, member_id: str, instance_id: str | None) -> tuple[str, ErrorCode]:
+    if member_id == NO_MEMBER_ID and instance_id is not None:
+        # An administrator removes a static member by its instance id alone.
+        static = group.static_member(instance_id)
+        if static is not None:
+            return static.member_id, ErrorCode.NONE
+    if member_id in group.pending:
+        return member_id, ErrorCode.NONE
+    return member_id, identity_error(group, member_id, instance_id)
+
+
+# Timers, answers of others -----------------------------------------------------------------------
+
+
+def _expire(
+    state: Live, member_id: str, event: SessionExpired, rules: GroupRules, now_ms: int
+) -> Step:
+    member = state.group.members.get(member_id)
+    if not knows(state.group, member_id):
+        raise IllegalTransitionError(state, event)
+    if member is not None and member.waits and not member.is_new:
+        # We owe it an answer, so it cannot be blamed for silence.
+        return state, (session(member),)
+    return then(remove(state, member_id), after_removal, rules, now_ms)
+
+
+def _join_timeout(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> Step:
+    if state.initial and state.member_added and state.remaining_ms > 0:
+        delay_ms = min(rules.initial_rebalance_delay_ms, state.remaining_ms)
+        remaining_ms = max(state.remaining_ms - state.delay_ms, 0)
+        again = replace(state, member_added=False, delay_ms=delay_ms, remaining_ms=remaining_ms)
+        return again, (StartJoinTimer(delay_ms),)
+    return complete_join(state, rules, now_ms)
+
+
+def _sync_timeout(state: CompletingRebalance | Stable, rules: GroupRules, now_ms: int) -> Step:
+    assert state.unsynced, "the sync timer ran although everyone had synced"
+    effects: list[Effect] = []
+    after: Live = state
+    for member_id in sorted(state.unsynced):
+        after, removal = remove(after, member_id)
+        effects.extend(removal)
+    return then((after, tuple(effects)), after_removal, rules, now_ms)
+
+
+def _stored(state: Live, event: GroupStored, rules: GroupRules, now_ms: int) -> Step:
+    if event.reply is not None:
+        # A static member that came back; the answer is owed whatever has happened since.
+        answer = event.reply.answer
+        assert isinstance(answer, JoinAnswer)
+        if event.error is not ErrorCode.NONE:
+            answer = JoinAnswer(event.error)
+        elif answer.member_id not in state.group.members:
+            answer = JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
+        return state, (replace(event.reply, answer=answer),)
+    if not isinstance(state, CompletingRebalance) or state.assignment is None:
+        return state, ()
+    if event.generation != state.group.generation:
+        return state, ()
+    if event.error is not ErrorCode.NONE:
+        state, effects = propagate(state, event.error)
+        return then((state, effects), after_removal, rules, now_ms)
+    group = assigned(state.group, state.assignment)
+    settled, effects = propagate(replace(state, group=group), ErrorCode.NONE)
+    return Stable(replace(settled.group, since_ms=now_ms), settled.unsynced), effects
+
+
+def _waiter_gone(state: Live, waiter: int) -> Step:
+    for member in state.group.members.values():
+        if waiter in (member.join_waiter, member.sync_waiter):
+            silent = replace(member, join_waiter=None, sync_waiter=None, is_new=False)
+            group = with_member(state.group, silent)
+            return with_group(state, group), (session(member),)
+    return state, ()
+
+
+def _unload(state: Live) -> Step:
+    moved = ErrorCode.NOT_COORDINATOR
+    effects: list[Effect] = [StopJoinTimer(), StopSyncTimer()]
+    effects.extend(StopSession(member_id) for member_id in sorted(state.group.pending))
+    for member in state.group.members.values():
+        effects.append(StopSession(member.member_id))
+        effects.extend(answers(member, moved, member.member_id))
+    silent = {
+        m.member_id: replace(m, join_waiter=None, sync_waiter=None)
+        for m in state.group.members.values()
+    }
+    return Dead(replace(state.group, members=silent, pending=frozenset())), tuple(effects)
+
+
+# Small parts ------------------------------------------------------------------------------------
+
+
+def _renamed_unsynced(state: Live, old_id: str, new_id: str) -> Live:
+    if isinstance(state, CompletingRebalance | Stable) and old_id in state.unsynced:
+        return replace(state, unsynced=(state.unsynced - {old_id}) | {new_id})
+    return state
+
+
+def _await_join(state: Live, event: JoinRequested, member: Member) -> tuple[Live, Effects]:
+    effects: Effects = ()
+    if member.join_waiter is not None:
+        # The same member on a new connection; the old one is told to try again, should it live.
+        again = JoinAnswer(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id)
+        effects = (Reply(member.join_waiter, again),)
+    joining = replace(
+        member,
+        protocols=event.protocols,
+        session_timeout_ms=event.session_timeout_ms,
+        rebalance_timeout_ms=event.rebalance_timeout_ms,
+        join_waiter=event.waiter,
+    )
+    return with_group(state, with_member(state.group, joining)), effects
+
+
+def _member_of(event: JoinRequested, member_id: str) -> Member:
+    return Member(
+        member_id=member_id,
+        instance_id=event.instance_id,
+        client_id=event.client_id,
+        client_host=event.client_host,
+        session_timeout_ms=event.session_timeout_ms,
+        rebalance_timeout_ms=event.rebalance_timeout_ms,
+        protocols=event.protocols,
+        join_waiter=event.waiter,
+    )
