@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from confluent_kafka.admin import AdminClient
+
 ROOT = Path(__file__).resolve().parents[2]
 POM = Path(__file__).with_name("kafka-pom.xml")
 LIB = ROOT / ".kafka" / "lib"
@@ -146,22 +148,24 @@ def start_kafka(
     return broker
 
 
-def _wait_until_ready(broker: KafkaBroker) -> None:
-    """Ready means that it answers a Metadata request with itself in it."""
-    from confluent_kafka.admin import AdminClient
+def answers(host: str, port: int) -> bool:
+    """Whether a Kafka broker there answers a Metadata request with itself in it."""
+    with socket.socket() as probe:
+        if probe.connect_ex((host, port)) != 0:
+            return False
+    admin = AdminClient({"bootstrap.servers": f"{host}:{port}", "log_level": 0})
+    return bool(admin.list_topics(timeout=10).brokers)
 
+
+def _wait_until_ready(broker: KafkaBroker) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if broker.process.poll() is not None:
             text = (broker.directory / "kafka.log").read_text(errors="replace")
             raise AssertionError(f"Kafka ended: {text[-2000:]}")
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", broker.port)) != 0:
-                time.sleep(0.1)
-                continue
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
-        if admin.list_topics(timeout=10).brokers:
+        if answers("127.0.0.1", broker.port):
             return
+        time.sleep(0.1)
     broker.kill()
     raise AssertionError(f"Kafka was not ready in {START_SECONDS} s")
 

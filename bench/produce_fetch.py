@@ -1,0 +1,119 @@
+"""Produce and fetch with confluent-kafka, one partition, uncompressed, against both brokers.
+
+    python -m bench.produce_fetch [--rounds 7] [--megabytes 100]
+
+Each round produces to a fresh topic on each broker in turn and reads the same back; the order of
+brokers alternates. Figures are medians over the rounds in MB of values a second; the ratio is the
+median of the rounds' own ratios, so that a machine that drifts does not decide.
+"""
+
+import argparse
+import statistics
+import time
+from collections import defaultdict
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from bench.brokers import Broker, both
+from bench.report import markdown_table
+
+SIZES = (100, 1000, 10_000)
+
+
+def produce(broker: Broker, topic: str, size: int, count: int) -> float:
+    """Seconds from the first record to the last acknowledgement."""
+    producer = Producer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "linger.ms": 5,
+            "acks": "all",
+            "queue.buffering.max.messages": 1_000_000,
+            "queue.buffering.max.kbytes": 1_048_576,
+            "batch.size": 1_000_000,
+        }
+    )
+    value = b"x" * size
+    producer.list_topics(topic, timeout=10)
+    started = time.perf_counter()
+    for index in range(count):
+        while True:
+            try:
+                producer.produce(topic, value, partition=0)
+                break
+            except BufferError:
+                producer.poll(0.01)
+        if index % 1000 == 0:
+            producer.poll(0)
+    left = producer.flush(120)
+    assert left == 0, f"{left} records were not acknowledged"
+    return time.perf_counter() - started
+
+
+def fetch(broker: Broker, topic: str, count: int) -> float:
+    """Seconds from assignment to the last record."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            "fetch.wait.max.ms": 100,
+            "queued.min.messages": 1_000_000,
+            "queued.max.messages.kbytes": 262_144,
+            "fetch.message.max.bytes": 4_000_000,
+        }
+    )
+    consumer.list_topics(topic, timeout=10)
+    started = time.perf_counter()
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    seen = 0
+    while seen < count:
+        messages = consumer.consume(10_000, timeout=10)
+        assert messages, f"only {seen} of {count} records came"
+        seen += len(messages)
+    elapsed = time.perf_counter() - started
+    consumer.close()
+    return elapsed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--megabytes", type=int, default=100)
+    arguments = parser.parse_args()
+    rates: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+    with both() as brokers:
+        for number in range(-1, arguments.rounds):  # round -1 warms both up
+            order = brokers if number % 2 == 0 else brokers[::-1]
+            for size in SIZES:
+                count = min(arguments.megabytes * 1_000_000 // size, 1_000_000)
+                for broker in order:
+                    topic = f"bench-{size}-{number + 1}"
+                    broker.create_topic(topic)
+                    megabytes = size * count / 1e6
+                    produced = megabytes / produce(broker, topic, size, count)
+                    fetched = megabytes / fetch(broker, topic, count)
+                    broker.delete_topic(topic)
+                    if number >= 0:
+                        rates["produce", broker.name, size].append(produced)
+                        rates["fetch", broker.name, size].append(fetched)
+                        print(f"round {number} {broker.name:6} {size:6} B  "
+                              f"produce {produced:7.1f}  fetch {fetched:7.1f} MB/s", flush=True)
+    report(rates, kafka=len(brokers) > 1)
+
+
+def report(rates: dict[tuple[str, str, int], list[float]], *, kafka: bool) -> None:
+    rows = []
+    for what in ("produce", "fetch"):
+        for size in SIZES:
+            ours = rates[what, "varve", size]
+            row = [f"{what} {size} B", f"{statistics.median(ours):.0f}"]
+            if kafka:
+                theirs = rates[what, "kafka", size]
+                ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+                row += [f"{statistics.median(theirs):.0f}", f"{ratio:.2f}"]
+            rows.append(row)
+    print(markdown_table(["MB/s", "Varve", *(["Kafka 4.3.0", "ratio"] if kafka else [])], rows))
+
+
+if __name__ == "__main__":
+    main()

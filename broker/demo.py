@@ -1,0 +1,258 @@
+"""`varve demo`: a first session that shows a log growing, shrinking, and losing nothing.
+
+A million keyed updates over fifty thousand keys are produced with a real client, the cleaner is
+watched while it works, and everything is read back and compared key by key. Works against any
+running broker, or against one that it starts for itself in a temporary directory.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from broker.protocol.client import LogDirClient
+
+UPDATES = 1_000_000
+KEYS = 50_000
+STRIDE = 7919  # a prime: walks through all keys in an order that repeats none early
+START_SECONDS = 60.0
+SHRINK_SECONDS = 120.0
+IDLE_SECONDS = 30.0
+SETTLED_SECONDS = 3.0  # the size has not moved for so long: the cleaner is done
+TOPIC_CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(8 << 20),
+    "segment.ms": "2000",  # the last segment rolls soon after the load ends
+    "min.cleanable.dirty.ratio": "0.2",
+    "max.compaction.lag.ms": "2000",
+}
+
+
+class DemoError(Exception):
+    """The demo cannot go on, or found something that is not as it should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the demo measured. Sizes in bytes, on the broker's disk."""
+
+    bytes_peak: int
+    bytes_after: int
+    records_produced: int
+    records_read: int
+    keys: int
+    produce_seconds: float
+
+
+def run(bootstrap: str | None, *, updates: int = UPDATES, keys: int = KEYS) -> int:
+    """Run the demo; returns the exit code: 0, or 1 with the reason on the terminal."""
+    console = Console()
+    try:
+        if bootstrap is not None:
+            outcome = _session(console, bootstrap, updates, keys)
+        else:
+            with _own_broker(console) as address:
+                outcome = _session(console, address, updates, keys)
+    except (DemoError, KafkaException, OSError) as error:
+        console.print(f"[red]demo failed:[/red] {error}")
+        return 1
+    _print_outcome(console, outcome)
+    return 0
+
+
+def _session(console: Console, bootstrap: str, updates: int, keys: int) -> Outcome:
+    topic = f"varve-demo-{os.getpid()}-{int(time.time())}"
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+    for future in admin.create_topics(
+        [NewTopic(topic, num_partitions=1, replication_factor=1, config=TOPIC_CONFIG)]
+    ).values():
+        future.result(30)
+    console.print(f"topic [bold]{topic}[/bold] on {bootstrap}: cleanup.policy=compact, {keys:,} keys")
+    try:
+        with LogDirClient(bootstrap) as sizes, _progress(console) as progress:
+            last, peak, seconds = _produce(bootstrap, topic, updates, keys, sizes, progress)
+            after = _watch_shrink(topic, peak, sizes, progress)
+            peak = max(peak, after)
+            records_read = _verify(bootstrap, topic, last, progress)
+    finally:
+        for future in admin.delete_topics([topic]).values():
+            future.result(30)
+    if after >= peak:
+        raise DemoError(f"the log did not shrink: {peak:,} bytes before, {after:,} after")
+    return Outcome(peak, after, updates, records_read, keys, seconds)
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description:<9}"),
+        BarColumn(bar_width=32),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def _produce(
+    bootstrap: str, topic: str, updates: int, keys: int, sizes: LogDirClient, progress: Progress
+) -> tuple[list[int], int, float]:
+    """Produce all updates. -> (last update of each key, largest size seen, seconds)"""
+    failures: list[str] = []
+
+    def delivered(error: Any, _message: Any) -> None:
+        if error is not None:
+            failures.append(str(error))
+
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True,
+         "linger.ms": 5, "queue.buffering.max.messages": 200_000, "log_level": 0}
+    )
+    last = [-1] * keys
+    peak = 0
+    task = progress.add_task("produce", total=updates, note="")
+    started = looked = time.monotonic()
+    for update in range(updates):
+        key = update * STRIDE % keys
+        while True:
+            try:
+                producer.produce(topic, _value(update), f"key-{key:05}", on_delivery=delivered)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        last[key] = update
+        if update % 2000 == 0:
+            producer.poll(0)
+            if time.monotonic() - looked > 0.25:
+                looked = time.monotonic()
+                size = sizes.size_of(topic)
+                peak = max(peak, size)
+                progress.update(task, completed=update, note=f"log {size / 1e6:7.1f} MB")
+    left = producer.flush(60)
+    seconds = time.monotonic() - started
+    if left or failures:
+        raise DemoError(f"{left + len(failures)} updates were not acknowledged {failures[:1]}")
+    size = sizes.size_of(topic)
+    peak = max(peak, size)
+    progress.update(task, completed=updates, note=f"log {size / 1e6:7.1f} MB")
+    return last, peak, seconds
+
+
+def _value(update: int) -> bytes:
+    return b"update %09d " % update + b"." * 80
+
+
+def _watch_shrink(topic: str, peak: int, sizes: LogDirClient, progress: Progress) -> int:
+    """Wait until the cleaner has nothing left to do. -> size then"""
+    task = progress.add_task("compact", total=100, note="")
+    started = moved = time.monotonic()
+    smallest = size = sizes.size_of(topic)
+    while time.monotonic() - moved < SETTLED_SECONDS or smallest >= peak:
+        if time.monotonic() - started > SHRINK_SECONDS:
+            raise DemoError(f"after {SHRINK_SECONDS:.0f} s the log still has {size:,} bytes")
+        time.sleep(0.1)
+        size = sizes.size_of(topic)
+        if size != smallest:
+            smallest, moved = size, time.monotonic()
+        gone = 100 * (1 - size / peak) if peak else 0
+        progress.update(task, completed=max(gone, 0), note=f"log {size / 1e6:7.1f} MB")
+    progress.update(task, note=f"log {size / 1e6:7.1f} MB, {100 * (1 - size / peak):.0f}% is gone")
+    return size
+
+
+def _verify(bootstrap: str, topic: str, last: list[int], progress: Progress) -> int:
+    """Read everything and compare the last value of each key. -> records read"""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": topic, "enable.auto.commit": False,
+         "log_level": 0}
+    )
+    task = progress.add_task("verify", total=100, note="")
+    _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    seen: dict[str, bytes] = {}
+    records, heard = 0, time.monotonic()
+    while consumer.position([TopicPartition(topic, 0)])[0].offset < end:
+        messages = consumer.consume(10_000, timeout=1.0)
+        if messages:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > IDLE_SECONDS:
+            raise DemoError(f"reading stopped after {records:,} records")
+        for message in messages:
+            if message.error():
+                raise KafkaException(message.error())
+            seen[message.key().decode()] = message.value()
+        records += len(messages)
+        if messages:
+            done = 100 * (messages[-1].offset() + 1) / end
+            progress.update(task, completed=done, note=f"{records:,} records")
+    consumer.close()
+    progress.update(task, completed=100, note=f"{records:,} records")
+    wrong = [
+        key for key, update in enumerate(last)
+        if update >= 0 and seen.get(f"key-{key:05}") != _value(update)
+    ]
+    if wrong or len(seen) != sum(1 for update in last if update >= 0):
+        raise DemoError(f"{len(wrong)} keys have a wrong last value, e.g. key-{wrong[:1]}")
+    return records
+
+
+def _print_outcome(console: Console, outcome: Outcome) -> None:
+    table = Table(show_header=True, header_style="bold")
+    for column in ("", "before", "after"):
+        table.add_column(column, justify="left" if not column else "right")
+    table.add_row("size on disk", f"{outcome.bytes_peak / 1e6:.1f} MB",
+                  f"{outcome.bytes_after / 1e6:.1f} MB")
+    table.add_row("records", f"{outcome.records_produced:,}", f"{outcome.records_read:,}")
+    console.print(table)
+    rate = outcome.records_produced / outcome.produce_seconds
+    console.print(f"{outcome.keys:,} keys read back, every last value is right; "
+                  f"{rate:,.0f} updates/s were produced.")
+
+
+@contextmanager
+def _own_broker(console: Console) -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="varve-demo-") as directory:
+        port, http = _free_port(), _free_port()
+        command = [sys.executable, "-m", "broker.cli", "serve", "--data", f"{directory}/data"]
+        command += ["--listen", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{http}"]
+        console.print(f"starting a broker on 127.0.0.1:{port}, data in {directory}")
+        with Path(directory, "broker.log").open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        try:
+            _wait_until_ready(process, http, Path(directory, "broker.log"))
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", http: int, output: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise DemoError(f"the broker ended: {output.read_text(errors='replace')[-500:]}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http}/readyz", timeout=1):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise DemoError(f"the broker was not ready in {START_SECONDS:.0f} s")

@@ -1,0 +1,170 @@
+"""Incremental fetch sessions (KIP-227). Pure: time comes in, nothing is read or sent.
+
+Rules. A session belongs to a client that was granted one with a full fetch; from then on requests
+name changes only, and answers hold only partitions that have something new: records, an error, a
+moved high watermark or log start. Partitions that were served move to the end of the order, so
+that a busy one cannot starve the others. The cache is bounded: a full cache means that a client
+gets no session, which is legal, unless another has not been used for a while.
+"""
+
+from collections.abc import Hashable, Iterable
+from random import Random, SystemRandom
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from broker.protocol.errors import ErrorCode
+
+MAX_SESSIONS = 1000  # Kafka's max.incremental.fetch.session.cache.slots
+MAX_SESSION_PARTITIONS = 100_000  # of one session: about 20 MB
+MAX_ALL_PARTITIONS = 500_000  # of all sessions: about 100 MB
+EVICT_AFTER_SECONDS = 120.0  # Kafka's min.incremental.fetch.session.eviction.ms
+INITIAL_EPOCH = 0
+FINAL_EPOCH = -1
+MAX_EPOCH = 2**31 - 1
+
+
+class FetchTarget(NamedTuple):
+    """What a client wants of one partition. `key` is hashable and names the partition."""
+
+    key: Hashable
+    topic: str  # "" when named by id
+    topic_id: bytes  # 16 bytes; zeros when named by name
+    partition: int
+    current_leader_epoch: int
+    fetch_offset: int
+    max_bytes: int
+
+
+class SessionError(Exception):
+    """The session cannot go on: the response carries `code` and nothing else."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the client was last told of a partition."""
+
+    high_watermark: int = -1
+    log_start_offset: int = -1
+
+
+@dataclass(slots=True)
+class FetchSession:
+    """One client's standing wishes, in the order in which they are served."""
+
+    session_id: int
+    by_id: bool  # named by topic id (Fetch v13+)
+    epoch: int = 1
+    used_at: float = 0.0
+    targets: dict[Hashable, FetchTarget] = field(default_factory=dict)
+    told: dict[Hashable, _Told] = field(default_factory=dict)
+
+    def update(self, targets: Iterable[FetchTarget], forgotten: Iterable[Hashable]) -> None:
+        """Apply the changes of an incremental request."""
+        for target in targets:
+            self.targets[target.key] = target
+            self.told.setdefault(target.key, _Told())
+        for key in forgotten:
+            self.targets.pop(key, None)
+            self.told.pop(key, None)
+
+    def worth_telling(
+        self, key: Hashable, *, records: bool, error: bool, high_watermark: int, log_start: int
+    ) -> bool:
+        """Whether an incremental answer must hold this partition; remembers what is told."""
+        told = self.told.get(key)
+        if told is None:
+            return True
+        moved = (told.high_watermark, told.log_start_offset) != (high_watermark, log_start)
+        if error:
+            # So that the client hears of it again when the partition is well.
+            told.high_watermark = told.log_start_offset = -1
+        else:
+            told.high_watermark, told.log_start_offset = high_watermark, log_start
+        if records and key in self.targets:
+            self.targets[key] = self.targets.pop(key)
+        return records or error or moved
+
+
+class FetchSessions:
+    """All sessions of this broker."""
+
+    def __init__(
+        self, max_sessions: int = MAX_SESSIONS, random: Random | None = None
+    ) -> None:
+        self._sessions: dict[int, FetchSession] = {}  # least recently used first
+        self._max_sessions = max_sessions
+        self._random = random or SystemRandom()  # so that no client can guess another's id
+        self.evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def partitions(self) -> int:
+        """Partitions in all sessions together."""
+        return sum(len(session.targets) for session in self._sessions.values())
+
+    def full(
+        self, session_id: int, epoch: int, targets: list[FetchTarget], *, by_id: bool, now: float
+    ) -> FetchSession | None:
+        """A full fetch: ends the session it names; None if it stays without one."""
+        self._sessions.pop(session_id, None)
+        if epoch == FINAL_EPOCH or not targets or len(targets) > MAX_SESSION_PARTITIONS:
+            return None
+        if self.partitions + len(targets) > MAX_ALL_PARTITIONS:
+            return None
+        if len(self._sessions) >= self._max_sessions and not self._evict(now):
+            return None
+        session = FetchSession(self._take_id(), by_id, used_at=now)
+        session.update(targets, ())
+        self._sessions[session.session_id] = session
+        return session
+
+    def incremental(
+        self,
+        session_id: int,
+        epoch: int,
+        targets: list[FetchTarget],
+        forgotten: list[Hashable],
+        *,
+        by_id: bool,
+        now: float,
+    ) -> FetchSession:
+        """An incremental fetch. Raises SessionError for a session or epoch that is not known."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise SessionError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != epoch:
+            raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if session.by_id != by_id:
+            raise SessionError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        if len(session.targets) + len(targets) > MAX_SESSION_PARTITIONS:
+            raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        session.update(targets, forgotten)
+        session.epoch = epoch + 1 if epoch < MAX_EPOCH else 1
+        session.used_at = now
+        self._sessions[session_id] = self._sessions.pop(session_id)
+        return session
+
+    def _evict(self, now: float) -> bool:
+        oldest = next(iter(self._sessions.values()))
+        if now - oldest.used_at < EVICT_AFTER_SECONDS:
+            return False
+        del self._sessions[oldest.session_id]
+        self.evictions += 1
+        return True
+
+    def _take_id(self) -> int:
+        while True:
+            taken = self._random.randint(1, MAX_EPOCH)
+            if taken not in self._sessions:
+                return taken
+
+
+def is_full(epoch: int) -> bool:
+    """Whether a request with this epoch names all it wants."""
+    return epoch in (INITIAL_EPOCH, FINAL_EPOCH)

@@ -1,0 +1,78 @@
+"""Plain counters of the daemon. Only broker/metrics.py reads them for export."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+LATENCY_BUCKETS = 40  # powers of two of 1 us: up to 6 days
+QUANTILES = (0.5, 0.75, 0.95, 0.99, 0.999)
+
+
+@dataclass(slots=True)
+class TopicStats:
+    """What came in and went out of one topic."""
+
+    messages_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    bytes_rejected: int = 0
+    produce_requests: int = 0
+    fetch_requests: int = 0
+    failed_produce_requests: int = 0
+    failed_fetch_requests: int = 0
+
+
+@dataclass(slots=True)
+class RejectStats:
+    """Why batches were refused, over all topics."""
+
+    no_key_compacted_topic: int = 0
+    invalid_message_crc: int = 0
+    invalid_magic_number: int = 0
+    invalid_offset_or_sequence: int = 0
+
+
+class LatencyHistogram:
+    """Counts by powers of two of a microsecond; a quantile is exact to a factor of two."""
+
+    __slots__ = ("buckets", "count", "sum_us")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * LATENCY_BUCKETS
+        self.count = 0
+        self.sum_us = 0
+
+    def add(self, microseconds: int) -> None:
+        """Count one request that took `microseconds`."""
+        self.buckets[microseconds.bit_length()] += 1
+        self.count += 1
+        self.sum_us += microseconds
+
+    def quantile_ms(self, quantile: float) -> float:
+        """An upper bound of the quantile, in ms; 0 if nothing was counted."""
+        wanted = quantile * self.count
+        seen = 0
+        for index, count in enumerate(self.buckets):
+            seen += count
+            if count and seen >= wanted:
+                return float(1 << index) / 1000
+        return 0.0
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Requests of one API."""
+
+    by_version: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+
+
+@dataclass(slots=True)
+class BrokerStats:
+    """All counters of the request path."""
+
+    topics: dict[str, TopicStats] = field(default_factory=lambda: defaultdict(TopicStats))
+    rejects: RejectStats = field(default_factory=RejectStats)
+    requests: dict[str, RequestStats] = field(default_factory=lambda: defaultdict(RequestStats))
+    errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    delayed_fetches: int = 0  # waiting now
+    delayed_produces: int = 0  # waiting for an fsync now
