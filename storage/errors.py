@@ -155,3 +155,32 @@ class CorruptCheckpointError(StorageError):
 
 class CorruptSnapshotError(CorruptCheckpointError):
     """A producer state snapshot that fails its CRC or is cut short."""
+
+
+class NewerFormatError(StorageError):
+    """A file that a newer version of the broker wrote; starting over it would lose what it says."""
+
+    def __init__(self, path: str, version: int, known: int) -> None:
+        super().__init__(f"{path} has format version {version}, this broker knows up to {known}")
+        self.path = path
+        self.version = version
+        self.known = known
+
+
+class SwapRefusedError(StorageError):
+    """A swap that cannot be done; nothing has been changed. The group is to be cleaned again."""
+
+    def __init__(self, directory: str, reason: str) -> None:
+        super().__init__(f"{directory}: {reason}")
+        self.directory = directory
+        self.reason = reason
+
+
+class UnfinishedSwapError(StorageError):
+    """A swap found half done that cannot be finished; everything was left as it was found."""
+
+    def __init__(self, directory: str, file: str, reason: str) -> None:
+        super().__init__(f"{directory}: {file}: {reason}")
+        self.directory = directory
+        self.file = file
+        self.reason = reason

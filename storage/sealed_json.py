@@ -12,21 +12,11 @@ from typing import Any, Final
 
 from crc32c import crc32c
 
-from storage.errors import CorruptCheckpointError, StorageError
+from storage.errors import CorruptCheckpointError, NewerFormatError
 
 # The largest holder is the metadata of a broker: about 200 bytes for each of its partitions.
 SEALED_BYTES_MAX: Final = 256 << 20
 _HEADER_BYTES_MAX: Final = 128
-
-
-class NewerFormatError(StorageError):
-    """A file that a newer version of the broker wrote; starting over it would lose what it says."""
-
-    def __init__(self, path: str, version: int, known: int) -> None:
-        super().__init__(f"{path} has format version {version}, this broker knows up to {known}")
-        self.path = path
-        self.version = version
-        self.known = known
 
 
 def seal(magic: str, version: int, payload: Mapping[str, object]) -> bytes:

@@ -21,37 +21,23 @@ reads them, and whether the swap is still wanted. That is asked before.
 """
 
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from storage import filenames
-from storage.errors import StorageError
+from crc32c import crc32c
+
+from storage import filenames, sealed_json
+from storage.env import Env
+from storage.errors import CorruptCheckpointError, SwapRefusedError, UnfinishedSwapError
+from storage.kafka_swap import finish_kafka_swap
 
 JOURNAL_PREFIX: Final = "varve-swap."
 JOURNAL_SUFFIX: Final = ".journal"
 JOURNAL_MAGIC: Final = "varve-swap"
 JOURNAL_VERSION: Final = 1
 
-
-class SwapRefusedError(StorageError):
-    """A swap that cannot be done; nothing has been changed. The group is to be cleaned again."""
-
-    def __init__(self, directory: str, reason: str) -> None:
-        super().__init__(f"{directory}: {reason}")
-        self.directory = directory
-        self.reason = reason
-
-
-class UnfinishedSwapError(StorageError):
-    """A swap found half done that cannot be finished; everything was left as it was found."""
-
-    def __init__(self, directory: str, file: str, reason: str) -> None:
-        super().__init__(f"{directory}: {file}: {reason}")
-        self.directory = directory
-        self.file = file
-        self.reason = reason
+CRC_BLOCK_BYTES: Final = 1 << 20  # larger blocks were not faster from the page cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +137,288 @@ def _rename(output: CleanedSegment, file: CleanedFile) -> Rename:
     assert (parsed.base_offset, parsed.run_id) == (output.base_offset, output.run_id)
     target = filenames.file_name(parsed.base_offset, parsed.kind)
     return Rename(file.name, target, file.size_bytes, file.crc)
+
+
+class Delete(NamedTuple):
+    """A file to be deleted, and its size when that was decided."""
+
+    name: str
+    size_bytes: int
+
+
+class Journal(NamedTuple):
+    """What stands in the journal: all that is left to do once it is in place."""
+
+    run_id: str
+    renames: tuple[Rename, ...]
+    deletes: tuple[Delete, ...]
+
+    @property
+    def file_name(self) -> str:
+        """Its name in the partition's folder."""
+        return f"{JOURNAL_PREFIX}{self.run_id}{JOURNAL_SUFFIX}"
+
+
+def execute_swap(env: Env, plan: SwapPlan) -> None:
+    """Carry out a plan. It reads every output once; may run in a thread.
+
+    Raises SwapRefusedError while nothing has been changed: a source is gone, an output is missing
+    or is not what the plan says. Raises OSError as it comes; the directory is then to be taken
+    offline, since only `recover_swap` can tell whether the swap was committed.
+    """
+    journal = _checked(env, plan)
+    _commit(env, plan.directory, journal)
+    _carry_out(env, plan.directory, journal)
+
+
+def _checked(env: Env, plan: SwapPlan) -> Journal:
+    """Look at the folder before anything is changed."""
+    directory = plan.directory
+    names = set(env.listdir(directory))
+    for name in sorted(names):
+        if name.startswith(JOURNAL_PREFIX) and name.endswith(JOURNAL_SUFFIX):
+            raise SwapRefusedError(directory, f"{name} is unfinished")
+    sources = {filenames.file_name(base, filenames.LOG) for base in plan.source_base_offsets}
+    if not sources <= names:
+        raise SwapRefusedError(directory, f"{min(sources - names)} is gone")
+    for rename in plan.renames:
+        parsed = filenames.parse_file_name(rename.target)
+        assert parsed is not None
+        if rename.target in names and parsed.base_offset not in plan.source_base_offsets:
+            raise SwapRefusedError(directory, f"{rename.target} is not among the sources")
+        if rename.source not in names:
+            raise SwapRefusedError(directory, f"{rename.source} is missing")
+        fault = _mismatch(env, os.path.join(directory, rename.source), rename)
+        if fault:
+            raise SwapRefusedError(directory, f"{rename.source} {fault}")
+    deletes = tuple(
+        Delete(name, env.size(os.path.join(directory, name)))
+        for name in plan.deletes
+        if name in names
+    )
+    return Journal(plan.run_id, plan.renames, deletes)
+
+
+def _commit(env: Env, directory: str, journal: Journal) -> None:
+    """Make the journal durable under its name: from here on the swap is done."""
+    path = os.path.join(directory, journal.file_name)
+    temporary = f"{path}.tmp"
+    file = env.open(temporary, create=True, write=True, truncate=True)
+    try:
+        file.pwrite(encode_journal(journal), 0)
+        file.sync()
+    finally:
+        file.close()
+    # The names of the cleaned files too: whoever made them may have synced only their content.
+    env.sync_dir(directory)
+    env.rename(temporary, path)
+    env.sync_dir(directory)
+
+
+def _carry_out(env: Env, directory: str, journal: Journal) -> None:
+    """Do what the journal says and is not done yet; then remove it."""
+    names = set(env.listdir(directory))
+    for rename in journal.renames:
+        if rename.source in names:
+            env.rename(
+                os.path.join(directory, rename.source), os.path.join(directory, rename.target)
+            )
+    env.sync_dir(directory)
+    for delete in journal.deletes:
+        if delete.name in names:
+            env.unlink(os.path.join(directory, delete.name))
+    env.sync_dir(directory)
+    _remove_journal(env, directory, journal.file_name)
+
+
+def _remove_journal(env: Env, directory: str, name: str) -> None:
+    env.unlink(os.path.join(directory, name))
+    # Until this the journal may come back with a crash; then it would be carried out a second time,
+    # over whatever the log has become meanwhile.
+    env.sync_dir(directory)
+
+
+def encode_journal(journal: Journal) -> bytes:
+    """A journal as it stands in the file."""
+    return sealed_json.seal(
+        JOURNAL_MAGIC,
+        JOURNAL_VERSION,
+        {"run_id": journal.run_id, "renames": journal.renames, "deletes": journal.deletes},
+    )
+
+
+def decode_journal(data: bytes, path: str) -> Journal:
+    """Read a journal. Raises CorruptCheckpointError for a torn one, NewerFormatError."""
+    payload = sealed_json.unseal(JOURNAL_MAGIC, JOURNAL_VERSION, data, path)
+    try:
+        journal = Journal(
+            str(payload["run_id"]),
+            tuple(Rename(str(s), str(t), int(n), int(c)) for s, t, n, c in payload["renames"]),
+            tuple(Delete(str(name), int(size_bytes)) for name, size_bytes in payload["deletes"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptCheckpointError(path, f"its payload is malformed: {error!r}") from error
+    names = [name for rename in journal.renames for name in (rename.source, rename.target)]
+    names += [delete.name for delete in journal.deletes]
+    for name in names:
+        if filenames.parse_file_name(name) is None:
+            raise CorruptCheckpointError(path, f"{name!r:.100} is no segment file")
+    if journal.file_name != os.path.basename(path):
+        raise CorruptCheckpointError(path, f"it belongs to {journal.file_name!r:.100}")
+    return journal
+
+
+def crc_of_file(env: Env, path: str) -> int:
+    """CRC-32C of a whole file, as in CleanedFile."""
+    file = env.open(path)
+    try:
+        crc = 0
+        position = 0
+        while block := file.pread(CRC_BLOCK_BYTES, position):
+            crc = crc32c(block, crc)
+            position += len(block)
+        return crc
+    finally:
+        file.close()
+
+
+def _mismatch(env: Env, path: str, rename: Rename) -> str:
+    """Why the file at `path` is not the one to be renamed; empty if it is."""
+    size_bytes = env.size(path)
+    if size_bytes != rename.size_bytes:
+        return f"has {size_bytes} bytes instead of {rename.size_bytes}"
+    crc = crc_of_file(env, path)
+    return "" if crc == rename.crc else f"has checksum {crc:08x} instead of {rename.crc:08x}"
+
+
+# --- after a crash ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRecovery:
+    """What `recover_swap` found and did. Names are relative to the folder."""
+
+    redone: tuple[str, ...] = ()  # run ids whose journal was carried out
+    rolled_back: tuple[tuple[str, str], ...] = ()  # (run id, why): undone before its first rename
+    refused: tuple[tuple[str, str], ...] = ()  # (journal, why): torn, treated as absent
+    completed: tuple[str, ...] = ()  # Kafka's .swap files put in place
+    removed: tuple[str, ...] = ()  # leftovers deleted
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was there to be done."""
+        return self != SwapRecovery()
+
+
+def recover_swap(env: Env, directory: str) -> SwapRecovery:
+    """Bring a partition's folder to all old or all new; to be called before its files are opened.
+
+    Idempotent, and itself safe against crashes. First our own journal, then our own leftovers, then
+    what a killed Kafka left, by its rules (see kafka_swap): its `.swap` files are judged
+    by its own `.cleaned` files alone, never by ours.
+
+    Raises UnfinishedSwapError (nothing was changed) when neither old nor new can be had whole,
+    NewerFormatError for a journal of a later version, OSError as it comes.
+    """
+    redone: list[str] = []
+    rolled_back: list[tuple[str, str]] = []
+    refused: list[tuple[str, str]] = []
+    names = env.listdir(directory)
+    for name in names:
+        if not name.startswith(JOURNAL_PREFIX) or not name.endswith(JOURNAL_SUFFIX):
+            continue
+        path = os.path.join(directory, name)
+        try:
+            journal = decode_journal(env.read_file(path), path)
+        except CorruptCheckpointError as error:
+            refused.append((name, error.reason))
+            continue
+        fault = _why_not_redo(env, directory, journal)
+        if fault:
+            _remove_journal(env, directory, name)
+            rolled_back.append((journal.run_id, fault))
+        else:
+            _carry_out(env, directory, journal)
+            redone.append(journal.run_id)
+    removed = _remove_leftovers(env, directory, refused)
+    kafka = finish_kafka_swap(env, directory)
+    return SwapRecovery(
+        tuple(redone), tuple(rolled_back), tuple(refused), kafka.completed, removed + kafka.removed
+    )
+
+
+def _why_not_redo(env: Env, directory: str, journal: Journal) -> str:
+    """Empty if the journal can be carried out; else why it is to be rolled back.
+
+    A cleaned file that went bad after the commit is no loss while all of them still bear their
+    cleaned names: then nothing was renamed yet, so nothing deleted either, and all sources stand.
+    Raises UnfinishedSwapError when it is too late for that.
+    """
+    names = set(env.listdir(directory))
+    for rename in journal.renames:
+        found = rename.source if rename.source in names else rename.target
+        if found in names:
+            fault = _mismatch(env, os.path.join(directory, found), rename)
+        else:
+            fault = "is missing"
+        if fault and all(other.source in names for other in journal.renames):
+            return f"{found} {fault}"
+        if fault:
+            raise UnfinishedSwapError(directory, found, fault)
+    for name, size_bytes in journal.deletes:
+        if name in names and name.endswith(filenames.LOG):
+            present_bytes = env.size(os.path.join(directory, name))
+            if present_bytes != size_bytes:
+                fault = f"has {present_bytes} bytes, {size_bytes} when it was to be deleted"
+                raise UnfinishedSwapError(directory, name, fault)
+    return ""
+
+
+def _remove_leftovers(
+    env: Env, directory: str, refused: Sequence[tuple[str, str]]
+) -> tuple[str, ...]:
+    """Delete cleaned files and journals that never were committed.
+
+    A torn journal under its final name means a device that lied or rotted. Its renames may be half
+    done, so that an index of the old segment could stand beside the new log: the indexes go too,
+    loading builds them anew. No record is lost by it (see the rules above).
+    """
+    leftovers = []
+    for name in env.listdir(directory):
+        parsed = filenames.parse_file_name(name)
+        if name.startswith(JOURNAL_PREFIX):
+            leftovers.append(name)
+        elif parsed is None:
+            continue
+        elif (parsed.temporary == filenames.CLEANED and parsed.run_id) or (
+            refused
+            and not parsed.temporary
+            and parsed.kind in (filenames.INDEX, filenames.TIME_INDEX)
+        ):
+            leftovers.append(name)
+    # Journals last: a crash in between must find them again, and the indexes with them.
+    leftovers.sort(key=lambda name: name.startswith(JOURNAL_PREFIX))
+    _remove(env, directory, [name for name in leftovers if not name.startswith(JOURNAL_PREFIX)])
+    _remove(env, directory, [name for name in leftovers if name.startswith(JOURNAL_PREFIX)])
+    return tuple(leftovers)
+
+
+def _remove(env: Env, directory: str, names: Sequence[str]) -> None:
+    for name in names:
+        env.unlink(os.path.join(directory, name))
+    if names:
+        env.sync_dir(directory)
+
+
+def discard_outputs(env: Env, directory: str, run_id: str) -> tuple[str, ...]:
+    """Delete the cleaned files of a run that will not be published; returns their names.
+
+    No sync: should they come back with a crash, the next start deletes them.
+    """
+    doomed = []
+    for name in env.listdir(directory):
+        parsed = filenames.parse_file_name(name)
+        if parsed is not None and parsed.temporary == filenames.CLEANED and parsed.run_id == run_id:
+            doomed.append(name)
+            env.unlink(os.path.join(directory, name))
+    return tuple(doomed)
