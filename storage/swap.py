@@ -314,8 +314,8 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
     """Bring a partition's folder to all old or all new; to be called before its files are opened.
 
     Idempotent, and itself safe against crashes. First our own journal, then our own leftovers, then
-    what a killed Kafka left, by its rules (see kafka_swap): its `.swap` files are judged
-    by its own `.cleaned` files alone, never by ours.
+    what a killed Kafka left, by its rules (see kafka_swap): its `.swap` files are judged by its own
+    `.cleaned` files alone, never by ours.
 
     Raises UnfinishedSwapError (nothing was changed) when neither old nor new can be had whole,
     NewerFormatError for a journal of a later version, OSError as it comes.
@@ -323,8 +323,10 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
     redone: list[str] = []
     rolled_back: list[tuple[str, str]] = []
     refused: list[tuple[str, str]] = []
-    names = env.listdir(directory)
-    for name in names:
+    # A process that was killed leaves names that are seen and not yet durable, or gone and not yet
+    # durably so. What is acted on below must not be undone by a later loss of power.
+    env.sync_dir(directory)
+    for name in env.listdir(directory):
         if not name.startswith(JOURNAL_PREFIX) or not name.endswith(JOURNAL_SUFFIX):
             continue
         path = os.path.join(directory, name)
@@ -355,6 +357,10 @@ def _why_not_redo(env: Env, directory: str, journal: Journal) -> str:
     Raises UnfinishedSwapError when it is too late for that.
     """
     names = set(env.listdir(directory))
+    begun_or_left = {rename.source for rename in journal.renames}
+    begun_or_left |= {delete.name for delete in journal.deletes}
+    if not begun_or_left & names:
+        return ""  # all was done but for the journal; its targets may have been deleted since
     for rename in journal.renames:
         found = rename.source if rename.source in names else rename.target
         if found in names:

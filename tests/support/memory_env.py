@@ -276,6 +276,18 @@ class MemoryEnv:
         after._root = self._survivors()
         return after
 
+    def kill(self) -> "MemoryEnv":
+        """The process died and the machine did not: a new Env on the same disk, synced or not."""
+        self._dead = True
+        after = MemoryEnv(self.seed)
+        after._rng = self._rng
+        after.crashes = self.crashes + 1
+        after.free_space_bytes = self.free_space_bytes
+        after._wall_ms = self._wall_ms
+        after._monotonic_s = self._monotonic_s
+        after._root = self._root
+        return after
+
     def _survivors(self) -> _Folder:
         fates: dict[_Change, bool] = {}
         keep = self._rng.choice((0.0, 0.2, 0.5, 0.8, 1.0))

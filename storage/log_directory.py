@@ -1,0 +1,228 @@
+"""A data directory: whose it is, whether it was left in order, whether it still works.
+
+Rules
+- A directory that is open is locked; the lock falls with the process.
+- Whatever can be refused is refused before anything is written: directories that belong to
+  different clusters or nodes, or to one another's copies, are opened all together or not at all.
+- The clean-shutdown marker is read once and removed at once: from then on a crash is a crash.
+- A directory that cannot be used is offline with a reason, and stays so until the next start. The
+  others go on.
+- Kafka's `meta.properties` is adopted: cluster, node and directory ids stay what they are, keys
+  that we do not know are kept.
+
+This knows nothing of the partitions inside.
+"""
+
+import base64
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from storage import filenames
+from storage.checkpoints import (
+    MetaProperties,
+    decode_meta_properties,
+    encode_meta_properties,
+)
+from storage.env import Env, Lock, mkdir_durably, write_file_atomically
+from storage.errors import InconsistentDirectoryError, LogDirectoryError
+
+DEFAULT_NODE_ID: Final = 1
+UNKNOWN_BROKER_EPOCH: Final = -1
+META_PROPERTIES_VERSION: Final = 1
+
+
+def random_id(env: Env) -> str:
+    """A random (version 4) UUID in Kafka's form: 22 characters of base64url, not beginning with -.
+
+    Kafka's Uuid.randomUuid avoids the dash too: tools would take such an id for an option.
+    """
+    while True:
+        raw = bytearray(env.random_bytes(16))
+        raw[6] = raw[6] & 0x0F | 0x40
+        raw[8] = raw[8] & 0x3F | 0x80
+        text = base64.urlsafe_b64encode(raw).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text
+
+
+class LogDirectory:
+    """One data directory, open or offline. Made by `open_directories`."""
+
+    def __init__(self, env: Env, path: str) -> None:
+        self.path = path
+        self.directory_id = ""  # 22 characters; empty while it is not known
+        self.was_clean = False  # the marker of an orderly stop was there
+        self.offline_reason: str | None = None
+        self._env = env
+        self._lock: Lock | None = None
+
+    @property
+    def is_online(self) -> bool:
+        """Whether its files may be used."""
+        return self.offline_reason is None
+
+    def fail(self, reason: str) -> bool:
+        """Take it offline; True if it was online. The lock is kept: its files are still ours."""
+        if self.offline_reason is not None:
+            return False
+        self.offline_reason = reason
+        return True
+
+    def file(self, name: str) -> str:
+        """The path of a file or folder in it."""
+        return os.path.join(self.path, name)
+
+    def mark_clean(self) -> None:
+        """Leave the marker of an orderly stop: everything in the directory is flushed.
+
+        Format: `.kafka_cleanshutdown`, version 0. OSError as it comes.
+        """
+        assert self.is_online
+        content = {"version": 0, "brokerEpoch": UNKNOWN_BROKER_EPOCH}
+        write_file_atomically(
+            self._env, self.file(filenames.CLEAN_SHUTDOWN), json.dumps(content).encode()
+        )
+
+    def release(self) -> None:
+        """Give the lock back."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def lock(self) -> None:
+        """Make the directory and lock it. Raises DirectoryLockedError, and OSError as it comes."""
+        assert self._lock is None
+        mkdir_durably(self._env, self.path)
+        self._lock = self._env.lock(self.file(filenames.LOCK))
+
+    def read_properties(self) -> MetaProperties | None:
+        """Its `meta.properties`, if any. Raises CorruptCheckpointError."""
+        path = self.file(filenames.META_PROPERTIES)
+        if not self._env.exists(path):
+            return None
+        return decode_meta_properties(self._env.read_file(path), path)
+
+    def settle(self, found: MetaProperties | None, cluster_id: str, node_id: int) -> None:
+        """Make it ours: take the marker away, complete `meta.properties`. OSError as it comes."""
+        marker = self.file(filenames.CLEAN_SHUTDOWN)
+        self.was_clean = self._env.exists(marker)
+        if self.was_clean:
+            self._env.unlink(marker)
+            self._env.sync_dir(self.path)
+        present = found or MetaProperties(None, None, None)
+        self.directory_id = present.directory_id or random_id(self._env)
+        complete = replace(
+            present,
+            cluster_id=cluster_id,
+            node_id=node_id,
+            directory_id=self.directory_id,
+            version=META_PROPERTIES_VERSION,
+        )
+        if complete != found:
+            write_file_atomically(
+                self._env,
+                self.file(filenames.META_PROPERTIES),
+                encode_meta_properties(complete),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDirectories:
+    """All configured directories, those offline included, and whose they are."""
+
+    directories: tuple[LogDirectory, ...]
+    cluster_id: str
+    node_id: int
+
+    @property
+    def online(self) -> tuple[LogDirectory, ...]:
+        """Those that can be used."""
+        return tuple(one for one in self.directories if one.is_online)
+
+    def release(self) -> None:
+        """Give all locks back."""
+        for directory in self.directories:
+            directory.release()
+
+
+def open_directories(
+    env: Env, paths: Sequence[str], *, cluster_id: str | None = None, node_id: int | None = None
+) -> OpenedDirectories:
+    """Lock the data directories, adopt or create their identity, take the clean markers away.
+
+    `cluster_id` and `node_id` are what was configured; None takes what the directories say, or a
+    new cluster id and node 1. A directory that gives an OSError is offline in the result.
+
+    Raises, with every lock given back: DirectoryLockedError (the same directory named twice
+    included), InconsistentDirectoryError, CorruptCheckpointError for an unreadable
+    `meta.properties`, LogDirectoryError when no directory can be used.
+    """
+    assert paths
+    opened = tuple(LogDirectory(env, os.path.abspath(path)) for path in paths)
+    try:
+        return _open(env, opened, cluster_id, node_id)
+    except BaseException:
+        for directory in opened:
+            directory.release()
+        raise
+
+
+def _open(
+    env: Env, opened: tuple[LogDirectory, ...], cluster_id: str | None, node_id: int | None
+) -> OpenedDirectories:
+    found: dict[LogDirectory, MetaProperties | None] = {}
+    for directory in opened:
+        try:
+            directory.lock()
+            found[directory] = directory.read_properties()
+        except OSError as error:
+            directory.fail(str(error))
+    cluster_id, node_id = agree(
+        {one.path: properties for one, properties in found.items() if properties is not None},
+        cluster_id,
+        node_id,
+    )
+    cluster_id = cluster_id or random_id(env)
+    node_id = DEFAULT_NODE_ID if node_id is None else node_id
+    for directory, properties in found.items():
+        try:
+            directory.settle(properties, cluster_id, node_id)
+        except OSError as error:
+            directory.fail(str(error))
+    if not any(directory.is_online for directory in opened):
+        raise LogDirectoryError(opened[0].path, opened[0].offline_reason or "")
+    return OpenedDirectories(opened, cluster_id, node_id)
+
+
+def agree(
+    found: dict[str, MetaProperties], cluster_id: str | None, node_id: int | None
+) -> tuple[str | None, int | None]:
+    """The cluster and node id that all directories agree on; pure.
+
+    Raises InconsistentDirectoryError when two of them, or one and the configuration, differ, or
+    when two have the same directory id (one is a copy of the other).
+    """
+    owners: dict[str, str] = {}
+    for path, properties in found.items():
+        if properties.cluster_id is not None:
+            cluster_id = cluster_id or properties.cluster_id
+            if properties.cluster_id != cluster_id:
+                raise InconsistentDirectoryError(
+                    path, "cluster.id", properties.cluster_id, cluster_id
+                )
+        if properties.node_id is not None:
+            node_id = properties.node_id if node_id is None else node_id
+            if properties.node_id != node_id:
+                raise InconsistentDirectoryError(
+                    path, "node.id", str(properties.node_id), str(node_id)
+                )
+        if properties.directory_id is not None:
+            owner = owners.setdefault(properties.directory_id, path)
+            if owner != path:
+                raise InconsistentDirectoryError(
+                    path, "directory.id", properties.directory_id, f"one that {owner} has not"
+                )
+    return cluster_id, node_id
