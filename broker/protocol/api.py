@@ -1,0 +1,88 @@
+"""Which APIs have a table, and which versions of them are advertised.
+
+Rules. A version is advertised when it has a table and a handler. Two ranges differ from the
+tables: Produce says it starts at 0 although 0-2 are refused, because librdkafka up to 2.11.0 takes
+an absent version 0 as "cannot do compression" (KAFKA-18659); OffsetCommit and OffsetFetch stop at
+9, because 10 belongs to groups of the KIP-848 protocol.
+"""
+
+from collections.abc import Collection, Iterable
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+from broker.protocol.schema import Api, Versions
+from broker.protocol.tables_cluster import CLUSTER_APIS
+from broker.protocol.tables_groups import GROUP_APIS
+from broker.protocol.tables_records import RECORD_APIS
+from broker.protocol.tables_topics import TOPIC_APIS
+
+
+class ApiKey(IntEnum):
+    """Keys of the Kafka protocol guide."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    INCREMENTAL_ALTER_CONFIGS = 44
+    LIST_PARTITION_REASSIGNMENTS = 46
+    OFFSET_DELETE = 47
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_TOPIC_PARTITIONS = 75
+
+
+class ApiRange(NamedTuple):
+    """One line of an ApiVersions answer."""
+
+    api_key: int
+    min_version: int
+    max_version: int
+
+
+APIS: Final[dict[int, Api]] = {
+    api.key: api for api in (*RECORD_APIS, *CLUSTER_APIS, *TOPIC_APIS, *GROUP_APIS)
+}
+
+_ADVERTISED_OTHERWISE: Final = {
+    ApiKey.PRODUCE: Versions(0, 13),
+    ApiKey.OFFSET_COMMIT: Versions(2, 9),
+    ApiKey.OFFSET_FETCH: Versions(1, 9),
+}
+
+
+def advertised_range(api_key: int) -> ApiRange:
+    """Return what ApiVersions says of an API that has a handler. KeyError without a table."""
+    versions = _ADVERTISED_OTHERWISE.get(ApiKey(api_key), APIS[api_key].versions)
+    return ApiRange(api_key, versions.first, versions.last)
+
+
+def advertised(handlers: Iterable[int]) -> tuple[ApiRange, ...]:
+    """Return the lines of an ApiVersions answer for the APIs that have a handler, by key."""
+    return tuple(advertised_range(key) for key in sorted(set(handlers)))
+
+
+def is_supported(api_key: int, version: int, handlers: Collection[int]) -> bool:
+    """Whether a request of this version can be decoded here and was advertised."""
+    if api_key not in handlers:
+        return False
+    return version in APIS[api_key].versions and version <= advertised_range(api_key).max_version
