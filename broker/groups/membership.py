@@ -57,10 +57,10 @@ def identity_error(group: Group, member_id: str, instance_id: str | None) -> Err
 
 def elected_leader(group: Group) -> str | None:
     """The leader if it has joined again, else the first who has."""
-    members = group.members
-    if group.leader in members and members[group.leader].join_waiter is not None:
+    back = [m.member_id for m in group.members.values() if m.join_waiter is not None]
+    if group.leader in back:
         return group.leader
-    return next((m.member_id for m in members.values() if m.join_waiter is not None), None)
+    return back[0] if back else None
 
 
 def elected_protocol(group: Group) -> str:

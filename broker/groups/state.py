@@ -390,14 +390,15 @@ def _stored(state: Live, event: GroupStored, rules: GroupRules, now_ms: int) -> 
         elif answer.member_id not in state.group.members:
             answer = JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID)
         return state, (replace(event.reply, answer=answer),)
-    if not isinstance(state, CompletingRebalance) or state.assignment is None:
+    if not isinstance(state, CompletingRebalance):
         return state, ()
-    if event.generation != state.group.generation:
+    assignment = state.assignment
+    if assignment is None or event.generation != state.group.generation:
         return state, ()
     if event.error is not ErrorCode.NONE:
         state, effects = propagate(state, event.error)
         return then((state, effects), after_removal, rules, now_ms)
-    group = assigned(state.group, state.assignment)
+    group = assigned(state.group, assignment)
     settled, effects = propagate(replace(state, group=group), ErrorCode.NONE)
     return Stable(replace(settled.group, since_ms=now_ms), settled.unsynced), effects
 

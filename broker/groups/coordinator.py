@@ -1,0 +1,508 @@
+"""The coordinator: groups by name, the offsets they committed, the log both go to.
+
+Rules
+- Only the event loop enters here. A group's state changes by broker/groups/state.py alone.
+- What is acknowledged is in the log: an offset is answered, and seen by others, after its append.
+- Records of one group are appended in the order in which they were decided.
+- Every wait ends: joins and syncs by their timers, appends by `append_timeout_ms`, a closed
+  connection by its cancellation.
+- A group is served while its partition of __consumer_offsets is active; while that is loaded, and
+  when it is offline, everyone is told so.
+
+It does not know how requests look on the wire, nor which topics exist.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import structlog
+
+from broker.groups.expiry import expired_offsets
+from broker.groups.live_group import Clock, GroupStats, LiveGroup, Surroundings
+from broker.groups.model import (
+    NO_MEMBER_ID,
+    CommitRequested,
+    Dead,
+    Deleted,
+    DeletionFailed,
+    Empty,
+    ErrorAnswer,
+    Group,
+    GroupRules,
+    HeartbeatReceived,
+    JoinAnswer,
+    JoinRequested,
+    LeaveAnswer,
+    LeaveRequested,
+    State,
+    SyncAnswer,
+    SyncRequested,
+    Unloaded,
+)
+from broker.groups.offset_records import (
+    CommittedOffset,
+    OffsetKey,
+    encode_group_key,
+    encode_offset_key,
+    encode_offset_value,
+)
+from broker.groups.offsets_store import (
+    LoadedPartition,
+    LogRecord,
+    OffsetsStore,
+    TopicIndex,
+    group_record,
+)
+from broker.groups.state import restored
+from broker.groups.subscription import CONSUMER_PROTOCOL_TYPE, subscribed_topics
+from broker.protocol.errors import ErrorCode
+from storage.errors import MessageTooLargeError, RecordListTooLargeError, StorageError
+
+log = structlog.get_logger("broker.groups")
+
+WEEK_MS = 7 * 24 * 3600 * 1000
+# Many records go out in several appends: far below any max.message.bytes, above any single record
+# of an offset.
+APPEND_BYTES = 256 * 1024
+# One turn of the event loop looks at this many offsets when it searches for expired ones (< 5 ms).
+OFFSETS_PER_TURN = 5_000
+# The part of a client's name that goes into its member ids; the rest would only fill the log.
+CLIENT_ID_CHARS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What an operator may set; names as Kafka's broker settings where it has them."""
+
+    rules: GroupRules = field(default_factory=GroupRules)
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    offsets_retention_ms: int = WEEK_MS  # offsets.retention.minutes
+    offset_metadata_max_bytes: int = 4_096
+    # Kafka has none of the following bounds.
+    max_groups: int = 100_000
+    max_protocols: int = 64  # clients send 1 to 4
+    max_member_metadata_bytes: int = 1024 * 1024  # the group's record holds that of all members
+    append_timeout_ms: int = 5_000  # offsets.commit.timeout.ms
+
+
+class PartitionState(Enum):
+    """Of one partition of __consumer_offsets."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    OFFLINE = "offline"
+
+
+class GroupCoordinator:
+    """All groups of this broker."""
+
+    def __init__(
+        self,
+        store: OffsetsStore,
+        clock: Clock,
+        settings: GroupSettings | None = None,
+        new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        self.settings = settings or GroupSettings()
+        self.stats = GroupStats()
+        self._store = store
+        self._clock = clock
+        self._new_id = new_id
+        self._groups: dict[str, LiveGroup] = {}
+        self._partitions = [PartitionState.LOADING] * store.partition_count
+        self._writes: set[asyncio.Future[list[object]]] = set()
+        self._around = Surroundings(self.settings.rules, clock, self._store_group, self.stats)
+
+    # Partitions ---------------------------------------------------------------------------------
+
+    def activate(self, partition: int, loaded: LoadedPartition) -> None:
+        """Serve the groups of a partition, beginning with what was loaded from it."""
+        assert self._partitions[partition] is not PartitionState.ACTIVE
+        self._partitions[partition] = PartitionState.ACTIVE
+        self.stats.records_loaded += loaded.records
+        self.stats.records_unknown += loaded.unknown_records
+        self.stats.records_invalid += loaded.invalid_records
+        self.stats.offsets_undecided += loaded.undecided_offsets
+        for group_id in loaded.groups.keys() | loaded.offsets.keys():
+            state, effects = restored(loaded.groups.get(group_id, Group(group_id)))
+            live = self._groups[group_id] = LiveGroup(state, self._around)
+            live.offsets.update(loaded.offsets.get(group_id, {}))
+            live.perform(effects)
+        log.info(
+            "groups_loaded",
+            partition=partition,
+            groups=len(loaded.groups.keys() | loaded.offsets.keys()),
+            records=loaded.records,
+            unknown=loaded.unknown_records,
+            invalid=loaded.invalid_records,
+        )
+
+    def deactivate(self, partition: int, state: PartitionState) -> None:
+        """Stop serving a partition: it failed, or will be loaded again."""
+        assert state is not PartitionState.ACTIVE
+        self._partitions[partition] = state
+        for group_id in [g for g in self._groups if self._store.partition_of(g) == partition]:
+            self._groups.pop(group_id).tell(Unloaded())
+
+    def availability(self, group_id: str) -> ErrorCode:
+        """NONE if the group's partition is served, else what to tell the client."""
+        match self._partitions[self._store.partition_of(group_id)]:
+            case PartitionState.ACTIVE:
+                return ErrorCode.NONE
+            case PartitionState.LOADING:
+                return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+            case PartitionState.OFFLINE:
+                return ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether some partition is not loaded yet."""
+        return PartitionState.LOADING in self._partitions
+
+    async def close(self) -> None:
+        """Send everybody away and wait, for as long as an append may take, for what was begun."""
+        for partition in range(len(self._partitions)):
+            self.deactivate(partition, PartitionState.OFFLINE)
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=self.settings.append_timeout_ms / 1000)
+
+    # Members ------------------------------------------------------------------------------------
+
+    async def join(self, group_id: str, request: JoinRequested) -> JoinAnswer:
+        """JoinGroup: ends when the next generation stands. `waiter` and the new id are set here."""
+        error = self._join_error(group_id, request)
+        if error is not ErrorCode.NONE:
+            return JoinAnswer(error, request.member_id)
+        live = self._groups.get(group_id)
+        if live is None:
+            if request.member_id != NO_MEMBER_ID:
+                return JoinAnswer(ErrorCode.UNKNOWN_MEMBER_ID, request.member_id)
+            if len(self._groups) >= self.settings.max_groups:
+                return JoinAnswer(ErrorCode.POLICY_VIOLATION)
+            live = self._create(group_id)
+        waiter = live.new_waiter()
+        name = request.instance_id or request.client_id[:CLIENT_ID_CHARS]
+        new_member_id = f"{name}-{self._new_id()}"
+        request = replace(request, waiter=waiter, new_member_id=new_member_id)
+        try:
+            answer = await live.wait_answer(request, waiter)
+        finally:
+            self._forget_if_void(live)
+        assert isinstance(answer, JoinAnswer)
+        return answer
+
+    def _join_error(self, group_id: str, request: JoinRequested) -> ErrorCode:
+        limits = self.settings
+        if not group_id:
+            return ErrorCode.INVALID_GROUP_ID
+        timeouts_ms = (limits.group_min_session_timeout_ms, limits.group_max_session_timeout_ms)
+        if not timeouts_ms[0] <= request.session_timeout_ms <= timeouts_ms[1]:
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        metadata_bytes = sum(len(metadata) for _, metadata in request.protocols)
+        if metadata_bytes > limits.max_member_metadata_bytes:
+            return ErrorCode.INVALID_REQUEST
+        if len(request.protocols) > limits.max_protocols:
+            return ErrorCode.INVALID_REQUEST
+        return self.availability(group_id)
+
+    async def sync(self, group_id: str, request: SyncRequested) -> SyncAnswer:
+        """SyncGroup: ends when the leader's assignment is stored. `waiter` is set here."""
+        live, error = self._live(group_id)
+        if live is None:
+            return SyncAnswer(error)
+        waiter = live.new_waiter()
+        answer = await live.wait_answer(replace(request, waiter=waiter), waiter)
+        assert isinstance(answer, SyncAnswer)
+        return answer
+
+    def heartbeat(self, group_id: str, request: HeartbeatReceived) -> ErrorCode:
+        """Heartbeat. `waiter` is set here."""
+        live, error = self._live(group_id)
+        if live is None:
+            return error
+        waiter = live.new_waiter()
+        answer = live.answer_nowait(replace(request, waiter=waiter), waiter)
+        assert isinstance(answer, ErrorAnswer)
+        return answer.error
+
+    def leave(self, group_id: str, request: LeaveRequested) -> LeaveAnswer:
+        """LeaveGroup. `waiter` is set here."""
+        live, error = self._live(group_id)
+        if live is None and error is ErrorCode.UNKNOWN_MEMBER_ID:
+            unknown = tuple((member, instance, error) for member, instance in request.members)
+            return LeaveAnswer(ErrorCode.NONE, unknown)
+        if live is None:
+            return LeaveAnswer(error)
+        waiter = live.new_waiter()
+        answer = live.answer_nowait(replace(request, waiter=waiter), waiter)
+        assert isinstance(answer, LeaveAnswer)
+        self._forget_if_void(live)
+        return answer
+
+    def _live(self, group_id: str) -> tuple[LiveGroup | None, ErrorCode]:
+        if not group_id:
+            return None, ErrorCode.INVALID_GROUP_ID
+        error = self.availability(group_id)
+        if error is not ErrorCode.NONE:
+            return None, error
+        return self._groups.get(group_id), ErrorCode.UNKNOWN_MEMBER_ID
+
+    def _create(self, group_id: str) -> LiveGroup:
+        group = Group(group_id, since_ms=self._clock.wall_ms())
+        live = self._groups[group_id] = LiveGroup(Empty(group), self._around)
+        return live
+
+    def _forget_if_void(self, live: LiveGroup) -> None:
+        group_id = live.group.group_id
+        if live.is_void and self._groups.get(group_id) is live:
+            del self._groups[group_id]
+
+    # Offsets ------------------------------------------------------------------------------------
+
+    async def commit(
+        self,
+        group_id: str,
+        request: CommitRequested,
+        offsets: Mapping[TopicIndex, CommittedOffset],
+    ) -> ErrorCode:
+        """OffsetCommit: ends when the offsets are in the log. `waiter` is set here."""
+        error = self._commit_error(group_id, request)
+        if error is not ErrorCode.NONE or not offsets:
+            return error
+        live = self._groups.get(group_id) or self._create(group_id)
+        live.commits_in_flight.update(offsets.keys())
+        records = [
+            (encode_offset_key(OffsetKey(group_id, *key)), encode_offset_value(value))
+            for key, value in offsets.items()
+        ]
+
+        def appended(error: ErrorCode) -> None:
+            live.commits_in_flight.subtract(offsets.keys())
+            live.commits_in_flight = +live.commits_in_flight
+            if error is ErrorCode.NONE:
+                self.stats.offsets_committed += len(offsets)
+                live.offsets.update(offsets)
+
+        error = await self._write(group_id, records, appended)
+        self._forget_if_void(live)
+        if error is ErrorCode.MESSAGE_TOO_LARGE:
+            return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        return error
+
+    def _commit_error(self, group_id: str, request: CommitRequested) -> ErrorCode:
+        if not group_id and request.generation >= 0:
+            return ErrorCode.INVALID_GROUP_ID
+        error = self.availability(group_id)
+        if error is not ErrorCode.NONE:
+            return error
+        live = self._groups.get(group_id)
+        if live is None:
+            if request.generation >= 0:
+                return ErrorCode.ILLEGAL_GENERATION
+            full = len(self._groups) >= self.settings.max_groups
+            return ErrorCode.POLICY_VIOLATION if full else ErrorCode.NONE
+        waiter = live.new_waiter()
+        answer = live.answer_nowait(replace(request, waiter=waiter), waiter)
+        assert isinstance(answer, ErrorAnswer)
+        return answer.error
+
+    def offsets(self, group_id: str) -> tuple[ErrorCode, Mapping[TopicIndex, CommittedOffset]]:
+        """What a group has committed; nothing and no error if there is no such group."""
+        error = self.availability(group_id)
+        live = self._groups.get(group_id)
+        if error is not ErrorCode.NONE or live is None or isinstance(live.state, Dead):
+            return error, {}
+        return error, live.offsets
+
+    async def delete_offsets(
+        self, group_id: str, keys: Sequence[TopicIndex]
+    ) -> tuple[ErrorCode, Mapping[TopicIndex, ErrorCode]]:
+        """OffsetDelete: an error for all, or one for each key."""
+        error, state = self.describe(group_id)
+        if error is not ErrorCode.NONE:
+            return error, {}
+        if state is None or isinstance(state, Dead):
+            return ErrorCode.GROUP_ID_NOT_FOUND, {}
+        subscribed: frozenset[str] | None = frozenset()
+        if not isinstance(state, Empty):
+            if state.group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+                return ErrorCode.NON_EMPTY_GROUP, {}
+            subscribed = subscribed_topics(state.group)
+        errors = {
+            key: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            if subscribed is None or key[0] in subscribed
+            else ErrorCode.NONE
+            for key in keys
+        }
+        live = self._groups[group_id]
+        doomed = [k for k in keys if errors[k] is ErrorCode.NONE and k in _committed(live)]
+        return await self._forget_offsets(live, doomed), errors
+
+    async def forget_topic(self, topic: str) -> int:
+        """A topic was deleted, and what was committed for it with it. Returns how many offsets."""
+        forgotten = 0
+        for live in list(self._groups.values()):
+            keys = [key for key in _committed(live) if key[0] == topic]
+            if keys and await self._forget_offsets(live, keys) is ErrorCode.NONE:
+                forgotten += len(keys)
+        return forgotten
+
+    async def expire_offsets(self, now_ms: int) -> int:
+        """Delete offsets past their retention and groups with nothing left; returns the offsets.
+
+        Call it from a timer (Kafka: every 10 minutes), and only while the wall clock is trusted.
+        """
+        looked, expired = 0, 0
+        retention_ms = self.settings.offsets_retention_ms
+        for group_id in list(self._groups):
+            if looked >= OFFSETS_PER_TURN:
+                looked = 0
+                await asyncio.sleep(0)
+            live = self._groups.get(group_id)
+            if live is None or self.availability(group_id) is not ErrorCode.NONE:
+                continue
+            looked += 1 + len(live.offsets)
+            old = expired_offsets(live.state, live.offsets, now_ms, retention_ms)
+            keys = [key for key in old if key not in live.commits_in_flight]
+            if keys and await self._forget_offsets(live, keys) is ErrorCode.NONE:
+                expired += len(keys)
+            if isinstance(live.state, Empty) and not live.group.pending and not _committed(live):
+                await self._delete(live)
+        self.stats.offsets_expired += expired
+        if expired:
+            log.info("offsets_expired", offsets=expired)
+        return expired
+
+    async def _forget_offsets(self, live: LiveGroup, keys: Sequence[TopicIndex]) -> ErrorCode:
+        if not keys:
+            return ErrorCode.NONE
+        group_id = live.group.group_id
+        tombstones = [(encode_offset_key(OffsetKey(group_id, *key)), None) for key in keys]
+
+        def appended(error: ErrorCode) -> None:
+            if error is ErrorCode.NONE:
+                # Appends end in order: whatever stands here now was committed before.
+                for key in keys:
+                    live.offsets.pop(key, None)
+
+        return await self._write(group_id, tombstones, appended)
+
+    # Groups -------------------------------------------------------------------------------------
+
+    def describe(self, group_id: str) -> tuple[ErrorCode, State | None]:
+        """The state of a group; None if there is none."""
+        error = self.availability(group_id)
+        live = self._groups.get(group_id)
+        return error, None if live is None or error is not ErrorCode.NONE else live.state
+
+    def groups(self) -> Iterator[State]:
+        """All groups that are served."""
+        for live in self._groups.values():
+            if not isinstance(live.state, Dead):
+                yield live.state
+
+    async def delete_group(self, group_id: str) -> ErrorCode:
+        """DeleteGroups: ends when the tombstones of the group and its offsets are in the log."""
+        error = self.availability(group_id)
+        if error is not ErrorCode.NONE:
+            return error
+        live = self._groups.get(group_id)
+        if live is None or isinstance(live.state, Dead):
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if not isinstance(live.state, Empty):
+            return ErrorCode.NON_EMPTY_GROUP
+        return await self._delete(live)
+
+    async def _delete(self, live: LiveGroup) -> ErrorCode:
+        group_id = live.group.group_id
+        keys = [encode_offset_key(OffsetKey(group_id, *key)) for key in _committed(live)]
+        tombstones: list[LogRecord] = [(key, None) for key in keys]
+        tombstones.append((encode_group_key(group_id), None))
+        # From here on joins and commits are sent away, so nothing comes behind the tombstones.
+        live.tell(Deleted())
+
+        def appended(error: ErrorCode) -> None:
+            if error is not ErrorCode.NONE:
+                live.tell(DeletionFailed())
+            elif self._groups.get(group_id) is live:
+                del self._groups[group_id]
+                self.stats.groups_deleted += 1
+
+        return await self._write(group_id, tombstones, appended)
+
+    # The log ------------------------------------------------------------------------------------
+
+    def _store_group(self, group: Group) -> "asyncio.Future[ErrorCode]":
+        return self._write(group.group_id, [group_record(group)], lambda error: None)
+
+    def _write(
+        self,
+        group_id: str,
+        records: Sequence[LogRecord],
+        appended: Callable[[ErrorCode], None],
+    ) -> "asyncio.Future[ErrorCode]":
+        """Append now; `appended` is called when the log has answered, however late.
+
+        The future ends then, or after `append_timeout_ms` with COORDINATOR_NOT_AVAILABLE, and may
+        be cancelled without harm.
+        """
+        outcome: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
+        appends = [self._store.append(group_id, chunk) for chunk in _chunks(records)]
+        ended = asyncio.gather(*appends, return_exceptions=True)
+        self._writes.add(ended)
+
+        def settle(error: ErrorCode) -> None:
+            if not outcome.done():
+                outcome.set_result(error)
+
+        timeout_s = self.settings.append_timeout_ms / 1000
+        gone = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        timer = self._clock.call_later(timeout_s, lambda: settle(gone))
+
+        def finish(ended: "asyncio.Future[list[object]]") -> None:
+            timer.cancel()
+            self._writes.discard(ended)
+            error = self._worst(group_id, ended.result())
+            try:
+                appended(error)
+            finally:
+                settle(error)
+
+        ended.add_done_callback(finish)
+        return outcome
+
+    def _worst(self, group_id: str, results: Iterable[object]) -> ErrorCode:
+        for result in results:
+            if not isinstance(result, BaseException):
+                continue
+            self.stats.append_errors += 1
+            log.error("group_append_failed", group=group_id, error=repr(result))
+            match result:
+                case MessageTooLargeError() | RecordListTooLargeError():
+                    return ErrorCode.MESSAGE_TOO_LARGE
+                case StorageError() | asyncio.CancelledError():
+                    return ErrorCode.COORDINATOR_NOT_AVAILABLE
+                case _:
+                    return ErrorCode.UNKNOWN_SERVER_ERROR
+        return ErrorCode.NONE
+
+
+def _committed(live: LiveGroup) -> set[TopicIndex]:
+    """The keys with an offset in the log, acknowledged or about to be."""
+    return live.offsets.keys() | live.commits_in_flight.keys()
+
+
+def _chunks(records: Sequence[LogRecord]) -> Iterator[Sequence[LogRecord]]:
+    """Cut into appends of about APPEND_BYTES; a record alone may be larger."""
+    first, size_bytes = 0, 0
+    for index, (key, value) in enumerate(records):
+        record_bytes = len(key) + len(value or b"")
+        if size_bytes and size_bytes + record_bytes > APPEND_BYTES:
+            yield records[first:index]
+            first, size_bytes = index, 0
+        size_bytes += record_bytes
+    yield records[first:]

@@ -1,0 +1,50 @@
+"""Which committed offsets are old enough to go. Pure; the rules are Kafka's (KIP-211)."""
+
+from collections.abc import Mapping
+
+from broker.groups.model import Empty, Group, Stable, State
+from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets_store import TopicIndex
+from broker.groups.subscription import subscribed_topics
+
+
+def expired_offsets(
+    state: State,
+    offsets: Mapping[TopicIndex, CommittedOffset],
+    now_ms: int,
+    retention_ms: int,
+) -> list[TopicIndex]:
+    """The keys to delete.
+
+    A group without a protocol type keeps each offset for `retention_ms` after its commit, an empty
+    group all of them for that long after its last member left, a running one those it is
+    subscribed to. A retention time the client itself gave goes before all that.
+    """
+    group = state.group
+    match state:
+        case _ if group.protocol_type is None:
+            subscribed: frozenset[str] | None = frozenset()
+        case Empty():
+            subscribed = frozenset()
+        case Stable():
+            subscribed = subscribed_topics(group)
+        case _:
+            subscribed = None
+    if subscribed is None:
+        return []
+    return [
+        key
+        for key, value in offsets.items()
+        if key[0] not in subscribed and _is_old(state, group, value, now_ms, retention_ms)
+    ]
+
+
+def _is_old(
+    state: State, group: Group, value: CommittedOffset, now_ms: int, retention_ms: int
+) -> bool:
+    if value.expire_timestamp_ms >= 0:
+        return now_ms >= value.expire_timestamp_ms
+    base_ms = value.commit_timestamp_ms
+    if isinstance(state, Empty) and group.protocol_type is not None and group.since_ms >= 0:
+        base_ms = group.since_ms
+    return now_ms - base_ms >= retention_ms

@@ -1,0 +1,260 @@
+"""One group as it runs: its state, its timers, the requests that wait, the offsets it committed.
+
+Rules. `tell` is the only way to change the state. It performs the effects at once and never waits,
+so an event is never seen in the middle of another. A waiter is answered once; an answer nobody
+waits for any longer is dropped.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, assert_never
+
+import structlog
+
+from broker.groups.model import (
+    Answer,
+    Dead,
+    Effect,
+    Empty,
+    Event,
+    Group,
+    GroupRules,
+    GroupStored,
+    JoinTimeout,
+    Reply,
+    SessionExpired,
+    Stable,
+    StartJoinTimer,
+    StartSession,
+    StartSyncTimer,
+    State,
+    StopJoinTimer,
+    StopSession,
+    StopSyncTimer,
+    StoreGroup,
+    SyncTimeout,
+    WaiterGone,
+)
+from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets_store import TopicIndex
+from broker.groups.state import transition
+from broker.protocol.errors import ErrorCode
+
+log = structlog.get_logger("broker.groups")
+
+
+class Timer(Protocol):
+    """A call to come."""
+
+    def cancel(self) -> None:
+        """It will not come."""
+        ...
+
+
+class Clock(Protocol):
+    """Timers on monotonic time; wall time for what is stored."""
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Call back on the event loop in `delay_s` seconds."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970."""
+        ...
+
+
+class LoopClock:
+    """The running event loop's timers and the wall clock that is given."""
+
+    def __init__(self, wall_ms: Callable[[], int]) -> None:
+        self.wall_ms = wall_ms
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        """Call back on the event loop in `delay_s` seconds."""
+        return asyncio.get_running_loop().call_later(delay_s, callback)
+
+
+@dataclass(slots=True)
+class GroupStats:
+    """Counts since the start."""
+
+    rebalances: int = 0
+    generations_stable: int = 0
+    members_expired: int = 0
+    offsets_committed: int = 0
+    offsets_expired: int = 0
+    groups_deleted: int = 0
+    append_errors: int = 0
+    records_loaded: int = 0
+    records_unknown: int = 0
+    records_invalid: int = 0
+    offsets_undecided: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every group needs of the coordinator. `store` always ends, with an error code."""
+
+    rules: GroupRules
+    clock: Clock
+    store: Callable[[Group], "asyncio.Future[ErrorCode]"]
+    stats: GroupStats
+
+
+class LiveGroup:
+    """One group; owned by the coordinator."""
+
+    __slots__ = (
+        "_around",
+        "_join_timer",
+        "_next_waiter",
+        "_sessions",
+        "_sync_timer",
+        "_waiters",
+        "commits_in_flight",
+        "offsets",
+        "state",
+    )
+
+    def __init__(self, state: State, around: Surroundings) -> None:
+        self.state = state
+        self.offsets: dict[TopicIndex, CommittedOffset] = {}
+        # Appended, not yet acknowledged. They are no reason to wait, but a deletion covers them.
+        self.commits_in_flight: Counter[TopicIndex] = Counter()
+        self._around = around
+        self._sessions: dict[str, Timer] = {}
+        self._join_timer: Timer | None = None
+        self._sync_timer: Timer | None = None
+        self._waiters: dict[int, asyncio.Future[Answer]] = {}
+        self._next_waiter = 0
+
+    @property
+    def group(self) -> Group:
+        """What all states have in common."""
+        return self.state.group
+
+    @property
+    def is_void(self) -> bool:
+        """Whether nothing would be lost by forgetting it: no record, no offset, nobody expected."""
+        group = self.state.group
+        return (
+            isinstance(self.state, Empty)
+            and group.generation == 0
+            and not group.pending
+            and not self.offsets
+            and not self.commits_in_flight
+        )
+
+    def new_waiter(self) -> int:
+        """The number of the next request."""
+        self._next_waiter += 1
+        return self._next_waiter
+
+    def answer_nowait(self, event: Event, waiter: int) -> Answer:
+        """The answer to a request that is always answered at once."""
+        future = self._ask(event, waiter)
+        assert future.done(), event
+        return future.result()
+
+    async def wait_answer(self, event: Event, waiter: int) -> Answer:
+        """The answer to a request, when it comes. Cancelled: the waiter is gone."""
+        future = self._ask(event, waiter)
+        try:
+            return await future
+        finally:
+            if self._waiters.pop(waiter, None) is not None:
+                self.tell(WaiterGone(waiter))
+
+    def _ask(self, event: Event, waiter: int) -> "asyncio.Future[Answer]":
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = future
+        self.tell(event)
+        return future
+
+    def tell(self, event: Event) -> None:
+        """Apply one event and perform what follows from it."""
+        before = self.state
+        rules, clock = self._around.rules, self._around.clock
+        self.state, effects = transition(before, event, rules, clock.wall_ms())
+        self._report(before, event)
+        self.perform(effects)
+
+    def perform(self, effects: tuple[Effect, ...]) -> None:
+        """Carry the effects out, in their order."""
+        for effect in effects:
+            match effect:
+                case Reply(waiter, answer):
+                    future = self._waiters.pop(waiter, None)
+                    if future is not None and not future.done():
+                        future.set_result(answer)
+                case StartSession(member_id, timeout_ms):
+                    self._stop(self._sessions.pop(member_id, None))
+                    expire = partial(self._session_expired, member_id)
+                    self._sessions[member_id] = self._start(timeout_ms, expire)
+                case StopSession(member_id):
+                    self._stop(self._sessions.pop(member_id, None))
+                case StartJoinTimer(timeout_ms):
+                    self._stop(self._join_timer)
+                    self._join_timer = self._start(timeout_ms, self._join_timed_out)
+                case StopJoinTimer():
+                    self._stop(self._join_timer)
+                    self._join_timer = None
+                case StartSyncTimer(timeout_ms):
+                    self._stop(self._sync_timer)
+                    self._sync_timer = self._start(timeout_ms, self._sync_timed_out)
+                case StopSyncTimer():
+                    self._stop(self._sync_timer)
+                    self._sync_timer = None
+                case StoreGroup(group, reply):
+                    stored = self._around.store(group)
+                    stored.add_done_callback(partial(self._stored, group.generation, reply))
+                case _:
+                    assert_never(effect)
+
+    def _start(self, timeout_ms: int, callback: Callable[[], None]) -> Timer:
+        return self._around.clock.call_later(timeout_ms / 1000, callback)
+
+    @staticmethod
+    def _stop(timer: Timer | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+    def _session_expired(self, member_id: str) -> None:
+        del self._sessions[member_id]
+        self.tell(SessionExpired(member_id))
+
+    def _join_timed_out(self) -> None:
+        self._join_timer = None
+        self.tell(JoinTimeout())
+
+    def _sync_timed_out(self) -> None:
+        self._sync_timer = None
+        self.tell(SyncTimeout())
+
+    def _stored(
+        self, generation: int, reply: Reply | None, stored: "asyncio.Future[ErrorCode]"
+    ) -> None:
+        self.tell(GroupStored(generation, stored.result(), reply))
+
+    def _report(self, before: State, event: Event) -> None:
+        group, stats = self.state.group, self._around.stats
+        if isinstance(event, SessionExpired) and event.member_id not in group.members:
+            stats.members_expired += 1
+            log.info("member_expired", group=group.group_id, member=event.member_id)
+        if group.generation != before.group.generation:
+            stats.rebalances += 1
+        if type(self.state) is type(before):
+            return
+        stats.generations_stable += isinstance(self.state, Stable)
+        report = log.info if isinstance(self.state, Stable | Empty | Dead) else log.debug
+        report(
+            "group_state",
+            group=group.group_id,
+            state=type(self.state).__name__,
+            before=type(before).__name__,
+            generation=group.generation,
+            members=len(group.members),
+        )
