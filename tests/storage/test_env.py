@@ -1,0 +1,314 @@
+"""What every Env does, asked of the real one and of its twin in memory alike."""
+
+import errno
+import gc
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from storage.env import (
+    Env,
+    File,
+    RealEnv,
+    RealFile,
+    mkdir_durably,
+    write_file_atomically,
+)
+from storage.errors import DirectoryLockedError
+from tests.support.memory_env import MemoryEnv
+from tests.support.os_errors import raises_errno
+
+
+@pytest.fixture(params=["real", "memory"])
+def env(request: pytest.FixtureRequest) -> Env:
+    return RealEnv() if request.param == "real" else MemoryEnv(seed=1)
+
+
+@pytest.fixture
+def root(env: Env, tmp_path: Path) -> str:
+    env.mkdir(str(tmp_path))
+    return str(tmp_path)
+
+
+def put(env: Env, path: str, data: bytes) -> None:
+    file = env.open(path, create=True, write=True, truncate=True)
+    file.pwrite(data, 0)
+    file.close()
+
+
+def test_reading_stops_where_the_file_ends(env: Env, root: str) -> None:
+    path = os.path.join(root, "a")
+    put(env, path, b"0123456789")
+    file = env.open(path)
+    assert file.pread(4, 2) == b"2345"
+    assert file.pread(100, 8) == b"89"
+    assert file.pread(4, 10) == b""
+    buffer = bytearray(6)
+    assert file.pread_into(buffer, 7) == 3
+    assert buffer == b"789\0\0\0"
+    assert file.pread_into(memoryview(buffer)[2:4], 0) == 2
+    assert buffer == b"7801\0\0"
+    assert file.size() == env.size(path) == 10
+    file.close()
+
+
+def test_writing_takes_any_buffer_and_goes_where_it_is_told(env: Env, root: str) -> None:
+    path = os.path.join(root, "a")
+    file = env.open(path, create=True)
+    file.pwrite(bytearray(b"world"), 6)
+    file.pwrite(memoryview(b"hello "), 0)
+    file.pwrite(b"", 3)
+    assert env.read_file(path) == b"hello world"
+    file.truncate(5)
+    assert env.read_file(path) == b"hello"
+    file.truncate(7)
+    assert env.read_file(path) == b"hello\0\0"
+    file.sync()
+    file.close()
+
+
+def test_opening_needs_the_file_unless_told_to_create_it(env: Env, root: str) -> None:
+    path = os.path.join(root, "a")
+    with pytest.raises(FileNotFoundError):
+        env.open(path)
+    with pytest.raises(FileNotFoundError):
+        env.open(path, write=True)
+    with pytest.raises(FileNotFoundError):
+        env.open(os.path.join(root, "no-folder", "a"), create=True)
+    env.open(path, create=True).close()
+    put(env, path, b"xyz")
+    kept = env.open(path, create=True, write=True)
+    assert kept.size() == 3
+    assert isinstance(kept, File)
+    env.open(path, truncate=True).close()
+    assert kept.size() == 0
+    kept.close()
+
+
+def test_a_file_opened_for_reading_cannot_be_written(env: Env, root: str) -> None:
+    path = os.path.join(root, "a")
+    put(env, path, b"xyz")
+    file = env.open(path)
+    with raises_errno(errno.EBADF):
+        file.pwrite(b"!", 0)
+    file.close()
+    assert env.read_file(path) == b"xyz"
+
+
+def test_a_closed_file_cannot_be_read_and_closing_twice_is_allowed(env: Env, root: str) -> None:
+    path = os.path.join(root, "a")
+    put(env, path, b"xyz")
+    file = env.open(path)
+    file.close()
+    file.close()
+    with raises_errno(errno.EBADF):
+        file.pread(1, 0)
+
+
+@pytest.mark.parametrize("how", ["unlink", "replace"])
+def test_an_open_file_outlives_its_name(env: Env, root: str, how: str) -> None:
+    path, other = os.path.join(root, "a"), os.path.join(root, "b")
+    put(env, path, b"old")
+    put(env, other, b"new")
+    file = env.open(path)
+    env.rename(other, path) if how == "replace" else env.unlink(path)
+    assert file.pread(3, 0) == b"old"
+    assert env.exists(path) == (how == "replace")
+    assert not env.exists(other) or how == "unlink"
+    file.close()
+
+
+def test_a_folder_is_renamed_with_all_in_it(env: Env, root: str) -> None:
+    before, after = os.path.join(root, "p-0"), os.path.join(root, "p-0.x-delete")
+    env.mkdir(before)
+    put(env, os.path.join(before, "a"), b"1")
+    file = env.open(os.path.join(before, "a"), write=True)
+    env.rename(before, after)
+    file.pwrite(b"2", 0)
+    assert env.read_file(os.path.join(after, "a")) == b"2"
+    assert not env.exists(before)
+    assert env.is_dir(after)
+    file.close()
+
+
+def test_renaming_what_is_absent_fails_and_changes_nothing(env: Env, root: str) -> None:
+    path = os.path.join(root, "a")
+    put(env, path, b"1")
+    with pytest.raises(FileNotFoundError):
+        env.rename(os.path.join(root, "absent"), path)
+    assert env.read_file(path) == b"1"
+
+
+def test_folders_are_listed_sorted_and_removed_when_empty(env: Env, root: str) -> None:
+    env.mkdir(os.path.join(root, "x", "y"))
+    env.mkdir(os.path.join(root, "x", "y"))
+    for name in ("b", "a", "C"):
+        put(env, os.path.join(root, "x", name), b"")
+    assert env.listdir(os.path.join(root, "x")) == ["C", "a", "b", "y"]
+    with raises_errno(errno.ENOTEMPTY):
+        env.rmdir(os.path.join(root, "x"))
+    env.rmdir(os.path.join(root, "x", "y"))
+    env.remove_tree(os.path.join(root, "x"))
+    assert env.listdir(root) == []
+    for call in (env.listdir, env.remove_tree, env.unlink, env.size, env.read_file, env.sync_dir):
+        with pytest.raises(FileNotFoundError):
+            call(os.path.join(root, "x"))
+
+
+def test_files_and_folders_are_not_taken_for_each_other(env: Env, root: str) -> None:
+    folder, path = os.path.join(root, "folder"), os.path.join(root, "file")
+    env.mkdir(folder)
+    put(env, path, b"")
+    assert (env.is_dir(folder), env.is_dir(path)) == (True, False)
+    calls: list[Callable[[], object]] = [
+        lambda: env.open(folder, write=True),
+        lambda: env.listdir(path),
+        lambda: env.sync_dir(path),
+        lambda: env.mkdir(os.path.join(path, "below")),
+        lambda: env.rename(path, folder),
+        lambda: env.rename(folder, path),
+    ]
+    for call in calls:
+        with raises_errno(errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
+            call()
+
+
+def test_the_modification_time_can_be_set(env: Env, root: str) -> None:
+    path = os.path.join(root, "a")
+    put(env, path, b"1")
+    env.set_mtime_ms(path, 1_234_567_890_123)
+    assert env.mtime_ms(path) == 1_234_567_890_123
+
+
+def test_clocks_go_forward_and_random_bytes_differ(env: Env, root: str) -> None:
+    assert env.wall_ms() > 1_600_000_000_000
+    first = env.monotonic()
+    assert env.monotonic() >= first
+    assert len(env.random_bytes(16)) == 16
+    assert env.random_bytes(16) != env.random_bytes(16)
+    assert env.free_bytes(root) > 0
+
+
+def test_a_lock_is_refused_to_a_second_asker_in_the_same_process(env: Env, root: str) -> None:
+    path = os.path.join(root, ".lock")
+    lock = env.lock(path)
+    for _ in range(2):  # being refused must not give the first one's lock away
+        with pytest.raises(DirectoryLockedError) as caught:
+            env.lock(path)
+        assert caught.value.directory == root
+    lock.release()
+    lock.release()
+    again = env.lock(path)
+    with pytest.raises(DirectoryLockedError):
+        env.lock(path)
+    again.release()
+
+
+def test_a_file_is_replaced_atomically_and_leaves_no_temporary(env: Env, root: str) -> None:
+    path = os.path.join(root, "checkpoint")
+    for data in (b"one", b"", b"three"):
+        write_file_atomically(env, path, data)
+        assert env.read_file(path) == data
+    assert env.listdir(root) == ["checkpoint"]
+
+
+def test_making_folders_durably_makes_all_of_them(env: Env, root: str) -> None:
+    path = os.path.join(root, "a", "b", "c")
+    mkdir_durably(env, path)
+    mkdir_durably(env, path)
+    assert env.is_dir(path)
+
+
+# --- the real one alone -------------------------------------------------------------------------
+
+
+def test_short_reads_and_writes_of_the_system_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "a")
+    file = RealEnv().open(path, create=True)
+    pread, preadv, pwrite = os.pread, os.preadv, os.pwrite
+    monkeypatch.setattr(os, "pread", lambda fd, length, at: pread(fd, min(length, 3), at))
+    monkeypatch.setattr(os, "preadv", lambda fd, parts, at: preadv(fd, [parts[0][:3]], at))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: pwrite(fd, bytes(data)[:3], at))
+    file.pwrite(b"0123456789", 5)
+    assert file.pread(100, 5) == b"0123456789"
+    assert file.pread(7, 5) == b"0123456"
+    buffer = bytearray(10)
+    assert file.pread_into(buffer, 5) == 10
+    assert buffer == b"0123456789"
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: min(2, 2 * (at == 0)))
+    with pytest.raises(OSError, match="no progress"):
+        file.pwrite(b"0123456789", 0)
+    file.close()
+
+
+def test_a_forgotten_file_gives_its_descriptor_back_without_a_warning(tmp_path: Path) -> None:
+    file = RealEnv().open(str(tmp_path / "a"), create=True)
+    fd = file.fileno()
+    assert fd >= 0
+    os.fstat(fd)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del file
+        gc.collect()
+    with raises_errno(errno.EBADF):
+        os.fstat(fd)
+
+
+def test_a_lock_is_refused_to_another_process_and_falls_with_it(tmp_path: Path) -> None:
+    path = str(tmp_path / ".lock")
+    program = (
+        "import sys; from storage.env import RealEnv; from storage.errors import *\n"
+        "try:\n    lock = RealEnv().lock(sys.argv[1]); print('locked')\n"
+        "except DirectoryLockedError: print('refused')"
+    )
+
+    def other_process() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program, path],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    assert other_process() == "locked"
+    lock = RealEnv().lock(path)
+    assert other_process() == "refused"
+    with pytest.raises(DirectoryLockedError):
+        RealEnv().lock(path)
+    assert other_process() == "refused"
+    lock.release()
+    assert other_process() == "locked"
+
+
+def test_a_lock_is_seen_through_a_symbolic_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    lock = RealEnv().lock(str(tmp_path / "real" / ".lock"))
+    with pytest.raises(DirectoryLockedError):
+        RealEnv().lock(str(tmp_path / "link" / ".lock"))
+    lock.release()
+
+
+def test_a_file_is_synced_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    env = RealEnv()
+    monkeypatch.setattr(RealFile, "sync", lambda self: done.append(f"sync {Path(self.path).name}"))
+    monkeypatch.setattr(
+        RealEnv,
+        "rename",
+        lambda self, src, dst: done.append(f"rename {Path(src).name} {Path(dst).name}"),
+    )
+    monkeypatch.setattr(RealEnv, "sync_dir", lambda self, path: done.append("sync_dir"))
+    write_file_atomically(env, str(tmp_path / "a"), b"x")
+    assert done == ["sync a.tmp", "rename a.tmp a", "sync_dir"]
