@@ -1,9 +1,9 @@
 """The vocabulary of the message tables: what a field, a message and an API are.
 
-A table (`tables_*.py`) is plain data. Names are Kafka's in snake_case, so that a reader can hold the
-table against the Kafka protocol guide; types are the guide's primitive types, `[]x` is an array of x,
-and a capitalised word is a structure of its own, whose fields follow. Nothing here knows bytes: the
-layout of every type is in `compile.py`, in one place.
+A table (`tables_*.py`) is plain data. Names are Kafka's in snake_case, so that a reader can hold
+the table against the Kafka protocol guide; types are the guide's primitive types, `[]x` is an
+array of x, and a capitalised word is a structure of its own, whose fields follow. Nothing here
+knows bytes: the layout of every type is in `compile.py`, in one place.
 """
 
 from collections.abc import Iterator
@@ -72,6 +72,11 @@ class Field:
         """Whether the element type is a structure."""
         return self.type not in PRIMITIVES
 
+    @property
+    def is_nullable(self) -> bool:
+        """Whether null is a value of this field in any version."""
+        return self.nullable != NEVER
+
 
 _TYPE_DEFAULTS: Final[dict[str, Scalar]] = {
     "bool": False, "string": "", "bytes": b"", "records": None, "uuid": NO_UUID,
@@ -94,7 +99,14 @@ def F(  # noqa: N802 - a table of two thousand rows reads better with a short na
     if isinstance(default, Unset):
         default = None if is_array or fields else _TYPE_DEFAULTS.get(element, 0)
     return Field(
-        name, element, is_array, parse_versions(versions), parse_versions(null), tag, fields, default
+        name,
+        element,
+        is_array,
+        parse_versions(versions),
+        parse_versions(null),
+        tag,
+        fields,
+        default,
     )
 
 
@@ -135,6 +147,7 @@ def api(
     name: str,
     versions: str,
     flexible: str,
+    *,
     request: tuple[Field, ...],
     response: tuple[Field, ...],
 ) -> Api:

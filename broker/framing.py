@@ -1,0 +1,110 @@
+"""Cuts the bytes of a connection into request frames. Sans-IO: whoever owns the socket calls.
+
+Rules. A frame is a 4-byte big-endian size and that many bytes (Kafka protocol guide); what is
+handed out is those bytes, without the size, as a writable memoryview of the receive buffer, so
+that a log can stamp batches where they lie. It is valid until the next call of `next_frame` or
+`get_buffer`: while a request is worked on, the connection reads nothing (it is muted) and takes no
+further frame, and the bytes of later requests wait behind it, untouched.
+
+One buffer is used again and again. It grows by doubling what was really received, never by what a
+size announces: a stranger who announces 100 MB and sends nothing costs 64 KiB. Growing copies what
+is there, in sum less than the frame's own size; otherwise the bytes of a frame are moved at most
+once, to the front. After a huge frame the buffer is given back.
+"""
+
+import struct
+from typing import Final
+
+from broker.protocol.errors import ProtocolError
+
+SIZE_BYTES: Final = 4
+INITIAL_BYTES: Final = 64 << 10  # what one read brings at most, on Linux loopback and Ethernet
+# Kept between frames: a batch of max.message.bytes (1,048,588) with its request around it. Larger
+# frames are rare, and this times the number of connections is what idle clients may hold.
+RETAINED_BYTES: Final = 1_280 << 10
+MIN_READ_BYTES: Final = 16 << 10  # less room than this at the end: move to the front first
+DEFAULT_MAX_FRAME_BYTES: Final = 100 << 20  # Kafka's socket.request.max.bytes
+
+_SIZE: Final = struct.Struct(">i")
+
+
+class FrameReader:
+    """The receive buffer of one connection, for `asyncio.BufferedProtocol`."""
+
+    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
+        assert max_frame_bytes > 0
+        self._max_frame_bytes = max_frame_bytes
+        self._view = memoryview(bytearray(INITIAL_BYTES))
+        self._capacity = INITIAL_BYTES
+        self._start = 0  # first byte that was not handed out
+        self._end = 0  # behind the last byte received
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Size of the receive buffer."""
+        return self._capacity
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Return where the next bytes go, never empty. Frames handed out before are gone."""
+        if self._start == self._end:
+            self._start = self._end = 0
+            if self._capacity > RETAINED_BYTES:
+                self._replace(INITIAL_BYTES)
+        else:
+            self._make_room()
+        assert self._end < self._capacity
+        return self._view[self._end :]
+
+    def buffer_updated(self, received_bytes: int) -> None:
+        """Note that so many bytes were written into the buffer."""
+        self._end += received_bytes
+        assert self._end <= self._capacity
+
+    def next_frame(self) -> memoryview | None:
+        """Return the next whole frame, None while it is not all there.
+
+        Raises ProtocolError for a size that is negative or above the limit, again at every call:
+        there is no way to find the next frame behind it.
+        """
+        start = self._start + SIZE_BYTES
+        if start > self._end:
+            return None
+        (size,) = _SIZE.unpack_from(self._view, self._start)
+        if not 0 <= size <= self._max_frame_bytes:
+            raise ProtocolError(f"frame of {size} bytes, allowed are {self._max_frame_bytes}")
+        stop: int = start + size
+        if stop > self._end:
+            return None
+        self._start = stop
+        return self._view[start:stop]
+
+    def _make_room(self) -> None:
+        """Part of a frame is there: make sure that the rest, or a good part of it, fits."""
+        room = self._capacity - self._end
+        if self._start == 0 and room > 0:
+            return
+        received = self._end - self._start
+        whole = self._frame_bytes(received)
+        if room >= whole - received and room >= MIN_READ_BYTES:
+            return
+        grown = min(whole, 2 * received)
+        if grown > self._capacity:
+            self._replace(grown)
+        else:
+            self._view[:received] = self._view[self._start : self._end]
+            self._start, self._end = 0, received
+
+    def _frame_bytes(self, received: int) -> int:
+        """Size of the frame that has begun, its own size field included, as far as known."""
+        if received < SIZE_BYTES:
+            return SIZE_BYTES
+        (size,) = _SIZE.unpack_from(self._view, self._start)
+        return SIZE_BYTES + min(max(int(size), 0), self._max_frame_bytes)
+
+    def _replace(self, capacity: int) -> None:
+        """Go on in a new buffer; the old one lives as long as somebody holds a frame of it."""
+        received = self._end - self._start
+        fresh = memoryview(bytearray(capacity))
+        fresh[:received] = self._view[self._start : self._end]
+        self._view, self._capacity = fresh, capacity
+        self._start, self._end = 0, received
