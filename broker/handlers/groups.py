@@ -1,0 +1,340 @@
+"""Handlers of the group APIs: FindCoordinator, JoinGroup, SyncGroup, Heartbeat, LeaveGroup,
+ListGroups, DescribeGroups, DeleteGroups.
+
+They translate between message and coordinator and decide nothing that a group would. Each is
+`async (context, header, body) -> response body`. Handlers of offsets: broker/handlers/offsets.py.
+"""
+
+from typing import Protocol
+
+from broker.groups.coordinator import GroupCoordinator
+from broker.groups.model import (
+    HeartbeatReceived,
+    JoinAnswer,
+    JoinRequested,
+    LeaveRequested,
+    Stable,
+    State,
+    SyncRequested,
+)
+from broker.protocol.codec import RequestHeader
+from broker.protocol.errors import ErrorCode
+from broker.protocol.messages import (
+    DeleteGroupsRequest,
+    DeleteGroupsResponse,
+    DeleteGroupsResponseGroup,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+    DescribeGroupsResponseGroup,
+    DescribeGroupsResponseMember,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    FindCoordinatorResponseCoordinator,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    LeaveGroupResponseMember,
+    ListGroupsRequest,
+    ListGroupsResponse,
+    ListGroupsResponseGroup,
+    SyncGroupRequest,
+    SyncGroupResponse,
+)
+
+GROUP_TYPE = "Classic"
+UNKNOWN_WAITER = 0  # the coordinator numbers requests
+NOT_ASKED = -(2**31)  # authorized operations that nobody asked for
+# Without ACLs everybody may do everything a group allows: READ (3), DELETE (6), DESCRIBE (8), as
+# bits of Kafka's AclOperation codes.
+ALL_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
+
+KEY_TYPE_GROUP = 0
+KEY_TYPE_TRANSACTION = 1
+NO_TRANSACTIONS = "this broker does not support transactions; unset transactional.id"
+UNKNOWN_KEY_TYPE = "this broker coordinates classic groups only"
+GROUP_NOT_FOUND = "group {} not found"
+
+
+class GroupContext(Protocol):
+    """What these handlers need to know of the broker and of the connection."""
+
+    @property
+    def coordinator(self) -> GroupCoordinator:
+        """The groups of this broker."""
+        ...
+
+    @property
+    def node_id(self) -> int:
+        """The id of this broker."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """The host by which this client is to reach this broker."""
+        ...
+
+    @property
+    def port(self) -> int:
+        """The port by which this client is to reach this broker."""
+        ...
+
+    @property
+    def client_host(self) -> str:
+        """The address of the client."""
+        ...
+
+    async def wait_offsets_topic(self) -> ErrorCode:
+        """Create __consumer_offsets if it is not there yet. NONE when it is."""
+        ...
+
+    def partition_count(self, topic: str) -> int | None:
+        """How many partitions a topic has; None if there is no such topic."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970."""
+        ...
+
+
+async def handle_find_coordinator(
+    context: GroupContext, header: RequestHeader, body: FindCoordinatorRequest
+) -> FindCoordinatorResponse:
+    """FindCoordinator 0-6: this broker, for groups.
+
+    Clients retry COORDINATOR_NOT_AVAILABLE for ever, so what will never be is refused for good: a
+    transactional id with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, which every client takes as fatal.
+    """
+    batched = header.api_version >= 4
+    keys = body.coordinator_keys if batched else [body.key]
+    created = ErrorCode.NONE
+    if body.key_type == KEY_TYPE_GROUP and keys:
+        created = await context.wait_offsets_topic()
+    found = [_coordinator_of(context, key, body.key_type, created) for key in keys]
+    if batched:
+        return FindCoordinatorResponse(coordinators=found)
+    only = found[0]
+    return FindCoordinatorResponse(
+        error_code=only.error_code,
+        error_message=only.error_message,
+        node_id=only.node_id,
+        host=only.host,
+        port=only.port,
+    )
+
+
+def _coordinator_of(
+    context: GroupContext, key: str, key_type: int, created: ErrorCode
+) -> FindCoordinatorResponseCoordinator:
+    error, text = created, None
+    if key_type == KEY_TYPE_TRANSACTION:
+        error, text = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS
+    elif key_type != KEY_TYPE_GROUP:
+        error, text = ErrorCode.INVALID_REQUEST, UNKNOWN_KEY_TYPE
+    elif error is ErrorCode.NONE:
+        error = context.coordinator.availability(key)
+    if error not in (ErrorCode.NONE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS):
+        return FindCoordinatorResponseCoordinator(
+            key=key, node_id=-1, host="", port=-1, error_code=error, error_message=text
+        )
+    # A partition that is still loading is found all the same; the group APIs say "retry".
+    return FindCoordinatorResponseCoordinator(
+        key=key, node_id=context.node_id, host=context.host, port=context.port
+    )
+
+
+async def handle_join_group(
+    context: GroupContext, header: RequestHeader, body: JoinGroupRequest
+) -> JoinGroupResponse:
+    """JoinGroup 0-9; ends when the next generation stands."""
+    version = header.api_version
+    rebalance_timeout_ms = body.rebalance_timeout_ms if version >= 1 else body.session_timeout_ms
+    request = JoinRequested(
+        waiter=UNKNOWN_WAITER,
+        member_id=body.member_id,
+        new_member_id="",
+        instance_id=body.group_instance_id,
+        client_id=header.client_id or "",
+        client_host=_client_host(context),
+        session_timeout_ms=body.session_timeout_ms,
+        rebalance_timeout_ms=max(rebalance_timeout_ms, 0),
+        protocol_type=body.protocol_type,
+        protocols=tuple((p.name, p.metadata) for p in body.protocols),
+        id_required=version >= 4,  # KIP-394
+        may_skip_assignment=version >= 9,  # KIP-814
+    )
+    answer = await context.coordinator.join(body.group_id, request)
+    return _join_response(answer, version)
+
+
+def _join_response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
+    # Null only from version 7 on; an empty string said "none" before.
+    none = None if version >= 7 else ""
+    return JoinGroupResponse(
+        error_code=answer.error,
+        generation_id=answer.generation,
+        protocol_type=answer.protocol_type,
+        protocol_name=none if answer.protocol_name is None else answer.protocol_name,
+        leader=answer.leader,
+        skip_assignment=answer.skip_assignment,
+        member_id=answer.member_id,
+        members=[
+            JoinGroupResponseMember(member_id=m, group_instance_id=instance, metadata=metadata)
+            for m, instance, metadata in answer.members
+        ],
+    )
+
+
+async def handle_sync_group(
+    context: GroupContext, header: RequestHeader, body: SyncGroupRequest
+) -> SyncGroupResponse:
+    """SyncGroup 0-5; ends when the leader's assignment is in the log."""
+    request = SyncRequested(
+        waiter=UNKNOWN_WAITER,
+        member_id=body.member_id,
+        instance_id=body.group_instance_id,
+        generation=body.generation_id,
+        protocol_type=body.protocol_type,
+        protocol_name=body.protocol_name,
+        assignments={a.member_id: a.assignment for a in body.assignments},
+    )
+    if header.api_version >= 5 and (body.protocol_type is None or body.protocol_name is None):
+        # From version 5 on both are mandatory (KIP-559).
+        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+    answer = await context.coordinator.sync(body.group_id, request)
+    return SyncGroupResponse(
+        error_code=answer.error,
+        protocol_type=answer.protocol_type,
+        protocol_name=answer.protocol_name,
+        assignment=answer.assignment,
+    )
+
+
+async def handle_heartbeat(
+    context: GroupContext, header: RequestHeader, body: HeartbeatRequest
+) -> HeartbeatResponse:
+    """Heartbeat 0-4."""
+    request = HeartbeatReceived(
+        UNKNOWN_WAITER, body.member_id, body.group_instance_id, body.generation_id
+    )
+    return HeartbeatResponse(error_code=context.coordinator.heartbeat(body.group_id, request))
+
+
+async def handle_leave_group(
+    context: GroupContext, header: RequestHeader, body: LeaveGroupRequest
+) -> LeaveGroupResponse:
+    """LeaveGroup 0-5; one member up to version 2, a batch after."""
+    single = header.api_version <= 2
+    members: tuple[tuple[str, str | None], ...] = ((body.member_id, None),)
+    if not single:
+        members = tuple((m.member_id, m.group_instance_id) for m in body.members)
+    request = LeaveRequested(UNKNOWN_WAITER, members)
+    answer = context.coordinator.leave(body.group_id, request)
+    if single:
+        error = answer.members[0][2] if answer.members else answer.error
+        return LeaveGroupResponse(error_code=error)
+    return LeaveGroupResponse(
+        error_code=answer.error,
+        members=[
+            LeaveGroupResponseMember(member_id=m, group_instance_id=instance, error_code=error)
+            for m, instance, error in answer.members
+        ],
+    )
+
+
+async def handle_list_groups(
+    context: GroupContext, header: RequestHeader, body: ListGroupsRequest
+) -> ListGroupsResponse:
+    """ListGroups 0-5; filters by state and type, whatever their case."""
+    states = {name.lower() for name in body.states_filter}
+    types = {name.lower() for name in body.types_filter}
+    groups: list[ListGroupsResponseGroup] = []
+    if not types or GROUP_TYPE.lower() in types:
+        groups = [
+            ListGroupsResponseGroup(
+                group_id=state.group.group_id,
+                protocol_type=state.group.protocol_type or "",
+                group_state=_name(state),
+                group_type=GROUP_TYPE,
+            )
+            for state in context.coordinator.groups()
+            if not states or _name(state).lower() in states
+        ]
+    error = ErrorCode.NONE
+    if context.coordinator.is_loading:
+        error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    return ListGroupsResponse(error_code=error, groups=groups)
+
+
+async def handle_describe_groups(
+    context: GroupContext, header: RequestHeader, body: DescribeGroupsRequest
+) -> DescribeGroupsResponse:
+    """DescribeGroups 0-6; an unknown group is Dead, from version 6 on an error too (KIP-1043)."""
+    operations = ALL_OPERATIONS if body.include_authorized_operations else NOT_ASKED
+    described = []
+    for group_id in body.groups:
+        group = _describe(context.coordinator, group_id, header.api_version)
+        group.authorized_operations = operations
+        described.append(group)
+    return DescribeGroupsResponse(groups=described)
+
+
+def _describe(
+    coordinator: GroupCoordinator, group_id: str, version: int
+) -> DescribeGroupsResponseGroup:
+    error, state = coordinator.describe(group_id)
+    if error is not ErrorCode.NONE:
+        return DescribeGroupsResponseGroup(group_id=group_id, error_code=error)
+    if state is None:
+        dead = DescribeGroupsResponseGroup(group_id=group_id, group_state="Dead")
+        if version >= 6:
+            dead.error_code = ErrorCode.GROUP_ID_NOT_FOUND
+            dead.error_message = GROUP_NOT_FOUND.format(group_id)
+        return dead
+    group = state.group
+    # Between generations nobody's protocol or assignment is settled.
+    settled = isinstance(state, Stable)
+    return DescribeGroupsResponseGroup(
+        group_id=group_id,
+        group_state=_name(state),
+        protocol_type=group.protocol_type or "",
+        protocol_data=(group.protocol_name or "") if settled else "",
+        members=[
+            DescribeGroupsResponseMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata(group.protocol_name) if settled else b"",
+                member_assignment=member.assignment if settled else b"",
+            )
+            for member in group.members.values()
+        ],
+    )
+
+
+async def handle_delete_groups(
+    context: GroupContext, header: RequestHeader, body: DeleteGroupsRequest
+) -> DeleteGroupsResponse:
+    """DeleteGroups 0-2; ends when the tombstones are in the log."""
+    results = [
+        DeleteGroupsResponseGroup(
+            group_id=group_id, error_code=await context.coordinator.delete_group(group_id)
+        )
+        for group_id in body.groups_names
+    ]
+    return DeleteGroupsResponse(results=results)
+
+
+def _client_host(context: GroupContext) -> str:
+    # As Java prints an address without a name; tools show and cut off the slash.
+    host = context.client_host
+    return host if host.startswith("/") else f"/{host}"
+
+
+def _name(state: State) -> str:
+    # The classes carry Kafka's names of the states.
+    return type(state).__name__
