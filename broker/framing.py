@@ -6,8 +6,8 @@ that a log can stamp batches where they lie. It is valid until the next call of 
 `get_buffer`: while a request is worked on, the connection reads nothing (it is muted) and takes no
 further frame, and the bytes of later requests wait behind it, untouched.
 
-One buffer is used again and again. It grows by doubling what was really received, never by what a
-size announces: a stranger who announces 100 MB and sends nothing costs 64 KiB. Growing copies what
+One buffer is used again and again. It grows to two times, at the last step to at most four times,
+what was really received: a stranger who announces 100 MB and sends nothing costs 64 KiB. Growing copies what
 is there, in sum less than the frame's own size; otherwise the bytes of a frame are moved at most
 once, to the front. After a huge frame the buffer is given back.
 """
@@ -87,7 +87,8 @@ class FrameReader:
         whole = self._frame_bytes(received)
         if room >= whole - received and room >= MIN_READ_BYTES:
             return
-        grown = min(whole, 2 * received)
+        # The last step may be a larger one, or a frame just above a power of two is copied twice.
+        grown = whole if whole <= 4 * received else 2 * received
         if grown > self._capacity:
             self._replace(grown)
         else:
