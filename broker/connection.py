@@ -13,6 +13,7 @@ from typing import Protocol, cast
 
 import structlog
 
+from broker.context import RequestContext
 from broker.framing import FrameReader
 from broker.protocol.errors import ProtocolError
 from broker.socket_writer import Part, SocketWriter
@@ -66,7 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer_port = 0
         self.local_host = ""
         self.local_port = 0
-        self.client_software = ("", "")  # name and version, by ApiVersions v3+
+        self.context: RequestContext | None = None  # made by the dispatcher at the first request
         self.last_active = self._loop.time()
 
     # What the transport calls -------------------------------------------------

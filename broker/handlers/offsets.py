@@ -1,211 +1,200 @@
-"""Handlers of committed offsets: OffsetCommit, OffsetFetch, OffsetDelete.
+"""ListOffsets, OffsetForLeaderEpoch, InitProducerId."""
 
-What they need of the broker is broker/handlers/groups.py's GroupContext. Which topics exist is
-asked here, everything else is for the coordinator to say.
-"""
+from typing import Final
 
-from collections.abc import Iterable, Mapping
-
-from broker.groups.model import CommitRequested
-from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import TopicIndex
-from broker.handlers.groups import UNKNOWN_WAITER, GroupContext
+from broker.context import RequestContext
+from broker.partition import Partition
 from broker.protocol.codec import RequestHeader
-from broker.protocol.errors import ErrorCode
+from broker.protocol.errors import ErrorCode, code_of
 from broker.protocol.messages import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-    OffsetDeleteRequest,
-    OffsetDeleteResponse,
-    OffsetDeleteResponsePartition,
-    OffsetDeleteResponseTopic,
-    OffsetFetchRequest,
-    OffsetFetchResponse,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponseGroupPartition,
-    OffsetFetchResponseGroupTopic,
-    OffsetFetchResponsePartition,
-    OffsetFetchResponseTopic,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListOffsetsRequest,
+    ListOffsetsRequestPartition,
+    ListOffsetsResponse,
+    ListOffsetsResponsePartition,
+    ListOffsetsResponseTopic,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochRequestPartition,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderEpochResponsePartition,
+    OffsetForLeaderEpochResponseTopic,
 )
+from storage.errors import StorageError
+from storage.model import TopicPartition
 
-NOTHING_COMMITTED = CommittedOffset(-1)
-
-Wanted = list[tuple[str, list[int]]]
-
-
-async def handle_offset_commit(
-    context: GroupContext, header: RequestHeader, body: OffsetCommitRequest
-) -> OffsetCommitResponse:
-    """OffsetCommit 2-9; ends when the offsets are in the log."""
-    now_ms = context.wall_ms()
-    keeps_ms = body.retention_time_ms  # versions 2-4; -1 leaves it to the broker
-    expire_timestamp_ms = now_ms + keeps_ms if keeps_ms >= 0 else -1
-    errors: dict[TopicIndex, ErrorCode] = {}
-    offsets: dict[TopicIndex, CommittedOffset] = {}
-    for topic in body.topics:
-        count = context.partition_count(topic.name)
-        for partition in topic.partitions:
-            key = (topic.name, partition.partition_index)
-            errors[key] = _partition_error(context, partition, count)
-            if errors[key] is ErrorCode.NONE:
-                offsets[key] = CommittedOffset(
-                    partition.committed_offset,
-                    partition.committed_leader_epoch,
-                    partition.committed_metadata or "",
-                    now_ms,
-                    expire_timestamp_ms,
-                )
-    request = CommitRequested(
-        UNKNOWN_WAITER,
-        body.member_id,
-        body.group_instance_id,
-        body.generation_id_or_member_epoch,
-    )
-    error = await context.coordinator.commit(body.group_id, request, offsets)
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    OffsetCommitResponsePartition(
-                        partition_index=p.partition_index,
-                        error_code=errors[topic.name, p.partition_index] or error,
-                    )
-                    for p in topic.partitions
-                ],
-            )
-            for topic in body.topics
-        ]
-    )
+# Timestamps with a meaning of their own (KIP-79, KIP-734, KIP-405, KIP-1005).
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+# The first version of ListOffsets that knows a special timestamp.
+SINCE_VERSION: Final = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+READ_COMMITTED: Final = 1
+MAX_EPOCH: Final = 32767
 
 
-def _partition_error(
-    context: GroupContext, partition: OffsetCommitRequestPartition, count: int | None
-) -> ErrorCode:
-    if count is None or not 0 <= partition.partition_index < count:
+def find_partition(
+    context: RequestContext, where: TopicPartition, current_leader_epoch: int = -1
+) -> Partition | ErrorCode:
+    """A partition that may be read, or the code that says why not (gotcha: KIP-320 epochs)."""
+    topic = context.services.topics.get(where.topic)
+    if topic is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    limit = context.coordinator.settings.offset_metadata_max_bytes
-    if len(partition.committed_metadata or "") > limit:
-        return ErrorCode.OFFSET_METADATA_TOO_LARGE
-    return ErrorCode.NONE
+    partition = topic.partitions.get(where.partition)
+    if partition is None:
+        offline = where.partition in topic.offline
+        return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return epoch_error(partition, current_leader_epoch) or partition
 
 
-async def handle_offset_fetch(
-    context: GroupContext, header: RequestHeader, body: OffsetFetchRequest
-) -> OffsetFetchResponse:
-    """OffsetFetch 1-9; null topics (version 2 and later) ask for all that is committed.
+def epoch_error(partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
+    """Whether the client's idea of the leader epoch is out of date, or ahead of us."""
+    if current_leader_epoch == -1 or current_leader_epoch == partition.log.leader_epoch:
+        return None
+    if current_leader_epoch < partition.log.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    return ErrorCode.UNKNOWN_LEADER_EPOCH
 
-    `require_stable` is always fulfilled: without transactions no offset is ever undecided.
-    """
-    version = header.api_version
-    if version >= 8:
-        groups = []
-        for group in body.groups:
-            wanted = None
-            if group.topics is not None:
-                wanted = [(t.name, t.partition_indexes) for t in group.topics]
-            groups.append(_fetched_group(context, group.group_id, wanted))
-        return OffsetFetchResponse(groups=groups)
-    wanted = None
-    if body.topics is not None:
-        wanted = [(t.name, t.partition_indexes) for t in body.topics]
-    error, offsets = context.coordinator.offsets(body.group_id)
-    if error is not ErrorCode.NONE and version >= 2:
-        return OffsetFetchResponse(error_code=error)
-    return OffsetFetchResponse(
+
+def list_offsets(
+    context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
+) -> ListOffsetsResponse:
+    """Offsets by time, and the ends of the log."""
+    return ListOffsetsResponse(
         topics=[
-            OffsetFetchResponseTopic(
-                name=topic,
-                partitions=[
-                    OffsetFetchResponsePartition(
-                        partition_index=index,
-                        committed_offset=value.offset,
-                        committed_leader_epoch=value.leader_epoch,
-                        metadata=value.metadata,
-                        error_code=error,
-                    )
-                    for index, value in partitions
-                ],
-            )
-            for topic, partitions in _select(offsets, wanted)
-        ]
-    )
-
-
-def _fetched_group(
-    context: GroupContext, group_id: str, wanted: Wanted | None
-) -> OffsetFetchResponseGroup:
-    error, offsets = context.coordinator.offsets(group_id)
-    if error is not ErrorCode.NONE:
-        return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
-    return OffsetFetchResponseGroup(
-        group_id=group_id,
-        topics=[
-            OffsetFetchResponseGroupTopic(
-                name=topic,
-                partitions=[
-                    OffsetFetchResponseGroupPartition(
-                        partition_index=index,
-                        committed_offset=value.offset,
-                        committed_leader_epoch=value.leader_epoch,
-                        metadata=value.metadata,
-                    )
-                    for index, value in partitions
-                ],
-            )
-            for topic, partitions in _select(offsets, wanted)
-        ],
-    )
-
-
-def _select(
-    offsets: Mapping[TopicIndex, CommittedOffset], wanted: Wanted | None
-) -> Iterable[tuple[str, list[tuple[int, CommittedOffset]]]]:
-    """What was asked for, by topic; -1 where nothing was committed. None asks for all there is."""
-    if wanted is None:
-        everything: dict[str, list[tuple[int, CommittedOffset]]] = {}
-        for (topic, index), value in sorted(offsets.items(), key=lambda item: item[0]):
-            everything.setdefault(topic, []).append((index, value))
-        return everything.items()
-    return [
-        (topic, [(index, offsets.get((topic, index), NOTHING_COMMITTED)) for index in indexes])
-        for topic, indexes in wanted
-    ]
-
-
-async def handle_offset_delete(
-    context: GroupContext, header: RequestHeader, body: OffsetDeleteRequest
-) -> OffsetDeleteResponse:
-    """OffsetDelete 0; ends when the tombstones are in the log."""
-    known: list[TopicIndex] = []
-    errors: dict[TopicIndex, ErrorCode] = {}
-    for topic in body.topics:
-        count = context.partition_count(topic.name)
-        for partition in topic.partitions:
-            key = (topic.name, partition.partition_index)
-            if count is None or not 0 <= partition.partition_index < count:
-                errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            else:
-                known.append(key)
-    error, deleted = await context.coordinator.delete_offsets(body.group_id, known)
-    if error is not ErrorCode.NONE:
-        return OffsetDeleteResponse(error_code=error)
-    errors.update(deleted)
-    return OffsetDeleteResponse(
-        topics=[
-            OffsetDeleteResponseTopic(
+            ListOffsetsResponseTopic(
                 name=topic.name,
                 partitions=[
-                    OffsetDeleteResponsePartition(
-                        partition_index=p.partition_index,
-                        error_code=errors[topic.name, p.partition_index],
-                    )
-                    for p in topic.partitions
+                    _list_offset(context, header.api_version, body.isolation_level, topic.name, one)
+                    for one in topic.partitions
                 ],
             )
             for topic in body.topics
         ]
     )
+
+
+def _list_offset(
+    context: RequestContext,
+    version: int,
+    isolation_level: int,
+    topic: str,
+    wanted: ListOffsetsRequestPartition,
+) -> ListOffsetsResponsePartition:
+    result = ListOffsetsResponsePartition(partition_index=wanted.partition_index)
+    where = TopicPartition(topic, wanted.partition_index)
+    found = find_partition(context, where, wanted.current_leader_epoch)
+    if isinstance(found, ErrorCode):
+        result.error_code = found
+        return result
+    if wanted.timestamp < 0 and version < SINCE_VERSION.get(wanted.timestamp, 1 << 15):
+        result.error_code = ErrorCode.UNSUPPORTED_VERSION
+        return result
+    try:
+        _fill(result, found, wanted.timestamp, committed=isolation_level == READ_COMMITTED)
+    except StorageError as error:
+        result.error_code = code_of(error)
+    return result
+
+
+def _fill(
+    result: ListOffsetsResponsePartition, partition: Partition, timestamp: int, *, committed: bool
+) -> None:
+    log = partition.log
+    end = log.last_stable_offset if committed else log.high_watermark
+    if timestamp == LATEST:
+        result.offset, result.leader_epoch = end, log.leader_epoch
+    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
+        result.offset = log.log_start_offset
+        result.leader_epoch = log.epoch_of(log.log_start_offset)
+    elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return  # nothing is tiered: -1
+    else:
+        if timestamp == MAX_TIMESTAMP:
+            found = log.offset_for_max_timestamp()
+        else:
+            found = log.offset_for_timestamp(timestamp)
+        if found is not None and found.offset < end:
+            result.timestamp = found.timestamp_ms
+            result.offset = found.offset
+            result.leader_epoch = found.leader_epoch
+
+
+def offset_for_leader_epoch(
+    context: RequestContext, _header: RequestHeader, body: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    """Where an epoch ended (KIP-320): consumers ask after a restart."""
+    return OffsetForLeaderEpochResponse(
+        topics=[
+            OffsetForLeaderEpochResponseTopic(
+                topic=topic.topic,
+                partitions=[_epoch_end(context, topic.topic, one) for one in topic.partitions],
+            )
+            for topic in body.topics
+        ]
+    )
+
+
+def _epoch_end(
+    context: RequestContext, topic: str, wanted: OffsetForLeaderEpochRequestPartition
+) -> OffsetForLeaderEpochResponsePartition:
+    result = OffsetForLeaderEpochResponsePartition(partition=wanted.partition)
+    where = TopicPartition(topic, wanted.partition)
+    found = find_partition(context, where, wanted.current_leader_epoch)
+    if isinstance(found, ErrorCode):
+        result.error_code = found
+    else:
+        result.leader_epoch, result.end_offset = found.log.end_offset_for_epoch(wanted.leader_epoch)
+    return result
+
+
+class ProducerIds:
+    """Hands out producer ids from durable blocks, so that a restart repeats none."""
+
+    BLOCK: Final = 1000
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._end = 0
+
+    async def init_producer_id(
+        self, context: RequestContext, _header: RequestHeader, body: InitProducerIdRequest
+    ) -> InitProducerIdResponse:
+        """A new id, or the next epoch of the one that the producer has (KIP-360).
+
+        A transactional id is refused for good: there are no transactions yet, and a retriable
+        answer would leave the producer waiting for ever.
+        """
+        if body.transactional_id is not None:
+            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            if not body.transactional_id:
+                code = ErrorCode.INVALID_REQUEST
+            return InitProducerIdResponse(error_code=code)
+        if body.producer_id >= 0 and 0 <= body.producer_epoch < MAX_EPOCH:
+            return InitProducerIdResponse(
+                producer_id=body.producer_id, producer_epoch=body.producer_epoch + 1
+            )
+        try:
+            taken = await self._take(context)
+        except StorageError as error:
+            return InitProducerIdResponse(error_code=code_of(error))
+        return InitProducerIdResponse(producer_id=taken, producer_epoch=0)
+
+    async def _take(self, context: RequestContext) -> int:
+        while self._next == self._end:
+            first = await context.services.topics.take_producer_ids(self.BLOCK)
+            if self._next == self._end:
+                self._next, self._end = first, first + self.BLOCK
+        taken = self._next
+        self._next += 1
+        return taken

@@ -1,0 +1,119 @@
+"""From a frame to the handler of its API, and from the handler's body back to bytes.
+
+Produce and Fetch have paths of their own (handlers/produce.py, handlers/fetch.py); everything else
+is decoded and encoded by the tables. A handler is a function of (context, header, body) that
+returns a body, or a coroutine of one. Whatever a handler can foresee is an error code inside its
+body; what it cannot closes the connection and is logged there.
+"""
+
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from broker.connection import CloseConnectionError, Connection, Response
+from broker.context import RequestContext, Services
+from broker.protocol.api import ApiKey, is_supported
+from broker.protocol.codec import (
+    RequestHeader,
+    decode_body,
+    encode_response,
+    encode_unsupported_version,
+    read_header,
+)
+from broker.protocol.errors import UnsupportedVersionError
+from broker.protocol.messages import Message
+from broker.stats import RequestStats
+from config.address import Address
+
+Body = Any  # a class of broker/protocol/messages.py; each handler names its own
+Handler = Callable[[RequestContext, RequestHeader, Body], Message | Awaitable[Message]]
+FastPath = Callable[
+    [RequestContext, int, memoryview], Response | Awaitable[Response]
+]  # context, version, frame
+
+
+class Dispatcher:
+    """Routes frames. One per broker; connections call `handle`."""
+
+    def __init__(
+        self,
+        services: Services,
+        fast: Mapping[int, FastPath],
+        handlers: Mapping[int, Handler],
+    ) -> None:
+        self._services = services
+        self._fast: Final = dict(fast)
+        self._handlers: Final = dict(handlers)
+        self._keys: Final = frozenset(self._fast) | frozenset(self._handlers)
+        self._names: Final = {key: ApiKey(key).name for key in self._keys}
+        self._stats: dict[int, RequestStats] = {}
+        for key, name in self._names.items():
+            label = name.title().replace("_", "")
+            self._stats[key] = services.stats.requests[label]
+
+    def handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
+        """Answer one request. Raises CloseConnectionError and ProtocolError."""
+        started = time.perf_counter_ns()
+        key = frame[0] << 8 | frame[1] if len(frame) > 1 else -1
+        fast = self._fast.get(key)
+        if fast is not None:
+            version = frame[2] << 8 | frame[3] if len(frame) > 3 else -1
+            if not is_supported(key, version, self._keys):
+                raise CloseConnectionError(f"{self._names[key]} version {version} is not supported")
+            answer = fast(_context_of(connection, self._services), version, frame)
+        else:
+            answer = self._handle(connection, frame)
+            if inspect.isawaitable(answer):
+                return self._timed(key, 0, started, answer)
+            version = frame[2] << 8 | frame[3]
+        if inspect.isawaitable(answer):
+            return self._timed(key, version, started, answer)
+        self._count(key, version, started)
+        return answer
+
+    def _handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
+        try:
+            header = read_header(frame)
+        except UnsupportedVersionError as error:
+            if error.api_key == ApiKey.API_VERSIONS:
+                return encode_unsupported_version(error.correlation_id)
+            raise
+        key, version = header.api_key, header.api_version
+        handler = self._handlers.get(key)
+        if handler is None or not is_supported(key, version, self._keys):
+            raise CloseConnectionError(f"API {key} version {version} is not supported")
+        body = decode_body(header, frame)
+        answer = handler(_context_of(connection, self._services), header, body)
+        if isinstance(answer, Message):
+            return encode_response(key, version, header.correlation_id, answer)
+        return self._encode_later(header, answer)
+
+    async def _encode_later(self, header: RequestHeader, answer: Awaitable[Message]) -> Response:
+        body = await answer
+        return encode_response(header.api_key, header.api_version, header.correlation_id, body)
+
+    async def _timed(
+        self, key: int, version: int, started: int, answer: Awaitable[Response]
+    ) -> Response:
+        try:
+            return await answer
+        finally:
+            self._count(key, version, started)
+
+    def _count(self, key: int, version: int, started: int) -> None:
+        stats = self._stats.get(key)
+        if stats is not None:
+            stats.by_version[version] += 1
+            stats.latency.add((time.perf_counter_ns() - started) // 1000)
+
+
+def _context_of(connection: Connection, services: Services) -> RequestContext:
+    context = connection.context
+    if context is None:
+        context = connection.context = RequestContext(
+            services,
+            client_host=connection.peer_host,
+            reached_at=Address(connection.local_host, connection.local_port),
+        )
+    return context

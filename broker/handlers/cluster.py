@@ -1,0 +1,311 @@
+"""ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeLogDirs."""
+
+import os
+import re
+from collections import defaultdict
+from typing import Final
+
+from broker.context import RequestContext
+from broker.partition import Partition
+from broker.protocol.api import ApiRange
+from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.messages import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    ApiVersionsResponseRange,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+    DescribeClusterResponseBroker,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResponseDirectory,
+    DescribeLogDirsResponsePartition,
+    DescribeLogDirsResponseTopic,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponseCursor,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from broker.protocol.codec import RequestHeader
+from broker.topics import Topic, TopicError
+from storage.errors import StorageError
+
+NO_ID: Final = bytes(16)
+SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+BROKER_ENDPOINT: Final = 1
+PARTITIONS_PER_ANSWER_MAX: Final = 2000  # Kafka's max.request.partition.size.limit
+# Everything an administrator may do to a topic or cluster: there are no permissions yet. The bits
+# are the codes of Kafka's AclOperation.
+TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
+CLUSTER_OPERATIONS: Final = sum(1 << code for code in (5, 7, 8, 9, 10, 11, 12))
+
+
+class ClusterHandlers:
+    """Answers about the cluster; `ranges` is what ApiVersions says."""
+
+    def __init__(self, ranges: tuple[ApiRange, ...]) -> None:
+        self._api_keys = [
+            ApiVersionsResponseRange(api_key=key, min_version=low, max_version=high)
+            for key, low, high in ranges
+        ]
+
+    def api_versions(
+        self, context: RequestContext, header: RequestHeader, body: ApiVersionsRequest
+    ) -> ApiVersionsResponse:
+        """Name every API and version; remembers the client's software (KIP-511)."""
+        if header.api_version >= 3:
+            software = (body.client_software_name, body.client_software_version)
+            if not all(SOFTWARE_NAME.fullmatch(text) for text in software):
+                return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+            context.client_software = software
+        return ApiVersionsResponse(api_keys=self._api_keys, finalized_features_epoch=0)
+
+
+async def metadata(
+    context: RequestContext, header: RequestHeader, body: MetadataRequest
+) -> MetadataResponse:
+    """Topics by name or id, created on first use where that is wanted."""
+    services = context.services
+    version = header.api_version
+    wants_all = body.topics is None or (version == 0 and not body.topics)
+    may_create = body.allow_auto_topic_creation if version >= 4 else True
+    if wants_all:
+        topics = [_metadata_topic(services.node_id, topic) for topic in services.topics]
+    else:
+        assert body.topics is not None
+        topics = [await _look_up(context, wanted, create=may_create) for wanted in body.topics]
+    if body.include_topic_authorized_operations:
+        for topic in topics:
+            if topic.error_code == ErrorCode.NONE:
+                topic.topic_authorized_operations = TOPIC_OPERATIONS
+    response = MetadataResponse(
+        brokers=[
+            MetadataResponseBroker(
+                node_id=services.node_id, host=context.address.host, port=context.address.port
+            )
+        ],
+        cluster_id=services.cluster_id,
+        controller_id=services.node_id,
+        topics=topics,
+    )
+    if body.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response
+
+
+async def _look_up(
+    context: RequestContext, wanted: MetadataRequestTopic, *, create: bool
+) -> MetadataResponseTopic:
+    services = context.services
+    if wanted.topic_id != NO_ID and wanted.name is None:
+        topic = services.topics.by_id(wanted.topic_id)
+        if topic is None:
+            return MetadataResponseTopic(
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id
+            )
+        return _metadata_topic(services.node_id, topic)
+    name = wanted.name or ""
+    topic = services.topics.get(name)
+    if topic is None:
+        try:
+            services.topics.check_new(name, -1, {})
+            if not (create and services.settings.auto_create_topics):
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                return MetadataResponseTopic(error_code=code, name=name)
+            topic = await services.topics.ensure(name)
+        except TopicError as error:
+            return MetadataResponseTopic(error_code=error.code, name=name)
+        except StorageError as error:
+            return MetadataResponseTopic(error_code=code_of(error), name=name)
+    return _metadata_topic(services.node_id, topic)
+
+
+def _metadata_topic(node_id: int, topic: Topic) -> MetadataResponseTopic:
+    here = [node_id]
+    partitions = [
+        MetadataResponsePartition(
+            partition_index=index,
+            leader_id=node_id,
+            leader_epoch=partition.log.leader_epoch,
+            replica_nodes=here,
+            isr_nodes=here,
+        )
+        for index, partition in sorted(topic.partitions.items())
+    ]
+    partitions += [
+        MetadataResponsePartition(
+            error_code=ErrorCode.LEADER_NOT_AVAILABLE,
+            partition_index=index,
+            leader_id=-1,
+            replica_nodes=here,
+            offline_replicas=here,
+        )
+        for index in sorted(topic.offline)
+    ]
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        partitions=partitions,
+    )
+
+
+def describe_cluster(
+    context: RequestContext, _header: RequestHeader, body: DescribeClusterRequest
+) -> DescribeClusterResponse:
+    """This node is the cluster."""
+    services = context.services
+    if body.endpoint_type != BROKER_ENDPOINT:
+        return DescribeClusterResponse(
+            error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="only brokers can be described",
+            cluster_id=services.cluster_id,
+        )
+    response = DescribeClusterResponse(
+        cluster_id=services.cluster_id,
+        controller_id=services.node_id,
+        brokers=[
+            DescribeClusterResponseBroker(
+                broker_id=services.node_id, host=context.address.host, port=context.address.port
+            )
+        ],
+    )
+    if body.include_cluster_authorized_operations:
+        response.cluster_authorized_operations = CLUSTER_OPERATIONS
+    return response
+
+
+def describe_topic_partitions(
+    context: RequestContext, _header: RequestHeader, body: DescribeTopicPartitionsRequest
+) -> DescribeTopicPartitionsResponse:
+    """Topics page by page (KIP-966), in order of name, from the cursor on."""
+    services = context.services
+    names = sorted({topic.name for topic in body.topics} or {t.name for t in services.topics})
+    first_index = 0
+    if body.cursor is not None:
+        names = [name for name in names if name >= body.cursor.topic_name]
+        if names and names[0] == body.cursor.topic_name:
+            first_index = max(body.cursor.partition_index, 0)
+    left = max(1, min(body.response_partition_limit, PARTITIONS_PER_ANSWER_MAX))
+    response = DescribeTopicPartitionsResponse(next_cursor=None)
+    for name in names:
+        topic = services.topics.get(name)
+        if topic is None:
+            response.topics.append(_unknown_topic(name))
+            continue
+        described = _described_topic(services.node_id, topic)
+        partitions = [p for p in described.partitions if p.partition_index >= first_index]
+        first_index = 0
+        described.partitions = partitions[:left]
+        response.topics.append(described)
+        if len(partitions) > left:
+            response.next_cursor = DescribeTopicPartitionsResponseCursor(
+                topic_name=name, partition_index=partitions[left].partition_index
+            )
+            break
+        left -= len(partitions)
+        if left == 0:
+            following = next((other for other in names if other > name), None)
+            if following is not None:
+                response.next_cursor = DescribeTopicPartitionsResponseCursor(
+                    topic_name=following, partition_index=0
+                )
+            break
+    return response
+
+
+def _unknown_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name
+    )
+
+
+def _described_topic(node_id: int, topic: Topic) -> DescribeTopicPartitionsResponseTopic:
+    """As Metadata has it; the lists of eligible leaders are empty, never null (clients fail)."""
+    known = _metadata_topic(node_id, topic)
+    return DescribeTopicPartitionsResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.is_internal,
+        topic_authorized_operations=TOPIC_OPERATIONS,
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                error_code=partition.error_code,
+                partition_index=partition.partition_index,
+                leader_id=partition.leader_id,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=partition.replica_nodes,
+                isr_nodes=partition.isr_nodes,
+                eligible_leader_replicas=[],
+                last_known_elr=[],
+                offline_replicas=partition.offline_replicas,
+            )
+            for partition in sorted(known.partitions, key=lambda p: p.partition_index)
+        ],
+    )
+
+
+def describe_log_dirs(
+    context: RequestContext, _header: RequestHeader, body: DescribeLogDirsRequest
+) -> DescribeLogDirsResponse:
+    """Disk use of every partition, by data directory."""
+    services = context.services
+    wanted = None
+    if body.topics is not None:
+        wanted = {(topic.topic, index) for topic in body.topics for index in topic.partitions}
+    by_directory: dict[str, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
+    for partition in services.topics.partitions():
+        if wanted is None or partition.partition in wanted:
+            home = os.path.dirname(partition.log.directory)
+            by_directory[home][partition.partition.topic].append(partition)
+    results = []
+    for directory in services.manager.directories:
+        if not directory.is_online:
+            results.append(
+                DescribeLogDirsResponseDirectory(
+                    error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=directory.path
+                )
+            )
+            continue
+        total, free = services.env.total_bytes(directory.path), services.env.free_bytes(directory.path)
+        results.append(
+            DescribeLogDirsResponseDirectory(
+                log_dir=os.path.abspath(directory.path),
+                topics=[
+                    _log_dir_topic(name, partitions)
+                    for name, partitions in by_directory[directory.path].items()
+                ],
+                total_bytes=total,
+                usable_bytes=free,
+            )
+        )
+    return DescribeLogDirsResponse(results=results)
+
+
+def _log_dir_topic(name: str, partitions: list[Partition]) -> DescribeLogDirsResponseTopic:
+    return DescribeLogDirsResponseTopic(
+        name=name,
+        partitions=[
+            DescribeLogDirsResponsePartition(
+                partition_index=partition.partition.partition,
+                partition_size=partition.log.size_bytes,
+            )
+            for partition in partitions
+        ],
+    )
+
+
+def list_partition_reassignments(
+    _context: RequestContext, _header: RequestHeader, _body: ListPartitionReassignmentsRequest
+) -> ListPartitionReassignmentsResponse:
+    """None is ever under way: there is one node."""
+    return ListPartitionReassignmentsResponse()

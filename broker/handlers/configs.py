@@ -1,0 +1,244 @@
+"""DescribeConfigs, IncrementalAlterConfigs, AlterConfigs."""
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+from broker.context import RequestContext
+from broker.handlers.topics import parse_setting
+from broker.protocol.codec import RequestHeader
+from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.messages import (
+    AlterConfigsRequest,
+    AlterConfigsRequestResource,
+    AlterConfigsResponse,
+    AlterConfigsResponseResource,
+    DescribeConfigsRequest,
+    DescribeConfigsRequestResource,
+    DescribeConfigsResponse,
+    DescribeConfigsResponseConfig,
+    DescribeConfigsResponseResult,
+    DescribeConfigsResponseSynonym,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsRequestResource,
+    IncrementalAlterConfigsResponse,
+    IncrementalAlterConfigsResponseResource,
+)
+from broker.topics import TopicError
+from config.broker_keys import describe_broker, parse_broker_value
+from config.topic_keys import (
+    TOPIC_KEYS,
+    ConfigEntry,
+    InvalidTopicConfigError,
+    ValueKind,
+    describe,
+
+)
+from storage.errors import StorageError
+
+# Resource types and operations of the Kafka protocol guide.
+TOPIC: Final = 2
+BROKER: Final = 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+Changes = Iterable[tuple[str, int, str | None]]  # key, operation, value
+Parse = Callable[[str, str], str]
+
+
+def describe_configs(
+    context: RequestContext, _header: RequestHeader, body: DescribeConfigsRequest
+) -> DescribeConfigsResponse:
+    """Every setting of a topic or of this broker, with where it comes from."""
+    return DescribeConfigsResponse(
+        results=[_describe(context, resource, body) for resource in body.resources]
+    )
+
+
+def _describe(
+    context: RequestContext, resource: DescribeConfigsRequestResource, body: DescribeConfigsRequest
+) -> DescribeConfigsResponseResult:
+    result = DescribeConfigsResponseResult(
+        resource_type=resource.resource_type, resource_name=resource.resource_name
+    )
+    try:
+        entries = _entries(context, resource.resource_type, resource.resource_name)
+    except TopicError as error:
+        result.error_code, result.error_message = error.code, error.reason
+        return result
+    wanted = resource.configuration_keys
+    result.configs = [
+        _row(entry, body) for entry in entries if wanted is None or entry.name in wanted
+    ]
+    return result
+
+
+def _entries(context: RequestContext, kind: int, name: str) -> Sequence[ConfigEntry]:
+    services = context.services
+    if kind == TOPIC:
+        topic = services.topics.get(name)
+        if topic is None:
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+        return describe(topic.layers)
+    if kind == BROKER:
+        _check_broker(context, name)
+        return describe_broker(services.settings, services.manager.metadata.broker_dynamic)
+    raise TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
+
+
+def _row(entry: ConfigEntry, body: DescribeConfigsRequest) -> DescribeConfigsResponseConfig:
+    synonyms = []
+    if body.include_synonyms:
+        synonyms = [
+            DescribeConfigsResponseSynonym(name=s.name, value=s.value, source=s.source)
+            for s in entry.synonyms
+        ]
+    return DescribeConfigsResponseConfig(
+        name=entry.name,
+        value=entry.value,
+        read_only=entry.read_only,
+        config_source=entry.source,
+        synonyms=synonyms,
+        config_type=entry.kind,
+        documentation=entry.text if body.include_documentation else None,
+    )
+
+
+async def incremental_alter_configs(
+    context: RequestContext, _header: RequestHeader, body: IncrementalAlterConfigsRequest
+) -> IncrementalAlterConfigsResponse:
+    """Set, delete, append to and subtract from settings, one resource at a time."""
+
+    async def alter(resource: IncrementalAlterConfigsRequestResource) -> None:
+        changes = [(one.name, one.config_operation, one.value) for one in resource.configs]
+        kind, name = resource.resource_type, resource.resource_name
+        present = _dynamic(context, kind, name)
+        dynamic = _apply(context, kind, name, present, changes)
+        await _store(context, kind, name, dynamic, validate_only=body.validate_only)
+
+    results = []
+    for resource in body.resources:
+        code, message = await _outcome(alter(resource))
+        results.append(
+            IncrementalAlterConfigsResponseResource(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        )
+    return IncrementalAlterConfigsResponse(responses=results)
+
+
+async def alter_configs(
+    context: RequestContext, _header: RequestHeader, body: AlterConfigsRequest
+) -> AlterConfigsResponse:
+    """Replace all dynamic settings of a resource (the old way)."""
+
+    async def alter(resource: AlterConfigsRequestResource) -> None:
+        kind, name = resource.resource_type, resource.resource_name
+        _dynamic(context, kind, name)
+        changes = [(one.name, SET, one.value) for one in resource.configs if one.value is not None]
+        dynamic = _apply(context, kind, name, {}, changes)
+        await _store(context, kind, name, dynamic, validate_only=body.validate_only)
+
+    results = []
+    for resource in body.resources:
+        code, message = await _outcome(alter(resource))
+        results.append(
+            AlterConfigsResponseResource(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+        )
+    return AlterConfigsResponse(responses=results)
+
+
+async def _outcome(change: Awaitable[None]) -> tuple[ErrorCode, str | None]:
+    try:
+        await change
+    except TopicError as error:
+        return error.code, error.reason
+    except StorageError as error:
+        return code_of(error), str(error)
+    return ErrorCode.NONE, None
+
+
+def _dynamic(context: RequestContext, kind: int, name: str) -> dict[str, str]:
+    """The dynamic layer of a resource. Raises TopicError."""
+    if kind == TOPIC:
+        topic = context.services.topics.get(name)
+        if topic is None:
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+        return dict(context.services.manager.metadata.topics[name].dynamic)
+    if kind == BROKER:
+        _check_broker(context, name)
+        return dict(context.services.manager.metadata.broker_dynamic)
+    raise TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
+
+
+def _check_broker(context: RequestContext, name: str) -> None:
+    """An empty name is the default of all brokers, of which there is one."""
+    if name not in ("", str(context.services.node_id)):
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"this is broker {context.services.node_id}")
+
+
+def _apply(
+    context: RequestContext, kind: int, name: str, dynamic: dict[str, str], changes: Changes
+) -> dict[str, str]:
+    """The dynamic layer after the changes. Raises TopicError."""
+    parse: Parse = parse_setting if kind == TOPIC else _parse_broker_setting
+    entries = {entry.name: entry for entry in _entries(context, kind, name)}
+    for key, operation, value in changes:
+        if operation == DELETE:
+            parse_known(key, kind)
+            dynamic.pop(key, None)
+            continue
+        if value is None:
+            raise TopicError(ErrorCode.INVALID_CONFIG, f"{key} has no value")
+        if operation == SET:
+            dynamic[key] = parse(key, value)
+        elif operation in (APPEND, SUBTRACT):
+            entry = entries.get(key)
+            if entry is None or entry.kind is not ValueKind.LIST:
+                raise TopicError(ErrorCode.INVALID_CONFIG, f"{key} is no list")
+            dynamic[key] = parse(key, _combine(entry.value or "", operation, value))
+        else:
+            raise TopicError(ErrorCode.INVALID_REQUEST, f"operation {operation} is unknown")
+    return dynamic
+
+
+def parse_known(key: str, kind: int) -> None:
+    """Refuse a topic key that does not exist. Raises TopicError."""
+    if kind == TOPIC and key not in TOPIC_KEYS:
+        raise TopicError(ErrorCode.INVALID_CONFIG, f"{key} is no topic setting")
+
+
+def _combine(present: str, operation: int, value: str) -> str:
+    """Append to or subtract from a list; doing it twice is doing it once."""
+    items = [item for item in present.split(",") if item]
+    named = [item.strip() for item in value.split(",") if item.strip()]
+    if operation == APPEND:
+        items += [item for item in named if item not in items]
+    else:
+        items = [item for item in items if item not in named]
+    return ",".join(items)
+
+
+def _parse_broker_setting(key: str, value: str) -> str:
+    try:
+        return parse_broker_value(key, value)
+    except InvalidTopicConfigError as error:
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+
+async def _store(
+    context: RequestContext, kind: int, name: str, dynamic: dict[str, str], *, validate_only: bool
+) -> None:
+    topics = context.services.topics
+    if kind == TOPIC:
+        topics.check_settings(name, dynamic)
+        if not validate_only:
+            await topics.alter(name, dynamic)
+    elif not validate_only:
+        await topics.alter_broker(dynamic)

@@ -1,0 +1,248 @@
+"""CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords."""
+
+from collections import Counter
+from typing import Final
+
+from broker.context import RequestContext
+from broker.protocol.codec import RequestHeader
+from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.messages import (
+    CreatePartitionsRequest,
+    CreatePartitionsRequestTopic,
+    CreatePartitionsResponse,
+    CreatePartitionsResponseTopic,
+    CreateTopicsRequest,
+    CreateTopicsRequestTopic,
+    CreateTopicsResponse,
+    CreateTopicsResponseConfig,
+    CreateTopicsResponseTopic,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsResponsePartition,
+    DeleteRecordsResponseTopic,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicsResponseTopic,
+)
+from broker.topics import Topic, TopicError
+from config.topic_keys import InvalidTopicConfigError, describe, parse_value
+from storage.errors import StorageError
+from storage.model import TopicPartition
+
+NO_ID: Final = bytes(16)
+HIGH_WATERMARK: Final = -1  # as the offset of DeleteRecords
+REPLICATION_FACTORS: Final = (1, -1)  # one node; -1 is "the default" (KIP-464)
+
+
+async def create_topics(
+    context: RequestContext, _header: RequestHeader, body: CreateTopicsRequest
+) -> CreateTopicsResponse:
+    """Create each topic, or say why not; answered when the topic is durable."""
+    seen = Counter(topic.name for topic in body.topics)
+    results = []
+    for wanted in body.topics:
+        try:
+            if seen[wanted.name] > 1:
+                raise TopicError(ErrorCode.INVALID_REQUEST, "the request names this topic twice")
+            results.append(await _create(context, wanted, validate_only=body.validate_only))
+        except (TopicError, StorageError) as error:
+            results.append(
+                CreateTopicsResponseTopic(
+                    name=wanted.name,
+                    error_code=_code(error),
+                    error_message=str(error),
+                    topic_config_error_code=_code(error),
+                )
+            )
+    return CreateTopicsResponse(topics=results)
+
+
+async def _create(
+    context: RequestContext, wanted: CreateTopicsRequestTopic, *, validate_only: bool
+) -> CreateTopicsResponseTopic:
+    topics = context.services.topics
+    count = _partition_count(context, wanted)
+    dynamic = {}
+    for config in wanted.configs:
+        if config.value is None:
+            raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
+        dynamic[config.name] = parse_setting(config.name, config.value)
+    topics.check_new(wanted.name, count, dynamic)
+    if validate_only:
+        layers = topics.layers_of(wanted.name, dynamic, adopted=False)
+        topic = Topic(wanted.name, NO_ID, layers, topics.config_of(wanted.name))
+    else:
+        topic = await topics.create(wanted.name, count, dynamic)
+    return CreateTopicsResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        num_partitions=count,
+        replication_factor=1,
+        configs=[
+            CreateTopicsResponseConfig(
+                name=entry.name,
+                value=entry.value,
+                read_only=entry.read_only,
+                config_source=entry.source,
+            )
+            for entry in describe(topic.layers)
+        ],
+    )
+
+
+def _partition_count(context: RequestContext, wanted: CreateTopicsRequestTopic) -> int:
+    """From the number, or from a manual assignment, which must name this node alone."""
+    if not wanted.assignments:
+        if wanted.replication_factor not in REPLICATION_FACTORS:
+            raise TopicError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"replication factor {wanted.replication_factor}: this broker is a single node",
+            )
+        if wanted.num_partitions == -1:
+            return context.services.settings.partitions(wanted.name)
+        if wanted.num_partitions < 1:
+            raise TopicError(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
+        return wanted.num_partitions
+    if wanted.num_partitions != -1 or wanted.replication_factor != -1:
+        raise TopicError(ErrorCode.INVALID_REQUEST, "both an assignment and a number were given")
+    indexes = sorted(assignment.partition_index for assignment in wanted.assignments)
+    here = [context.services.node_id]
+    if indexes != list(range(len(indexes))) or any(
+        assignment.broker_ids != here for assignment in wanted.assignments
+    ):
+        raise TopicError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {here[0]} only"
+        )
+    return len(indexes)
+
+
+async def delete_topics(
+    context: RequestContext, header: RequestHeader, body: DeleteTopicsRequest
+) -> DeleteTopicsResponse:
+    """Delete each topic, by name or id; answered when it is gone."""
+    if header.api_version < 6:
+        wanted: list[tuple[str | None, bytes]] = [(name, NO_ID) for name in body.topic_names]
+    else:
+        wanted = [(topic.name, topic.topic_id) for topic in body.topics]
+    return DeleteTopicsResponse(
+        responses=[await _delete(context, name, topic_id) for name, topic_id in wanted]
+    )
+
+
+async def _delete(
+    context: RequestContext, name: str | None, topic_id: bytes
+) -> DeleteTopicsResponseTopic:
+    services = context.services
+    if name is not None and topic_id != NO_ID:
+        return DeleteTopicsResponseTopic(
+            name=name,
+            topic_id=topic_id,
+            error_code=ErrorCode.INVALID_REQUEST,
+            error_message="both a name and an id were given",
+        )
+    topic = services.topics.get(name) if name is not None else services.topics.by_id(topic_id)
+    if topic is None:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
+        return DeleteTopicsResponseTopic(
+            name=name, topic_id=topic_id, error_code=code, error_message="there is no such topic"
+        )
+    try:
+        if not services.settings.delete_topics:
+            raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
+        if topic.is_internal:
+            raise TopicError(ErrorCode.INVALID_REQUEST, f"{topic.name} is internal")
+        await services.topics.delete(topic.name)
+    except (TopicError, StorageError) as error:
+        return DeleteTopicsResponseTopic(
+            name=topic.name, topic_id=topic_id, error_code=_code(error), error_message=str(error)
+        )
+    return DeleteTopicsResponseTopic(name=topic.name, topic_id=topic.topic_id)
+
+
+async def create_partitions(
+    context: RequestContext, _header: RequestHeader, body: CreatePartitionsRequest
+) -> CreatePartitionsResponse:
+    """Grow topics. A row for each, as clients wait for it."""
+    results = []
+    for wanted in body.topics:
+        result = CreatePartitionsResponseTopic(name=wanted.name)
+        try:
+            _check_assignment(context, wanted)
+            if body.validate_only:
+                context.services.topics.check_growth(wanted.name, wanted.count)
+            else:
+                await context.services.topics.add_partitions(wanted.name, wanted.count)
+        except (TopicError, StorageError) as error:
+            result.error_code, result.error_message = _code(error), str(error)
+        results.append(result)
+    return CreatePartitionsResponse(results=results)
+
+
+def _check_assignment(context: RequestContext, wanted: CreatePartitionsRequestTopic) -> None:
+    here = [context.services.node_id]
+    if any(assignment.broker_ids != here for assignment in wanted.assignments or ()):
+        raise TopicError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {here[0]} only"
+        )
+
+
+def delete_records(
+    context: RequestContext, _header: RequestHeader, body: DeleteRecordsRequest
+) -> DeleteRecordsResponse:
+    """Move log start offsets up; the segments below go with the next retention round."""
+    return DeleteRecordsResponse(
+        topics=[
+            DeleteRecordsResponseTopic(
+                name=topic.name,
+                partitions=[
+                    _delete_before(
+                        context,
+                        TopicPartition(topic.name, partition.partition_index),
+                        partition.offset,
+                    )
+                    for partition in topic.partitions
+                ],
+            )
+            for topic in body.topics
+        ]
+    )
+
+
+def _delete_before(
+    context: RequestContext, where: TopicPartition, offset: int
+) -> DeleteRecordsResponsePartition:
+    topic = context.services.topics.get(where.topic)
+    partition = topic.partitions.get(where.partition) if topic else None
+    result = DeleteRecordsResponsePartition(partition_index=where.partition, low_watermark=-1)
+    if topic is None or (partition is None and where.partition not in topic.offline):
+        result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    elif partition is None:
+        result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+    elif not topic.config.deletes:
+        result.error_code = ErrorCode.POLICY_VIOLATION
+    else:
+        log = partition.log
+        before = log.high_watermark if offset == HIGH_WATERMARK else offset
+        if before < 0 or before > log.high_watermark:
+            result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+        else:
+            try:
+                if before > log.log_start_offset:
+                    log.delete_records(before)
+                    partition.wake()
+                result.low_watermark = log.log_start_offset
+            except StorageError as error:
+                result.error_code = code_of(error)
+    return result
+
+
+def parse_setting(key: str, value: str) -> str:
+    """A topic setting as a client gives it, in canonical form. Raises TopicError."""
+    try:
+        return parse_value(key, value)
+    except InvalidTopicConfigError as error:
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+
+def _code(error: TopicError | StorageError) -> ErrorCode:
+    return error.code if isinstance(error, TopicError) else code_of(error)

@@ -1,0 +1,384 @@
+"""The topics of this broker: names, ids, partitions, settings - and how they change.
+
+Rules. One change at a time (`_changing`), each durable before it is answered: intent, folders,
+then the metadata that names them. A topic is seen by clients only when all of it exists. Settings
+come in layers (config/topic_keys.py); AlterConfigs touches the dynamic layer only, YAML never
+deletes a topic or takes partitions away.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import structlog
+
+from broker.partition import OfflinePartitionError, Partition
+from broker.protocol.errors import ErrorCode
+from config.settings import PARTITIONS_PER_TOPIC_MAX, Settings
+from config.topic_keys import InvalidTopicConfigError, TopicConfig, TopicLayers, resolve
+from config.topic_names import INTERNAL_TOPICS, InvalidTopicNameError, check_new_name
+from storage.log import Log
+from storage.log_manager import LogManager
+from storage.metadata import ClusterMetadata, TopicEntry
+from storage.model import TopicPartition
+
+log = structlog.get_logger("broker.topics")
+
+ADOPTED: Final = "adopted"  # TopicEntry.created_by of a folder that was found
+# Kafka's own topics are compacted whatever the defaults say; small segments let them shrink.
+INTERNAL_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    name: {"cleanup.policy": "compact", "segment.bytes": str(100 << 20)}
+    for name in ("__consumer_offsets", "__transaction_state")
+}
+
+
+class TopicError(Exception):
+    """A change that is refused; `code` goes onto the wire with the text."""
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Topic:
+    """One topic. A partition is served, or offline for a reason."""
+
+    name: str
+    topic_id: bytes
+    layers: TopicLayers
+    config: TopicConfig
+    partitions: dict[int, Partition] = field(default_factory=dict)
+    offline: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions that exist, served or not."""
+        return len(self.partitions.keys() | self.offline.keys())
+
+    @property
+    def is_internal(self) -> bool:
+        """Kafka's own bookkeeping."""
+        return self.name in INTERNAL_TOPICS
+
+
+class PartitionFactory(Protocol):
+    """Makes a served partition of an open log."""
+
+    def __call__(self, log: Log) -> Partition: ...
+
+
+class CleanerHold(Protocol):
+    """Keeps the cleaner away from a partition while its log is changed."""
+
+    def __call__(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]: ...
+
+
+class Topics:
+    """All topics; the only place that creates, changes or deletes one."""
+
+    def __init__(
+        self,
+        manager: LogManager,
+        settings: Settings,
+        make_partition: PartitionFactory,
+        hold: CleanerHold,
+    ) -> None:
+        self._manager = manager
+        self._settings = settings
+        self._make_partition = make_partition
+        self._changing = asyncio.Lock()
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[bytes, Topic] = {}
+        self._hold = hold
+
+    # Looking ------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(tuple(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, name: str) -> Topic | None:
+        """The topic of that name."""
+        return self._by_name.get(name)
+
+    def by_id(self, topic_id: bytes) -> Topic | None:
+        """The topic of that id."""
+        return self._by_id.get(topic_id)
+
+    def partitions(self) -> Iterator[Partition]:
+        """Every partition that is served."""
+        for topic in self:
+            yield from tuple(topic.partitions.values())
+
+    def partition(self, partition: TopicPartition) -> Partition | None:
+        """A served partition."""
+        topic = self._by_name.get(partition.topic)
+        return topic.partitions.get(partition.partition) if topic else None
+
+    def layers_of(self, name: str, dynamic: Mapping[str, str], *, adopted: bool) -> TopicLayers:
+        """The layers of settings of a topic, present or to be."""
+        return replace(
+            self._settings.layers(name),
+            dynamic={**INTERNAL_SETTINGS.get(name, {}), **dynamic},
+            broker_dynamic=self._manager.metadata.broker_dynamic,
+            adopted=adopted and name not in INTERNAL_SETTINGS,
+        )
+
+    def config_of(self, name: str) -> TopicConfig:
+        """Resolved settings of a topic by name; of one that nobody knows as of an adopted one.
+
+        Settings that contradict each other by now (a default changed) are those of the table, and
+        the topic counts as one whose policy is unknown: nothing is deleted by a mistake.
+        """
+        entry = self._manager.metadata.topics.get(name)
+        dynamic = entry.dynamic if entry else {}
+        adopted = entry is None or entry.created_by == ADOPTED
+        layers = self.layers_of(name, dynamic, adopted=adopted)
+        try:
+            return resolve(layers)
+        except InvalidTopicConfigError as error:
+            log.error("settings contradict; nothing is cleaned", topic=name, reason=str(error))
+            return TopicConfig(policy_known=False)
+
+    # Opening --------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take over what the manager has opened."""
+        for name, entry in self._manager.metadata.topics.items():
+            if not entry.partitions:
+                continue  # a creation that was cut off; `finish_interrupted` undoes it
+            self._enter(name, entry)
+
+    async def finish_interrupted(self) -> None:
+        """Undo creations that a crash cut off, and deletions that it left half done."""
+        metadata = self._manager.metadata
+        for name, entry in metadata.topics.items():
+            if not entry.partitions:
+                log.warning("creation was cut off and is undone", topic=name)
+                await asyncio.to_thread(self._manager.save_metadata, metadata.without_topic(name))
+
+    async def apply_yaml(self) -> None:
+        """Create the topics that the operator's file names, and add partitions it asks for."""
+        for name in self._settings.topics:
+            wanted = self._settings.partitions(name)
+            topic = self.get(name)
+            if topic is None:
+                await self.create(name, wanted, {}, created_by="yaml")
+            elif topic.partition_count < wanted:
+                await self.add_partitions(name, wanted)
+            elif topic.partition_count > wanted:
+                log.warning(
+                    "more partitions than configured; none is taken away",
+                    topic=name,
+                    partitions=topic.partition_count,
+                    configured=wanted,
+                )
+
+    # Changing -------------------------------------------------------------------
+
+    def check_new(self, name: str, partitions: int, dynamic: Mapping[str, str]) -> TopicConfig:
+        """Refuse a topic that may not be created. Raises TopicError."""
+        if name not in INTERNAL_SETTINGS:
+            try:
+                check_new_name(name)
+            except InvalidTopicNameError as error:
+                raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, str(error)) from error
+        if name in self._by_name:
+            raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
+        self._check_count(partitions)
+        return self._resolve(self.layers_of(name, dynamic, adopted=False))
+
+    async def create(
+        self, name: str, partitions: int, dynamic: Mapping[str, str], *, created_by: str = "client"
+    ) -> Topic:
+        """Create a topic; durable when this returns. Raises TopicError, LogDirectoryError."""
+        if partitions == -1:
+            partitions = self._settings.partitions(name)
+        async with self._changing:
+            self.check_new(name, partitions, dynamic)
+            entry = TopicEntry(uuid.uuid4().bytes, {}, dict(dynamic), created_by)
+            await self._save(self._manager.metadata.with_topic(name, entry))
+            entry = await self._make_folders(name, entry, range(partitions))
+            topic = self._enter(name, entry)
+        log.info("topic created", topic=name, partitions=partitions, created_by=created_by)
+        return topic
+
+    async def ensure(self, name: str) -> Topic:
+        """The topic, created on first use if need be. Raises TopicError, LogDirectoryError."""
+        topic = self.get(name)
+        if topic is None:
+            try:
+                topic = await self.create(name, -1, {}, created_by="first use")
+            except TopicError as error:
+                topic = self.get(name)  # another client was quicker
+                if topic is None or error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+        return topic
+
+    async def ensure_internal(self, name: str, partitions: int) -> Topic:
+        """One of Kafka's own topics. Raises LogDirectoryError."""
+        topic = self.get(name)
+        return topic or await self.create(name, partitions, {}, created_by="broker")
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        """Grow a topic to `total` partitions. Raises TopicError, LogDirectoryError."""
+        async with self._changing:
+            topic = self.check_growth(name, total)
+            entry = self._manager.metadata.topics[name]
+            await self._make_folders(name, entry, range(topic.partition_count, total))
+            self._enter(name, self._manager.metadata.topics[name])
+        log.info("partitions added", topic=name, partitions=total)
+
+    def check_growth(self, name: str, total: int) -> Topic:
+        """Refuse a number of partitions that is no growth. Raises TopicError."""
+        topic = self._known(name)
+        if total <= topic.partition_count:
+            raise TopicError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {name} has {topic.partition_count} partitions; {total} would not be more",
+            )
+        self._check_count(total, total - topic.partition_count)
+        return topic
+
+    async def delete(self, name: str) -> None:
+        """Delete a topic; durable when this returns. Raises TopicError."""
+        async with self._changing:
+            topic = self._known(name)
+            async with self._held(topic):
+                await self._save(self._manager.metadata.without_topic(name))
+                del self._by_name[name]
+                del self._by_id[topic.topic_id]
+                gone = TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted")
+                for index, partition in topic.partitions.items():
+                    partition.close(gone)
+                    where = TopicPartition(name, index)
+                    await asyncio.to_thread(self._manager.delete, where)
+        log.info("topic deleted", topic=name)
+
+    async def alter(self, name: str, dynamic: Mapping[str, str]) -> None:
+        """Replace a topic's dynamic settings. Raises TopicError."""
+        async with self._changing:
+            topic = self._known(name)
+            layers = replace(topic.layers, dynamic=dict(dynamic))
+            config = self._resolve(layers)
+            policy_changes = config.cleanup_policy != topic.config.cleanup_policy
+            held = self._held(topic) if policy_changes else AsyncExitStack()
+            async with held:
+                entry = replace(self._manager.metadata.topics[name], dynamic=dict(dynamic))
+                await self._save(self._manager.metadata.with_topic(name, entry))
+                topic.layers, topic.config = layers, config
+                for partition in topic.partitions.values():
+                    partition.log.update_config(config)
+        log.info("topic settings changed", topic=name, dynamic=dict(dynamic))
+
+    def check_settings(self, name: str, dynamic: Mapping[str, str]) -> None:
+        """Refuse settings that do not fit together. Raises TopicError."""
+        self._resolve(replace(self._known(name).layers, dynamic=dict(dynamic)))
+
+    async def alter_broker(self, dynamic: Mapping[str, str]) -> None:
+        """Replace the broker-wide dynamic defaults (topic keys). Raises TopicError."""
+        async with self._changing:
+            changed = []
+            for topic in self:
+                layers = replace(topic.layers, broker_dynamic=dict(dynamic))
+                changed.append((topic, layers, self._resolve(layers)))
+            metadata = replace(self._manager.metadata, broker_dynamic=dict(dynamic))
+            await self._save(metadata)
+            for topic, layers, config in changed:
+                topic.layers, topic.config = layers, config
+                for partition in topic.partitions.values():
+                    partition.log.update_config(config)
+
+    async def take_producer_ids(self, count: int) -> int:
+        """The first of `count` producer ids that nobody was given before; durable."""
+        async with self._changing:
+            first, metadata = self._manager.metadata.take_producer_ids(count)
+            await self._save(metadata)
+            return first
+
+    def fail(self, partitions: Iterable[TopicPartition], reason: str) -> None:
+        """Partitions whose directory failed: known, not served."""
+        for where in partitions:
+            topic = self._by_name.get(where.topic)
+            if topic is None:
+                continue
+            topic.offline[where.partition] = reason
+            partition = topic.partitions.pop(where.partition, None)
+            if partition is not None:
+                partition.close(OfflinePartitionError(where, reason))
+
+    # Steps ----------------------------------------------------------------------
+
+    async def _save(self, metadata: ClusterMetadata) -> None:
+        await asyncio.to_thread(self._manager.save_metadata, metadata)
+
+    async def _make_folders(self, name: str, entry: TopicEntry, indexes: range) -> TopicEntry:
+        config = self._resolve(self.layers_of(name, entry.dynamic, adopted=False))
+        homes = dict(entry.partitions)
+        for index in indexes:
+            where = TopicPartition(name, index)
+            made = await asyncio.to_thread(self._manager.create, where, entry.topic_id, config)
+            homes[index] = self._manager.directory_id_of(made.partition)
+        entry = replace(entry, partitions=homes)
+        await self._save(self._manager.metadata.with_topic(name, entry))
+        return entry
+
+    def _enter(self, name: str, entry: TopicEntry) -> Topic:
+        topic = self._by_name.get(name)
+        if topic is None:
+            layers = self.layers_of(name, entry.dynamic, adopted=entry.created_by == ADOPTED)
+            topic = Topic(name, entry.topic_id, layers, self.config_of(name))
+        for index in entry.partitions:
+            where = TopicPartition(name, index)
+            opened = self._manager.logs.get(where)
+            if opened is None:
+                topic.offline[index] = self._manager.offline.get(where, "its folder is missing")
+            elif index not in topic.partitions:
+                topic.partitions[index] = self._make_partition(opened)
+        self._by_name[name] = topic
+        self._by_id[topic.topic_id] = topic
+        return topic
+
+    def _held(self, topic: Topic) -> AbstractAsyncContextManager[None]:
+        return _hold_all(self._hold, [p.partition for p in topic.partitions.values()])
+
+    def _known(self, name: str) -> Topic:
+        topic = self._by_name.get(name)
+        if topic is None:
+            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
+        return topic
+
+    def _resolve(self, layers: TopicLayers) -> TopicConfig:
+        try:
+            return resolve(layers)
+        except InvalidTopicConfigError as error:
+            raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+    def _check_count(self, partitions: int, added: int | None = None) -> None:
+        if not (partitions == -1 or 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX):
+            raise TopicError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"a topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {partitions}",
+            )
+        present = sum(topic.partition_count for topic in self)
+        limit = self._settings.limits.partitions
+        if present + (partitions if added is None else added) > limit:
+            raise TopicError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"this broker has {present} partitions, limits.partitions is {limit}",
+            )
+
+
+@asynccontextmanager
+async def _hold_all(hold: CleanerHold, partitions: list[TopicPartition]) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for partition in partitions:
+            await stack.enter_async_context(hold(partition))
+        yield
