@@ -84,6 +84,7 @@ class CleanReport:
     map_seconds: float
     rewrite_seconds: float
     damaged: tuple[tuple[str, int, str], ...] = field(default=())  # (path, position, reason)
+    records_without_key: int = 0  # dropped: a log that became compacted later may hold some
 
 
 class CleanAbortedError(Exception):

@@ -1,0 +1,200 @@
+"""How fast is one clean? Generated segments, one core, files in the page cache.
+
+    python bench/clean_job.py [--records N] [--batch-bytes N] [--codec none|lz4|zstd|snappy|gzip]
+
+Records have a 16-byte key and a value that make 100 bytes; every key is written ten times, in
+random order. A clean is what the cleaner does: read, verify, index the keys, read again, filter,
+checksum, write, index, sync. Prints records and bytes of the log per second; the first round
+compiles and is not counted.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from cleaner.clean import run_clean
+from cleaner.job import CleanedGroup, CleanJob, CleanReport, SourceSegment
+from cleaner.kernels import warm_up
+from storage import filenames
+from storage.batch import HEADER_BYTES, Record, build_batch, crc_of
+from storage.compression import compress
+from storage.env import RealEnv
+from storage.model import TopicPartition
+
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+KEY_BYTES = 16
+PAYLOAD_BYTES = 100
+OVERWRITES = 10
+
+
+class Unlimited:
+    """A control that lets everything happen at once."""
+
+    def __init__(self) -> None:
+        self.groups: list[CleanedGroup] = []
+
+    def read_bytes(self, count: int) -> None:
+        pass
+
+    def write_bytes(self, count: int) -> None:
+        pass
+
+    def aborted(self) -> bool:
+        return False
+
+    def group_cleaned(self, group: CleanedGroup) -> None:
+        self.groups.append(group)
+
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        pass
+
+
+class Template:
+    """One batch of `count` records as bytes, and where each key stands in it."""
+
+    def __init__(self, count: int, rng: np.random.Generator) -> None:
+        value_bytes = PAYLOAD_BYTES - KEY_BYTES
+        # Values that compress to about half, as records of services do.
+        words = rng.integers(97, 113, size=(count, value_bytes), dtype=np.uint8)
+        words[:, : value_bytes // 3] = 32
+        records = [
+            Record(i, 1_700_000_000_000 + i, b"\1" * KEY_BYTES, words[i].tobytes())
+            for i in range(count)
+        ]
+        whole = bytes(build_batch(records))
+        self.count = count
+        self.bytes = np.frombuffer(whole, dtype=np.uint8)
+        marks = np.flatnonzero(np.convolve(self.bytes == 1, np.ones(KEY_BYTES), "valid") == KEY_BYTES)
+        assert len(marks) == count
+        self.key_positions = marks[:, None] + np.arange(KEY_BYTES)
+
+
+def key_bytes(keys: np.ndarray) -> np.ndarray:
+    digits = np.empty((len(keys), KEY_BYTES), dtype=np.uint8)
+    digits[:, :4] = np.frombuffer(b"key-", dtype=np.uint8)
+    left = keys.copy()
+    for column in range(KEY_BYTES - 1, 3, -1):
+        digits[:, column] = 48 + left % 10
+        left //= 10
+    return digits
+
+
+def generate(directory: str, args: argparse.Namespace) -> tuple[SourceSegment, ...]:
+    rng = np.random.default_rng(args.seed)
+    template = Template(max(1, args.batch_bytes // 110), rng)
+    codec = CODECS[args.codec]
+    keys = rng.permutation(args.records) % max(1, args.records // OVERWRITES)
+    segments: list[tuple[int, int]] = []
+    offset = 0
+    file = None
+    for start in range(0, args.records - template.count + 1, template.count):
+        if file is None or file.tell() >= args.segment_bytes:
+            if file is not None:
+                segments[-1] = (segments[-1][0], file.tell())
+                file.close()
+            path = os.path.join(directory, filenames.file_name(offset, filenames.LOG))
+            file = open(path, "wb")
+            segments.append((offset, 0))
+        file.write(one_batch(template, keys[start : start + template.count], offset, codec))
+        offset += template.count
+    segments[-1] = (segments[-1][0], file.tell())
+    file.close()
+    bases = [base for base, _ in segments] + [offset]
+    return tuple(
+        SourceSegment(base, bases[i + 1], size, 1_700_000_000_000, 1_700_000_000_000)
+        for i, (base, size) in enumerate(segments)
+    )
+
+
+def one_batch(template: Template, keys: np.ndarray, offset: int, codec: int) -> bytes:
+    batch = template.bytes.copy()
+    batch[template.key_positions] = key_bytes(keys)
+    out = bytearray(batch.tobytes())
+    if codec:
+        packed = compress(codec, bytes(out[HEADER_BYTES:]))
+        del out[HEADER_BYTES:]
+        out += packed
+        out[22] |= codec
+    out[0:8] = offset.to_bytes(8, "big")
+    out[8:12] = (len(out) - 12).to_bytes(4, "big")
+    out[17:21] = crc_of(out, 0, len(out)).to_bytes(4, "big")
+    return bytes(out)
+
+
+def clean(directory: str, sources: tuple[SourceSegment, ...], args: argparse.Namespace) -> Any:
+    end = sources[-1].next_base_offset
+    groups = tuple(sources[i : i + 4] for i in range(0, len(sources), 4))
+    job = CleanJob(
+        partition=TopicPartition("bench", 0), directory=directory, generation="g", run_id="bench",
+        groups=groups, first_dirty_offset=int(end * args.clean_share) if args.clean_share else 0,
+        end_offset=end, log_start_offset=0,
+        log_end_offset_is_end=True, now_ms=1_700_000_000_000, delete_retention_ms=86_400_000,
+        drop_expired_tombstones=True, hash_key=os.urandom(16),
+        dedupe_buffer_bytes=args.dedupe_bytes, read_buffer_bytes=args.read_buffer,
+        decompressed_batch_bytes=64 << 20, max_message_bytes=1 << 20, index_interval_bytes=4096,
+        segment_bytes=1 << 30, compression_levels=(),
+    )  # fmt: skip
+    control = Unlimited()
+    started = time.perf_counter()
+    cpu = time.process_time()
+    report = run_clean(RealEnv(), job, control)
+    took, cpu = time.perf_counter() - started, time.process_time() - cpu
+    for group in control.groups:
+        for written in group.output.files if group.output else ():
+            os.unlink(os.path.join(directory, written.name))
+    return report, took, cpu
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=5_000_000)
+    parser.add_argument("--batch-bytes", type=int, default=16_384)
+    parser.add_argument("--segment-bytes", type=int, default=64 << 20)
+    parser.add_argument("--codec", choices=sorted(CODECS), default="none")
+    parser.add_argument("--read-buffer", type=int, default=1 << 20)
+    parser.add_argument("--dedupe-bytes", type=int, default=128 << 20)
+    parser.add_argument("--clean-share", type=float, default=0.0, help="share not to be indexed")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    started = time.perf_counter()
+    warm_up()
+    print(f"kernels ready in {time.perf_counter() - started:.1f} s", file=sys.stderr)
+    directory = tempfile.mkdtemp(prefix="varve-bench-")
+    try:
+        sources = generate(directory, args)
+        for _ in range(args.rounds):
+            report, took, cpu = clean(directory, sources, args)
+            show(report, took, cpu, args)
+    finally:
+        shutil.rmtree(directory)
+
+
+def show(report: CleanReport, took: float, cpu: float, args: argparse.Namespace) -> None:
+    figures = {
+        "codec": args.codec, "batch_bytes": args.batch_bytes, "records": report.records_before,
+        "records_kept": report.records_after, "bytes": report.bytes_before,
+        "seconds": round(took, 3), "cpu_seconds": round(cpu, 3),
+        "map_seconds": round(report.map_seconds, 3),
+        "rewrite_seconds": round(report.rewrite_seconds, 3),
+        "records_per_second": round(report.records_before / took),
+        "megabytes_per_second": round(report.bytes_before / took / 1e6),
+    }  # fmt: skip
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        print(" ".join(f"{name}={value}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()

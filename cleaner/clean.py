@@ -1,0 +1,79 @@
+"""One clean of one partition, from its job to its report. Runs in a worker process, or in a test.
+
+Rules
+- Only closed segments are read, only `.cleaned` files are written, nothing is renamed. Files and
+  clocks come through `env`.
+- Memory is bounded by the dedupe buffer, the read buffer (and three times that for output), 16 MiB
+  of bitmap, and the largest batch; not by the number of keys.
+- Whatever the size of the map, the next dirty offset grows: by one record at least.
+- Damage is never made to look sound: a segment with a damaged batch is left as it is and reported.
+  The next dirty offset does not pass it, since what is indexed may supersede records in there
+  and no later clean would look for them. The rest of the log is cleaned all the same.
+- Batches of transactions do not come here yet. The decisions about them (aborted data, markers,
+  `.txnindex` entries) belong into `rewrite_pass` and the verdicts of `kernels/rewrite`; until then
+  one of them fails the job by name and nothing of its group is written.
+"""
+
+from cleaner.context import CleanContext
+from cleaner.index_pass import index_section
+from cleaner.job import CleanJob, CleanReport, JobControl
+from cleaner.rewrite_pass import RewritePass
+from storage.env import Env
+
+
+def run_clean(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
+    """Clean as `job` says; groups go to `control.group_cleaned` as they are finished.
+
+    Raises CleanAbortedError when asked to stop, TransactionalBatchError, OSError; the files of an
+    unfinished group are removed before.
+    """
+    _check(job)
+    context = CleanContext(env, job, control)
+    try:
+        started = env.monotonic()
+        damaged = index_section(context)
+        mapped = env.monotonic()
+        rewrite = RewritePass(context, damaged)
+        rewrite.run()
+        finished = env.monotonic()
+    finally:
+        context.reader.close()
+    reach = min([context.map_end, *damaged])
+    totals = rewrite.totals
+    return CleanReport(
+        partition=job.partition,
+        generation=job.generation,
+        run_id=job.run_id,
+        next_dirty_offset=max(job.first_dirty_offset, reach),
+        groups=totals.groups,
+        bytes_read=context.reader.bytes_read,
+        bytes_written=totals.bytes_written,
+        bytes_before=totals.bytes_before,
+        bytes_after=totals.bytes_after,
+        records_before=totals.records_before,
+        records_after=totals.records_after,
+        tombstones_kept=totals.tombstones_kept,
+        tombstones_removed=totals.tombstones_removed,
+        keys_indexed=context.map.entries,
+        map_full=context.map_end < job.end_offset,
+        map_seconds=mapped - started,
+        rewrite_seconds=finished - mapped,
+        damaged=tuple(
+            (damaged[base].path, damaged[base].position, damaged[base].reason)
+            for base in sorted(damaged)
+        ),
+        records_without_key=totals.keyless,
+    )
+
+
+def _check(job: CleanJob) -> None:
+    """Assert what the planner promised."""
+    sources = [source for group in job.groups for source in group]
+    assert all(job.groups)
+    assert len(job.hash_key) == 16
+    assert job.first_dirty_offset >= 0
+    assert job.log_start_offset <= job.first_dirty_offset <= job.end_offset
+    for source in sources:
+        assert 0 <= source.base_offset < source.next_base_offset <= job.end_offset
+    for source, following in zip(sources, sources[1:], strict=False):
+        assert source.next_base_offset == following.base_offset

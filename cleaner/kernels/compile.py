@@ -1,0 +1,31 @@
+"""How every kernel of the cleaner is compiled: no GIL, and kept on disk between processes.
+
+The decorators are typed as if they did nothing, so that kernels are checked as the plain Python
+they also are.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numba
+import numpy as np
+import numpy.typing as npt
+from numba.extending import intrinsic as _intrinsic
+
+import storage.kernels  # sets Numba's cache directory, and has to come before numba  # noqa: F401
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Words: TypeAlias = npt.NDArray[np.uint64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kernel(function: F) -> F:
+    """Compile on first call, from the cache where it is there."""
+    return cast(F, numba.njit(cache=True, nogil=True)(function))
+
+
+def emitted(function: Callable[..., Any]) -> Any:
+    """A function of kernels that writes its own LLVM code."""
+    return _intrinsic(function)

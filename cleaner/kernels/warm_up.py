@@ -1,0 +1,71 @@
+"""Calls each kernel once with the types the cleaner uses, so that it is compiled and cached."""
+
+import numpy as np
+
+from cleaner.kernels import fields
+from cleaner.kernels.compile import Bytes
+from cleaner.kernels.crc import crc32c_extended
+from cleaner.kernels.index import add_time_entry, index_output
+from cleaner.kernels.layout import Workspace, new_state
+from cleaner.kernels.memory import load_be32
+from cleaner.kernels.rewrite import (
+    copy_whole,
+    filter_unpacked,
+    pass_batch,
+    rewrite_batches,
+    settle_empty,
+    write_header,
+)
+from cleaner.kernels.table import find_keys, mark_survivors, put_keys
+from cleaner.kernels.walk import index_batches, index_unpacked
+from storage.batch import HEADER_BYTES, Record, build_batch
+
+_ROOM_BYTES = 4096
+
+
+def run_all() -> None:
+    """Compile all kernels that are called from Python."""
+    batch = bytes(build_batch([Record(n, 1, b"k", b"v") for n in range(3)]))
+    buf: Bytes = np.zeros(_ROOM_BYTES, dtype=np.uint8)
+    buf[: len(batch)] = np.frombuffer(batch, dtype=np.uint8)
+    records = buf[HEADER_BYTES:].copy()
+    record_bytes = len(batch) - HEADER_BYTES
+    out = np.zeros_like(buf)
+    scratch = np.zeros_like(buf)
+    space = _workspace()
+    state = space.state
+
+    index_batches(buf, 0, len(batch), space)
+    index_unpacked(records, record_bytes, 0, 3, 2, space)
+    put_keys(space.table, state, space.ones, space.twos, space.offsets, 0)
+    find_keys(space.table, state, space.ones, space.twos, space.found, 0)
+    mark_survivors(space.table, state, space.bits)
+    state[fields.NEXT_OFFSET] = 0
+    rewrite_batches(buf, 0, len(batch), out, scratch, space)
+    filter_unpacked(records, record_bytes, buf, 0, scratch, space)
+    write_header(buf, 0, out, 0, len(batch), state)
+    copy_whole(buf, 0, len(batch), out, state)
+    settle_empty(buf, 0, len(batch), out, space)
+    pass_batch(buf, 0, state)
+    index_output(out, 0, scratch, scratch, state)
+    add_time_entry(scratch, state)
+    crc32c_extended(0, buf, 0, len(batch))
+    load_be32(buf, 0)
+
+
+def _workspace() -> Workspace:
+    state = new_state()
+    state[fields.SLOTS] = state[fields.SLOTS_MAX] = 16
+    state[fields.SOURCE_END] = state[fields.MAP_END] = 3
+    return Workspace(
+        table=np.zeros(16 * 3, dtype=np.uint64),
+        state=state,
+        ones=np.zeros(16, dtype=np.uint64),
+        twos=np.zeros(16, dtype=np.uint64),
+        offsets=np.zeros(16, dtype=np.int64),
+        found=np.zeros(16, dtype=np.int64),
+        keep=np.zeros(16, dtype=np.uint8),
+        bits=np.zeros(16, dtype=np.uint8),
+        producers=np.zeros(0, dtype=np.int64),
+        last_offsets=np.zeros(0, dtype=np.int64),
+    )
