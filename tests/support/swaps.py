@@ -1,0 +1,74 @@
+"""Partition folders with segments to be swapped, for tests of publication and recovery."""
+
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+from storage.batch import Record, build_batch
+from storage.env import Env
+from storage.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX, cleaned_name, file_name
+from storage.swap import CleanedFile, CleanedSegment
+
+FOLDER = "/data/orders-0"
+RUN = "r1"
+
+
+class Source(NamedTuple):
+    """A segment as plan_swap wants it."""
+
+    base_offset: int
+    files: tuple[str, ...]
+
+
+def put(env: Env, path: str, data: bytes) -> None:
+    file = env.open(path, create=True, write=True, truncate=True)
+    file.pwrite(data, 0)
+    file.sync()
+    file.close()
+
+
+def content(tag: str, base: int, kind: str) -> bytes:
+    """Recognisable bytes, longer than a sector so that they can be torn."""
+    return f"{tag} {base} {kind} ".encode() * 60
+
+
+def write_source(env: Env, base: int, *, txn: bool = False, snapshot: bool = True) -> Source:
+    kinds = [LOG, INDEX, TIME_INDEX, *([TXN_INDEX] if txn else [])]
+    for kind in [*kinds, *([SNAPSHOT] if snapshot else [])]:
+        put(env, f"{FOLDER}/{file_name(base, kind)}", content("old", base, kind))
+    return Source(base, tuple(file_name(base, kind) for kind in kinds))
+
+
+def write_output(
+    env: Env, base: int, *, txn: bool = False, run: str = RUN, sync_names: bool = True
+) -> CleanedSegment:
+    """What a cleaner's worker leaves: files under cleaned names, synced with their folder."""
+    files = []
+    for kind in [LOG, INDEX, TIME_INDEX, *([TXN_INDEX] if txn else [])]:
+        name, data = cleaned_name(base, kind, run), content("new", base, kind)
+        put(env, f"{FOLDER}/{name}", data)
+        files.append(CleanedFile(name, len(data), crc32c(data)))
+    if sync_names:
+        env.sync_dir(FOLDER)
+    return CleanedSegment(base, run, tuple(files))
+
+
+def folder(env: Env) -> dict[str, bytes]:
+    return {name: env.read_file(f"{FOLDER}/{name}") for name in env.listdir(FOLDER)}
+
+
+def log_of(first: int, end: int, tag: str) -> bytes:
+    """Batches of ten records with the offsets [first, end)."""
+    data = bytearray()
+    for base in range(first, end, 10):
+        records = [
+            Record(offset, 1_000, b"k%d" % offset, tag.encode(), ())
+            for offset in range(base, min(base + 10, end))
+        ]
+        data += build_batch(records)
+    return bytes(data)
+
+
+# Four segments as Kafka might hold them, and what a clean of the first three leaves.
+OLD_LOGS = {base: log_of(base, base + 100, "old") for base in (0, 100, 200, 300)}
+NEW_LOG = log_of(0, 100, "new") + log_of(150, 290, "new")
