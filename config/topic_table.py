@@ -174,7 +174,7 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.roll.jitter.ms",
         ValueKind.LONG,
         "0",
-        "Up to this much is taken off segment.ms at random, so that partitions do not roll together.",
+        "Up to this much is taken off segment.ms at random: partitions then do not roll together.",
         minimum=0,
         unit="ms",
     )

@@ -1,0 +1,56 @@
+"""HOST:PORT as operators write it, and whether strangers can reach it."""
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?", re.ASCII)
+_PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen, or what clients are told. Port 0 means any free port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_wildcard(self) -> bool:
+        """True for 0.0.0.0 and [::]: every address of this machine."""
+        ip = _ip(self.host)
+        return ip is not None and ip.is_unspecified
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this machine can reach it. Of names only `localhost` counts."""
+        ip = _ip(self.host)
+        return ip.is_loopback if ip is not None else self.host.lower() == "localhost"
+
+
+def parse_address(text: object) -> Address:
+    """Read "127.0.0.1:9092", "[::1]:9092" or "name:9092". Raises ValueError."""
+    if isinstance(text, Address):
+        return text
+    if not isinstance(text, str):
+        raise ValueError(f"expected HOST:PORT, not {text!r}")
+    host, colon, port = text.strip().rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not colon or not host or not _PORT.fullmatch(port) or int(port) > 65535:
+        raise ValueError(f"expected HOST:PORT, not {text[:80]!r}")
+    if bracketed != (":" in host):
+        raise ValueError(f"an IPv6 address is written [ADDRESS]:PORT, not {text[:80]!r}")
+    if _ip(host) is None and (bracketed or not _HOST.fullmatch(host)):
+        raise ValueError(f"{host[:80]!r} is neither an address nor a host name")
+    return Address(host, int(port))
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

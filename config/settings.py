@@ -1,0 +1,280 @@
+"""What the operator says, as frozen models. Every key of the YAML file, its type and default.
+
+What always holds of a Settings object: no two keys contradict each other, nothing listens where
+strangers reach it unless `allow_insecure` says so, and every topic key is a canonical Kafka
+string. Knows nothing of files (loader.py) nor of Kafka's broker-wide names (broker_keys.py).
+"""
+
+import os.path
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import field_validator as checks
+from pydantic_core import PydanticCustomError
+
+from config.address import Address, parse_address
+from config.topic_keys import (
+    INT_MAX,
+    LONG_MAX,
+    InvalidTopicConfigError,
+    TopicConfig,
+    TopicLayers,
+    parse_value,
+    resolve,
+)
+from config.topic_names import InvalidTopicNameError, check_new_name, colliding
+from config.units import parse_duration_ms, parse_size
+
+MIB: Final = 1 << 20
+# More would not be refused by any part, but a partition costs two open files and some 20 KB.
+PARTITIONS_PER_TOPIC_MAX: Final = 10_000
+
+
+def _size(value: object) -> object:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+def _duration(value: object) -> object:
+    return parse_duration_ms(value) if isinstance(value, str) else value
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+_AddressField = Annotated[Address, BeforeValidator(parse_address)]
+_Bytes = Annotated[int, BeforeValidator(_size)]
+_Ms = Annotated[int, BeforeValidator(_duration), Field(ge=0, le=LONG_MAX)]
+_PeriodMs = Annotated[int, BeforeValidator(_duration), Field(ge=10, le=INT_MAX)]
+_Count = Annotated[int, Field(ge=1, le=INT_MAX)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, arbitrary_types_allowed=True
+    )
+
+
+class CleanerSettings(_Model):
+    """The workers that compact, and what they may use."""
+
+    enabled: bool = True
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    dedupe_buffer_bytes: Annotated[_Bytes, Field(ge=MIB, le=64 << 30)] = 128 * MIB
+    read_buffer_bytes: Annotated[_Bytes, Field(ge=64 << 10, le=256 * MIB)] = 4 * MIB
+    read_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
+    write_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
+    floor_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] = 64 * MIB
+    backoff_ms: _PeriodMs = 1_000
+    retry_backoff_ms: _PeriodMs = 10_000
+    retry_backoff_max_ms: _PeriodMs = 3_600_000
+    attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    nice: Annotated[int, Field(ge=0, le=19)] = 10
+
+    @model_validator(mode="after")
+    def _agree(self) -> "CleanerSettings":
+        if self.retry_backoff_ms > self.retry_backoff_max_ms:
+            raise contradiction(
+                "retry_backoff_ms", f"is above retry_backoff_max_ms, {self.retry_backoff_max_ms}"
+            )
+        return self
+
+
+class TopicSettings(_Model):
+    """One topic of the YAML: its partitions and its topic keys, as canonical strings."""
+
+    partitions: Annotated[int, Field(ge=1, le=PARTITIONS_PER_TOPIC_MAX)] | None = None
+    keys: Mapping[str, str] = Field(default_factory=dict)
+
+    @checks("keys", mode="before")
+    @classmethod
+    def _canonical(cls, keys: object) -> dict[str, str]:
+        return _canonical_keys(keys)
+
+
+class TopicDefaults(_Model):
+    """What holds for a topic that says nothing else."""
+
+    partitions: Annotated[int, Field(ge=1, le=PARTITIONS_PER_TOPIC_MAX)] = 1
+    keys: Mapping[str, str] = Field(default_factory=dict)
+
+    @checks("keys", mode="before")
+    @classmethod
+    def _canonical(cls, keys: object) -> dict[str, str]:
+        return _canonical_keys(keys)
+
+
+class LimitSettings(_Model):
+    """Bounds on what clients can make the broker hold."""
+
+    connections: _Count = 4_096
+    connection_idle_ms: _PeriodMs = 600_000
+    request_bytes: Annotated[_Bytes, Field(ge=1 << 10, le=INT_MAX)] = 100 * MIB
+    fetch_bytes: Annotated[_Bytes, Field(ge=1 << 10, le=INT_MAX)] = 55 * MIB
+    fetch_sessions: _Count = 1_000
+    partitions: _Count = 10_000
+
+
+class GroupSettings(_Model):
+    """Consumer groups and their committed offsets."""
+
+    initial_rebalance_delay_ms: Annotated[_Ms, Field(le=INT_MAX)] = 3_000
+    min_session_timeout_ms: _PeriodMs = 6_000
+    max_session_timeout_ms: _PeriodMs = 1_800_000
+    members: _Count = 10_000
+    offsets_partitions: Annotated[int, Field(ge=1, le=PARTITIONS_PER_TOPIC_MAX)] = 50
+    offsets_retention_minutes: _Count = 10_080
+    offsets_retention_check_interval_ms: _PeriodMs = 600_000
+    offset_metadata_bytes: Annotated[_Bytes, Field(ge=0, le=MIB)] = 4_096
+
+    @model_validator(mode="after")
+    def _agree(self) -> "GroupSettings":
+        if self.min_session_timeout_ms > self.max_session_timeout_ms:
+            raise contradiction(
+                "min_session_timeout_ms",
+                f"is above max_session_timeout_ms, {self.max_session_timeout_ms}",
+            )
+        return self
+
+
+class LoggingSettings(_Model):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "text"] = "auto"
+
+
+class Settings(_Model):
+    """The whole file."""
+
+    listeners: Annotated[
+        tuple[_AddressField, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=64)
+    ] = (Address("127.0.0.1", 9092),)
+    advertise: _AddressField | None = None
+    http: _AddressField = Address("127.0.0.1", 9644)
+    log_dirs: Annotated[
+        tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...],
+        BeforeValidator(_as_tuple),
+        Field(min_length=1, max_length=64),
+    ] = ("./data",)
+    allow_insecure: bool = False
+    auto_create_topics: bool = True
+    delete_topics: bool = True
+    topic_defaults: TopicDefaults = TopicDefaults()
+    topics: Mapping[str, TopicSettings] = Field(default_factory=dict)
+    cleaner: CleanerSettings = CleanerSettings()
+    limits: LimitSettings = LimitSettings()
+    groups: GroupSettings = GroupSettings()
+    retention_check_interval_ms: _PeriodMs = 300_000
+    checkpoint_interval_ms: _PeriodMs = 60_000
+    producer_id_expiration_ms: _PeriodMs = 86_400_000
+    shutdown_timeout_ms: _PeriodMs = 30_000
+    logging: LoggingSettings = LoggingSettings()
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Settings":
+        _check_addresses(self)
+        _check_log_dirs(self.log_dirs)
+        _check_topics(self)
+        return self
+
+    def layers(self, topic: str) -> TopicLayers:
+        """The layers that stand in the file for one topic."""
+        own = self.topics.get(topic)
+        return TopicLayers(yaml=own.keys if own else {}, topic_defaults=self.topic_defaults.keys)
+
+    def partitions(self, topic: str) -> int:
+        """Partitions a new topic gets when its creator names no number."""
+        own = self.topics.get(topic)
+        return (own.partitions if own else None) or self.topic_defaults.partitions
+
+    def topic_config(self, topic: str) -> TopicConfig:
+        """What the file alone says of one topic."""
+        return resolve(self.layers(topic))
+
+
+def contradiction(path: str, reason: str) -> PydanticCustomError:
+    """An error about one key (dots between levels), raised by a check that sees several."""
+    return PydanticCustomError(
+        "contradiction", "{reason}", {"problems": [(path.split("/"), reason)], "reason": reason}
+    )
+
+
+def _canonical_keys(keys: object) -> dict[str, str]:
+    if not isinstance(keys, Mapping):
+        raise ValueError("expected topic keys and their values")
+    canonical: dict[str, str] = {}
+    problems: list[tuple[list[str], str]] = []
+    for key, raw in keys.items():
+        try:
+            canonical[str(key)] = parse_value(str(key), raw, units=True)
+        except InvalidTopicConfigError as error:
+            problems.append(([str(key)], error.reason))
+    if problems:
+        details: dict[str, Any] = {"problems": problems, "reason": problems[0][1]}
+        raise PydanticCustomError("topic_keys", "{reason}", details)
+    return canonical
+
+
+def _check_addresses(settings: Settings) -> None:
+    bound = [("listeners", address) for address in settings.listeners]
+    bound.append(("http", settings.http))
+    for key, address in bound:
+        if not address.is_loopback and not settings.allow_insecure:
+            raise contradiction(
+                key,
+                f"{address} can be reached from other machines, and there is no authentication "
+                "yet; set allow_insecure: true if that is what you want",
+            )
+    fixed = [address for _, address in bound if address.port]
+    for index, address in enumerate(fixed):
+        if address in fixed[:index]:
+            raise contradiction("http" if address == settings.http else "listeners",
+                                f"{address} is used twice")  # fmt: skip
+    advertised = settings.advertise
+    if advertised is not None and (advertised.is_wildcard or not advertised.port):
+        raise contradiction("advertise", f"{advertised} is no address a client can connect to")
+
+
+def _check_log_dirs(log_dirs: tuple[str, ...]) -> None:
+    folders = [os.path.abspath(path) for path in log_dirs]
+    for index, folder in enumerate(folders):
+        for other in folders[:index]:
+            if folder == other:
+                raise contradiction("log_dirs", f"{log_dirs[index]} is named twice")
+            if os.path.commonpath((folder, other)) in (folder, other):
+                raise contradiction("log_dirs", f"{folder} and {other} lie inside each other")
+
+
+def _check_topics(settings: Settings) -> None:
+    seen: list[str] = []
+    _check_resolved(settings, "topic_defaults", resolve_layers=settings.layers(""))
+    for name in settings.topics:
+        path = f"topics/{name}"
+        try:
+            check_new_name(name)
+        except InvalidTopicNameError as error:
+            raise contradiction(path, f"topic name {error.reason}") from None
+        twin = colliding(name, seen)
+        if twin is not None:
+            raise contradiction(path, f"differs from topic {twin} only in '.' against '_'")
+        seen.append(name)
+        _check_resolved(settings, path, resolve_layers=settings.layers(name))
+    total = sum(settings.partitions(name) for name in settings.topics)
+    if total > settings.limits.partitions:
+        raise contradiction("topics", f"ask for {total} partitions, limits.partitions is "
+                                      f"{settings.limits.partitions}")  # fmt: skip
+
+
+def _check_resolved(settings: Settings, path: str, *, resolve_layers: TopicLayers) -> None:
+    try:
+        config = resolve(resolve_layers)
+    except InvalidTopicConfigError as error:
+        raise contradiction(f"{path}/{error.key}", error.reason) from None
+    if config.max_message_bytes > settings.limits.request_bytes:
+        raise contradiction(
+            f"{path}/max.message.bytes",
+            f"{config.max_message_bytes} is above limits.request_bytes, "
+            f"{settings.limits.request_bytes}: such a batch could never arrive",
+        )
