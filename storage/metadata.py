@@ -73,8 +73,9 @@ class ClusterMetadata:
         """Delete a topic; its directories have yet to confirm. KeyError if there is none."""
         entry = self.topics[name]
         topics = {other: self.topics[other] for other in self.topics if other != name}
-        waiting = tuple(sorted(set(entry.partitions.values())))
-        deleted = {**self.deleted_topic_ids, entry.topic_id: waiting}
+        deleted = dict(self.deleted_topic_ids)
+        if entry.partitions:
+            deleted[entry.topic_id] = tuple(sorted(set(entry.partitions.values())))
         return replace(self, topics=topics, deleted_topic_ids=deleted)
 
     def confirm_deleted(self, topic_id: bytes, directory_id: str) -> "ClusterMetadata":
