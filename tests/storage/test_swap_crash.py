@@ -5,13 +5,17 @@ all new. The second half leaves barriers out, one at a time, and shows that this
 that is what tells these tests from tests that cannot fail.
 """
 
+import os
+import signal
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from storage.env import RealEnv, RealFile
 from storage.errors import UnfinishedSwapError
 from storage.filenames import (
     FILE_KINDS,
@@ -239,6 +243,84 @@ def test_a_segment_made_after_the_swap_is_safe_from_its_journal() -> None:
     assert tally.broken == []
     broken = try_everything(scenario, range(6), ignored=lambda: only_nth("sync_dir", 6)).broken
     assert broken
+
+
+class KilledEnv(RealEnv):
+    """The real disk, in a process that kills itself instead of doing the n-th of these."""
+
+    def __init__(self, kill_at: int) -> None:
+        self.kill_at = kill_at
+        self.operations = 0
+
+    def _count(self) -> None:
+        self.operations += 1
+        if self.operations == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def open(
+        self, path: str, *, create: bool = False, write: bool = False, truncate: bool = False
+    ) -> RealFile:
+        if create:
+            self._count()
+        return super().open(path, create=create, write=write, truncate=truncate)
+
+    def rename(self, src: str, dst: str) -> None:
+        self._count()
+        super().rename(src, dst)
+
+    def unlink(self, path: str) -> None:
+        self._count()
+        super().unlink(path)
+
+    def sync_dir(self, path: str) -> None:
+        self._count()
+        super().sync_dir(path)
+
+
+def in_a_process(work: Callable[[], object]) -> bool:
+    """Whether `work` was done before the process that did it was killed."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFEXITED(status)
+
+
+def test_a_killed_process_on_a_real_disk_leaves_all_old_or_all_new(tmp_path: Path) -> None:
+    found = Counter[str]()
+    swapped, kill_at = False, 0
+    while not swapped:
+        kill_at += 1
+        recovered, kill_recovery_at = False, 0
+        while not recovered:
+            kill_recovery_at += 1
+            directory = str(tmp_path / f"{kill_at}-{kill_recovery_at}" / "orders-0")
+            os.makedirs(directory)
+            env = RealEnv()
+            sources = [write_source(env, base, directory=directory) for base in (0, 100)]
+            output = write_output(env, 0, directory=directory)
+            old = folder(env, directory)
+            plan = plan_swap(directory, sources, [output])
+            killed = KilledEnv(kill_at)
+            swapped = in_a_process(lambda env=killed, plan=plan: execute_swap(env, plan))
+            killed = KilledEnv(kill_recovery_at)
+            recovered = in_a_process(lambda env=killed, at=directory: recover_swap(env, at))
+            recover_swap(env, directory)
+            after = folder(env, directory)
+            new = {**segment("new", 0, LOG, *INDEXES), **segment("old", 0, SNAPSHOT)}
+            cleaned = {file.name for file in output.files}
+            if after == {name: data for name, data in old.items() if name not in cleaned}:
+                found["old"] += 1
+            else:
+                assert after == new, (kill_at, kill_recovery_at)
+                found["new"] += 1
+    assert found["old"] > 5
+    assert found["new"] > 20
 
 
 # --- and without its barriers -------------------------------------------------------------------

@@ -32,29 +32,35 @@ def content(tag: str, base: int, kind: str) -> bytes:
     return f"{tag} {base} {kind} ".encode() * 60
 
 
-def write_source(env: Env, base: int, *, txn: bool = False, snapshot: bool = True) -> Source:
+def write_source(env: Env, base: int, *, txn: bool = False, directory: str = FOLDER) -> Source:
     kinds = [LOG, INDEX, TIME_INDEX, *([TXN_INDEX] if txn else [])]
-    for kind in [*kinds, *([SNAPSHOT] if snapshot else [])]:
-        put(env, f"{FOLDER}/{file_name(base, kind)}", content("old", base, kind))
+    for kind in [*kinds, SNAPSHOT]:
+        put(env, f"{directory}/{file_name(base, kind)}", content("old", base, kind))
     return Source(base, tuple(file_name(base, kind) for kind in kinds))
 
 
 def write_output(
-    env: Env, base: int, *, txn: bool = False, run: str = RUN, sync_names: bool = True
+    env: Env,
+    base: int,
+    *,
+    txn: bool = False,
+    run: str = RUN,
+    sync_names: bool = True,
+    directory: str = FOLDER,
 ) -> CleanedSegment:
     """What a cleaner's worker leaves: files under cleaned names, synced with their folder."""
     files = []
     for kind in [LOG, INDEX, TIME_INDEX, *([TXN_INDEX] if txn else [])]:
         name, data = cleaned_name(base, kind, run), content("new", base, kind)
-        put(env, f"{FOLDER}/{name}", data)
+        put(env, f"{directory}/{name}", data)
         files.append(CleanedFile(name, len(data), crc32c(data)))
     if sync_names:
-        env.sync_dir(FOLDER)
+        env.sync_dir(directory)
     return CleanedSegment(base, run, tuple(files))
 
 
-def folder(env: Env) -> dict[str, bytes]:
-    return {name: env.read_file(f"{FOLDER}/{name}") for name in env.listdir(FOLDER)}
+def folder(env: Env, directory: str = FOLDER) -> dict[str, bytes]:
+    return {name: env.read_file(f"{directory}/{name}") for name in env.listdir(directory)}
 
 
 def log_of(first: int, end: int, tag: str) -> bytes:
