@@ -7,12 +7,13 @@ that a busy one cannot starve the others. The cache is bounded: a full cache mea
 gets no session, which is legal, unless another has not been used for a while.
 """
 
-from collections.abc import Hashable, Iterable
-from random import Random, SystemRandom
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from random import Random, SystemRandom
 
 from broker.protocol.errors import ErrorCode
+from broker.protocol.fetch import FetchPartition
+from broker.protocol.produce import TopicRef
 
 MAX_SESSIONS = 1000  # Kafka's max.incremental.fetch.session.cache.slots
 MAX_SESSION_PARTITIONS = 100_000  # of one session: about 20 MB
@@ -23,16 +24,8 @@ FINAL_EPOCH = -1
 MAX_EPOCH = 2**31 - 1
 
 
-class FetchTarget(NamedTuple):
-    """What a client wants of one partition. `key` is hashable and names the partition."""
-
-    key: Hashable
-    topic: str  # "" when named by id
-    topic_id: bytes  # 16 bytes; zeros when named by name
-    partition: int
-    current_leader_epoch: int
-    fetch_offset: int
-    max_bytes: int
+PartitionKey = tuple[TopicRef, int]  # topic name or id, and partition index
+Targets = dict[PartitionKey, FetchPartition]  # in the order in which they are served
 
 
 class SessionError(Exception):
@@ -59,20 +52,20 @@ class FetchSession:
     by_id: bool  # named by topic id (Fetch v13+)
     epoch: int = 1
     used_at: float = 0.0
-    targets: dict[Hashable, FetchTarget] = field(default_factory=dict)
-    told: dict[Hashable, _Told] = field(default_factory=dict)
+    targets: Targets = field(default_factory=dict)
+    told: dict[PartitionKey, _Told] = field(default_factory=dict)
 
-    def update(self, targets: Iterable[FetchTarget], forgotten: Iterable[Hashable]) -> None:
+    def update(self, targets: Targets, forgotten: Iterable[PartitionKey]) -> None:
         """Apply the changes of an incremental request."""
-        for target in targets:
-            self.targets[target.key] = target
-            self.told.setdefault(target.key, _Told())
+        for key, target in targets.items():
+            self.targets[key] = target
+            self.told.setdefault(key, _Told())
         for key in forgotten:
             self.targets.pop(key, None)
             self.told.pop(key, None)
 
     def worth_telling(
-        self, key: Hashable, *, records: bool, error: bool, high_watermark: int, log_start: int
+        self, key: PartitionKey, *, records: bool, error: bool, high_watermark: int, log_start: int
     ) -> bool:
         """Whether an incremental answer must hold this partition; remembers what is told."""
         told = self.told.get(key)
@@ -109,7 +102,7 @@ class FetchSessions:
         return sum(len(session.targets) for session in self._sessions.values())
 
     def full(
-        self, session_id: int, epoch: int, targets: list[FetchTarget], *, by_id: bool, now: float
+        self, session_id: int, epoch: int, targets: Targets, *, by_id: bool, now: float
     ) -> FetchSession | None:
         """A full fetch: ends the session it names; None if it stays without one."""
         self._sessions.pop(session_id, None)
@@ -128,8 +121,8 @@ class FetchSessions:
         self,
         session_id: int,
         epoch: int,
-        targets: list[FetchTarget],
-        forgotten: list[Hashable],
+        targets: Targets,
+        forgotten: Iterable[PartitionKey],
         *,
         by_id: bool,
         now: float,

@@ -9,7 +9,7 @@ beyond the high watermark.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from broker.protocol.errors import ErrorCode
+from broker.stats import TopicStats
 from storage.batch import BatchHeader
 from storage.errors import LogDirectoryError
 from storage.log import FlushTask, Log
@@ -22,13 +22,18 @@ FlushRunner = Callable[[FlushTask], Awaitable[None]]
 class Partition:
     """A log with its waiting fetches and its group commit."""
 
-    __slots__ = ("_flush_waiters", "_flusher", "_fail", "_run_flush", "_waiters", "log", "partition")
+    __slots__ = ("_flush_waiters", "_flusher", "_fail", "_run_flush", "_waiters", "log", "partition", "stats")
 
     def __init__(
-        self, log: Log, run_flush: FlushRunner, fail: Callable[[LogDirectoryError], None]
+        self,
+        log: Log,
+        stats: TopicStats,
+        run_flush: FlushRunner,
+        fail: Callable[[LogDirectoryError], None],
     ) -> None:
         self.partition: TopicPartition = log.partition
         self.log = log
+        self.stats = stats  # of the whole topic
         self._run_flush = run_flush
         self._fail = fail
         self._waiters: set[Waker] = set()
@@ -48,6 +53,8 @@ class Partition:
             raise
         if self._waiters and self.log.high_watermark != before:
             self.wake()
+        if self.log.config.varve_flush_on_ack:
+            self._ensure_flusher()
         return info
 
     def is_acked(self, info: AppendInfo) -> bool:
@@ -55,12 +62,20 @@ class Partition:
         return not self.log.config.varve_flush_on_ack or info.last_offset < self.log.high_watermark
 
     def wait_flushed(self, next_offset: int) -> asyncio.Future[None]:
-        """A future that is done when everything below next_offset is fsynced."""
+        """A future that is done when everything below next_offset is fsynced.
+
+        Fails with LogDirectoryError when the disk does, with what `close` was given when the
+        partition goes away.
+        """
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._flush_waiters.append((next_offset, future))
-        if self._flusher is None:
-            self._flusher = asyncio.create_task(self._group_commit(), name=f"flush {self.partition}")
+        self._ensure_flusher()
         return future
+
+    async def flush(self) -> None:
+        """fsync all that is appended so far. Raises LogDirectoryError."""
+        if self.log.recovery_point < self.log.log_end_offset:
+            await self.wait_flushed(self.log.log_end_offset)
 
     def add_waiter(self, waker: Waker) -> None:
         """Call `waker` whenever the readable end moves or the partition goes away."""
@@ -83,10 +98,15 @@ class Partition:
                 future.set_exception(error)
         self.wake()
 
+    def _ensure_flusher(self) -> None:
+        if self._flusher is None:
+            name = f"flush {self.partition}"
+            self._flusher = asyncio.create_task(self._group_commit(), name=name)
+
     async def _group_commit(self) -> None:
-        """Fsync until nobody waits."""
+        """Fsync until nobody waits and, with flush.on.ack, everything is visible."""
         try:
-            while self._flush_waiters:
+            while self._flush_waiters or self._hidden():
                 await self._run_flush(self.log.flush_begin())
                 self._release_flushed()
         except LogDirectoryError as error:
@@ -94,6 +114,10 @@ class Partition:
             self.close(error)
         finally:
             self._flusher = None
+
+    def _hidden(self) -> bool:
+        log = self.log
+        return log.config.varve_flush_on_ack and log.high_watermark < log.log_end_offset
 
     def _release_flushed(self) -> None:
         flushed = self.log.recovery_point
@@ -116,11 +140,3 @@ class OfflinePartitionError(Exception):
         super().__init__(f"{partition} is offline: {reason}")
         self.partition = partition
         self.reason = reason
-
-
-class PartitionLookupError(Exception):
-    """No such partition here; `code` says which kind of not here."""
-
-    def __init__(self, code: ErrorCode) -> None:
-        super().__init__(code.name)
-        self.code = code

@@ -29,6 +29,7 @@ class RejectStats:
     invalid_message_crc: int = 0
     invalid_magic_number: int = 0
     invalid_offset_or_sequence: int = 0
+    decompression_limit: int = 0
 
 
 class LatencyHistogram:

@@ -1,0 +1,287 @@
+"""Fetch: collect what is there, wait for more if it is too little, send ranges of files.
+
+Rules. Nothing at or above the high watermark (or, for read_committed, the last stable offset) is
+given out. The first records of an answer are given whole even above the limits (KIP-74). A fetch
+that waits is woken by its partitions, not by polling. Records that are not in the page cache are
+read in a thread first, so that a slow disk stops one client and not the loop.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from broker.connection import Response
+from broker.context import RequestContext, Services
+from broker.fetch_sessions import (
+    FetchSession,
+    PartitionKey,
+    SessionError,
+    Targets,
+    is_full,
+)
+from broker.handlers.offsets import READ_COMMITTED, epoch_error
+from broker.partition import Partition
+from broker.protocol.codec import RequestHeader, read_header
+from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.fetch import (
+    FIRST_TOPIC_ID_VERSION,
+    FetchedPartition,
+    FetchPartition,
+    FetchRequest,
+    decode_fetch,
+    encode_fetch_response,
+)
+from broker.protocol.produce import TopicRef
+from storage.errors import StorageError
+from storage.log import FetchSlice
+
+MAX_WAIT_MS: Final = 60_000  # no client asks for more; it bounds what a waiting request holds
+FIRST_ZSTD_VERSION: Final = 10
+WARM_CHUNK_BYTES: Final = 1 << 20
+
+Fetched = FetchedPartition[FetchSlice]
+
+
+@dataclass(slots=True)
+class Collected:
+    """What one pass over the wanted partitions found."""
+
+    partitions: list[tuple[PartitionKey, Fetched]] = field(default_factory=list)
+    slices: list[FetchSlice] = field(default_factory=list)
+    record_bytes: int = 0
+    has_error: bool = False
+
+
+def fetch(
+    context: RequestContext, version: int, frame: memoryview
+) -> Response | Awaitable[Response]:
+    """Answer a Fetch request, versions 4-18. Raises ProtocolError."""
+    services = context.services
+    header = read_header(frame)
+    request = decode_fetch(header, frame)
+    try:
+        session, targets = _targets_of(services, request, by_id=version >= FIRST_TOPIC_ID_VERSION)
+    except SessionError as error:
+        return encode_fetch_response(version, header.correlation_id, [], error_code=error.code)
+    collected = _collect(services, request, version, targets)
+    if _is_enough(request, targets, collected):
+        if _all_resident(collected.slices):
+            return _answer(services, header, request, session, collected)
+        return _answer_cold(services, header, request, session, collected)
+    return _wait(services, header, request, session, targets)
+
+
+def _targets_of(
+    services: Services, request: FetchRequest, *, by_id: bool
+) -> tuple[FetchSession | None, Targets]:
+    """The partitions this request is about, and the session they stand in. Raises SessionError."""
+    named = {(topic, one.partition): one for topic, row in request.topics for one in row}
+    now = services.env.monotonic()
+    if is_full(request.session_epoch):
+        session = services.sessions.full(
+            request.session_id, request.session_epoch, named, by_id=by_id, now=now
+        )
+        return session, named
+    forgotten = [(topic, index) for topic, row in request.forgotten for index in row]
+    session = services.sessions.incremental(
+        request.session_id, request.session_epoch, named, forgotten, by_id=by_id, now=now
+    )
+    return session, session.targets
+
+
+def _is_enough(request: FetchRequest, targets: Targets, collected: Collected) -> bool:
+    return (
+        collected.record_bytes >= request.min_bytes
+        or request.max_wait_ms <= 0
+        or not targets
+        or collected.has_error
+    )
+
+
+def _collect(
+    services: Services, request: FetchRequest, version: int, targets: Targets
+) -> Collected:
+    collected = Collected()
+    left = min(max(request.max_bytes, 0), services.settings.limits.fetch_bytes)
+    committed = request.isolation_level == READ_COMMITTED
+    for key, target in targets.items():
+        partition = _partition_of(services, key, version)
+        if isinstance(partition, ErrorCode):
+            fetched = Fetched(target.partition, partition)
+        else:
+            fetched = _read(
+                partition, target, version, left,
+                committed=committed, first=collected.record_bytes == 0,
+            )  # fmt: skip
+        collected.partitions.append((key, fetched))
+        if fetched.error_code:
+            collected.has_error = True
+        elif isinstance(fetched.records, FetchSlice) and fetched.records.length:
+            collected.slices.append(fetched.records)
+            collected.record_bytes += fetched.records.length
+            left -= fetched.records.length
+    return collected
+
+
+def _partition_of(services: Services, key: PartitionKey, version: int) -> Partition | ErrorCode:
+    name, index = key
+    topic = services.topics.by_id(name) if isinstance(name, bytes) else services.topics.get(name)
+    if topic is None:
+        if isinstance(name, bytes):
+            return ErrorCode.UNKNOWN_TOPIC_ID
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    partition = topic.partitions.get(index)
+    if partition is None:
+        offline = index in topic.offline
+        return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if version < FIRST_ZSTD_VERSION and topic.config.compression_type == "zstd":
+        return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    return partition
+
+
+def _read(
+    partition: Partition,
+    target: FetchPartition,
+    version: int,
+    left: int,
+    *,
+    committed: bool,
+    first: bool,
+) -> Fetched:
+    fenced = epoch_error(partition, target.current_leader_epoch)
+    if fenced is not None:
+        return Fetched(target.partition, fenced)
+    log = partition.log
+    partition.stats.fetch_requests += 1
+    end = log.last_stable_offset if committed else log.high_watermark
+    limit = min(left, max(target.partition_max_bytes, 0))
+    aborted: list[tuple[int, int]] | None = [] if committed else None
+    records: FetchSlice | bytes = b""
+    try:
+        if first or limit > 0:
+            found = log.read(target.fetch_offset, limit, end_offset=end, at_least_one=first)
+            records = found
+            partition.stats.bytes_out += found.length
+            if committed and found.length:
+                aborted = log.aborted_transactions(target.fetch_offset, end)
+    except StorageError as error:
+        partition.stats.failed_fetch_requests += 1
+        return Fetched(target.partition, code_of(error))
+    return Fetched(
+        target.partition,
+        0,
+        log.high_watermark,
+        log.last_stable_offset,
+        log.log_start_offset,
+        aborted,
+        records,
+    )
+
+
+def _answer(
+    services: Services,
+    header: RequestHeader,
+    request: FetchRequest,
+    session: FetchSession | None,
+    collected: Collected,
+) -> Response:
+    """Encode; an incremental answer leaves out what has not changed."""
+    del services
+    incremental = session is not None and not is_full(request.session_epoch)
+    rows: dict[TopicRef, list[Fetched]] = {}
+    for key, fetched in collected.partitions:
+        worth = session is None or session.worth_telling(
+            key,
+            records=isinstance(fetched.records, FetchSlice) and fetched.records.length > 0,
+            error=fetched.error_code != 0,
+            high_watermark=fetched.high_watermark,
+            log_start=fetched.log_start_offset,
+        )
+        if worth or not incremental:
+            rows.setdefault(key[0], []).append(fetched)
+    return encode_fetch_response(
+        header.api_version,
+        header.correlation_id,
+        list(rows.items()),
+        session_id=session.session_id if session is not None else 0,
+    )
+
+
+async def _answer_cold(
+    services: Services,
+    header: RequestHeader,
+    request: FetchRequest,
+    session: FetchSession | None,
+    collected: Collected,
+) -> Response:
+    await asyncio.to_thread(_warm, collected.slices)
+    return _answer(services, header, request, session, collected)
+
+
+async def _wait(
+    services: Services,
+    header: RequestHeader,
+    request: FetchRequest,
+    session: FetchSession | None,
+    targets: Targets,
+) -> Response:
+    """Collect again whenever a partition moves, until it is enough or max_wait_ms is over."""
+    loop = asyncio.get_running_loop()
+    woken = asyncio.Event()
+    timer = loop.call_later(min(request.max_wait_ms, MAX_WAIT_MS) / 1000, woken.set)
+    watched = []
+    for key in targets:
+        partition = _partition_of(services, key, header.api_version)
+        if isinstance(partition, Partition):
+            partition.add_waiter(woken.set)
+            watched.append(partition)
+    services.stats.delayed_fetches += 1
+    try:
+        while True:
+            collected = _collect(services, request, header.api_version, targets)
+            over = timer.when() <= loop.time()
+            if over or _is_enough(request, targets, collected):
+                break
+            woken.clear()
+            await woken.wait()
+    finally:
+        services.stats.delayed_fetches -= 1
+        timer.cancel()
+        for partition in watched:
+            partition.remove_waiter(woken.set)
+    if not _all_resident(collected.slices):
+        await asyncio.to_thread(_warm, collected.slices)
+    return _answer(services, header, request, session, collected)
+
+
+def _all_resident(slices: Iterable[FetchSlice]) -> bool:
+    """Whether the ends of each range are in the page cache (RWF_NOWAIT); the middle follows."""
+    probe = bytearray(1)
+    for one in slices:
+        assert one.file is not None
+        fd = one.file.fileno()
+        if fd < 0:
+            continue
+        try:
+            for position in (one.position, one.position + one.length - 1):
+                os.preadv(fd, [probe], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # a file system without RWF_NOWAIT (tmpfs of old kernels)
+    return True
+
+
+def _warm(slices: Iterable[FetchSlice]) -> None:
+    """Bring the ranges into the page cache; runs in a thread. What fails, fails when it is sent."""
+    scratch = bytearray(WARM_CHUNK_BYTES)
+    for one in slices:
+        assert one.file is not None
+        fd, end = one.file.fileno(), one.position + one.length
+        if fd < 0:
+            continue
+        os.posix_fadvise(fd, one.position, one.length, os.POSIX_FADV_WILLNEED)
+        for position in range(one.position, end, WARM_CHUNK_BYTES):
+            os.preadv(fd, [memoryview(scratch)[: end - position]], position)

@@ -1,0 +1,246 @@
+"""Produce: check, append, acknowledge.
+
+The common request - one partition, nothing to wait for - is answered without a coroutine. What
+must wait is an fsync (`varve.flush.on.ack`) or work on compressed records, which is done in a
+thread: a few kilobytes of a stranger may unpack to the topic's limit. The frame stays valid
+meanwhile, because the connection is muted.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final
+
+from broker.connection import CloseConnectionError, Response
+from broker.context import RequestContext, Services
+from broker.partition import OfflinePartitionError, Partition
+from broker.protocol.codec import RequestHeader, read_header
+from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.produce import (
+    FIRST_TOPIC_ID_VERSION,
+    PartitionRecords,
+    ProducedPartition,
+    ProduceRequest,
+    TopicRef,
+    decode_produce,
+    encode_produce_response,
+    encode_produced,
+)
+from broker.topics import Topic, TopicError
+from storage.batch import BatchHeader
+from storage.errors import (
+    CorruptBatchError,
+    DecompressionLimitError,
+    InvalidProducerEpochError,
+    InvalidRecordError,
+    OutOfOrderSequenceError,
+    StorageError,
+    UnsupportedMagicError,
+)
+from storage.model import AppendInfo
+from storage.validation import check_produced, check_records, needs_record_check
+
+LEGAL_ACKS: Final = (-1, 0, 1)  # all, none, the leader; all is the leader alone on one node
+
+
+def produce(
+    context: RequestContext, _version: int, frame: memoryview
+) -> Response | Awaitable[Response]:
+    """Answer a Produce request, versions 3-13. Raises ProtocolError, CloseConnectionError."""
+    header = read_header(frame)
+    request = decode_produce(header, frame)
+    topics = request.topics
+    if len(topics) == 1 and len(topics[0][1]) == 1 and request.transactional_id is None:
+        name, partitions = topics[0]
+        produced = _produce_one(context.services, header, request.acks, name, partitions[0])
+        if isinstance(produced, ProducedPartition):
+            if request.acks == 0:
+                return _unanswered(produced)
+            return encode_produced(header.api_version, header.correlation_id, name, produced)
+        return _answer_one(header, request.acks, name, produced)
+    return _answer_all(context.services, header, request)
+
+
+async def _answer_one(
+    header: RequestHeader, acks: int, name: TopicRef, waiting: Awaitable[ProducedPartition]
+) -> Response:
+    produced = await waiting
+    if acks == 0:
+        return _unanswered(produced)
+    return encode_produced(header.api_version, header.correlation_id, name, produced)
+
+
+async def _answer_all(
+    services: Services, header: RequestHeader, request: ProduceRequest
+) -> Response:
+    """Append everything first, then wait for what has to be waited for."""
+    refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    rows: list[tuple[TopicRef, list[ProducedPartition | asyncio.Future[ProducedPartition]]]] = []
+    for name, partitions in request.topics:
+        row: list[ProducedPartition | asyncio.Future[ProducedPartition]] = []
+        for one in partitions:
+            if request.transactional_id is not None:
+                row.append(ProducedPartition(one[0], refused, error_message="no transactions yet"))
+                continue
+            produced = _produce_one(services, header, request.acks, name, one)
+            row.append(
+                produced
+                if isinstance(produced, ProducedPartition)
+                else asyncio.ensure_future(produced)
+            )
+        rows.append((name, row))
+    answers = [
+        (name, [p if isinstance(p, ProducedPartition) else await p for p in row])
+        for name, row in rows
+    ]
+    if request.acks == 0:
+        for _, produced in answers:
+            for one_produced in produced:
+                _unanswered(one_produced)
+        return None
+    return encode_produce_response(header.api_version, header.correlation_id, answers)
+
+
+def _unanswered(produced: ProducedPartition) -> None:
+    """acks=0 gets no answer; an error is told by closing, as Kafka does."""
+    if produced.error_code != ErrorCode.NONE:
+        raise CloseConnectionError(
+            f"acks=0 and error {ErrorCode(produced.error_code).name}: {produced.error_message}"
+        )
+
+
+def _produce_one(
+    services: Services, request: RequestHeader, acks: int, name: TopicRef, one: PartitionRecords
+) -> ProducedPartition | Awaitable[ProducedPartition]:
+    """Check and append one batch; a coroutine if that takes waiting."""
+    index, records = one
+    if acks not in LEGAL_ACKS:
+        return ProducedPartition(index, ErrorCode.INVALID_REQUIRED_ACKS)
+    version = request.api_version
+    topic = _topic_of(services, name, version)
+    partition = topic.partitions.get(index) if topic is not None else None
+    if topic is None or partition is None:
+        return ProducedPartition(index, _missing(topic, index, version))
+    if topic.is_internal:
+        return _refused(
+            partition, index, records, ErrorCode.INVALID_TOPIC_EXCEPTION, "an internal topic"
+        )
+    partition.stats.produce_requests += 1
+    now_ms = services.env.wall_ms()
+    try:
+        header = check_produced(
+            records or _NOTHING, topic.config, produce_version=version, now_ms=now_ms
+        )
+        assert records is not None
+        if needs_record_check(header, topic.config):
+            if header.codec:
+                return _check_in_thread(services, partition, index, records, header, now_ms, acks)
+            check_records(records, header, topic.config, now_ms)
+        info = partition.append(records, header, now_ms)
+    except StorageError as error:
+        return _failed(services, partition, index, records, error)
+    if acks and not partition.is_acked(info):
+        return _wait_flushed(services, partition, index, info)
+    return _produced(partition, index, header, info)
+
+
+_NOTHING: Final = memoryview(b"")
+
+
+async def _check_in_thread(
+    services: Services,
+    partition: Partition,
+    index: int,
+    records: memoryview,
+    header: BatchHeader,
+    now_ms: int,
+    acks: int,
+) -> ProducedPartition:
+    try:
+        await asyncio.to_thread(check_records, records, header, partition.log.config, now_ms)
+        info = partition.append(records, header, now_ms)
+    except StorageError as error:
+        return _failed(services, partition, index, records, error)
+    if acks and not partition.is_acked(info):
+        return await _wait_flushed(services, partition, index, info)
+    return _produced(partition, index, header, info)
+
+
+async def _wait_flushed(
+    services: Services, partition: Partition, index: int, info: AppendInfo
+) -> ProducedPartition:
+    services.stats.delayed_produces += 1
+    try:
+        await partition.wait_flushed(info.last_offset + 1)
+    except (StorageError, OfflinePartitionError, TopicError) as error:
+        return ProducedPartition(
+            index, ErrorCode.KAFKA_STORAGE_ERROR, error_message=str(error)
+        )
+    finally:
+        services.stats.delayed_produces -= 1
+    return ProducedPartition(
+        index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset
+    )
+
+
+def _topic_of(services: Services, name: TopicRef, version: int) -> Topic | None:
+    if version >= FIRST_TOPIC_ID_VERSION:
+        assert isinstance(name, bytes)
+        return services.topics.by_id(name)
+    assert isinstance(name, str)
+    return services.topics.get(name)
+
+
+def _missing(topic: Topic | None, index: int, version: int) -> ErrorCode:
+    if topic is not None and index in topic.offline:
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    if topic is None and version >= FIRST_TOPIC_ID_VERSION:
+        return ErrorCode.UNKNOWN_TOPIC_ID
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _produced(
+    partition: Partition, index: int, header: BatchHeader, info: AppendInfo
+) -> ProducedPartition:
+    if not info.duplicate:
+        stats = partition.stats
+        stats.messages_in += header.record_count
+        stats.bytes_in += header.batch_length + 12
+    return ProducedPartition(
+        index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset
+    )
+
+
+def _refused(
+    partition: Partition, index: int, records: memoryview | None, code: ErrorCode, text: str
+) -> ProducedPartition:
+    partition.stats.failed_produce_requests += 1
+    partition.stats.bytes_rejected += len(records or b"")
+    return ProducedPartition(index, code, error_message=text)
+
+
+def _failed(
+    services: Services,
+    partition: Partition,
+    index: int,
+    records: memoryview | None,
+    error: StorageError,
+) -> ProducedPartition:
+    code = code_of(error)
+    services.stats.errors["Produce", code.name] += 1
+    rejects = services.stats.rejects
+    if isinstance(error, UnsupportedMagicError):
+        rejects.invalid_magic_number += 1
+    elif isinstance(error, CorruptBatchError):
+        rejects.invalid_message_crc += 1
+    elif isinstance(error, OutOfOrderSequenceError | InvalidProducerEpochError):
+        rejects.invalid_offset_or_sequence += 1
+    elif isinstance(error, InvalidRecordError) and error.batch_indexes:
+        rejects.no_key_compacted_topic += 1
+    elif isinstance(error, DecompressionLimitError):
+        rejects.decompression_limit += 1
+    refused = _refused(partition, index, records, code, str(error))
+    if isinstance(error, InvalidRecordError):
+        return refused._replace(
+            record_errors=tuple((one, error.reason) for one in error.batch_indexes)
+        )
+    return refused
