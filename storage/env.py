@@ -24,6 +24,9 @@ ReadBuffer: TypeAlias = bytes | bytearray | memoryview
 WriteBuffer: TypeAlias = bytearray | memoryview
 
 
+WARM_CHUNK_BYTES = 1 << 20  # read at a time to bring a range into the page cache
+
+
 @runtime_checkable
 class File(Protocol):
     """An open file, addressed by position (bytes); it has no cursor, so threads can share it.
@@ -56,6 +59,12 @@ class File(Protocol):
 
     def fileno(self) -> int:
         """Descriptor for sendfile; -1 where there is none (in memory)."""
+
+    def is_cached(self, position: int, length: int) -> bool:
+        """Whether reading the range will not wait for a disk, judged by its two ends."""
+
+    def warm(self, position: int, length: int) -> None:
+        """Bring a range into the page cache; waits for the disk."""
 
     def close(self) -> None:
         """Give the descriptor back; closing twice is allowed."""
@@ -111,6 +120,9 @@ class Env(Protocol):
 
     def sync_dir(self, path: str) -> None:
         """Return once the names in this folder are on the device."""
+
+    def total_bytes(self, path: str) -> int:
+        """Size of the file system that holds `path`."""
 
     def free_bytes(self, path: str) -> int:
         """Bytes an unprivileged process can still write on the file system of `path`."""
@@ -237,6 +249,26 @@ class RealFile:
         """See File."""
         return self._fd
 
+    def is_cached(self, position: int, length: int) -> bool:
+        """See File. Asks with RWF_NOWAIT; a file system that cannot say is taken as cached."""
+        probe = bytearray(1)
+        try:
+            for at in (position, position + length - 1):
+                os.preadv(self._fd, [probe], at, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise
+        return True
+
+    def warm(self, position: int, length: int) -> None:
+        """See File."""
+        os.posix_fadvise(self._fd, position, length, os.POSIX_FADV_WILLNEED)
+        scratch = memoryview(bytearray(min(length, WARM_CHUNK_BYTES)))
+        for at in range(position, position + length, WARM_CHUNK_BYTES):
+            os.preadv(self._fd, [scratch[: position + length - at]], at)
+
     def close(self) -> None:
         """See File."""
         fd, self._fd = self._fd, -1
@@ -336,6 +368,11 @@ class RealEnv:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def total_bytes(self, path: str) -> int:
+        """See Env."""
+        status = os.statvfs(path)
+        return status.f_blocks * status.f_frsize
 
     def free_bytes(self, path: str) -> int:
         """See Env."""

@@ -7,7 +7,6 @@ read in a thread first, so that a slow disk stops one client and not the loop.
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -39,7 +38,6 @@ from storage.log import FetchSlice
 
 MAX_WAIT_MS: Final = 60_000  # no client asks for more; it bounds what a waiting request holds
 FIRST_ZSTD_VERSION: Final = 10
-WARM_CHUNK_BYTES: Final = 1 << 20
 
 Fetched = FetchedPartition[FetchSlice]
 
@@ -67,7 +65,7 @@ def fetch(
         return encode_fetch_response(version, header.correlation_id, [], error_code=error.code)
     collected = _collect(services, request, version, targets)
     if _is_enough(request, targets, collected):
-        if _all_resident(collected.slices):
+        if _all_cached(collected.slices):
             return _answer(services, header, request, session, collected)
         return _answer_cold(services, header, request, session, collected)
     return _wait(services, header, request, session, targets)
@@ -228,9 +226,16 @@ async def _wait(
     targets: Targets,
 ) -> Response:
     """Collect again whenever a partition moves, until it is enough or max_wait_ms is over."""
-    loop = asyncio.get_running_loop()
     woken = asyncio.Event()
-    timer = loop.call_later(min(request.max_wait_ms, MAX_WAIT_MS) / 1000, woken.set)
+    is_over = False
+
+    def end_wait() -> None:
+        nonlocal is_over
+        is_over = True
+        woken.set()
+
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(min(request.max_wait_ms, MAX_WAIT_MS) / 1000, end_wait)
     watched = []
     for key in targets:
         partition = _partition_of(services, key, header.api_version)
@@ -241,8 +246,7 @@ async def _wait(
     try:
         while True:
             collected = _collect(services, request, header.api_version, targets)
-            over = timer.when() <= loop.time()
-            if over or _is_enough(request, targets, collected):
+            if is_over or _is_enough(request, targets, collected):
                 break
             woken.clear()
             await woken.wait()
@@ -251,37 +255,17 @@ async def _wait(
         timer.cancel()
         for partition in watched:
             partition.remove_waiter(woken.set)
-    if not _all_resident(collected.slices):
+    if not _all_cached(collected.slices):
         await asyncio.to_thread(_warm, collected.slices)
     return _answer(services, header, request, session, collected)
 
 
-def _all_resident(slices: Iterable[FetchSlice]) -> bool:
-    """Whether the ends of each range are in the page cache (RWF_NOWAIT); the middle follows."""
-    probe = bytearray(1)
-    for one in slices:
-        assert one.file is not None
-        fd = one.file.fileno()
-        if fd < 0:
-            continue
-        try:
-            for position in (one.position, one.position + one.length - 1):
-                os.preadv(fd, [probe], position, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True  # a file system without RWF_NOWAIT (tmpfs of old kernels)
-    return True
+def _all_cached(slices: Iterable[FetchSlice]) -> bool:
+    return all(one.file is None or one.file.is_cached(one.position, one.length) for one in slices)
 
 
 def _warm(slices: Iterable[FetchSlice]) -> None:
-    """Bring the ranges into the page cache; runs in a thread. What fails, fails when it is sent."""
-    scratch = bytearray(WARM_CHUNK_BYTES)
+    """Bring the ranges into the page cache; runs in a thread."""
     for one in slices:
-        assert one.file is not None
-        fd, end = one.file.fileno(), one.position + one.length
-        if fd < 0:
-            continue
-        os.posix_fadvise(fd, one.position, one.length, os.POSIX_FADV_WILLNEED)
-        for position in range(one.position, end, WARM_CHUNK_BYTES):
-            os.preadv(fd, [memoryview(scratch)[: end - position]], position)
+        if one.file is not None:
+            one.file.warm(one.position, one.length)

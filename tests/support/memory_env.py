@@ -107,7 +107,8 @@ class _Folder:
         self.unsynced: list[_Change] = []
 
     def sync(self) -> None:
-        for change in list(self.unsynced):
+        changes, self.unsynced = self.unsynced, []
+        for change in changes:
             change.make_durable()
 
 
@@ -124,7 +125,7 @@ class _Change:
     def make_durable(self) -> None:
         for folder, name, node in self.parts:
             _set_name(folder.durable, name, node)
-            if self in folder.unsynced:
+            if self in folder.unsynced:  # the other folder of a rename between two
                 folder.unsynced.remove(self)
 
 
@@ -171,6 +172,12 @@ class MemoryFile:
     def size(self) -> int:
         self._env._read("size", self.path)
         return len(self._open_inode().content)
+
+    def is_cached(self, position: int, length: int) -> bool:
+        return True
+
+    def warm(self, position: int, length: int) -> None:
+        pass
 
     def fileno(self) -> int:
         return -1
@@ -453,6 +460,9 @@ class MemoryEnv:
             self._step("sync_dir", path)
             if not self._is_ignored("sync_dir", path):
                 folder.sync()
+
+    def total_bytes(self, path: str) -> int:
+        return 1 << 40
 
     def free_bytes(self, path: str) -> int:
         self._folder(path)
