@@ -132,7 +132,11 @@ class ConfigEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicLayers:
-    """What was set for one topic, by layer; values are canonical strings under topic key names."""
+    """What was set for one topic, by layer; values are canonical strings.
+
+    Under topic key names, but for `broker_dynamic`, which has Kafka's broker-wide names
+    (`log.cleaner.min.cleanable.ratio`), as clients set them on the broker (broker_keys.py).
+    """
 
     dynamic: Mapping[str, str] = field(default_factory=dict)
     yaml: Mapping[str, str] = field(default_factory=dict)
@@ -201,15 +205,15 @@ def _resolved(layers: TopicLayers) -> Iterator[tuple[str, tuple[ConfigSynonym, .
 
 def _set_values(layers: TopicLayers, key: TopicKey) -> list[ConfigSynonym]:
     places = (
-        (layers.dynamic, key.name, ConfigSource.DYNAMIC_TOPIC),
-        (layers.yaml, key.name, ConfigSource.STATIC_BROKER),
-        (layers.broker_dynamic, key.synonym, ConfigSource.DYNAMIC_BROKER),
-        (layers.topic_defaults, key.synonym, ConfigSource.STATIC_BROKER),
+        (layers.dynamic, key.name, key.name, ConfigSource.DYNAMIC_TOPIC),
+        (layers.yaml, key.name, key.name, ConfigSource.STATIC_BROKER),
+        (layers.broker_dynamic, key.synonym, key.synonym, ConfigSource.DYNAMIC_BROKER),
+        (layers.topic_defaults, key.name, key.synonym, ConfigSource.STATIC_BROKER),
     )
     return [
-        ConfigSynonym(name, values[key.name], source)
-        for values, name, source in places
-        if key.name in values
+        ConfigSynonym(shown_name, values[name], source)
+        for values, name, shown_name, source in places
+        if name in values
     ]
 
 

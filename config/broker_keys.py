@@ -1,0 +1,265 @@
+"""Kafka's broker-wide names: what DescribeConfigs shows of a broker, and what may be altered.
+
+Static keys are computed from Settings. Dynamic ones are the broker-wide defaults of topic keys
+(`log.cleaner.min.cleanable.ratio` ...) and the cleaner's own (`log.cleaner.threads` ...); a stored
+dynamic value wins over the file. Names, kinds and ranges are those of Apache Kafka 4.3.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from config.address import Address
+from config.settings import CleanerSettings, Settings
+from config.topic_keys import (
+    INT_MAX,
+    LONG_MAX,
+    TOPIC_KEYS,
+    ConfigEntry,
+    ConfigSource,
+    ConfigSynonym,
+    Effect,
+    InvalidTopicConfigError,
+    TopicKey,
+    ValueKind,
+    parse_value,
+)
+
+# How Java writes the largest double: Kafka's way of saying that the cleaner has no limit.
+UNLIMITED: Final = "1.7976931348623157E308"
+OFFSETS_SEGMENT_BYTES: Final = 100 << 20  # offsets.topic.segment.bytes
+PROTOCOL_VERSION: Final = "4.3-IV0"  # the newest whose requests are spoken
+_MIB: Final = 1 << 20
+_NOT_BROKER_WIDE: Final = ("remote.", "leader.", "follower.")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerKey:
+    """One broker-wide key; `value` computes what the file and the built-in defaults say."""
+
+    name: str
+    kind: ValueKind
+    value: Callable[[Settings], str | None]
+    text: str
+    dynamic: bool = False
+    minimum: float = 0
+    maximum: float = LONG_MAX
+
+
+def _static_keys() -> Iterator[BrokerKey]:
+    integer, long, lists, boolean = (
+        ValueKind.INT, ValueKind.LONG, ValueKind.LIST, ValueKind.BOOLEAN,
+    )  # fmt: skip
+    rows: tuple[tuple[str, ValueKind, Callable[[Settings], str | None], str], ...] = (
+        ("listeners", lists, lambda s: _plaintext(*s.listeners), "Where clients connect."),
+        ("advertised.listeners", lists, lambda s: _plaintext(*_advertised(s)),
+         "What clients are told to connect to; of a wildcard, the address they came by."),
+        ("log.dirs", lists, lambda s: ",".join(s.log_dirs), "Data directories."),
+        ("auto.create.topics.enable", boolean, lambda s: _java(s.auto_create_topics),
+         "Create a topic at its first use."),
+        ("delete.topic.enable", boolean, lambda s: _java(s.delete_topics),
+         "Clients may delete topics."),
+        ("num.partitions", integer, lambda s: str(s.topic_defaults.partitions),
+         "Partitions of a topic whose creator names no number."),
+        ("default.replication.factor", integer, lambda _: "1", "Always one: a single node."),
+        ("inter.broker.protocol.version", ValueKind.STRING, lambda _: PROTOCOL_VERSION,
+         "Kafka version of the protocol that is spoken, for tools that ask."),
+        ("authorizer.class.name", ValueKind.STRING, lambda _: "", "There are no ACLs yet."),
+        ("log.cleaner.enable", boolean, lambda s: _java(s.cleaner.enabled), "Run the cleaner."),
+        ("log.retention.check.interval.ms", long, lambda s: str(s.retention_check_interval_ms),
+         "How often retention looks."),
+        ("log.flush.offset.checkpoint.interval.ms", integer,
+         lambda s: str(s.checkpoint_interval_ms), "How often recovery points are written."),
+        ("log.flush.start.offset.checkpoint.interval.ms", integer,
+         lambda s: str(s.checkpoint_interval_ms), "How often log start offsets are written."),
+        ("producer.id.expiration.ms", integer, lambda s: str(s.producer_id_expiration_ms),
+         "An idle producer's sequence numbers are forgotten after this."),
+        ("offsets.topic.num.partitions", integer, lambda s: str(s.groups.offsets_partitions),
+         "Partitions of __consumer_offsets, when it is created."),
+        ("offsets.topic.replication.factor", integer, lambda _: "1", "Always one."),
+        ("offsets.topic.segment.bytes", integer, lambda _: str(OFFSETS_SEGMENT_BYTES),
+         "segment.bytes of __consumer_offsets."),
+        ("offsets.retention.minutes", integer, lambda s: str(s.groups.offsets_retention_minutes),
+         "Offsets of an empty group are dropped after this."),
+        ("offsets.retention.check.interval.ms", long,
+         lambda s: str(s.groups.offsets_retention_check_interval_ms),
+         "How often expired offsets are looked for."),
+        ("offset.metadata.max.bytes", integer, lambda s: str(s.groups.offset_metadata_bytes),
+         "Longest text a client may store with an offset."),
+        ("group.initial.rebalance.delay.ms", integer,
+         lambda s: str(s.groups.initial_rebalance_delay_ms),
+         "An empty group waits this long for more members."),
+        ("group.min.session.timeout.ms", integer, lambda s: str(s.groups.min_session_timeout_ms),
+         "Shortest session a member may ask for."),
+        ("group.max.session.timeout.ms", integer, lambda s: str(s.groups.max_session_timeout_ms),
+         "Longest session a member may ask for."),
+        ("group.max.size", integer, lambda s: str(s.groups.members), "Most members of a group."),
+        ("max.connections", integer, lambda s: str(s.limits.connections), "Most connections."),
+        ("connections.max.idle.ms", long, lambda s: str(s.limits.connection_idle_ms),
+         "A silent connection is closed after this."),
+        ("socket.request.max.bytes", integer, lambda s: str(s.limits.request_bytes),
+         "Largest request."),
+        ("fetch.max.bytes", integer, lambda s: str(s.limits.fetch_bytes), "Largest fetch."),
+        ("max.incremental.fetch.session.cache.slots", integer,
+         lambda s: str(s.limits.fetch_sessions), "Most fetch sessions."),
+    )  # fmt: skip
+    for name, kind, value, text in rows:
+        yield BrokerKey(name, kind, value, text)
+
+
+def _cleaner_keys() -> Iterator[BrokerKey]:
+    rows: tuple[tuple[str, ValueKind, Callable[[Settings], str], float, float, str], ...] = (
+        ("log.cleaner.threads", ValueKind.INT, lambda s: str(s.cleaner.workers), 1, 64,
+         "Cleaner worker processes."),
+        ("log.cleaner.dedupe.buffer.size", ValueKind.LONG,
+         lambda s: str(s.cleaner.dedupe_buffer_bytes * s.cleaner.workers), _MIB, LONG_MAX,
+         "Bytes of key maps, over all workers."),
+        ("log.cleaner.io.buffer.size", ValueKind.INT,
+         lambda s: str(min(s.cleaner.read_buffer_bytes * s.cleaner.workers, INT_MAX)),
+         64 << 10, INT_MAX, "Bytes of read buffers, over all workers."),
+        ("log.cleaner.io.max.bytes.per.second", ValueKind.DOUBLE, _io_limit, 128 << 10,
+         float(UNLIMITED),
+         "Hard limit of bytes read and written by the cleaner; half for each."),
+        ("log.cleaner.backoff.ms", ValueKind.LONG, lambda s: str(s.cleaner.backoff_ms), 10,
+         INT_MAX, "Wait when nothing is dirty."),
+    )  # fmt: skip
+    for name, kind, value, minimum, maximum, text in rows:
+        yield BrokerKey(name, kind, value, text, True, minimum, maximum)
+
+
+def _topic_default_keys() -> Iterator[BrokerKey]:
+    for key in TOPIC_KEYS.values():
+        if key.effect is not Effect.OLD and not key.name.startswith(_NOT_BROKER_WIDE):
+            yield BrokerKey(key.synonym, key.kind, _topic_default(key), key.text, True)
+
+
+def _topic_default(key: TopicKey) -> Callable[[Settings], str]:
+    return lambda settings: settings.topic_defaults.keys.get(key.name, key.default)
+
+
+def _io_limit(settings: Settings) -> str:
+    read, write = settings.cleaner.read_bytes_per_second, settings.cleaner.write_bytes_per_second
+    return UNLIMITED if read is None or write is None else repr(float(read + write))
+
+
+def _plaintext(*addresses: Address) -> str:
+    return ",".join(f"PLAINTEXT://{address}" for address in addresses)
+
+
+def _advertised(settings: Settings) -> tuple[Address, ...]:
+    return (settings.advertise,) if settings.advertise else settings.listeners
+
+
+def _java(value: bool) -> str:
+    return "true" if value else "false"
+
+
+BROKER_KEYS: Final[dict[str, BrokerKey]] = {
+    key.name: key for key in (*_static_keys(), *_cleaner_keys(), *_topic_default_keys())
+}
+_TOPIC_KEY_OF: Final = {key.synonym: key.name for key in TOPIC_KEYS.values()}
+
+
+def describe_broker(
+    settings: Settings, dynamic: Mapping[str, str], *, node_id: int | None = None
+) -> list[ConfigEntry]:
+    """Rows of DescribeConfigs for a broker: stored dynamic values over the file over defaults."""
+    defaults = Settings()
+    entries = []
+    if node_id is not None:
+        entries += [_node_entry(name, node_id) for name in ("node.id", "broker.id")]
+    for key in BROKER_KEYS.values():
+        value, default = key.value(settings), key.value(defaults)
+        source = ConfigSource.DEFAULT if value == default else ConfigSource.STATIC_BROKER
+        places = [(value, source)]
+        if key.name in dynamic:
+            places.insert(0, (dynamic[key.name], ConfigSource.DYNAMIC_BROKER))
+        if source is not ConfigSource.DEFAULT:
+            places.append((default, ConfigSource.DEFAULT))
+        entries.append(_entry(key, places))
+    return entries
+
+
+def _entry(key: BrokerKey, places: list[tuple[str | None, ConfigSource]]) -> ConfigEntry:
+    value, source = places[0]
+    return ConfigEntry(
+        name=key.name,
+        value=value,
+        source=source,
+        is_default=source is ConfigSource.DEFAULT,
+        synonyms=tuple(ConfigSynonym(key.name, v, s) for v, s in places if v is not None),
+        kind=key.kind,
+        text=key.text,
+        read_only=not key.dynamic,
+    )
+
+
+def _node_entry(name: str, node_id: int) -> ConfigEntry:
+    value, source = str(node_id), ConfigSource.STATIC_BROKER
+    synonyms = (ConfigSynonym(name, value, source),)
+    return ConfigEntry(
+        name, value, source, False, synonyms, ValueKind.INT, "Number of this node.", read_only=True
+    )
+
+
+def parse_broker_value(name: str, raw: object) -> str:
+    """Canonical string of a dynamic broker-wide value.
+
+    Raises InvalidTopicConfigError for a name that is unknown or cannot be altered while the broker
+    runs, a wrong type, a value out of range.
+    """
+    key = BROKER_KEYS.get(name)
+    if key is None:
+        raise InvalidTopicConfigError(name[:100], "unknown broker key")
+    if not key.dynamic:
+        raise InvalidTopicConfigError(name, "cannot be altered while the broker runs")
+    if name in _TOPIC_KEY_OF:
+        try:
+            return parse_value(_TOPIC_KEY_OF[name], raw)
+        except InvalidTopicConfigError as error:
+            raise InvalidTopicConfigError(name, error.reason) from None
+    return _number(key, raw)
+
+
+def _number(key: BrokerKey, raw: object) -> str:
+    text = str(raw).strip() if isinstance(raw, int | float | str) else ""
+    if len(text) > 40:  # no number that fits is longer; converting one would only cost time
+        raise InvalidTopicConfigError(key.name, "expected a number")
+    try:
+        value = float(text) if key.kind is ValueKind.DOUBLE else int(text)
+    except ValueError:
+        raise InvalidTopicConfigError(key.name, f"expected a number, not {text!r}") from None
+    if not key.minimum <= value <= key.maximum:
+        raise InvalidTopicConfigError(
+            key.name, f"{text} is outside {key.minimum:g} to {key.maximum:g}"
+        )
+    return repr(value)
+
+
+def cleaner_settings(settings: Settings, dynamic: Mapping[str, str]) -> CleanerSettings:
+    """The cleaner's settings with the stored dynamic values over the file's.
+
+    Kafka's sizes are over all threads, ours per worker; its one rate is split in halves. Raises
+    InvalidTopicConfigError where a worker would get too little to work with.
+    """
+    cleaner = settings.cleaner
+    changed: dict[str, int | None] = {}
+    workers = int(dynamic.get("log.cleaner.threads", cleaner.workers))
+    changed["workers"] = workers
+    if "log.cleaner.backoff.ms" in dynamic:
+        changed["backoff_ms"] = int(dynamic["log.cleaner.backoff.ms"])
+    if "log.cleaner.dedupe.buffer.size" in dynamic:
+        share = int(dynamic["log.cleaner.dedupe.buffer.size"]) // workers
+        if share < _MIB:
+            raise InvalidTopicConfigError(
+                "log.cleaner.dedupe.buffer.size", f"is below 1 MiB for each of {workers} workers"
+            )
+        changed["dedupe_buffer_bytes"] = share
+    if "log.cleaner.io.buffer.size" in dynamic:
+        share = int(dynamic["log.cleaner.io.buffer.size"]) // workers
+        changed["read_buffer_bytes"] = max(share, 64 << 10)
+    if "log.cleaner.io.max.bytes.per.second" in dynamic:
+        rate = float(dynamic["log.cleaner.io.max.bytes.per.second"])
+        half = None if rate >= LONG_MAX else int(rate / 2)
+        changed["read_bytes_per_second"] = changed["write_bytes_per_second"] = half
+    return cleaner.model_copy(update=changed)
