@@ -37,7 +37,7 @@ _FIXED: Final = {
 _LENGTH_BYTES: Final = {"string": 2, "bytes": 4, "records": 4}  # before KIP-482; compact: 1
 
 
-def read_varint(data: bytes, position: int) -> tuple[int, int]:
+def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """Read an unsigned varint. -> (value, next position)"""
     first = data[position]
     if first < 0x80:
@@ -45,7 +45,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
     return read_long_varint(data, position + 1, first)
 
 
-def read_long_varint(data: bytes, position: int, first: int) -> tuple[int, int]:
+def read_long_varint(data: bytes | memoryview, position: int, first: int) -> tuple[int, int]:
     """Finish an unsigned varint whose first byte had its high bit. -> (value, next position)"""
     value = first & 0x7F
     for shift in range(7, 7 * MAX_VARINT_BYTES, 7):
@@ -59,7 +59,7 @@ def read_long_varint(data: bytes, position: int, first: int) -> tuple[int, int]:
     raise ProtocolError("varint out of range", position=position)
 
 
-def skip_tags(data: bytes, position: int, count: int) -> int:
+def skip_tags(data: bytes | memoryview, position: int, count: int) -> int:
     """Skip `count` tagged fields; -> position behind them."""
     end = len(data)
     if count > 0x7F:
