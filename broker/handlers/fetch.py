@@ -20,7 +20,7 @@ from broker.fetch_sessions import (
     Targets,
     is_full,
 )
-from broker.handlers.offsets import READ_COMMITTED, epoch_error
+from broker.handlers.lookups import READ_COMMITTED, epoch_error
 from broker.partition import Partition
 from broker.protocol.codec import RequestHeader, read_header
 from broker.protocol.errors import ErrorCode, code_of
