@@ -94,10 +94,10 @@ def any_bit(bits: Bytes, first: int, last: int) -> bool:
 @kernel
 def _verdict(base: int, last: int, count: int, bits: Bytes, state: Ints) -> int:
     """What is to be done with a batch, from its header alone."""
+    if base >= state[fields.MAP_END]:
+        return _COPY  # the log's start lies below the end of the map
     if last < state[fields.LOG_START] or count == 0:
         return _DROP
-    if base >= state[fields.MAP_END] and base >= state[fields.LOG_START]:
-        return _COPY
     indexed = base >= state[fields.FIRST_DIRTY] and last < state[fields.MAP_END]
     if not indexed or last - base >= state[fields.BITS_MAX]:
         return _ASK_MAP
