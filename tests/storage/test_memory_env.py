@@ -29,6 +29,10 @@ def put(env: Env, path: str, data: bytes, *, sync: bool = True) -> None:
     file.close()
 
 
+def only(operation: str) -> Callable[[str, str], bool]:
+    return lambda found, path: found == operation
+
+
 def outcomes(build: Callable[[MemoryEnv], None]) -> set[tuple[tuple[str, bytes], ...]]:
     """What can be found in /d after losing power when `build` was done, over many seeds."""
     found = set()
@@ -104,6 +108,19 @@ def test_a_rename_between_folders_survives_in_both_or_in_neither() -> None:
         after = env.crash()
         found = after.exists("/d/from/a"), after.exists("/d/to/a")
         assert found == (False, True) if seed % 2 else found in {(True, False), (False, True)}
+
+
+def test_what_a_durable_rename_replaced_does_not_come_back() -> None:
+    for seed in SEEDS:
+        env = fresh(seed)
+        env.mkdir("/d/from")
+        env.mkdir("/d/to")
+        put(env, "/d/from/a", b"new")
+        env.settle()
+        put(env, "/d/to/a", b"old")
+        env.rename("/d/from/a", "/d/to/a")
+        env.sync_dir("/d/from")
+        assert env.crash().read_file("/d/to/a") == b"new", env
 
 
 def test_unsynced_writes_are_lost_torn_or_kept_in_any_combination() -> None:
@@ -289,7 +306,7 @@ def test_leaving_out_any_sync_of_an_atomic_write_is_noticed() -> None:
         for seed in SEEDS:
             env = fresh(seed)
             write_file_atomically(env, "/d/c", b"old" * 700)
-            env.ignore_sync(lambda op, path, ignored=ignored: op == ignored)
+            env.ignore_sync(only(ignored))
             write_file_atomically(env, "/d/c", b"newer" * 900)
             broken += env.crash().read_file("/d/c") != b"newer" * 900
         assert broken, ignored

@@ -127,7 +127,7 @@ def test_the_copy_with_the_highest_epoch_wins_and_the_next_save_mends_the_others
     assert store.load() == newest
     assert store.stale == ("/a", "/c")
     store.save(newest)
-    assert store.stale == ()
+    assert len(store.stale) == 0
     assert {env.read_file(f"{directory}/{FILE_NAME}") for directory in DIRECTORIES} == {
         encode_metadata(replace(newest, epoch=newest.epoch + 1))
     }

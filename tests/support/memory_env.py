@@ -124,9 +124,17 @@ class _Change:
 
     def make_durable(self) -> None:
         for folder, name, node in self.parts:
+            self._make_earlier_durable(folder, name)
             _set_name(folder.durable, name, node)
             if self in folder.unsynced:  # the other folder of a rename between two
                 folder.unsynced.remove(self)
+
+    def _make_earlier_durable(self, folder: _Folder, name: str) -> None:
+        """What this replaces in the folder that is not being synced must not come back later."""
+        if self in folder.unsynced:
+            for earlier in folder.unsynced[: folder.unsynced.index(self)]:
+                if any(where is folder and part == name for where, part, _ in earlier.parts):
+                    earlier.make_durable()
 
 
 def _set_name(
