@@ -225,7 +225,7 @@ def _check_addresses(settings: Settings) -> None:
             raise contradiction(
                 key,
                 f"{address} can be reached from other machines, and there is no authentication "
-                "yet; set allow_insecure: true if that is what you want",
+                "yet; set allow_insecure: true in the settings file if that is what you want",
             )
     fixed = [address for _, address in bound if address.port]
     for index, address in enumerate(fixed):

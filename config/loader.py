@@ -1,0 +1,194 @@
+"""Read a settings file and the flags over it; say what is wrong with file, line and key.
+
+Only the composition root and `varve check-config` call this. Flags win over the file, the file
+over the defaults.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+from pydantic import BaseModel, ValidationError
+
+from config.settings import Settings
+from config.yaml_tree import FILE_BYTES_MAX, Path, YamlProblemError, YamlTree, read_tree
+
+DEFAULT_FILE: Final = "config/default.yaml"  # as it is called in messages
+FLAGS: Final = {
+    "listeners": "--listen",
+    "advertise": "--advertise",
+    "http": "--http",
+    "log_dirs": "--data",
+}
+PROBLEMS_MAX: Final = 50  # of one file that are named; more would not be read
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong. `line` is 0 where there is none; `key` has dots between levels."""
+
+    file: str
+    line: int
+    key: str
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.key}: {self.reason}" if self.key else f"{where}: {self.reason}"
+
+
+class ConfigFileError(Exception):
+    """Settings that cannot be used; one line for each problem."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+def load(path: str | None, overrides: Mapping[str, object] | None = None) -> Settings:
+    """Settings of a file (None: the built-in one) with `overrides` of top-level keys over them.
+
+    Raises ConfigFileError.
+    """
+    file = DEFAULT_FILE if path is None else path
+    tree = _read(file, _text(path, file))
+    values, overrides = _sections(file, tree), dict(overrides or {})
+    values.update(overrides)
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        problems = [
+            p for detail in error.errors() for p in _problems(detail, file, tree, overrides)
+        ]
+        raise ConfigFileError(sorted(problems, key=_order)[:PROBLEMS_MAX]) from None
+
+
+def default_text() -> str:
+    """The built-in file."""
+    return resources.files("config").joinpath("default.yaml").read_text(encoding="utf-8")
+
+
+def _text(path: str | None, file: str) -> str:
+    if path is None:
+        return default_text()
+    try:
+        with FilePath(path).open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigFileError([Problem(file, 0, "", reason)]) from None
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigFileError([Problem(file, line, "", "is not UTF-8 text")]) from None
+
+
+def _read(file: str, text: str) -> YamlTree:
+    try:
+        return read_tree(text)
+    except YamlProblemError as error:
+        raise ConfigFileError([Problem(file, error.line, _key(error.path), error.reason)]) from None
+
+
+def _sections(file: str, tree: YamlTree) -> dict[str, Any]:
+    """Top-level values, with the topic keys of each topic put under `keys` as the models want."""
+    if tree.value is None:
+        return {}
+    if not isinstance(tree.value, dict):
+        raise ConfigFileError([Problem(file, 1, "", "expected keys and values")])
+    values = dict(tree.value)
+    if isinstance(values.get("topic_defaults"), dict):
+        values["topic_defaults"] = _split(values["topic_defaults"])
+    if isinstance(values.get("topics"), dict):
+        values["topics"] = {
+            name: {} if topic is None else _split(topic) if isinstance(topic, dict) else topic
+            for name, topic in values["topics"].items()
+        }
+    # A section that stands there without a value says nothing: all its keys are commented out.
+    return {
+        key: value
+        for key, value in values.items()
+        if value is not None or key not in Settings.model_fields or key == "advertise"
+    }
+
+
+def _split(topic: dict[str, Any]) -> dict[str, Any]:
+    keys = {key: value for key, value in topic.items() if key != "partitions"}
+    own = {"partitions": topic["partitions"]} if "partitions" in topic else {}
+    return {**own, "keys": keys}
+
+
+def _problems(
+    detail: Any, file: str, tree: YamlTree, overrides: Mapping[str, object]
+) -> list[Problem]:
+    path: Path = tuple(part for part in detail["loc"] if part != "keys")
+    context = detail.get("ctx", {})
+    found = []
+    for inner, reason in context.get("problems") or [((), _reason(detail))]:
+        full = (*path, *inner)
+        if full and full[0] in overrides:
+            flag = FLAGS.get(str(full[0]), str(full[0]))
+            found.append(Problem("command line", 0, flag, reason))
+        else:
+            found.append(Problem(file, tree.line_of(full), _key(full), reason))
+    return found
+
+
+def _reason(detail: Any) -> str:
+    kind, context, given = detail["type"], detail.get("ctx", {}), _shown(detail["input"])
+    match kind:
+        case "extra_forbidden":
+            return f"unknown key{_suggestion(detail['loc'])}"
+        case "value_error":
+            return str(context["error"])
+        case "greater_than_equal":
+            return f"{given} is below {context['ge']}"
+        case "less_than_equal":
+            return f"{given} is above {context['le']}"
+        case "literal_error":
+            return f"expected {context['expected']}, not {given}"
+        case "too_short" | "string_too_short":
+            return "may not be empty"
+    wanted = {
+        "int_type": "a whole number",
+        "bool_type": "true or false",
+        "string_type": "text",
+        "tuple_type": "a list",
+        "mapping_type": "keys and values",
+        "dict_type": "keys and values",
+        "model_type": "keys and values",
+    }.get(kind)
+    return f"expected {wanted}, not {given}" if wanted else f"{detail['msg'].lower()}: {given}"
+
+
+def _suggestion(path: Path) -> str:
+    """The key of the same level that is spelled most like an unknown one."""
+    model: type[BaseModel] = Settings
+    for part in path[:-1]:
+        found = model.model_fields.get(str(part))
+        inner = found.annotation if found else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return ""
+        model = inner
+    near = difflib.get_close_matches(str(path[-1]), model.model_fields, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _key(path: Path) -> str:
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _order(problem: Problem) -> tuple[int, str]:
+    return problem.line, problem.key
