@@ -103,10 +103,15 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt failed or the worker died. Next attempt not before `until_ms` (monotonic)."""
+    """The attempt failed or the worker died. Next attempt not before `until_ms` (monotonic).
+
+    `next_dirty_offset` is set where part of the work stands: the job came to its end but had to
+    leave a damaged segment as it was.
+    """
 
     reason: str
     until_ms: int
+    next_dirty_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,11 +264,13 @@ def _work(state: State, event: Event) -> Step | None:
         case Aborting(n, True, past), Published() | Refused():
             return Aborting(n, False, past), ()
 
-        case Cleaning(), Finished(offset):
-            return IDLE, (SaveCheckpoint(offset), WakeScheduler())
+        case Cleaning(), Finished(next_dirty_offset):
+            return IDLE, (SaveCheckpoint(next_dirty_offset), WakeScheduler())
         case Cleaning(past), Failed():
             mark = _one_more(past, event)
-            return mark, (ReportFailure(mark), WakeScheduler())
+            offset = event.next_dirty_offset
+            saved = () if offset is None else (SaveCheckpoint(offset),)
+            return mark, (*saved, ReportFailure(mark), WakeScheduler())
 
         # The worker lets go after an abort. A finished job is not checkpointed: the abort may
         # have been asked for because the log is about to be truncated.

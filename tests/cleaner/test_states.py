@@ -42,6 +42,7 @@ EVENTS: list[s.Event] = [
     s.Finished(7),
     s.Stopped(),
     s.Failed("boom", 5000),
+    s.Failed("damage", 5000, 3),
     s.AbortRequested(),
     s.PauseRequested(),
     s.Resumed(),
@@ -70,7 +71,12 @@ def _mark(past: s.Quarantined | None) -> str:
 
 
 def event_name(event: s.Event) -> str:
-    return f"Grabbed({event.now_ms})" if isinstance(event, s.Grabbed) else type(event).__name__
+    match event:
+        case s.Grabbed(now_ms):
+            return f"Grabbed({now_ms})"
+        case s.Failed(_, _, offset):
+            return "Failed" if offset is None else f"Failed(at {offset})"
+    return type(event).__name__
 
 
 def render() -> str:
@@ -132,9 +138,11 @@ def test_the_rules_of_every_edge() -> None:
         quiet = s.Resumed | s.Forgiven | s.AbortRequested
         granted = isinstance(after, s.Paused) and not isinstance(event, quiet)
         assert (s.GrantPause in kinds) == granted, edge
-        assert (s.SaveCheckpoint in kinds) == (
-            isinstance(before, s.Cleaning) and isinstance(event, s.Finished)
-        ), edge
+        reached = isinstance(event, s.Finished) or (
+            isinstance(event, s.Failed) and event.next_dirty_offset is not None
+        )
+        saved = isinstance(before, s.Cleaning) and reached
+        assert (s.SaveCheckpoint in kinds) == saved, edge
         signalled = isinstance(after, s.Aborting) and not isinstance(before, s.Aborting)
         assert (s.SignalAbort in kinds) == signalled, edge
         assert (s.ReportFailure in kinds) == isinstance(event, s.Failed), edge

@@ -1,0 +1,81 @@
+"""What the cleaner needs to know of a log, and what it asks of the broker that owns the logs.
+
+The pool never touches a log: it reads facts, orders work, and hands finished groups back. Every
+method is called on the event loop.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from config.topic_keys import TopicConfig
+from storage.model import TopicPartition
+from storage.retention import SegmentFacts
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """One log as the planner sees it, at one moment.
+
+    `segments` is Log.segment_facts(): in offset order, the last one is the active one. An offline
+    partition has none. `undecided_offset` bounds cleaning: nothing at or above it is final, so it
+    is the smaller of high watermark and last stable offset.
+    """
+
+    partition: TopicPartition
+    directory: str  # the partition's folder
+    config: TopicConfig
+    segments: Sequence[SegmentFacts]
+    log_start_offset: int
+    log_end_offset: int
+    undecided_offset: int
+    checkpoint_offset: int | None  # first dirty offset as last saved; None if never
+    generation: str
+    offline: str | None = None  # why its data directory cannot be used
+    damaged: str | None = None  # where flushed data is no longer what was written
+    clock_trusted: bool = True  # False while wall time is suspected of having jumped
+
+
+@dataclass(frozen=True, slots=True)
+class JobInputs:
+    """What a job needs beyond the facts; asked for once a partition is chosen."""
+
+    hash_key: bytes  # 16 bytes, of the data directory
+    last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset)
+
+
+class PublishOutcome(Enum):
+    """What became of a group that was handed over."""
+
+    PUBLISHED = "published"
+    SOURCES_GONE = "sources gone"  # retention was faster: dropped, the job goes on
+    STALE = "stale"  # the log's generation is another one now: the whole job is void
+
+
+class CleanerHost(Protocol):
+    """The broker, as the pool sees it."""
+
+    def facts(self) -> Iterable[LogFacts]:
+        """Every partition that exists. Iterated over several turns of the loop: it must bear that
+        partitions come and go meanwhile.
+        """
+
+    def job_inputs(self, partition: TopicPartition) -> JobInputs:
+        """The rest of what a job of this partition needs."""
+
+    def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
+        """Save the first dirty offset, unless `generation` is no longer the log's."""
+
+    async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
+        """Put one group in the place of its sources, journal and log. Never cancelled by the pool.
+
+        Raises OSError or StorageError when it cannot be done; the attempt then counts as failed.
+        """
+
+    def finished(self, job: CleanJob, report: CleanReport) -> None:
+        """A job ran to its end; the place for the one log line and for history."""
+
+    def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
+        """An attempt failed; the next one is not made before `retry_at_ms` (wall clock)."""
