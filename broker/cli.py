@@ -1,0 +1,126 @@
+"""The command `varve`. Reads the command line, hands over, turns errors into exit codes.
+
+Exit codes: 0 all went well; 1 what was asked for could not be done, the reason is on standard
+error; 2 the command line makes no sense. Modules are imported by the command that needs them, so
+that `varve serve` loads no compiler and `varve version` next to nothing.
+"""
+
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+SETTINGS_HELP = "Settings file (YAML); without it the built-in defaults."
+ADDRESS = "HOST:PORT"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def main() -> None:
+    """Varve: a Kafka-compatible broker whose reason to exist is log compaction."""
+
+
+@main.command()
+@click.option("--config", "config_file", metavar="FILE", help=SETTINGS_HELP)
+@click.option("--data", multiple=True, metavar="DIR", help="Data directory; may be repeated.")
+@click.option("--listen", multiple=True, metavar=ADDRESS, help="Where Kafka clients connect.")
+@click.option("--advertise", metavar=ADDRESS, help="What clients are told to connect to.")
+@click.option("--http", metavar=ADDRESS, help="Where /metrics, /healthz and /readyz are served.")
+def serve(
+    config_file: str | None,
+    data: tuple[str, ...],
+    listen: tuple[str, ...],
+    advertise: str | None,
+    http: str | None,
+) -> None:
+    """Run the broker until SIGTERM or Ctrl-C. Flags win over the file, the file over defaults."""
+    from config.loader import ConfigFileError, load
+
+    given = {
+        "log_dirs": list(data) or None,
+        "listeners": list(listen) or None,
+        "advertise": advertise,
+        "http": http,
+    }
+    overrides = {key: value for key, value in given.items() if value is not None}
+    try:
+        settings = load(config_file, overrides)
+    except ConfigFileError as error:
+        _fail(str(error))
+    from broker.app import run
+    from broker.logging import configure
+
+    configure(settings.logging.level, settings.logging.format)
+    sys.exit(run(settings))
+
+
+@main.command("check-config")
+@click.argument("file", metavar="FILE")
+def check_config(file: str) -> None:
+    """Say what is wrong with a settings file, as `serve` would, without starting anything."""
+    from config.loader import ConfigFileError, load
+
+    try:
+        settings = load(file)
+    except ConfigFileError as error:
+        _fail(str(error))
+    listeners = ", ".join(str(address) for address in settings.listeners)
+    click.echo(f"{file}: good: {listeners}, {len(settings.topics)} topics")
+
+
+@main.command()
+@click.option("--bootstrap", metavar=ADDRESS, help="A running broker; without it a temporary one.")
+def demo(bootstrap: str | None) -> None:
+    """Produce a million keyed updates, watch the log shrink, check every key's last value."""
+    from broker.demo import run
+    from config.address import parse_address
+
+    if bootstrap is not None:
+        try:
+            parse_address(bootstrap)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--bootstrap") from None
+    sys.exit(run(bootstrap))
+
+
+@main.command()
+def warmup() -> None:
+    """Compile the kernels now, so that the first clean does not wait for it."""
+    import time
+
+    from storage.kernels import warm_up as warm_up_storage
+
+    started = time.monotonic()
+    warm_up_storage()
+    from cleaner.kernels import warm_up as warm_up_cleaner
+
+    warm_up_cleaner()
+    seconds = time.monotonic() - started
+    click.echo(f"kernels ready in {seconds:.1f} s, kept in {os.environ['NUMBA_CACHE_DIR']}")
+
+
+@main.command()
+def version() -> None:
+    """Print the version."""
+    import platform
+
+    click.echo(f"varve {installed_version()} (Python {platform.python_version()})")
+
+
+def installed_version() -> str:
+    """Version of the installed distribution; "unknown" in a checkout that was never installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("varve")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(message, err=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
