@@ -1,0 +1,75 @@
+# make run | test | lint | docs | clean. Needs Python 3.11 or newer and, the first time, a network.
+# Everything is installed into .venv from locked versions with hashes; stamp files there remember
+# what was done, so that a second run does nothing and touches no network.
+
+PYTHON ?= python3
+UV ?= uv
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+KERNELS := $(wildcard storage/kernels/*.py cleaner/kernels/*.py)
+
+# Somebody else's environment must not leak into ours.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+.PHONY: help run test lint docs lock clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make run    set up and start the broker on 127.0.0.1:9092 (ARGS="--config FILE")'
+	@echo 'make test   set up and run the tests (ARGS="-k swap")'
+	@echo 'make lint   ruff, mypy, import-linter'
+	@echo 'make docs   write docs/configuration.md anew from the tables in config/'
+	@echo 'make lock   resolve newer versions of the dependencies and lock them'
+	@echo 'make clean  remove .venv and caches; data/ stays'
+
+# exec: the broker takes the shell's place and gets SIGTERM and Ctrl-C itself.
+run: $(VENV)/.warm
+	@exec $(BIN)/varve serve $(ARGS)
+
+test: $(VENV)/.installed-dev $(VENV)/.warm
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed
+	$(BIN)/python -m config.reference > docs/configuration.md
+
+# Only for whoever maintains the locks: needs uv.
+lock:
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
+	  --no-annotate --upgrade -o requirements.lock pyproject.toml
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
+	  --no-annotate --upgrade -c requirements.lock --extra dev -o requirements-dev.lock pyproject.toml
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "varve needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo missing). Try: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || \
+	  { echo "making $(VENV)" && $(PYTHON) -m venv --clear $(VENV); }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.made requirements.lock requirements-build.lock pyproject.toml
+	@echo "installing varve and the locked versions it runs on"
+	@$(PIP) install --require-hashes -r requirements-build.lock
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
+	@echo "installing the locked versions that tests and checks need"
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@touch $@
+
+$(VENV)/.warm: $(VENV)/.installed $(KERNELS)
+	@echo "compiling kernels (the first time only)"
+	@$(BIN)/varve warmup
+	@touch $@
