@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator
+from broker.offsets_topic import OffsetsTopic
+from broker.protocol.errors import ErrorCode
 from broker.stats import BrokerStats
 from broker.topics import Topics
 from config.address import Address
@@ -21,6 +23,7 @@ class Services:
     manager: LogManager
     topics: Topics
     groups: GroupCoordinator
+    offsets_topic: OffsetsTopic
     sessions: FetchSessions
     stats: BrokerStats
     cluster_id: str
@@ -33,10 +36,45 @@ class RequestContext:
 
     services: Services
     client_host: str
+    reached_at: Address
     client_software: tuple[str, str] = ("", "")
-    reached_at: Address = Address("127.0.0.1", 0)
 
     @property
     def address(self) -> Address:
         """Where clients are told to connect: as configured, else the address they came by."""
         return self.services.settings.advertise or self.reached_at
+
+    # What broker/handlers/groups.py asks for.
+
+    @property
+    def coordinator(self) -> GroupCoordinator:
+        """The groups of this broker."""
+        return self.services.groups
+
+    @property
+    def node_id(self) -> int:
+        """The id of this broker."""
+        return self.services.node_id
+
+    @property
+    def host(self) -> str:
+        """The host by which this client is to reach this broker."""
+        return self.address.host
+
+    @property
+    def port(self) -> int:
+        """The port by which this client is to reach this broker."""
+        return self.address.port
+
+    async def wait_offsets_topic(self) -> ErrorCode:
+        """Create __consumer_offsets if it is not there yet."""
+        return await self.services.offsets_topic.ensure()
+
+    def partition_count(self, topic: str) -> int | None:
+        """How many partitions a topic has; None if there is no such topic."""
+        found = self.services.topics.get(topic)
+        return found.partition_count if found is not None else None
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return self.services.env.wall_ms()

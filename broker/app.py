@@ -1,0 +1,266 @@
+"""The composition root: builds every part, starts them in order, stops them in reverse.
+
+Start: lock and open the data directories, take over topics, create those of the YAML, listen, say
+that we are ready; then what may take its time: groups are loaded, workers are started. Stop: take
+no new connections, let requests finish, stop the cleaner and the timers, flush and close every
+log, leave the clean-shutdown marker, release the locks.
+"""
+
+import asyncio
+import gc
+import signal
+import sys
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.process_collector import ProcessCollector
+
+from broker import systemd
+from broker.banner import ready_text
+from broker.cleaning import Cleaning
+from broker.context import Services
+from broker.fetch_sessions import FetchSessions
+from broker.groups.coordinator import GroupCoordinator, GroupSettings
+from broker.groups.live_group import LoopClock
+from broker.groups.model import GroupRules
+from broker.groups.offsets_store import OffsetsStore
+from broker.housekeeping import ClockWatch, Housekeeping, Periods
+from broker.http import HttpServer
+from broker.listener import ConnectionLimits, Listener, raise_file_limit
+from broker.metrics import BrokerCollector
+from broker.offsets_topic import OffsetsTopic
+from broker.partition import Partition
+from broker.routes import make_dispatcher
+from broker.stats import BrokerStats
+from broker.topics import Topics
+from cleaner.pool import CleanerPool
+from config.address import Address
+from config.settings import Settings
+from storage.env import Env, RealEnv
+from storage.errors import LogDirectoryError, StorageError
+from storage.log import FlushTask, Log
+from storage.log_manager import LogManager
+
+log = structlog.get_logger("broker.app")
+
+EXIT_OK = 0
+EXIT_CANNOT_START = 1
+
+
+class Broker:
+    """Every part of the running daemon, and their order."""
+
+    def __init__(self, settings: Settings, env: Env) -> None:
+        self.settings = settings
+        self.stats = BrokerStats()
+        self._env = env
+        self._stopping = asyncio.Event()
+        self._ready = False
+        self.manager = LogManager(env, settings.log_dirs)
+        self.topics = Topics(self.manager, settings, self._make_partition, self._hold_cleaner)
+        wall_ms, monotonic_ms = env.wall_ms(), env.monotonic() * 1000
+        self.housekeeping = Housekeeping(
+            env,
+            self.manager,
+            self.topics.partitions,
+            self.fail_directory,
+            Periods(
+                retention=settings.retention_check_interval_ms / 1000,
+                checkpoint=settings.checkpoint_interval_ms / 1000,
+            ),
+            settings.producer_id_expiration_ms,
+            ClockWatch(wall_ms, monotonic_ms),
+        )
+        self.cleaning = Cleaning(
+            env, self.manager, self.topics, self.fail_directory, self.housekeeping.clock_trusted
+        )
+        self.pool = CleanerPool(self.cleaning, settings.cleaner, env)
+        self.offsets_topic: OffsetsTopic
+        self.groups: GroupCoordinator
+        self.listener: Listener
+        self.http: HttpServer
+        self.addresses: list[Address] = []
+        self.http_address = settings.http
+
+    # Start --------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open, listen, be ready. Raises StorageError and OSError when that cannot be."""
+        report = self.manager.open(self.topics.config_of)
+        for line in report.lines():
+            log.warning("opened", **line)
+        self._distrust_jumped_clock()
+        self.topics.load()
+        await self.topics.finish_interrupted()
+        await self.topics.apply_yaml()
+        services = self._make_services()
+        limits = self.settings.limits
+        self.listener = Listener(
+            make_dispatcher(services),
+            ConnectionLimits(
+                limits.connections, limits.request_bytes, limits.connection_idle_ms / 1000
+            ),
+        )
+        await self._start_http(services)
+        for address in self.settings.listeners:
+            host, port = await self.listener.start(address.host, address.port)
+            self.addresses.append(Address(host, port))
+        self.housekeeping.start()
+        self.offsets_topic.start()
+        await self.pool.start()
+        self._ready = True
+        gc.collect()
+        gc.freeze()  # what was built until here lives as long as the process
+
+    def _make_services(self) -> Services:
+        groups = self.settings.groups
+        self.offsets_topic = OffsetsTopic(self.topics, self._env, groups.offsets_partitions)
+        store = OffsetsStore(self.offsets_topic.partition_count, self.offsets_topic.append)
+        rules = GroupRules(
+            initial_rebalance_delay_ms=groups.initial_rebalance_delay_ms,
+            max_group_size=groups.members,
+        )
+        self.groups = GroupCoordinator(
+            store,
+            LoopClock(self._env.wall_ms),
+            GroupSettings(
+                rules=rules,
+                group_min_session_timeout_ms=groups.min_session_timeout_ms,
+                group_max_session_timeout_ms=groups.max_session_timeout_ms,
+                offsets_retention_ms=groups.offsets_retention_minutes * 60_000,
+                offset_metadata_max_bytes=groups.offset_metadata_bytes,
+            ),
+        )
+        self.offsets_topic.coordinator = self.groups
+        return Services(
+            settings=self.settings,
+            env=self._env,
+            manager=self.manager,
+            topics=self.topics,
+            groups=self.groups,
+            offsets_topic=self.offsets_topic,
+            sessions=FetchSessions(self.settings.limits.fetch_sessions),
+            stats=self.stats,
+            cluster_id=self.manager.metadata.cluster_id,
+            node_id=self.manager.metadata.node_id,
+        )
+
+    async def _start_http(self, services: Services) -> None:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(BrokerCollector(services, self.listener, self.housekeeping, self.pool))
+        ProcessCollector(registry=registry)
+        address = self.settings.http
+        allowed = {"localhost", "127.0.0.1", "::1"} if address.is_loopback else set()
+        self.http = HttpServer(registry, self, allowed)
+        host, port = await self.http.start(address.host, address.port)
+        self.http_address = Address(host, port)
+
+    def _distrust_jumped_clock(self) -> None:
+        """A wall clock behind the last time that was written down has been set back."""
+        last = self.manager.metadata.last_wall_ms
+        now = self._env.wall_ms()
+        if now < last:
+            self.housekeeping.clock.look(now - last, 0)
+            log.warning("wall clock is behind the last run; retention suspended", by_ms=last - now)
+
+    # Stop ---------------------------------------------------------------------
+
+    def request_stop(self) -> None:
+        """Begin an orderly stop; `run` goes on from there."""
+        self._ready = False
+        self._stopping.set()
+
+    async def wait_stopped(self) -> None:
+        """Until somebody asks for a stop."""
+        await self._stopping.wait()
+
+    async def stop(self) -> None:
+        """Stop every part, flush, leave the marker. Each step is taken whatever became of others."""
+        self._ready = False
+        budget = self.settings.shutdown_timeout_ms / 1000
+        steps = [
+            ("listener", lambda: self.listener.stop(budget)),
+            ("groups", self.groups.close),
+            ("offsets topic", self.offsets_topic.stop),
+            ("cleaner", self.pool.stop),
+            ("housekeeping", self.housekeeping.stop),
+            ("http", self.http.stop),
+        ]
+        for name, step in steps:
+            try:
+                await step()
+            except Exception:
+                log.exception("stop failed", part=name)
+        for partition in self.topics.partitions():
+            await partition.wait_idle()
+        await asyncio.to_thread(self.manager.close)
+
+    # What the parts ask of each other -------------------------------------------
+
+    def not_ready_because(self) -> str | None:
+        """For /readyz."""
+        if self._stopping.is_set():
+            return "stopping"
+        return None if self._ready else "starting"
+
+    def unhealthy_because(self) -> str | None:
+        """For /healthz: the process works as long as one data directory does."""
+        if any(directory.is_online for directory in self.manager.directories):
+            return None
+        return "no data directory is online"
+
+    def fail_directory(self, error: LogDirectoryError) -> None:
+        """Take a data directory offline; the rest goes on."""
+        lost = self.manager.fail_directory(error.directory, error.reason)
+        if not lost and not error.reason:
+            return
+        log.error("data directory is offline", directory=error.directory, reason=error.reason,
+                  partitions=len(lost))
+        self.topics.fail(lost, error.reason)
+        self.offsets_topic.fail(lost)
+
+    def _make_partition(self, opened: Log) -> Partition:
+        stats = self.stats.topics[opened.partition.topic]
+        return Partition(opened, stats, _flush_in_thread, self.fail_directory)
+
+    def _hold_cleaner(self, partition: "TopicPartition") -> "AbstractAsyncContextManager[None]":
+        return self.pool.paused(partition)
+
+
+async def _flush_in_thread(log_: Log, task: FlushTask) -> None:
+    await asyncio.to_thread(task.run)
+    log_.flush_done(task)
+
+
+def run(settings: Settings) -> int:
+    """Run the daemon until SIGTERM or SIGINT; returns the exit code."""
+    raise_file_limit()
+    try:
+        import uvloop
+    except ImportError:  # not on this platform: the loop of the standard library serves as well
+        return asyncio.run(_serve(settings))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    broker = Broker(settings, RealEnv())
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, broker.request_stop)
+    try:
+        await broker.start()
+    except (StorageError, OSError) as error:
+        sys.stderr.write(f"varve: cannot start: {error}\n")
+        log.error("cannot start", reason=str(error))
+        return EXIT_CANNOT_START
+    sys.stdout.write(ready_text(broker.addresses, broker.http_address, settings.log_dirs))
+    sys.stdout.flush()
+    systemd.notify("READY=1")
+    log.info("ready", listeners=[str(a) for a in broker.addresses], http=str(broker.http_address))
+    await broker.wait_stopped()
+    systemd.notify("STOPPING=1")
+    log.info("stopping")
+    await broker.stop()
+    log.info("stopped")
+    return EXIT_OK

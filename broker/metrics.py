@@ -1,0 +1,195 @@
+"""The one Prometheus collector. Reads plain counters when scraped; nothing is counted here.
+
+Names are those that jmx_exporter gives Kafka's own metrics (lower case, `_total` for counters), so
+that existing dashboards work; ours begin with `varve_`. Label values come from fixed sets and from
+the names of topics and data directories.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from broker.context import Services
+from broker.housekeeping import Housekeeping
+from broker.listener import Listener
+from broker.stats import QUANTILES, TopicStats
+from cleaner.pool import CleanerPool
+
+TOPIC_COUNTERS: tuple[tuple[str, str, Callable[[TopicStats], int]], ...] = (
+    ("messagesin", "Records appended", lambda s: s.messages_in),
+    ("bytesin", "Bytes of batches appended", lambda s: s.bytes_in),
+    ("bytesout", "Bytes of batches fetched", lambda s: s.bytes_out),
+    ("bytesrejected", "Bytes of batches refused", lambda s: s.bytes_rejected),
+    ("totalproducerequests", "Produce requests", lambda s: s.produce_requests),
+    ("totalfetchrequests", "Fetch requests", lambda s: s.fetch_requests),
+    ("failedproducerequests", "Produce requests that failed", lambda s: s.failed_produce_requests),
+    ("failedfetchrequests", "Fetch requests that failed", lambda s: s.failed_fetch_requests),
+)
+
+
+class CleanerMetrics(Protocol):
+    """What the collector reads of the cleaner beside its pool."""
+
+    def max_dirty_ratio(self) -> float: ...
+
+    def cleanable_bytes(self) -> int: ...
+
+
+class BrokerCollector(Collector):
+    """Reads everything from the parts of the running broker."""
+
+    def __init__(
+        self, services: Services, listener: Listener, housekeeping: Housekeeping, pool: CleanerPool
+    ) -> None:
+        self._services = services
+        self._listener = listener
+        self._housekeeping = housekeeping
+        self._pool = pool
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric family, anew."""
+        yield from self._topics()
+        yield from self._requests()
+        yield from self._logs()
+        yield from self._broker()
+        yield from self._groups()
+        yield from self._cleaner()
+
+    def _topics(self) -> Iterator[Metric]:
+        topics = self._services.stats.topics
+        for name, text, value in TOPIC_COUNTERS:
+            family = CounterMetricFamily(
+                f"kafka_server_brokertopicmetrics_{name}", text, labels=["topic"]
+            )
+            for topic, stats in tuple(topics.items()):
+                family.add_metric([topic], value(stats))
+            yield family
+        rejects = self._services.stats.rejects
+        for name, text, count in (
+            ("nokeycompactedtopicrecords", "Batches with a keyless record", rejects.no_key_compacted_topic),
+            ("invalidmessagecrcrecords", "Batches with a wrong CRC", rejects.invalid_message_crc),
+            ("invalidmagicnumberrecords", "Batches of an old format", rejects.invalid_magic_number),
+            ("invalidoffsetorsequencerecords", "Batches out of sequence",
+             rejects.invalid_offset_or_sequence),
+        ):
+            yield _counter(f"kafka_server_brokertopicmetrics_{name}", text, count)
+
+    def _requests(self) -> Iterator[Metric]:
+        stats = self._services.stats
+        requests = CounterMetricFamily(
+            "kafka_network_requestmetrics_requests", "Requests", labels=["request", "version"]
+        )
+        times = GaugeMetricFamily(
+            "kafka_network_requestmetrics_totaltimems",
+            "Time from the whole request to its response, upper bound",
+            labels=["request", "quantile"],
+        )
+        counts = SummaryMetricFamily(
+            "varve_request_seconds", "Time to answer a request", labels=["request"]
+        )
+        for name, one in stats.requests.items():
+            for version, count in sorted(one.by_version.items()):
+                requests.add_metric([name, str(version)], count)
+            if one.latency.count:
+                for quantile in QUANTILES:
+                    times.add_metric([name, str(quantile)], one.latency.quantile_ms(quantile))
+                counts.add_metric([name], one.latency.count, one.latency.sum_us / 1e6)
+        errors = CounterMetricFamily(
+            "kafka_network_requestmetrics_errors", "Error codes given", labels=["request", "error"]
+        )
+        for (name, error), count in stats.errors.items():
+            errors.add_metric([name, error], count)
+        yield from (requests, times, counts, errors)
+        purgatory = GaugeMetricFamily(
+            "kafka_server_delayedoperationpurgatory_purgatorysize",
+            "Requests that wait",
+            labels=["delayedOperation"],
+        )
+        purgatory.add_metric(["Fetch"], stats.delayed_fetches)
+        purgatory.add_metric(["Produce"], stats.delayed_produces)
+        yield purgatory
+
+    def _logs(self) -> Iterator[Metric]:
+        labels = ["topic", "partition"]
+        size = GaugeMetricFamily("kafka_log_log_size", "Bytes on disk", labels=labels)
+        start = GaugeMetricFamily("kafka_log_log_logstartoffset", "First offset", labels=labels)
+        end = GaugeMetricFamily("kafka_log_log_logendoffset", "Next offset", labels=labels)
+        count = GaugeMetricFamily("kafka_log_log_numlogsegments", "Segments", labels=labels)
+        damaged = GaugeMetricFamily(
+            "varve_log_damaged_segments", "Segments with a damaged range", labels=labels
+        )
+        for partition in self._services.topics.partitions():
+            names = [partition.partition.topic, str(partition.partition.partition)]
+            log = partition.log
+            size.add_metric(names, log.size_bytes)
+            start.add_metric(names, log.log_start_offset)
+            end.add_metric(names, log.log_end_offset)
+            count.add_metric(names, log.segment_count)
+            if log.damaged:
+                damaged.add_metric(names, len(log.damaged))
+        yield from (size, start, end, count, damaged)
+
+    def _broker(self) -> Iterator[Metric]:
+        topics = self._services.topics
+        served = sum(len(topic.partitions) for topic in topics)
+        offline = sum(len(topic.offline) for topic in topics)
+        directories = self._services.manager.directories
+        failed = sum(1 for directory in directories if not directory.is_online)
+        stats = self._housekeeping.stats
+        for name, text, value in (
+            ("kafka_server_replicamanager_partitioncount", "Partitions", served + offline),
+            ("kafka_server_replicamanager_leadercount", "Partitions served", served),
+            ("kafka_server_replicamanager_offlinereplicacount", "Partitions offline", offline),
+            ("kafka_server_replicamanager_underreplicatedpartitions", "Always 0: one node", 0),
+            ("kafka_controller_kafkacontroller_activecontrollercount", "This node", 1),
+            ("kafka_controller_kafkacontroller_offlinepartitionscount", "Partitions offline", offline),
+            ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", len(topics)),
+            ("kafka_controller_kafkacontroller_globalpartitioncount", "Partitions", served + offline),
+            ("kafka_log_logmanager_offlinelogdirectorycount", "Data directories offline", failed),
+            ("kafka_server_socket_server_metrics_connection_count", "Connections",
+             len(self._listener.connections)),
+            ("kafka_server_fetchsessioncache_numincrementalfetchsessions", "Fetch sessions",
+             len(self._services.sessions)),
+            ("varve_clock_trusted", "1 while deleting by time is allowed",
+             int(self._housekeeping.clock_trusted())),
+        ):  # fmt: skip
+            yield _gauge(name, text, value)
+        for name, text, value in (
+            ("varve_connections_accepted", "Connections accepted", self._listener.stats.accepted),
+            ("varve_connections_refused", "Connections above the limit", self._listener.stats.refused),
+            ("varve_retention_segments", "Segments removed by retention", stats.segments_expired),
+            ("varve_retention_bytes", "Bytes removed by retention", stats.bytes_expired),
+            ("varve_timer_rolls", "Segments rolled by the timer", stats.segments_rolled),
+            ("varve_clock_jumps", "Jumps of the wall clock", stats.clock_jumps),
+            ("varve_housekeeping_errors", "Tasks that failed for a partition", stats.errors),
+        ):
+            yield _counter(name, text, value)
+
+    def _groups(self) -> Iterator[Metric]:
+        prefix = "kafka_coordinator_group_groupmetadatamanager_numgroups"
+        yield _gauge(prefix, "Consumer groups", 0)
+
+    def _cleaner(self) -> Iterator[Metric]:
+        stats = self._pool.stats
+        yield from ()
+        del stats
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    family = GaugeMetricFamily(name, text)
+    family.add_metric([], value)
+    return family
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    family = CounterMetricFamily(name, text)
+    family.add_metric([], value)
+    return family
+
+
+def families(collector: Collector) -> Iterable[Metric]:
+    """All families of a collector, for tests and docs."""
+    return collector.collect()

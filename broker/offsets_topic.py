@@ -1,0 +1,118 @@
+"""__consumer_offsets as the group coordinator's log: created at first need, loaded, appended to.
+
+How many partitions it has is read from the disk if it is there (a group's partition depends on
+it), else from the settings. Appends are acknowledged as acks=all is.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+import structlog
+
+from broker.groups.coordinator import GroupCoordinator, PartitionState
+from broker.groups.offsets_store import OFFSETS_TOPIC, LogRecord, load
+from broker.partition import Partition
+from broker.protocol.errors import ErrorCode, code_of
+from broker.topics import TopicError, Topics
+from storage.batch import Record, build_batch, read_header
+from storage.env import Env
+from storage.errors import LogDirectoryError, StorageError
+from storage.model import TopicPartition
+
+log = structlog.get_logger("broker.offsets_topic")
+
+LOADERS = 2  # partitions read at a time: reading is decoding, and there is one interpreter
+
+
+class OffsetsTopic:
+    """Creates, loads and appends to the topic on the coordinator's behalf."""
+
+    def __init__(self, topics: Topics, env: Env, configured_partitions: int) -> None:
+        self._topics = topics
+        self._env = env
+        self._configured = configured_partitions
+        self._creating = asyncio.Lock()
+        self._loading: asyncio.Task[None] | None = None
+        self.coordinator: GroupCoordinator
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions that the topic has, or will have."""
+        topic = self._topics.get(OFFSETS_TOPIC)
+        return topic.partition_count if topic is not None else self._configured
+
+    def start(self) -> None:
+        """Load what is on disk, beside serving; groups are told that they are being loaded."""
+        if self._topics.get(OFFSETS_TOPIC) is not None:
+            self._loading = asyncio.create_task(self._load_all(), name="load groups")
+
+    async def stop(self) -> None:
+        """Stop loading."""
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
+
+    async def ensure(self) -> ErrorCode:
+        """Create the topic if there is none. NONE when it is there."""
+        async with self._creating:
+            if self._topics.get(OFFSETS_TOPIC) is not None:
+                return ErrorCode.NONE
+            try:
+                await self._topics.ensure_internal(OFFSETS_TOPIC, self._configured)
+            except TopicError as error:
+                return error.code
+            except StorageError as error:
+                return code_of(error)
+            await self._load_all()
+            return ErrorCode.NONE
+
+    def append(self, partition: int, records: Sequence[LogRecord]) -> Awaitable[object]:
+        """The coordinator's Append: records have their place when this returns."""
+        found = self._partition(partition)
+        now_ms = self._env.wall_ms()
+        batch = build_batch(
+            [Record(index, now_ms, key, value, ()) for index, (key, value) in enumerate(records)]
+        )
+        info = found.append(memoryview(batch), read_header(batch), now_ms)
+        if found.is_acked(info):
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        return found.wait_flushed(info.last_offset + 1)
+
+    def fail(self, partitions: Sequence[TopicPartition]) -> None:
+        """Partitions of a failed directory: their groups are not served any more."""
+        for where in partitions:
+            if where.topic == OFFSETS_TOPIC:
+                self.coordinator.deactivate(where.partition, PartitionState.OFFLINE)
+
+    def _partition(self, index: int) -> Partition:
+        found = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
+        if found is None:
+            raise LogDirectoryError(OFFSETS_TOPIC, f"partition {index} is offline")
+        return found
+
+    async def _load_all(self) -> None:
+        gate = asyncio.Semaphore(LOADERS)
+
+        async def load_one(index: int) -> None:
+            async with gate:
+                await self._load(index)
+
+        await asyncio.gather(*(load_one(index) for index in range(self.partition_count)))
+
+    async def _load(self, index: int) -> None:
+        found = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
+        if found is None:
+            self.coordinator.deactivate(index, PartitionState.OFFLINE)
+            return
+        where = found.log
+        try:
+            loaded = await asyncio.to_thread(
+                load, where.read_batches, where.log_start_offset, where.log_end_offset
+            )
+        except StorageError as error:
+            log.error("groups cannot be loaded", partition=index, reason=str(error))
+            self.coordinator.deactivate(index, PartitionState.OFFLINE)
+            return
+        self.coordinator.activate(index, loaded)

@@ -1,0 +1,42 @@
+"""Which handler answers which API: the table of what this broker can do."""
+
+from broker.context import Services
+from broker.dispatch import Dispatcher, FastPath, Handler
+from broker.handlers import cluster, configs, groups, lookups, topics
+from broker.handlers.fetch import fetch
+from broker.handlers.produce import produce
+from broker.protocol.api import ApiKey, advertised
+
+
+def make_dispatcher(services: Services) -> Dispatcher:
+    """Every API with its handler; ApiVersions says exactly these."""
+    producer_ids = lookups.ProducerIds()
+    fast: dict[int, FastPath] = {ApiKey.PRODUCE: produce, ApiKey.FETCH: fetch}
+    handlers: dict[int, Handler] = {
+        ApiKey.LIST_OFFSETS: lookups.list_offsets,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: lookups.offset_for_leader_epoch,
+        ApiKey.INIT_PRODUCER_ID: producer_ids.init_producer_id,
+        ApiKey.METADATA: cluster.metadata,
+        ApiKey.DESCRIBE_CLUSTER: cluster.describe_cluster,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS: cluster.describe_topic_partitions,
+        ApiKey.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: cluster.list_partition_reassignments,
+        ApiKey.CREATE_TOPICS: topics.create_topics,
+        ApiKey.DELETE_TOPICS: topics.delete_topics,
+        ApiKey.CREATE_PARTITIONS: topics.create_partitions,
+        ApiKey.DELETE_RECORDS: topics.delete_records,
+        ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
+        ApiKey.ALTER_CONFIGS: configs.alter_configs,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+        ApiKey.FIND_COORDINATOR: groups.handle_find_coordinator,
+        ApiKey.JOIN_GROUP: groups.handle_join_group,
+        ApiKey.SYNC_GROUP: groups.handle_sync_group,
+        ApiKey.HEARTBEAT: groups.handle_heartbeat,
+        ApiKey.LEAVE_GROUP: groups.handle_leave_group,
+        ApiKey.LIST_GROUPS: groups.handle_list_groups,
+        ApiKey.DESCRIBE_GROUPS: groups.handle_describe_groups,
+        ApiKey.DELETE_GROUPS: groups.handle_delete_groups,
+    }
+    keys = {*fast, *handlers, ApiKey.API_VERSIONS}
+    handlers[ApiKey.API_VERSIONS] = cluster.ClusterHandlers(advertised(keys)).api_versions
+    return Dispatcher(services, fast, handlers)
