@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from operator import lt
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from storage.errors import StorageError
 
@@ -31,6 +31,13 @@ class CorruptIndexError(StorageError):
         super().__init__(f"{path}: {reason}")
         self.path = path
         self.reason = reason
+
+
+class IndexLimits(NamedTuple):
+    """What the topic says of indexes: bytes between two entries, bytes of a full index."""
+
+    interval_bytes: int
+    max_bytes: int
 
 
 def is_increasing(values: "array[int]") -> bool:
@@ -80,6 +87,11 @@ class OffsetIndex:
     def size_bytes(self) -> int:
         """The size of the file that holds these entries."""
         return len(self.offsets) * OFFSET_ENTRY_BYTES
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """(relative offset, position) of the last entry, (-1, 0) if there is none."""
+        return (self.offsets[-1], self.positions[-1]) if self.offsets else (-1, 0)
 
     def append(self, relative_offset: int, position: int) -> bytes:
         """Add an entry; returns its bytes for the end of the file."""

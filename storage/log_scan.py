@@ -106,8 +106,10 @@ def read_batch(file: File, position: int) -> ScannedBatch:
 
 
 def _header_at(block: bytes, at: int, position: int, path: str) -> BatchHeader:
-    if len(block) - at > MAGIC_POSITION and block[at + MAGIC_POSITION] != MAGIC and _is_old(
-        block, at
+    if (
+        len(block) - at > MAGIC_POSITION
+        and block[at + MAGIC_POSITION] != MAGIC
+        and _is_old(block, at)
     ):
         raise UnsupportedMagicError(block[at + MAGIC_POSITION], position, path)
     try:

@@ -1,0 +1,499 @@
+"""One segment: a log file, its indexes, and where its batches are.
+
+Rules
+- The log file is opened once and stays open, so that renames under it never change what a reader
+  sees. The indexes of a closed segment are read when first needed and may be dropped again, except
+  while the segment is pinned: from then on its names may belong to other files.
+- Indexes are believed only as far as they agree with the log; a contradiction is answered by a
+  rebuild. What cannot be read is a damaged range: it is left as it is, and never served.
+- `append` either does everything or raises; then `cut_back` restores the files.
+- It does not know other segments, high watermarks, configurations or who may read what.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from storage import filenames
+from storage.batch import HEADER_BYTES, BatchHeader, read_header
+from storage.env import Env, File, ReadBuffer
+from storage.errors import CorruptBatchError, DamagedSegmentError
+from storage.index import CorruptIndexError, IndexLimits
+from storage.log_scan import ScannedBatch, scan
+from storage.retention import SegmentFacts
+from storage.segment_indexes import SegmentIndexes
+from storage.txn_index import TxnIndexEntry, decode_entries, encode_entries
+
+# Positions remembered for readers, so that a sequential one never searches: one per reader in
+# flight is enough, and the whole table is dropped when full.
+HINTS_MAX: Final = 256
+# Looking for a batch boundary without the help of an index reads headers of no more than this.
+BOUNDARY_SCAN_BYTES: Final = 64 << 10
+NO_TIMESTAMP: Final = -1
+
+
+class DamagedSegment(NamedTuple):
+    """Bytes `[position, end_position)` of a log file that cannot be read any more."""
+
+    path: str
+    base_offset: int
+    position: int
+    end_position: int
+    reason: str
+
+
+class Segment:
+    """A segment on disk. Offsets are absolute, positions are bytes in the log file.
+
+    A raised OSError is the system's; what it means for the directory is decided above.
+    """
+
+    __slots__ = (
+        "_bytes_since_entry",
+        "_env",
+        "_first_timestamp_ms",
+        "_hints",
+        "_indexes",
+        "_is_synced",
+        "_txn_file",
+        "base_offset",
+        "damages",
+        "directory",
+        "file",
+        "has_transactions",
+        "is_sealed",
+        "last_modified_ms",
+        "max_timestamp_ms",
+        "max_timestamp_offset",
+        "size_bytes",
+        "synced_bytes",
+        "txn_entries",
+    )
+
+    def __init__(
+        self, env: Env, directory: str, base_offset: int, limits: IndexLimits, *, create: bool
+    ) -> None:
+        self._env = env
+        self._indexes = SegmentIndexes(env, directory, base_offset, limits)
+        self.directory = directory
+        self.base_offset = base_offset
+        self.file: File = env.open(self.path, create=create, write=True, truncate=create)
+        self.size_bytes = self.file.size()
+        self.synced_bytes = self.size_bytes
+        self.last_modified_ms = env.mtime_ms(self.path)
+        self.is_sealed = True
+        self.has_transactions = False
+        self.damages: tuple[DamagedSegment, ...] = ()
+        self.max_timestamp_ms = NO_TIMESTAMP
+        self.max_timestamp_offset = base_offset
+        self.txn_entries: list[TxnIndexEntry] = []
+        self._first_timestamp_ms: int | None = None
+        self._bytes_since_entry = 0
+        self._hints: dict[int, int] = {}
+        self._txn_file: File | None = None
+        self._is_synced = True
+        if create:
+            self._indexes.start()
+            self.open_for_append()
+
+    @property
+    def path(self) -> str:
+        """The log file's path."""
+        return self._path(filenames.LOG)
+
+    def _path(self, kind: str) -> str:
+        return f"{self.directory}/{filenames.file_name(self.base_offset, kind)}"
+
+    # Loading
+
+    def load(self, *, has_txn_index: bool) -> int:
+        """Check the files against each other and find the end: the next offset of the last batch.
+
+        Raises CorruptIndexError when an index cannot be believed, CorruptBatchError when the log
+        file does not end with a whole batch, CorruptCheckpointError for the transaction index.
+        """
+        if has_txn_index:
+            path = self._path(filenames.TXN_INDEX)
+            self.txn_entries = decode_entries(self._env.read_file(path), path)
+            self.has_transactions = True
+        (relative, position), (timestamp_ms, timestamp_offset) = self._indexes.last_entries(
+            self.size_bytes
+        )
+        self.max_timestamp_ms = timestamp_ms
+        self.max_timestamp_offset = self.base_offset + timestamp_offset
+        next_offset = self._walk_tail(relative, position)
+        if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
+            raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
+        return next_offset
+
+    def _walk_tail(self, relative: int, position: int) -> int:
+        """Read the headers behind the last index entry; the next offset of the last batch."""
+        next_offset = self.base_offset
+        self._bytes_since_entry = self.size_bytes - position
+        for batch in scan(self.file, position, self.size_bytes, whole=False):
+            header = batch.header
+            if batch.position == position and position:
+                self._check_entry(header, relative)
+            if header.base_offset < next_offset:
+                raise CorruptBatchError("offsets go back", batch.position, self.path)
+            next_offset = header.next_offset
+            self._note_batch(header)
+        return next_offset
+
+    def _note_batch(self, header: BatchHeader) -> None:
+        if header.max_timestamp > self.max_timestamp_ms:
+            self.max_timestamp_ms = header.max_timestamp
+            self.max_timestamp_offset = header.next_offset - 1
+        if header.is_transactional:
+            self.has_transactions = True
+
+    def _check_entry(self, header: BatchHeader, relative: int) -> None:
+        """An index entry holds the largest offset of what was appended at its position."""
+        if not self.base_offset <= header.base_offset <= self.base_offset + relative:
+            reason = f"entry {relative} points to offset {header.base_offset}"
+            raise CorruptIndexError(self._path(filenames.INDEX), reason)
+
+    def open_for_append(self) -> None:
+        """Make this the active segment: indexes loaded, their files open and cut to the entries."""
+        self._load_indexes()
+        self._indexes.trim()
+        self.is_sealed = False
+        self._is_synced = False
+
+    # Indexes
+
+    @property
+    def indexes(self) -> SegmentIndexes:
+        """The indexes, loaded or rebuilt if need be."""
+        if not self._indexes.is_loaded:
+            self._load_indexes()
+        return self._indexes
+
+    @property
+    def has_indexes_loaded(self) -> bool:
+        """Whether the indexes take memory."""
+        return self._indexes.is_loaded
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an index has no room for more entries."""
+        return self._indexes.is_full
+
+    def set_limits(self, limits: IndexLimits) -> None:
+        """Use the topic's new settings from now on."""
+        self._indexes.set_limits(limits)
+
+    def drop_indexes(self) -> None:
+        """Give the memory of a closed segment's indexes back; they are read again when needed."""
+        if self.is_sealed and self._is_synced and not self._indexes.is_pinned:
+            self._indexes.drop()
+
+    def pin(self) -> None:
+        """Load what is still to be read by name: the names are about to change hands."""
+        self._load_indexes()
+        self._indexes.is_pinned = True
+
+    def unpin(self) -> None:
+        """The names did not change hands after all."""
+        self._indexes.is_pinned = False
+
+    def _load_indexes(self) -> None:
+        if self._indexes.is_loaded:
+            return
+        try:
+            self._indexes.load(self.size_bytes)
+        except CorruptIndexError:
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Make both indexes anew from the headers of the log file, and write them.
+
+        What cannot be read becomes a damaged range; ranges known before stay.
+        """
+        known = self.damages
+        self.start_rebuild()
+        self.damages = known
+        position = 0
+        while position < self.size_bytes:
+            try:
+                for batch in self.batches(position):
+                    self.index_batch(batch.header, batch.position)
+                    position = batch.end_position
+                break
+            except CorruptBatchError as error:
+                position = self.note_damage(error.position, error.reason).end_position
+        self.finish_rebuild()
+
+    def start_rebuild(self) -> None:
+        """Forget what the indexes said; `index_batch` and at last `finish_rebuild` follow."""
+        self._indexes.start()
+        self._hints.clear()
+        self._bytes_since_entry = 0
+        self._first_timestamp_ms = None
+        self.max_timestamp_ms = NO_TIMESTAMP
+        self.max_timestamp_offset = self.base_offset
+        self.damages = ()
+
+    def index_batch(self, header: BatchHeader, position: int) -> None:
+        """Take a batch of the log file into the indexes, as its append would have."""
+        self._note_batch(header)
+        indexes = self._indexes
+        if self._bytes_since_entry > indexes.limits.interval_bytes:
+            relative = self.max_timestamp_offset - self.base_offset
+            indexes.offsets.append(header.next_offset - 1 - self.base_offset, position)
+            indexes.times.maybe_append(self.max_timestamp_ms, relative)
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += header.size_bytes
+
+    def finish_rebuild(self) -> None:
+        """Write the rebuilt indexes in place of what was there."""
+        if self.is_sealed:
+            relative = self.max_timestamp_offset - self.base_offset
+            self._indexes.times.maybe_append(self.max_timestamp_ms, relative)
+        if not self._indexes.is_pinned:  # else the names may be another segment's by now
+            self._indexes.write()
+            self._is_synced = False
+
+    # Damage
+
+    def note_damage(self, position: int, reason: str) -> DamagedSegment:
+        """Remember that no batch can be read at `position`; the range ends where one can again."""
+        end_position = self.size_bytes
+        head = self.file.pread(HEADER_BYTES, position)
+        try:
+            header = read_header(head)
+        except CorruptBatchError:
+            pass  # no length to believe: nothing behind it can be found
+        else:
+            if position + header.size_bytes <= self.size_bytes:
+                end_position = position + header.size_bytes
+        damage = DamagedSegment(self.path, self.base_offset, position, end_position, reason)
+        self.add_damage(damage)
+        return damage
+
+    def add_damage(self, damage: DamagedSegment) -> None:
+        """Remember a range that is not served; of two that begin alike the new one counts."""
+        others = [known for known in self.damages if known.position != damage.position]
+        self.damages = tuple(sorted([*others, damage], key=lambda known: known.position))
+        self._hints.clear()
+
+    # Appending
+
+    def append(
+        self, records: ReadBuffer, size_bytes: int, last_offset: int, max_timestamp_ms: int
+    ) -> None:
+        """Write one batch at the end. After an OSError call `cut_back`."""
+        position = self.size_bytes
+        self.file.pwrite(records, position)
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+            self.max_timestamp_offset = last_offset
+        if self._bytes_since_entry > self._indexes.limits.interval_bytes:
+            self._indexes.append(
+                last_offset, position, self.max_timestamp_ms, self.max_timestamp_offset
+            )
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += size_bytes
+        self.size_bytes = position + size_bytes
+
+    def append_txn_entry(self, entry: TxnIndexEntry) -> None:
+        """Record an aborted transaction whose marker was just appended here."""
+        if self._txn_file is None:
+            self._txn_file = self._env.open(self._path(filenames.TXN_INDEX), create=True)
+        raw = encode_entries([entry])
+        self._txn_file.pwrite(raw, len(raw) * len(self.txn_entries))
+        self.txn_entries.append(entry)
+
+    def write_txn_entries(self, entries: Sequence[TxnIndexEntry]) -> None:
+        """Replace the transaction index; no entries, no file."""
+        path = self._path(filenames.TXN_INDEX)
+        if not entries:
+            self._txn_file = None
+            if self._env.exists(path):
+                self._env.unlink(path)
+        else:
+            self._txn_file = self._env.open(path, create=True, truncate=True)
+            self._txn_file.pwrite(encode_entries(entries), 0)
+            self._is_synced = False
+        self.txn_entries = list(entries)
+
+    def cut_back(self, position: int) -> None:
+        """Cut log file and indexes to the batches that begin before `position`."""
+        self._load_indexes()
+        self.file.truncate(position)
+        self.size_bytes = position
+        self.synced_bytes = min(self.synced_bytes, position)
+        self.damages = tuple(known for known in self.damages if known.position < position)
+        self._is_synced = False
+        self._hints.clear()
+        self._first_timestamp_ms = None
+        self._indexes.cut(position)
+        _, indexed = self._indexes.offsets.last
+        timestamp_ms, timestamp_offset = self._indexes.times.last
+        self.max_timestamp_ms = timestamp_ms
+        self.max_timestamp_offset = self.base_offset + timestamp_offset
+        self._bytes_since_entry = position - indexed
+        for batch in self.batches(indexed):
+            self._note_batch(batch.header)
+
+    def seal(self) -> None:
+        """Close it for appends: the last time entry is written, files are cut to their entries."""
+        self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
+        self._indexes.trim()
+        self.is_sealed = True
+
+    # Durability
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether something was written that no sync has covered; indexes count once complete."""
+        return self.synced_bytes < self.size_bytes or (self.is_sealed and not self._is_synced)
+
+    def files_to_sync(self) -> list[File]:
+        """The files whose sync makes durable what `needs_sync` speaks of."""
+        if not self.is_sealed or self._is_synced:
+            return [self.file]
+        files = [self.file, *self._indexes.files()]
+        if self._txn_file is not None:
+            files.append(self._txn_file)
+        return files
+
+    def note_synced(self, size_bytes: int, *, was_sealed: bool) -> None:
+        """The first `size_bytes` are durable; of what was sealed by then the indexes, too."""
+        self.synced_bytes = max(self.synced_bytes, min(size_bytes, self.size_bytes))
+        if was_sealed and self.is_sealed:
+            self._is_synced = True
+            self._indexes.close_files()
+            self._txn_file = None
+
+    # Reading
+
+    @property
+    def first_timestamp_ms(self) -> int:
+        """The maximum timestamp of the first batch (Kafka's "first batch timestamp"), or -1."""
+        if self._first_timestamp_ms is None:
+            if self.size_bytes < HEADER_BYTES:
+                return NO_TIMESTAMP
+            try:
+                header = read_header(self.file.pread(HEADER_BYTES, 0))
+            except CorruptBatchError:
+                self._first_timestamp_ms = NO_TIMESTAMP
+            else:
+                self._first_timestamp_ms = header.max_timestamp
+        return self._first_timestamp_ms
+
+    def remember(self, offset: int, position: int) -> None:
+        """Note that the first batch that ends at or behind `offset` begins at `position`."""
+        if len(self._hints) >= HINTS_MAX:
+            self._hints.clear()
+        self._hints[offset] = position
+
+    def locate(self, offset: int) -> int:
+        """Position of the first batch that ends at or behind `offset`; `size_bytes` if none does.
+
+        Raises DamagedSegmentError when that batch would lie in a damaged range.
+        """
+        position = self._hints.get(offset)
+        if position is None:
+            position = self._search(offset) if offset > self.base_offset else 0
+            self.remember(offset, position)
+        return position
+
+    def _search(self, offset: int) -> int:
+        try:
+            return self._search_once(offset)
+        except (CorruptIndexError, CorruptBatchError):
+            self.rebuild()  # an index that lies, or damage: the rebuild tells which
+            return self._search_once(offset)
+
+    def _search_once(self, offset: int) -> int:
+        relative, indexed = self.indexes.offsets.lookup(offset - self.base_offset)
+        end = indexed  # of the batches that lie before the offset
+        for batch in self.batches(indexed):
+            header = batch.header
+            if batch.position == indexed and indexed:
+                self._check_entry(header, relative)
+            if header.next_offset > offset:
+                if header.base_offset > offset:
+                    self._refuse_damage(end, batch.position)
+                return batch.position
+            end = batch.end_position
+        self._refuse_damage(end, self.size_bytes)
+        return self.size_bytes
+
+    def _refuse_damage(self, start: int, end: int) -> None:
+        """The offset is in none of the batches around: was it in what is damaged in between?"""
+        for damage in self.damages:
+            if start <= damage.position and damage.end_position <= end:
+                raise DamagedSegmentError(damage.path, damage.position, damage.reason)
+
+    def batches(self, position: int) -> Iterator[ScannedBatch]:
+        """Headers from `position` on, damaged ranges left out. Raises CorruptBatchError."""
+        for damage in self.damages:
+            if damage.end_position <= position:
+                continue
+            if position < damage.position:
+                yield from scan(self.file, position, damage.position, whole=False)
+            position = damage.end_position
+        yield from scan(self.file, position, self.size_bytes, whole=False)
+
+    def clear_end(self, position: int, end: int) -> int:
+        """How far one can read from `position` without meeting damage, at most to `end`.
+
+        Raises DamagedSegmentError when damage begins right there.
+        """
+        for damage in self.damages:
+            if damage.position <= position < damage.end_position:
+                raise DamagedSegmentError(damage.path, damage.position, damage.reason)
+            if position < damage.position < end:
+                return damage.position
+        return end
+
+    def boundary(self, position: int, limit: int, end: int, *, at_least_one: bool) -> int:
+        """The last known end of a batch in `[position, limit]`, and never behind `end`.
+
+        A first batch larger than the limit is taken whole with `at_least_one`, else not at all.
+        Where the index is too coarse to tell, the limit itself: a partial batch at the end is
+        legal on the wire.
+        """
+        stop = self.indexes.offsets.last_position_within(limit)
+        if stop > position:
+            try:
+                header = read_header(self.file.pread(HEADER_BYTES, stop))
+                self.remember(header.base_offset, stop)
+                return stop
+            except CorruptBatchError:
+                self.rebuild()  # the index points at no batch
+        stop = position
+        for batch in scan(self.file, position, end, whole=False):
+            if batch.end_position > limit:
+                if stop > position or not at_least_one:
+                    return stop
+                limit = batch.end_position
+            stop = batch.end_position
+            self.remember(batch.header.next_offset, stop)
+            if stop - position > BOUNDARY_SCAN_BYTES:
+                return max(limit, stop)
+        return stop
+
+    def facts(self, next_base_offset: int) -> SegmentFacts:
+        """What planning needs to know; `next_base_offset` is the log end offset for the last."""
+        index_bytes, time_index_bytes = self._indexes.sizes()
+        return SegmentFacts(
+            base_offset=self.base_offset,
+            next_base_offset=next_base_offset,
+            size_bytes=self.size_bytes,
+            index_bytes=index_bytes,
+            time_index_bytes=time_index_bytes,
+            largest_timestamp_ms=self.max_timestamp_ms,
+            first_batch_timestamp_ms=self.first_timestamp_ms,
+            last_modified_ms=self.last_modified_ms,
+            has_transactions=self.has_transactions,
+            files=self.file_names(),
+        )
+
+    def file_names(self) -> tuple[str, ...]:
+        """The names of its files: log, indexes, and a transaction index if it has entries."""
+        kinds: tuple[str, ...] = (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX)
+        if self.txn_entries:
+            kinds = filenames.SEGMENT_KINDS
+        return tuple(filenames.file_name(self.base_offset, kind) for kind in kinds)
