@@ -115,7 +115,9 @@ class GroupCoordinator:
         self._groups: dict[str, LiveGroup] = {}
         self._partitions = [PartitionState.LOADING] * store.partition_count
         self._writes: set[asyncio.Future[list[object]]] = set()
-        self._around = Surroundings(self.settings.rules, clock, self._store_group, self.stats)
+        self._around = Surroundings(
+            self.settings.rules, clock, self._store_group, self._forget_if_void, self.stats
+        )
 
     # Partitions ---------------------------------------------------------------------------------
 
@@ -287,10 +289,9 @@ class GroupCoordinator:
                 self.stats.offsets_committed += len(offsets)
                 live.offsets.update(offsets)
 
-        error = await self._write(group_id, records, appended)
+        too_large = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+        error = await self._write(group_id, records, appended, too_large)
         self._forget_if_void(live)
-        if error is ErrorCode.MESSAGE_TOO_LARGE:
-            return ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         return error
 
     def _commit_error(self, group_id: str, request: CommitRequested) -> ErrorCode:
@@ -444,6 +445,7 @@ class GroupCoordinator:
         group_id: str,
         records: Sequence[LogRecord],
         appended: Callable[[ErrorCode], None],
+        too_large: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR,
     ) -> "asyncio.Future[ErrorCode]":
         """Append now; `appended` is called when the log has answered, however late.
 
@@ -466,7 +468,7 @@ class GroupCoordinator:
         def finish(ended: "asyncio.Future[list[object]]") -> None:
             timer.cancel()
             self._writes.discard(ended)
-            error = self._worst(group_id, ended.result())
+            error = self._worst(group_id, ended.result(), too_large)
             try:
                 appended(error)
             finally:
@@ -475,7 +477,7 @@ class GroupCoordinator:
         ended.add_done_callback(finish)
         return outcome
 
-    def _worst(self, group_id: str, results: Iterable[object]) -> ErrorCode:
+    def _worst(self, group_id: str, results: Iterable[object], too_large: ErrorCode) -> ErrorCode:
         for result in results:
             if not isinstance(result, BaseException):
                 continue
@@ -483,7 +485,7 @@ class GroupCoordinator:
             log.error("group_append_failed", group=group_id, error=repr(result))
             match result:
                 case MessageTooLargeError() | RecordListTooLargeError():
-                    return ErrorCode.MESSAGE_TOO_LARGE
+                    return too_large
                 case StorageError() | asyncio.CancelledError():
                     return ErrorCode.COORDINATOR_NOT_AVAILABLE
                 case _:

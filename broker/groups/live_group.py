@@ -96,11 +96,15 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every group needs of the coordinator. `store` always ends, with an error code."""
+    """What every group needs of the coordinator. `store` always ends, with an error code.
+
+    `idle` is called after a timer has removed somebody: perhaps the group may be forgotten.
+    """
 
     rules: GroupRules
     clock: Clock
     store: Callable[[Group], "asyncio.Future[ErrorCode]"]
+    idle: Callable[["LiveGroup"], None]
     stats: GroupStats
 
 
@@ -225,6 +229,7 @@ class LiveGroup:
     def _session_expired(self, member_id: str) -> None:
         del self._sessions[member_id]
         self.tell(SessionExpired(member_id))
+        self._around.idle(self)
 
     def _join_timed_out(self) -> None:
         self._join_timer = None

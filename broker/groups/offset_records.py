@@ -3,8 +3,9 @@
 Key versions 0 and 1 name an offset (group, topic, partition), 2 a group; later ones belong to newer
 kinds of group, which are not ours to judge. Value versions 0-3 are plain, 4 is the first with
 compact strings and tagged fields (KIP-482, KIP-915). Written: offset values v3 (v1 where a client
-gave a retention time of its own), group values v3, as Kafka 4.3 does, so that every Kafka since 2.1
-reads them. Source: the message schemas OffsetCommitKey, OffsetCommitValue, GroupMetadataKey and
+gave a retention time of its own), group values v3, which every Kafka since 2.3 reads. Kafka 4.3
+itself writes offsets as v4, whose one addition is the topic's id in a tagged field; it is skipped.
+Source: the message schemas OffsetCommitKey, OffsetCommitValue, GroupMetadataKey and
 GroupMetadataValue.
 
 Bytes are not trusted: whatever does not follow its format is an InvalidGroupRecordError.

@@ -91,7 +91,7 @@ class Machine:
     leaders: dict[int, set[str]] = field(default_factory=dict)
     next_id: int = 0
 
-    # Requests ------------------------------------------------------------------------------------
+    # Requests -------------------------------------------------------------------------------------
 
     def join(self, member_id: str = "", **options: object) -> int:
         self.next_id += 1
@@ -155,7 +155,7 @@ class Machine:
         assert isinstance(answer, LeaveAnswer)
         return answer
 
-    # What came of them -----------------------------------------------------------------------------
+    # What came of them ----------------------------------------------------------------------------
 
     @property
     def group(self) -> Group:
@@ -174,7 +174,7 @@ class Machine:
     def waits(self, waiter: int) -> bool:
         return waiter not in self.answers
 
-    # Timers and writes -----------------------------------------------------------------------------
+    # Timers and writes ----------------------------------------------------------------------------
 
     def expire(self, member_id: str) -> None:
         del self.sessions[member_id]
@@ -195,7 +195,7 @@ class Machine:
         self.tell(GroupStored(stored.group.generation, error, stored.reply))
         return stored
 
-    # Short cuts ------------------------------------------------------------------------------------
+    # Short cuts -----------------------------------------------------------------------------------
 
     def member(self, **options: object) -> str:
         """One more member joins with an id of its own; returns the id. Its answer may be owed."""
@@ -221,15 +221,41 @@ class Machine:
         assert isinstance(self.state, Stable)
         return ids
 
-    # The rules -------------------------------------------------------------------------------------
+    # The rules ------------------------------------------------------------------------------------
 
     def tell(self, event: Event) -> tuple[Effect, ...]:
         self.now_ms += 1
         self.state, effects = transition(self.state, event, self.rules, self.now_ms)
         for effect in effects:
             self._perform(effect)
+            if isinstance(effect, Reply) and not isinstance(event, GroupStored):
+                self._check_generation(effect.answer)
         self.check()
         return effects
+
+    def _check_generation(self, answer: Answer) -> None:
+        """Whoever is let in is let into the generation that stands."""
+        if isinstance(answer, JoinAnswer) and answer.error is ErrorCode.NONE:
+            assert answer.generation == self.group.generation
+            assert answer.protocol_name == self.group.protocol_name
+            assert answer.member_id in self.group.members
+
+    def drain(self) -> None:
+        """Let all writes end and all timers fire: nobody may be left waiting."""
+        for _ in range(100):
+            while self.stores:
+                self.store()
+            for member_id in list(self.sessions):
+                if member_id in self.sessions:
+                    self.expire(member_id)
+            if self.sync_timer_ms is not None:
+                self.sync_timeout()
+            if self.join_timer_ms is not None:
+                self.join_timeout()
+            if not self.sessions and not self.stores and self.join_timer_ms is None:
+                break
+        assert isinstance(self.state, Empty | Dead), self.state
+        assert self.asked - self.gone <= self.answers.keys()
 
     def _waiter(self) -> int:
         waiter = len(self.asked) + 1
@@ -294,8 +320,6 @@ class Machine:
         if isinstance(state, CompletingRebalance | Stable):
             assert group.members
             assert all(m.join_waiter is None for m in group.members.values())
-            assert all(
-                group.protocol_name in dict(m.protocols) for m in group.members.values()
-            )
+            assert all(group.protocol_name in dict(m.protocols) for m in group.members.values())
         if not isinstance(state, CompletingRebalance):
             assert all(m.sync_waiter is None for m in group.members.values())

@@ -338,17 +338,6 @@ def test_when_the_last_member_goes_the_group_is_empty_and_stored_so() -> None:
     assert stored.group.leader is None
 
 
-def test_a_member_to_whom_an_answer_is_owed_does_not_expire() -> None:
-    m = Machine()
-    first = m.stable()[0]
-    m.member()
-    m.member()
-    waiter = m.join(first, protocols=(("range", b"x"),))
-    if m.waits(waiter):
-        m.expire(first)
-    assert first in m.group.members
-
-
 def test_a_waiting_member_does_not_expire_while_another_is_missing() -> None:
     m = Machine()
     first, second = m.stable(2)

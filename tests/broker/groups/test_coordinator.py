@@ -1,0 +1,716 @@
+"""The coordinator under a clock that tests move and a log they acknowledge."""
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from dataclasses import replace
+from itertools import count
+from typing import TypeVar
+
+import pytest
+
+from broker.groups.coordinator import GroupCoordinator, GroupSettings, PartitionState
+from broker.groups.model import (
+    CommitRequested,
+    CompletingRebalance,
+    Empty,
+    GroupRules,
+    HeartbeatReceived,
+    JoinAnswer,
+    LeaveRequested,
+    Stable,
+    SyncAnswer,
+    SyncRequested,
+)
+from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets_store import LoadedPartition, OffsetsStore
+from broker.protocol.errors import ErrorCode
+from storage.errors import LogDirectoryError, MessageTooLargeError
+from tests.support.group_machine import REBALANCE_MS, SESSION_MS, join_request
+from tests.support.offsets_log import OffsetsLog
+from tests.support.virtual_clock import VirtualClock, settle
+
+T = TypeVar("T")
+DAY_MS = 24 * 3600 * 1000
+KEY = ("orders", 0)
+# Version 0 of the consumer protocol: subscribed to "orders".
+SUBSCRIBED = (("range", b"\x00\x00\x00\x00\x00\x01\x00\x06orders\x00\x00\x00\x00"),)
+
+
+class World:
+    """A coordinator with everything around it."""
+
+    def __init__(self, partition_count: int = 1, **settings: object) -> None:
+        self.clock = VirtualClock()
+        self.log = OffsetsLog(partition_count)
+        self.settings = GroupSettings(**settings)  # type: ignore[arg-type]
+        self.coordinator = self._coordinator()
+        for partition in range(partition_count):
+            self.coordinator.activate(partition, LoadedPartition())
+
+    def _coordinator(self) -> GroupCoordinator:
+        ids = count()
+        store = OffsetsStore(len(self.log.batches), self.log.append)
+        return GroupCoordinator(store, self.clock, self.settings, lambda: f"id{next(ids)}")
+
+    def restart(self) -> None:
+        self.coordinator = self._coordinator()
+        for partition in range(len(self.log.batches)):
+            self.coordinator.activate(partition, self.log.load(partition))
+
+    async def begin(self, work: Coroutine[object, object, T]) -> "asyncio.Task[T]":
+        task = asyncio.ensure_future(work)
+        await settle()
+        return task
+
+    async def join(self, member_id: str = "", group_id: str = "g", **options: object) -> JoinAnswer:
+        request = join_request(member_id, **options)  # type: ignore[arg-type]
+        answer = await self.coordinator.join(group_id, request)
+        if answer.error is ErrorCode.MEMBER_ID_REQUIRED:
+            return await self.join(answer.member_id, group_id, **options)
+        return answer
+
+    async def sync(
+        self, member_id: str, generation: int, group_id: str = "g", **assignments: bytes
+    ) -> SyncAnswer:
+        request = SyncRequested(0, member_id, None, generation, None, None, assignments)
+        return await self.coordinator.sync(group_id, request)
+
+    async def stable(self, group_id: str = "g", **options: object) -> str:
+        answer = await self.join(group_id=group_id, **options)
+        assert answer.error is ErrorCode.NONE
+        request = SyncRequested(
+            0, answer.member_id, None, answer.generation, None, None, {answer.member_id: b"a"}
+        )
+        synced = await self.coordinator.sync(group_id, request)
+        assert synced.assignment == b"a"
+        return answer.member_id
+
+    def heartbeat(self, member_id: str, generation: int = 1, group_id: str = "g") -> ErrorCode:
+        request = HeartbeatReceived(0, member_id, None, generation)
+        return self.coordinator.heartbeat(group_id, request)
+
+    async def commit(
+        self,
+        offset: int = 5,
+        *,
+        group_id: str = "g",
+        member_id: str = "",
+        generation: int = -1,
+        key: tuple[str, int] = KEY,
+        expire_timestamp_ms: int = -1,
+    ) -> ErrorCode:
+        value = CommittedOffset(offset, -1, "", self.clock.wall_ms(), expire_timestamp_ms)
+        request = CommitRequested(0, member_id, None, generation)
+        return await self.coordinator.commit(group_id, request, {key: value})
+
+    def offsets(self, group_id: str = "g") -> dict[tuple[str, int], int]:
+        error, offsets = self.coordinator.offsets(group_id)
+        assert error is ErrorCode.NONE
+        return {key: value.offset for key, value in offsets.items()}
+
+    def state(self, group_id: str = "g") -> object:
+        return self.coordinator.describe(group_id)[1]
+
+
+# Members ------------------------------------------------------------------------------------------
+
+
+async def test_a_member_id_begins_with_the_client_id() -> None:
+    world = World()
+    answer = await world.coordinator.join("g", join_request(client_id="my-client"))
+    assert answer.error is ErrorCode.MEMBER_ID_REQUIRED
+    assert answer.member_id == "my-client-id0"
+    static = await world.join(group_id="h", instance_id="inst")
+    assert static.member_id.startswith("inst-")
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "error"),
+    [
+        (5_999, ErrorCode.INVALID_SESSION_TIMEOUT),
+        (6_000, ErrorCode.MEMBER_ID_REQUIRED),
+        (1_800_000, ErrorCode.MEMBER_ID_REQUIRED),
+        (1_800_001, ErrorCode.INVALID_SESSION_TIMEOUT),
+    ],
+)
+async def test_session_timeouts_have_bounds(timeout_ms: int, error: ErrorCode) -> None:
+    world = World()
+    answer = await world.coordinator.join("g", join_request(session_timeout_ms=timeout_ms))
+    assert answer.error is error
+
+
+async def test_members_need_a_group_id() -> None:
+    world = World()
+    assert (await world.join(group_id="")).error is ErrorCode.INVALID_GROUP_ID
+    assert (await world.sync("m", 1, "")).error is ErrorCode.INVALID_GROUP_ID
+    assert world.heartbeat("m", 1, "") is ErrorCode.INVALID_GROUP_ID
+    left = world.coordinator.leave("", LeaveRequested(0, (("m", None),)))
+    assert left.error is ErrorCode.INVALID_GROUP_ID
+
+
+async def test_an_unknown_group_has_no_members() -> None:
+    world = World()
+    assert (await world.join("m")).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert (await world.sync("m", 1)).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.heartbeat("m") is ErrorCode.UNKNOWN_MEMBER_ID
+    left = world.coordinator.leave("g", LeaveRequested(0, (("m", None),)))
+    assert left.members == (("m", None, ErrorCode.UNKNOWN_MEMBER_ID),)
+    assert list(world.coordinator.groups()) == []
+
+
+async def test_metadata_and_protocols_are_bounded() -> None:
+    world = World(max_member_metadata_bytes=10, max_protocols=2)
+    large = await world.join(protocols=(("range", b"x" * 11),))
+    many = await world.join(protocols=tuple((f"p{i}", b"") for i in range(3)))
+    assert {large.error, many.error} == {ErrorCode.INVALID_REQUEST}
+
+
+async def test_the_number_of_groups_is_bounded() -> None:
+    world = World(max_groups=1)
+    await world.stable("g")
+    assert (await world.join(group_id="h")).error is ErrorCode.POLICY_VIOLATION
+    assert await world.commit(group_id="h") is ErrorCode.POLICY_VIOLATION
+
+
+async def test_a_join_waits_until_the_others_have_joined() -> None:
+    world = World()
+    first = await world.stable()
+    second = await world.begin(world.join())
+    assert not second.done()
+    assert world.heartbeat(first) is ErrorCode.REBALANCE_IN_PROGRESS
+    answer = await world.join(first)
+    assert answer.generation == (await second).generation == 2
+    assert answer.leader == first
+
+
+async def test_a_silent_member_is_removed_after_its_session_timeout() -> None:
+    world = World()
+    member = await world.stable()
+    await world.clock.advance(SESSION_MS - 1)
+    assert world.heartbeat(member) is ErrorCode.NONE
+    await world.clock.advance(SESSION_MS - 1)
+    assert isinstance(world.state(), Stable)
+    await world.clock.advance(1)
+    assert world.heartbeat(member) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert isinstance(world.state(), Empty)
+    assert world.coordinator.stats.members_expired == 1
+    assert world.clock.running == 0
+
+
+async def test_a_rebalance_ends_at_the_rebalance_timeout_without_the_missing() -> None:
+    world = World()
+    await world.stable(session_timeout_ms=1_000_000)
+    second = await world.begin(world.join())
+    await world.clock.advance(REBALANCE_MS - 1)
+    assert not second.done()
+    await world.clock.advance(1)
+    answer = await second
+    assert answer.leader == answer.member_id
+    assert len(answer.members) == 1
+
+
+async def test_the_assignment_is_in_the_log_before_a_member_gets_it() -> None:
+    world = World()
+    answer = await world.join()
+    world.log.held = True
+    sync = await world.begin(world.sync(answer.member_id, 1, **{answer.member_id: b"mine"}))
+    assert not sync.done()
+    assert isinstance(world.state(), CompletingRebalance)
+    world.log.release()
+    assert (await sync).assignment == b"mine"
+    restored = world.log.load().groups["g"]
+    assert restored.members[answer.member_id].assignment == b"mine"
+
+
+async def test_a_client_that_disconnects_while_its_join_waits_leaves_by_its_session() -> None:
+    world = World()
+    first = await world.stable()
+    second = await world.begin(world.join())
+    second.cancel()
+    await settle()
+    again = await world.begin(world.join(first))
+    assert not again.done()
+    await world.clock.advance(SESSION_MS)
+    assert [m for m, _, _ in (await again).members] == [first]
+    assert second.cancelled()
+
+
+async def test_a_client_that_disconnects_while_its_sync_waits_leaves_by_its_session() -> None:
+    world = World()
+    answer = await world.join()
+    world.log.held = True
+    sync = await world.begin(world.sync(answer.member_id, 1))
+    sync.cancel()
+    await settle()
+    world.log.release()
+    await settle()
+    assert isinstance(world.state(), Stable)
+    await world.clock.advance(SESSION_MS)
+    assert isinstance(world.state(), Empty)
+
+
+async def test_an_append_that_never_ends_is_given_up_and_the_group_begins_again() -> None:
+    world = World()
+    answer = await world.join()
+    world.log.held = True
+    sync = await world.begin(world.sync(answer.member_id, 1))
+    await world.clock.advance(world.settings.append_timeout_ms)
+    assert (await sync).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.log.release()
+    await settle()
+    assert not isinstance(world.state(), Stable)
+
+
+async def test_a_group_record_that_is_too_large_fails_for_good() -> None:
+    world = World()
+    answer = await world.join()
+    world.log.error = MessageTooLargeError(2, 1)
+    assert (await world.sync(answer.member_id, 1)).error is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def test_a_group_nobody_came_back_to_is_forgotten() -> None:
+    world = World()
+    await world.coordinator.join("g", join_request())
+    assert world.state() is not None
+    await world.clock.advance(SESSION_MS)
+    assert world.state() is None
+    assert world.log.appends == []
+
+
+async def test_a_refused_join_leaves_no_group_behind() -> None:
+    world = World()
+    answer = await world.join(protocols=())
+    assert answer.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert list(world.coordinator.groups()) == []
+
+
+async def test_the_initial_delay_gathers_members_into_one_generation() -> None:
+    world = World(rules=GroupRules(initial_rebalance_delay_ms=3_000))
+    joins = [await world.begin(world.join()) for _ in range(3)]
+    await world.clock.advance(3_000)
+    assert not any(j.done() for j in joins)
+    await world.clock.advance(3_000)
+    answers = [await j for j in joins]
+    assert {a.generation for a in answers} == {1}
+    assert len({a.leader for a in answers}) == 1
+
+
+# Offsets ------------------------------------------------------------------------------------------
+
+
+async def test_a_commit_is_answered_and_seen_only_after_its_append() -> None:
+    world = World()
+    world.log.held = True
+    commit = await world.begin(world.commit(5))
+    assert not commit.done()
+    assert world.offsets() == {}
+    world.log.release()
+    assert await commit is ErrorCode.NONE
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_commit_whose_client_went_away_counts_all_the_same() -> None:
+    world = World()
+    world.log.held = True
+    commit = await world.begin(world.commit(5))
+    commit.cancel()
+    await settle()
+    world.log.release()
+    await settle()
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_commits_of_one_partition_count_in_the_order_of_the_log() -> None:
+    world = World()
+    world.log.held = True
+    commits = [await world.begin(world.commit(offset)) for offset in range(5)]
+    world.log.release()
+    await asyncio.gather(*commits)
+    assert world.offsets() == {KEY: 4}
+    assert world.log.load().offsets["g"][KEY].offset == 4
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (LogDirectoryError("/d", "disk"), ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (MessageTooLargeError(2, 1), ErrorCode.INVALID_COMMIT_OFFSET_SIZE),
+        (RuntimeError("bug"), ErrorCode.UNKNOWN_SERVER_ERROR),
+    ],
+)
+async def test_a_commit_that_is_not_in_the_log_does_not_count(
+    error: Exception, answer: ErrorCode
+) -> None:
+    world = World()
+    world.log.error = error
+    assert await world.commit(5) is answer
+    assert world.offsets() == {}
+    assert world.state() is None
+
+
+async def test_a_commit_that_takes_too_long_is_given_up_and_counts_if_it_arrives() -> None:
+    world = World()
+    world.log.held = True
+    commit = await world.begin(world.commit(5))
+    await world.clock.advance(world.settings.append_timeout_ms)
+    assert await commit is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.log.release()
+    await settle()
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_member_commits_with_its_generation() -> None:
+    world = World()
+    member = await world.stable()
+    assert await world.commit(5, member_id=member, generation=1) is ErrorCode.NONE
+    assert await world.commit(6, member_id=member, generation=0) is ErrorCode.ILLEGAL_GENERATION
+    assert await world.commit(6) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_commit_with_a_generation_needs_a_group() -> None:
+    world = World()
+    assert await world.commit(5, generation=3) is ErrorCode.ILLEGAL_GENERATION
+    assert await world.commit(5, group_id="", generation=3) is ErrorCode.INVALID_GROUP_ID
+
+
+async def test_a_consumer_that_assigns_for_itself_may_commit_without_a_group_id() -> None:
+    world = World()
+    assert await world.commit(5, group_id="") is ErrorCode.NONE
+    assert world.offsets("") == {KEY: 5}
+
+
+async def test_any_offset_comes_back_as_it_was_committed() -> None:
+    world = World()
+    await world.commit(-2)
+    assert world.offsets() == {KEY: -2}
+
+
+async def test_an_unknown_group_has_committed_nothing() -> None:
+    world = World()
+    assert world.coordinator.offsets("nobody") == (ErrorCode.NONE, {})
+
+
+async def test_a_large_commit_goes_out_in_several_appends() -> None:
+    world = World()
+    offsets = {("t" * 200, i): CommittedOffset(i, -1, "m" * 1_000, 1) for i in range(1_000)}
+    request = CommitRequested(0, "", None, -1)
+    assert await world.coordinator.commit("g", request, offsets) is ErrorCode.NONE
+    assert len(world.log.appends) > 1
+    assert sum(map(len, world.log.appends)) == 1_000
+    assert max(len(b) for b in world.log.batches[0]) < 512 * 1024
+    assert world.log.load().offsets["g"] == offsets
+
+
+# Deletion and expiry ------------------------------------------------------------------------------
+
+
+async def test_a_deleted_group_is_gone_from_the_log_with_its_offsets() -> None:
+    world = World()
+    await world.stable()
+    await world.clock.advance(SESSION_MS)
+    await world.commit(5)
+    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
+    assert world.state() is None
+    assert world.offsets() == {}
+    loaded = world.log.load()
+    assert loaded.groups == {}
+    assert loaded.offsets == {}
+
+
+async def test_a_live_group_is_not_deleted() -> None:
+    world = World()
+    await world.stable()
+    assert await world.coordinator.delete_group("g") is ErrorCode.NON_EMPTY_GROUP
+
+
+async def test_an_unknown_group_cannot_be_deleted() -> None:
+    assert await World().coordinator.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_while_a_group_is_deleted_everyone_is_sent_away_and_may_come_back_after() -> None:
+    world = World()
+    await world.commit(5)
+    world.log.held = True
+    deletion = await world.begin(world.coordinator.delete_group("g"))
+    gone = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert (await world.join()).error is gone
+    assert await world.commit(6) is gone
+    assert await world.coordinator.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
+    assert world.offsets() == {}
+    world.log.held = False
+    world.log.release()
+    assert await deletion is ErrorCode.NONE
+    assert await world.commit(7) is ErrorCode.NONE
+    assert world.offsets() == {KEY: 7}
+    assert world.log.load().offsets["g"][KEY].offset == 7
+
+
+async def test_a_commit_under_way_is_deleted_with_the_group() -> None:
+    world = World()
+    await world.commit(5, key=("orders", 1))
+    world.log.held = True
+    commit = await world.begin(world.commit(5))
+    deletion = await world.begin(world.coordinator.delete_group("g"))
+    world.log.release()
+    assert await commit is ErrorCode.NONE
+    assert await deletion is ErrorCode.NONE
+    assert world.offsets() == {}
+    assert world.log.load().offsets == {}
+
+
+async def test_a_deletion_that_failed_leaves_everything_as_it_was() -> None:
+    world = World()
+    await world.commit(5)
+    world.log.error = LogDirectoryError("/d", "disk")
+    assert await world.coordinator.delete_group("g") is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.log.error = None
+    assert world.offsets() == {KEY: 5}
+    assert await world.commit(6) is ErrorCode.NONE
+
+
+async def test_offsets_of_topics_in_use_are_not_deleted() -> None:
+    world = World()
+    member = await world.stable(protocols=SUBSCRIBED)
+    await world.commit(5, member_id=member, generation=1)
+    await world.commit(5, member_id=member, generation=1, key=("old", 0))
+    error, errors = await world.coordinator.delete_offsets("g", [KEY, ("old", 0), ("old", 9)])
+    assert error is ErrorCode.NONE
+    assert errors == {
+        KEY: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+        ("old", 0): ErrorCode.NONE,
+        ("old", 9): ErrorCode.NONE,
+    }
+    assert world.offsets() == {KEY: 5}
+    assert world.log.load().offsets["g"].keys() == {KEY}
+
+
+async def test_offsets_of_an_empty_group_may_be_deleted() -> None:
+    world = World()
+    await world.commit(5)
+    assert await world.coordinator.delete_offsets("g", [KEY]) == (
+        ErrorCode.NONE,
+        {KEY: ErrorCode.NONE},
+    )
+    assert world.offsets() == {}
+
+
+async def test_offsets_of_another_kind_of_live_group_are_not_deleted() -> None:
+    world = World()
+    await world.stable(protocol_type="connect")
+    error, _ = await world.coordinator.delete_offsets("g", [KEY])
+    assert error is ErrorCode.NON_EMPTY_GROUP
+    error, _ = await world.coordinator.delete_offsets("nobody", [KEY])
+    assert error is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_what_was_committed_for_a_deleted_topic_goes_with_it() -> None:
+    world = World()
+    await world.commit(5)
+    await world.commit(6, key=("other", 0))
+    assert await world.coordinator.forget_topic("orders") == 1
+    assert world.offsets() == {("other", 0): 6}
+    assert world.log.load().offsets["g"].keys() == {("other", 0)}
+
+
+async def test_offsets_of_a_simple_group_expire_a_week_after_their_commit() -> None:
+    world = World()
+    await world.commit(5)
+    await world.clock.advance(3 * DAY_MS)
+    await world.commit(6, key=("orders", 1))
+    await world.clock.advance(4 * DAY_MS - 1)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
+    await world.clock.advance(1)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
+    assert world.offsets() == {("orders", 1): 6}
+
+
+async def test_offsets_of_a_group_expire_a_week_after_its_last_member_left() -> None:
+    world = World()
+    member = await world.stable(session_timeout_ms=1_800_000)
+    await world.commit(5, member_id=member, generation=1)
+    await world.clock.advance(1_700_000)
+    world.coordinator.leave("g", LeaveRequested(0, ((member, None),)))
+    await world.clock.advance(7 * DAY_MS - 1)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
+    await world.clock.advance(1)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
+    assert world.state() is None
+    assert world.log.load() == replace(
+        LoadedPartition(), records=world.log.ends[0], groups={}, offsets={}
+    )
+
+
+async def test_a_live_group_keeps_the_offsets_of_what_it_is_subscribed_to() -> None:
+    world = World()
+    member = await world.stable(protocols=SUBSCRIBED, session_timeout_ms=1_800_000)
+    await world.commit(5, member_id=member, generation=1)
+    await world.commit(5, member_id=member, generation=1, key=("old", 0))
+    for _ in range(400):
+        await world.clock.advance(1_700_000)
+        assert world.heartbeat(member) is ErrorCode.NONE
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_group_whose_subscription_cannot_be_read_keeps_everything() -> None:
+    world = World()
+    member = await world.stable(session_timeout_ms=1_800_000)
+    await world.commit(5, member_id=member, generation=1)
+    now_ms = world.clock.wall_ms() + 30 * DAY_MS
+    assert await world.coordinator.expire_offsets(now_ms) == 0
+
+
+async def test_a_retention_time_of_its_own_goes_before_the_brokers() -> None:
+    world = World()
+    await world.commit(5, expire_timestamp_ms=world.clock.wall_ms() + 1_000)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms() + 999) == 0
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms() + 1_000) == 1
+
+
+async def test_an_offset_committed_again_just_now_does_not_expire() -> None:
+    world = World()
+    await world.commit(5)
+    await world.clock.advance(8 * DAY_MS)
+    world.log.held = True
+    commit = await world.begin(world.commit(6))
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
+    world.log.release()
+    assert await commit is ErrorCode.NONE
+    assert world.offsets() == {KEY: 6}
+
+
+# The partitions of the log ------------------------------------------------------------------------
+
+
+async def test_a_restart_restores_groups_members_and_offsets() -> None:
+    world = World()
+    member = await world.stable()
+    await world.commit(5, member_id=member, generation=1)
+    await world.commit(9, group_id="simple")
+    world.restart()
+    assert world.offsets() == {KEY: 5}
+    assert world.offsets("simple") == {KEY: 9}
+    assert world.heartbeat(member) is ErrorCode.NONE
+    assert (await world.sync(member, 1)).assignment == b"a"
+    await world.clock.advance(SESSION_MS)
+    assert isinstance(world.state(), Empty)
+
+
+async def test_restored_members_that_do_not_come_back_expire() -> None:
+    world = World()
+    member = await world.stable()
+    world.restart()
+    await world.clock.advance(SESSION_MS)
+    assert world.heartbeat(member) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_while_a_partition_is_loaded_its_groups_are_told_to_wait() -> None:
+    world = World()
+    coordinator = world._coordinator()
+    loading = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    request = CommitRequested(0, "", None, -1)
+    assert coordinator.is_loading
+    assert (await coordinator.join("g", join_request())).error is loading
+    assert await coordinator.commit("g", request, {KEY: CommittedOffset(1)}) is loading
+    assert coordinator.offsets("g") == (loading, {})
+    assert coordinator.describe("g") == (loading, None)
+    assert await coordinator.delete_group("g") is loading
+    assert coordinator.heartbeat("g", HeartbeatReceived(0, "m", None, 1)) is loading
+    left = coordinator.leave("g", LeaveRequested(0, (("m", None),)))
+    assert left.error is loading
+
+
+async def test_when_a_partition_goes_offline_those_who_wait_are_sent_away() -> None:
+    world = World()
+    await world.stable()
+    second = await world.begin(world.join())
+    world.coordinator.deactivate(0, PartitionState.OFFLINE)
+    assert (await second).error is ErrorCode.NOT_COORDINATOR
+    assert world.coordinator.availability("g") is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert (await world.join()).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert world.clock.running == 0
+
+
+async def test_only_the_groups_of_an_offline_partition_are_affected() -> None:
+    world = World(partition_count=50)
+    await world.stable("my-group")  # partition 12
+    await world.stable("g")  # partition 3
+    world.coordinator.deactivate(3, PartitionState.OFFLINE)
+    assert world.coordinator.availability("my-group") is ErrorCode.NONE
+    assert [s.group.group_id for s in world.coordinator.groups()] == ["my-group"]
+
+
+async def test_a_close_answers_everybody_and_waits_for_what_was_begun() -> None:
+    world = World()
+    await world.stable()
+    joining = await world.begin(world.join())
+    world.log.held = True
+    commit = await world.begin(world.commit(5, group_id="simple"))
+    closing = await world.begin(world.coordinator.close())
+    assert (await joining).error is ErrorCode.NOT_COORDINATOR
+    assert not closing.done()
+    world.log.release()
+    await closing
+    assert await commit is ErrorCode.NONE
+    assert world.clock.running == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_in_random_lives_nobody_waits_for_ever(seed: int) -> None:
+    """Clients with real join, sync, heartbeat loops; some vanish, some appends fail."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    world = World(rules=GroupRules(initial_rebalance_delay_ms=chance.choice([0, 3_000])))
+    clients = [
+        asyncio.ensure_future(_client(world, random.Random(chance.random()))) for _ in range(8)
+    ]
+    for _ in range(60):
+        await world.clock.advance(chance.choice([100, 3_000, 9_000]))
+        world.log.error = LogDirectoryError("/d", "disk") if chance.random() < 0.1 else None
+        if chance.random() < 0.2:
+            chance.choice(clients).cancel()
+    for client in clients:
+        client.cancel()
+    await settle()
+    world.log.error = None
+    await world.clock.advance(10 * REBALANCE_MS)
+    for state in list(world.coordinator.groups()):
+        assert isinstance(state, Empty), state
+    assert world.clock.running == 0
+    assert {type(r) for r in await asyncio.gather(*clients, return_exceptions=True)} == {
+        asyncio.CancelledError
+    }
+
+
+async def _client(world: World, chance: random.Random) -> None:
+    member_id = ""
+    while True:
+        answer = await world.join(member_id)
+        if answer.error is not ErrorCode.NONE:
+            member_id = "" if answer.error is ErrorCode.UNKNOWN_MEMBER_ID else member_id
+            await _pause(world, 100)
+            continue
+        member_id = answer.member_id
+        assignments = {m: m.encode() for m, _, _ in answer.members}
+        synced = await world.sync(member_id, answer.generation, **assignments)
+        if synced.error is not ErrorCode.NONE:
+            continue
+        assert synced.assignment == member_id.encode()
+        while world.heartbeat(member_id, answer.generation) is ErrorCode.NONE:
+            await world.commit(1, member_id=member_id, generation=answer.generation)
+            if chance.random() < 0.1:
+                world.coordinator.leave("g", LeaveRequested(0, ((member_id, None),)))
+                member_id = ""
+                break
+            await _pause(world, chance.choice([1_000, 3_000, 20_000]))
+
+
+async def _pause(world: World, ms: int) -> None:
+    passed = asyncio.get_running_loop().create_future()
+    timer = world.clock.call_later(ms / 1000, lambda: passed.done() or passed.set_result(None))
+    try:
+        await passed
+    finally:
+        timer.cancel()
