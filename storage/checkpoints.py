@@ -9,13 +9,11 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from storage.env import Env, write_file_atomically
 from storage.errors import CorruptCheckpointError
 from storage.model import TopicPartition
-
-if TYPE_CHECKING:
-    from storage.env import Env
 
 CHECKPOINT_VERSION: Final = 0
 TOPIC_ID_BYTES: Final = 16
@@ -63,7 +61,7 @@ def encode_lines(lines: list[str]) -> bytes:
 def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
     """An offset checkpoint (cleaner, recovery point, log start), ordered by partition."""
     return encode_lines(
-        [f"{topic} {partition} {offsets[topic, partition]}" for topic, partition in sorted(offsets)]
+        [f"{key.topic} {key.partition} {offset}" for key, offset in sorted(offsets.items())]
     )
 
 
@@ -85,7 +83,7 @@ def decode_offsets(data: bytes, path: str = "") -> dict[TopicPartition, int]:
     return offsets
 
 
-def read_offsets(env: "Env", path: str) -> dict[TopicPartition, int]:
+def read_offsets(env: Env, path: str) -> dict[TopicPartition, int]:
     """Read an offset checkpoint; a missing file has no entries.
 
     Raises CorruptCheckpointError, and OSError as it comes.
@@ -95,10 +93,8 @@ def read_offsets(env: "Env", path: str) -> dict[TopicPartition, int]:
     return decode_offsets(env.read_file(path), path)
 
 
-def write_offsets(env: "Env", path: str, offsets: Mapping[TopicPartition, int]) -> None:
+def write_offsets(env: Env, path: str, offsets: Mapping[TopicPartition, int]) -> None:
     """Replace an offset checkpoint atomically and durably. OSError as it comes."""
-    from storage.env import write_file_atomically
-
     write_file_atomically(env, path, encode_offsets(offsets))
 
 

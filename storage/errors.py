@@ -38,7 +38,7 @@ class DecompressionLimitError(StorageError):
 
 
 class InvalidRecordError(StorageError):
-    """A batch that a producer may not send; `batch_indexes` name the records, if it is about them."""
+    """A batch that a producer may not send; `batch_indexes` name the records it is about."""
 
     def __init__(self, reason: str, batch_indexes: Sequence[int] = ()) -> None:
         super().__init__(reason)
@@ -94,6 +94,15 @@ class InvalidProducerEpochError(StorageError):
         self.producer_id = producer_id
         self.current = current
         self.got = got
+
+
+class InvalidTransactionStateError(StorageError):
+    """A transactional batch without a transaction, or another one while it is open."""
+
+    def __init__(self, producer_id: int, reason: str) -> None:
+        super().__init__(f"producer {producer_id}: {reason}")
+        self.producer_id = producer_id
+        self.reason = reason
 
 
 class OffsetOutOfRangeError(StorageError):

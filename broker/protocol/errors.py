@@ -181,6 +181,7 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.RecordListTooLargeError: ErrorCode.RECORD_LIST_TOO_LARGE,
     storage.OutOfOrderSequenceError: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     storage.InvalidProducerEpochError: ErrorCode.INVALID_PRODUCER_EPOCH,
+    storage.InvalidTransactionStateError: ErrorCode.INVALID_TXN_STATE,
     storage.OffsetOutOfRangeError: ErrorCode.OFFSET_OUT_OF_RANGE,
     # Damage and a lost directory look alike to a client: it may retry, someone is called.
     storage.DamagedSegmentError: ErrorCode.KAFKA_STORAGE_ERROR,
