@@ -96,8 +96,11 @@ def main() -> None:
                     if number >= 0:
                         rates["produce", broker.name, size].append(produced)
                         rates["fetch", broker.name, size].append(fetched)
-                        print(f"round {number} {broker.name:6} {size:6} B  "
-                              f"produce {produced:7.1f}  fetch {fetched:7.1f} MB/s", flush=True)
+                        print(
+                            f"round {number} {broker.name:6} {size:6} B  "
+                            f"produce {produced:7.1f}  fetch {fetched:7.1f} MB/s",
+                            flush=True,
+                        )
     report(rates, kafka=len(brokers) > 1)
 
 

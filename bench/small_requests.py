@@ -132,7 +132,10 @@ def main() -> None:
     if "kafka" in rates:
         pairs = zip(rates["varve"], rates["kafka"], strict=True)
         head += ["Kafka 4.3.0", "ratio"]
-        row += [f"{statistics.median(rates['kafka']):.0f}", f"{statistics.median(a / b for a, b in pairs):.2f}"]
+        row += [
+            f"{statistics.median(rates['kafka']):.0f}",
+            f"{statistics.median(a / b for a, b in pairs):.2f}",
+        ]
     print(markdown_table(head, [row]))
 
 

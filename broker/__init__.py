@@ -1,0 +1,1 @@
+"""The daemon: Kafka's protocol, partitions, groups, timers, HTTP, the command line."""

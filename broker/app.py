@@ -10,13 +10,18 @@ import asyncio
 import gc
 import signal
 import sys
+from contextlib import AbstractAsyncContextManager
 
 import structlog
+from cleaner.pool import CleanerPool
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
+from storage.log import FlushTask, Log
+from storage.log_manager import LogManager
 
 from broker import systemd
 from broker.banner import ready_text
+from broker.cli import installed_version
 from broker.cleaning import Cleaning
 from broker.context import Services
 from broker.fetch_sessions import FetchSessions
@@ -33,13 +38,11 @@ from broker.partition import Partition
 from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
 from broker.topics import Topics
-from cleaner.pool import CleanerPool
 from config.address import Address
 from config.settings import Settings
 from storage.env import Env, RealEnv
 from storage.errors import LogDirectoryError, StorageError
-from storage.log import FlushTask, Log
-from storage.log_manager import LogManager
+from storage.model import TopicPartition
 
 log = structlog.get_logger("broker.app")
 
@@ -63,13 +66,13 @@ class Broker:
             env,
             self.manager,
             self.topics.partitions,
-            self.fail_directory,
-            Periods(
+            fail_directory=self.fail_directory,
+            periods=Periods(
                 retention=settings.retention_check_interval_ms / 1000,
                 checkpoint=settings.checkpoint_interval_ms / 1000,
             ),
-            settings.producer_id_expiration_ms,
-            ClockWatch(wall_ms, monotonic_ms),
+            producer_expiration_ms=settings.producer_id_expiration_ms,
+            clock=ClockWatch(wall_ms, monotonic_ms),
         )
         self.cleaning = Cleaning(
             env, self.manager, self.topics, self.fail_directory, self.housekeeping.clock_trusted
@@ -175,7 +178,7 @@ class Broker:
         await self._stopping.wait()
 
     async def stop(self) -> None:
-        """Stop every part, flush, leave the marker. Each step is taken whatever became of others."""
+        """Stop every part, flush, leave the marker. Takes each step, whatever failed."""
         self._ready = False
         budget = self.settings.shutdown_timeout_ms / 1000
         steps = [
@@ -194,6 +197,18 @@ class Broker:
         for partition in self.topics.partitions():
             await partition.wait_idle()
         await asyncio.to_thread(self.manager.close)
+
+    def banner(self) -> str:
+        """What a person reads when the broker is ready."""
+        text = ready_text(
+            version=installed_version(),
+            listeners=self.addresses,
+            http=self.http_address,
+            log_dirs=self.settings.log_dirs,
+            topics=len(self.topics),
+            partitions=sum(topic.partition_count for topic in self.topics),
+        )
+        return f"{text}\n"
 
     # What the parts ask of each other -------------------------------------------
 
@@ -214,8 +229,12 @@ class Broker:
         lost = self.manager.fail_directory(error.directory, error.reason)
         if not lost and not error.reason:
             return
-        log.error("data directory is offline", directory=error.directory, reason=error.reason,
-                  partitions=len(lost))
+        log.error(
+            "data directory is offline",
+            directory=error.directory,
+            reason=error.reason,
+            partitions=len(lost),
+        )
         self.topics.fail(lost, error.reason)
         self.offsets_topic.fail(lost)
 
@@ -223,7 +242,7 @@ class Broker:
         stats = self.stats.topics[opened.partition.topic]
         return Partition(opened, stats, _flush_in_thread, self.fail_directory)
 
-    def _hold_cleaner(self, partition: "TopicPartition") -> "AbstractAsyncContextManager[None]":
+    def _hold_cleaner(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
         return self.pool.paused(partition)
 
 
@@ -254,7 +273,7 @@ async def _serve(settings: Settings) -> int:
         sys.stderr.write(f"varve: cannot start: {error}\n")
         log.error("cannot start", reason=str(error))
         return EXIT_CANNOT_START
-    sys.stdout.write(ready_text(broker.addresses, broker.http_address, settings.log_dirs))
+    sys.stdout.write(broker.banner())
     sys.stdout.flush()
     systemd.notify("READY=1")
     log.info("ready", listeners=[str(a) for a in broker.addresses], http=str(broker.http_address))

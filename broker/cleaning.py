@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
 import structlog
+from storage.log_manager import LogManager
 
 from broker.partition import Partition
 from broker.topics import Topics
@@ -16,7 +17,6 @@ from cleaner.host import JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.errors import LogDirectoryError, SwapRefusedError
-from storage.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.swap import discard_outputs, execute_swap, plan_swap
 
@@ -128,7 +128,9 @@ class Cleaning:
             damaged=len(report.damaged),
         )
         for path, position, reason in report.damaged:
-            log.error("damaged segment is left as it is", path=path, position=position, reason=reason)
+            log.error(
+                "damaged segment is left as it is", path=path, position=position, reason=reason
+            )
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         """One line per failed attempt."""

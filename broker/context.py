@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from storage.log_manager import LogManager
+
 from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator
 from broker.offsets_topic import OffsetsTopic
@@ -11,7 +13,6 @@ from broker.topics import Topics
 from config.address import Address
 from config.settings import Settings
 from storage.env import Env
-from storage.log_manager import LogManager
 
 
 @dataclass(slots=True)

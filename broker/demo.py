@@ -81,10 +81,14 @@ def _session(console: Console, bootstrap: str, updates: int, keys: int) -> Outco
         [NewTopic(topic, num_partitions=1, replication_factor=1, config=TOPIC_CONFIG)]
     ).values():
         future.result(30)
-    console.print(f"topic [bold]{topic}[/bold] on {bootstrap}: cleanup.policy=compact, {keys:,} keys")
+    console.print(
+        f"topic [bold]{topic}[/bold] on {bootstrap}: cleanup.policy=compact, {keys:,} keys"
+    )
     try:
         with LogDirClient(bootstrap) as sizes, _progress(console) as progress:
-            last, peak, seconds = _produce(bootstrap, topic, updates, keys, sizes, progress)
+            last, peak, seconds = _produce(
+                bootstrap, topic, updates=updates, keys=keys, sizes=sizes, progress=progress
+            )
             after = _watch_shrink(topic, peak, sizes, progress)
             peak = max(peak, after)
             records_read = _verify(bootstrap, topic, last, progress)
@@ -108,7 +112,13 @@ def _progress(console: Console) -> Progress:
 
 
 def _produce(
-    bootstrap: str, topic: str, updates: int, keys: int, sizes: LogDirClient, progress: Progress
+    bootstrap: str,
+    topic: str,
+    *,
+    updates: int,
+    keys: int,
+    sizes: LogDirClient,
+    progress: Progress,
 ) -> tuple[list[int], int, float]:
     """Produce all updates. -> (last update of each key, largest size seen, seconds)"""
     failures: list[str] = []
@@ -118,8 +128,14 @@ def _produce(
             failures.append(str(error))
 
     producer = Producer(
-        {"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True,
-         "linger.ms": 5, "queue.buffering.max.messages": 200_000, "log_level": 0}
+        {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "enable.idempotence": True,
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 200_000,
+            "log_level": 0,
+        }
     )
     last = [-1] * keys
     peak = 0
@@ -176,8 +192,12 @@ def _watch_shrink(topic: str, peak: int, sizes: LogDirClient, progress: Progress
 def _verify(bootstrap: str, topic: str, last: list[int], progress: Progress) -> int:
     """Read everything and compare the last value of each key. -> records read"""
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": topic, "enable.auto.commit": False,
-         "log_level": 0}
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": topic,
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
     )
     task = progress.add_task("verify", total=100, note="")
     _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
@@ -201,7 +221,8 @@ def _verify(bootstrap: str, topic: str, last: list[int], progress: Progress) -> 
     consumer.close()
     progress.update(task, completed=100, note=f"{records:,} records")
     wrong = [
-        key for key, update in enumerate(last)
+        key
+        for key, update in enumerate(last)
         if update >= 0 and seen.get(f"key-{key:05}") != _value(update)
     ]
     if wrong or len(seen) != sum(1 for update in last if update >= 0):
@@ -213,13 +234,16 @@ def _print_outcome(console: Console, outcome: Outcome) -> None:
     table = Table(show_header=True, header_style="bold")
     for column in ("", "before", "after"):
         table.add_column(column, justify="left" if not column else "right")
-    table.add_row("size on disk", f"{outcome.bytes_peak / 1e6:.1f} MB",
-                  f"{outcome.bytes_after / 1e6:.1f} MB")
+    table.add_row(
+        "size on disk", f"{outcome.bytes_peak / 1e6:.1f} MB", f"{outcome.bytes_after / 1e6:.1f} MB"
+    )
     table.add_row("records", f"{outcome.records_produced:,}", f"{outcome.records_read:,}")
     console.print(table)
     rate = outcome.records_produced / outcome.produce_seconds
-    console.print(f"{outcome.keys:,} keys read back, every last value is right; "
-                  f"{rate:,.0f} updates/s were produced.")
+    console.print(
+        f"{outcome.keys:,} keys read back, every last value is right; "
+        f"{rate:,.0f} updates/s were produced."
+    )
 
 
 @contextmanager

@@ -85,9 +85,7 @@ class FetchSession:
 class FetchSessions:
     """All sessions of this broker."""
 
-    def __init__(
-        self, max_sessions: int = MAX_SESSIONS, random: Random | None = None
-    ) -> None:
+    def __init__(self, max_sessions: int = MAX_SESSIONS, random: Random | None = None) -> None:
         self._sessions: dict[int, FetchSession] = {}  # least recently used first
         self._max_sessions = max_sessions
         self._random = random or SystemRandom()  # so that no client can guess another's id

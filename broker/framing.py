@@ -7,8 +7,8 @@ that a log can stamp batches where they lie. It is valid until the next call of 
 further frame, and the bytes of later requests wait behind it, untouched.
 
 One buffer is used again and again. It grows to two times, at the last step to at most four times,
-what was really received: a stranger who announces 100 MB and sends nothing costs 64 KiB. Growing copies what
-is there, in sum less than the frame's own size; otherwise the bytes of a frame are moved at most
+what was really received: a stranger who announces 100 MB and sends nothing costs 64 KiB. Growing
+copies what is there, in sum less than the frame's own size; otherwise a frame is moved at most
 once, to the front. After a huge frame the buffer is given back.
 """
 

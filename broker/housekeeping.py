@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
+from storage.log_manager import LogManager
 
 from broker.partition import Partition
 from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
-from storage.log_manager import LogManager
 
 log = structlog.get_logger("broker.housekeeping")
 
@@ -78,6 +78,7 @@ class Housekeeping:
         env: Env,
         manager: LogManager,
         partitions: Callable[[], Iterable[Partition]],
+        *,
         fail_directory: Callable[[LogDirectoryError], None],
         periods: Periods,
         producer_expiration_ms: int,
@@ -191,8 +192,9 @@ class Housekeeping:
                 self._fail_directory(error)
             except StorageError as error:
                 self.stats.errors += 1
-                log.error("task failed", task=task, partition=str(partition.partition),
-                          reason=str(error))
+                log.error(
+                    "task failed", task=task, partition=str(partition.partition), reason=str(error)
+                )
 
     async def _repeat(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:

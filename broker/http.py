@@ -31,7 +31,9 @@ class Health(Protocol):
 class HttpServer:
     """Serves the observability endpoints; routes of the API are added by `application`."""
 
-    def __init__(self, registry: CollectorRegistry, health: Health, allowed_hosts: set[str]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, health: Health, allowed_hosts: set[str]
+    ) -> None:
         self._registry = registry
         self._health = health
         self._allowed_hosts = allowed_hosts

@@ -1,7 +1,7 @@
 """The listening sockets, and the limits that hold for all connections together."""
 
 import asyncio
-import socket
+import resource
 from dataclasses import dataclass, field
 
 import structlog
@@ -12,6 +12,7 @@ log = structlog.get_logger("broker.listener")
 
 BACKLOG = 1024  # a burst of reconnecting clients after a restart
 SWEEP_SECONDS = 5.0  # how often idle and stalled connections are looked for
+DRAIN_POLL_SECONDS = 0.01
 STALL_SECONDS = 60.0  # a client that takes no byte of its response for so long is closed
 
 
@@ -92,7 +93,7 @@ class Listener:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + drain_seconds
         while loop.time() < deadline and any(c.busy for c in self.connections):
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(DRAIN_POLL_SECONDS)  # noqa: ASYNC110 - once, while stopping
         for connection in tuple(self.connections):
             connection.close("the broker is stopping")
         self._servers.clear()
@@ -122,27 +123,7 @@ class Listener:
 
 def raise_file_limit() -> int:
     """Let this process open as many files as the system allows it; returns the new limit."""
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
-
-
-def is_wildcard(host: str) -> bool:
-    """True for the addresses that mean every interface."""
-    return host in ("", "0.0.0.0", "::")
-
-
-def is_loopback(host: str) -> bool:
-    """True if `host` can only be reached from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return all(
-            info[4][0].startswith("127.") or info[4][0] == "::1"  # type: ignore[union-attr]
-            for info in socket.getaddrinfo(host, None)
-        )
-    except OSError:
-        return False

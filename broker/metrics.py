@@ -5,9 +5,9 @@ that existing dashboards work; ours begin with `varve_`. Label values come from 
 the names of topics and data directories.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
 
+from cleaner.pool import CleanerPool
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -16,7 +16,6 @@ from broker.context import Services
 from broker.housekeeping import Housekeeping
 from broker.listener import Listener
 from broker.stats import QUANTILES, TopicStats
-from cleaner.pool import CleanerPool
 
 TOPIC_COUNTERS: tuple[tuple[str, str, Callable[[TopicStats], int]], ...] = (
     ("messagesin", "Records appended", lambda s: s.messages_in),
@@ -28,14 +27,6 @@ TOPIC_COUNTERS: tuple[tuple[str, str, Callable[[TopicStats], int]], ...] = (
     ("failedproducerequests", "Produce requests that failed", lambda s: s.failed_produce_requests),
     ("failedfetchrequests", "Fetch requests that failed", lambda s: s.failed_fetch_requests),
 )
-
-
-class CleanerMetrics(Protocol):
-    """What the collector reads of the cleaner beside its pool."""
-
-    def max_dirty_ratio(self) -> float: ...
-
-    def cleanable_bytes(self) -> int: ...
 
 
 class BrokerCollector(Collector):
@@ -69,12 +60,13 @@ class BrokerCollector(Collector):
             yield family
         rejects = self._services.stats.rejects
         for name, text, count in (
-            ("nokeycompactedtopicrecords", "Batches with a keyless record", rejects.no_key_compacted_topic),
+            ("nokeycompactedtopicrecords", "Batches with a keyless record",
+             rejects.no_key_compacted_topic),
             ("invalidmessagecrcrecords", "Batches with a wrong CRC", rejects.invalid_message_crc),
             ("invalidmagicnumberrecords", "Batches of an old format", rejects.invalid_magic_number),
             ("invalidoffsetorsequencerecords", "Batches out of sequence",
              rejects.invalid_offset_or_sequence),
-        ):
+        ):  # fmt: skip
             yield _counter(f"kafka_server_brokertopicmetrics_{name}", text, count)
 
     def _requests(self) -> Iterator[Metric]:
@@ -145,9 +137,11 @@ class BrokerCollector(Collector):
             ("kafka_server_replicamanager_offlinereplicacount", "Partitions offline", offline),
             ("kafka_server_replicamanager_underreplicatedpartitions", "Always 0: one node", 0),
             ("kafka_controller_kafkacontroller_activecontrollercount", "This node", 1),
-            ("kafka_controller_kafkacontroller_offlinepartitionscount", "Partitions offline", offline),
+            ("kafka_controller_kafkacontroller_offlinepartitionscount", "Partitions offline",
+             offline),
             ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", len(topics)),
-            ("kafka_controller_kafkacontroller_globalpartitioncount", "Partitions", served + offline),
+            ("kafka_controller_kafkacontroller_globalpartitioncount", "Partitions",
+             served + offline),
             ("kafka_log_logmanager_offlinelogdirectorycount", "Data directories offline", failed),
             ("kafka_server_socket_server_metrics_connection_count", "Connections",
              len(self._listener.connections)),
@@ -159,13 +153,14 @@ class BrokerCollector(Collector):
             yield _gauge(name, text, value)
         for name, text, value in (
             ("varve_connections_accepted", "Connections accepted", self._listener.stats.accepted),
-            ("varve_connections_refused", "Connections above the limit", self._listener.stats.refused),
+            ("varve_connections_refused", "Connections above the limit",
+             self._listener.stats.refused),
             ("varve_retention_segments", "Segments removed by retention", stats.segments_expired),
             ("varve_retention_bytes", "Bytes removed by retention", stats.bytes_expired),
             ("varve_timer_rolls", "Segments rolled by the timer", stats.segments_rolled),
             ("varve_clock_jumps", "Jumps of the wall clock", stats.clock_jumps),
             ("varve_housekeeping_errors", "Tasks that failed for a partition", stats.errors),
-        ):
+        ):  # fmt: skip
             yield _counter(name, text, value)
 
     def _groups(self) -> Iterator[Metric]:
@@ -188,8 +183,3 @@ def _counter(name: str, text: str, value: float) -> Metric:
     family = CounterMetricFamily(name, text)
     family.add_metric([], value)
     return family
-
-
-def families(collector: Collector) -> Iterable[Metric]:
-    """All families of a collector, for tests and docs."""
-    return collector.collect()

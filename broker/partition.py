@@ -9,10 +9,11 @@ beyond the high watermark.
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from storage.log import FlushTask, Log
+
 from broker.stats import TopicStats
 from storage.batch import BatchHeader
 from storage.errors import LogDirectoryError
-from storage.log import FlushTask, Log
 from storage.model import AppendInfo, TopicPartition
 
 Waker = Callable[[], None]
@@ -22,7 +23,16 @@ FlushRunner = Callable[[FlushTask], Awaitable[None]]
 class Partition:
     """A log with its waiting fetches and its group commit."""
 
-    __slots__ = ("_flush_waiters", "_flusher", "_fail", "_run_flush", "_waiters", "log", "partition", "stats")
+    __slots__ = (
+        "_fail",
+        "_flush_waiters",
+        "_flusher",
+        "_run_flush",
+        "_waiters",
+        "log",
+        "partition",
+        "stats",
+    )
 
     def __init__(
         self,

@@ -164,4 +164,3 @@ def _sendable(part: FetchSlice) -> memoryview | FetchSlice:
     """A range of a file without a descriptor (the in-memory twin) is read instead."""
     assert part.file is not None
     return part if part.file.fileno() >= 0 else memoryview(part.read())
-

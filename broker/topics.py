@@ -14,14 +14,20 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import structlog
+from storage.log import Log
+from storage.log_manager import LogManager
 
 from broker.partition import OfflinePartitionError, Partition
 from broker.protocol.errors import ErrorCode
 from config.settings import PARTITIONS_PER_TOPIC_MAX, Settings
-from config.topic_keys import InvalidTopicConfigError, TopicConfig, TopicLayers, resolve
+from config.topic_keys import (
+    TOPIC_KEYS,
+    InvalidTopicConfigError,
+    TopicConfig,
+    TopicLayers,
+    resolve,
+)
 from config.topic_names import INTERNAL_TOPICS, InvalidTopicNameError, check_new_name
-from storage.log import Log
-from storage.log_manager import LogManager
 from storage.metadata import ClusterMetadata, TopicEntry
 from storage.model import TopicPartition
 
@@ -69,13 +75,17 @@ class Topic:
 class PartitionFactory(Protocol):
     """Makes a served partition of an open log."""
 
-    def __call__(self, log: Log) -> Partition: ...
+    def __call__(self, log: Log) -> Partition:
+        """A partition around `log`."""
+        ...
 
 
 class CleanerHold(Protocol):
     """Keeps the cleaner away from a partition while its log is changed."""
 
-    def __call__(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]: ...
+    def __call__(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
+        """Held while the block runs; entering waits until a worker has let go."""
+        ...
 
 
 class Topics:
@@ -127,7 +137,7 @@ class Topics:
         return replace(
             self._settings.layers(name),
             dynamic={**INTERNAL_SETTINGS.get(name, {}), **dynamic},
-            broker_dynamic=self._manager.metadata.broker_dynamic,
+            broker_dynamic=topic_defaults_of(self._manager.metadata.broker_dynamic),
             adopted=adopted and name not in INTERNAL_SETTINGS,
         )
 
@@ -283,11 +293,11 @@ class Topics:
         self._resolve(replace(self._known(name).layers, dynamic=dict(dynamic)))
 
     async def alter_broker(self, dynamic: Mapping[str, str]) -> None:
-        """Replace the broker-wide dynamic defaults (topic keys). Raises TopicError."""
+        """Replace the broker's dynamic settings (Kafka's names). Raises TopicError."""
         async with self._changing:
             changed = []
             for topic in self:
-                layers = replace(topic.layers, broker_dynamic=dict(dynamic))
+                layers = replace(topic.layers, broker_dynamic=topic_defaults_of(dynamic))
                 changed.append((topic, layers, self._resolve(layers)))
             metadata = replace(self._manager.metadata, broker_dynamic=dict(dynamic))
             await self._save(metadata)
@@ -374,6 +384,15 @@ class Topics:
                 ErrorCode.INVALID_PARTITIONS,
                 f"this broker has {present} partitions, limits.partitions is {limit}",
             )
+
+
+def topic_defaults_of(broker_dynamic: Mapping[str, str]) -> dict[str, str]:
+    """The defaults for topics among a broker's dynamic settings, under their topic keys."""
+    return {
+        key.name: broker_dynamic[key.synonym]
+        for key in TOPIC_KEYS.values()
+        if key.synonym in broker_dynamic
+    }
 
 
 @asynccontextmanager

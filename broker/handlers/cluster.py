@@ -8,6 +8,7 @@ from typing import Final
 from broker.context import RequestContext
 from broker.partition import Partition
 from broker.protocol.api import ApiRange
+from broker.protocol.codec import RequestHeader
 from broker.protocol.errors import ErrorCode, code_of
 from broker.protocol.messages import (
     ApiVersionsRequest,
@@ -35,7 +36,6 @@ from broker.protocol.messages import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from broker.protocol.codec import RequestHeader
 from broker.topics import Topic, TopicError
 from storage.errors import StorageError
 
@@ -276,7 +276,10 @@ def describe_log_dirs(
                 )
             )
             continue
-        total, free = services.env.total_bytes(directory.path), services.env.free_bytes(directory.path)
+        total, free = (
+            services.env.total_bytes(directory.path),
+            services.env.free_bytes(directory.path),
+        )
         results.append(
             DescribeLogDirsResponseDirectory(
                 log_dir=os.path.abspath(directory.path),

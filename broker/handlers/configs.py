@@ -31,7 +31,6 @@ from config.topic_keys import (
     InvalidTopicConfigError,
     ValueKind,
     describe,
-
 )
 from storage.errors import StorageError
 

@@ -59,7 +59,7 @@ def find_partition(
 
 def epoch_error(partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
     """Whether the client's idea of the leader epoch is out of date, or ahead of us."""
-    if current_leader_epoch == -1 or current_leader_epoch == partition.log.leader_epoch:
+    if current_leader_epoch in (-1, partition.log.leader_epoch):
         return None
     if current_leader_epoch < partition.log.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH

@@ -8,7 +8,9 @@ meanwhile, because the connection is muted.
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Final
+from typing import Final, NamedTuple
+
+from storage.validation import check_produced, check_records, needs_record_check
 
 from broker.connection import CloseConnectionError, Response
 from broker.context import RequestContext, Services
@@ -37,7 +39,6 @@ from storage.errors import (
     UnsupportedMagicError,
 )
 from storage.model import AppendInfo
-from storage.validation import check_produced, check_records, needs_record_check
 
 LEGAL_ACKS: Final = (-1, 0, 1)  # all, none, the leader; all is the leader alone on one node
 
@@ -133,7 +134,8 @@ def _produce_one(
         assert records is not None
         if needs_record_check(header, topic.config):
             if header.codec:
-                return _check_in_thread(services, partition, index, records, header, now_ms, acks)
+                batch = _Batch(index, records, header, now_ms)
+                return _check_in_thread(services, partition, batch, acks)
             check_records(records, header, topic.config, now_ms)
         info = partition.append(records, header, now_ms)
     except StorageError as error:
@@ -146,15 +148,19 @@ def _produce_one(
 _NOTHING: Final = memoryview(b"")
 
 
+class _Batch(NamedTuple):
+    """A batch between its check and its append."""
+
+    index: int
+    records: memoryview
+    header: BatchHeader
+    now_ms: int
+
+
 async def _check_in_thread(
-    services: Services,
-    partition: Partition,
-    index: int,
-    records: memoryview,
-    header: BatchHeader,
-    now_ms: int,
-    acks: int,
+    services: Services, partition: Partition, batch: _Batch, acks: int
 ) -> ProducedPartition:
+    index, records, header, now_ms = batch
     try:
         await asyncio.to_thread(check_records, records, header, partition.log.config, now_ms)
         info = partition.append(records, header, now_ms)
@@ -172,9 +178,7 @@ async def _wait_flushed(
     try:
         await partition.wait_flushed(info.last_offset + 1)
     except (StorageError, OfflinePartitionError, TopicError) as error:
-        return ProducedPartition(
-            index, ErrorCode.KAFKA_STORAGE_ERROR, error_message=str(error)
-        )
+        return ProducedPartition(index, ErrorCode.KAFKA_STORAGE_ERROR, error_message=str(error))
     finally:
         services.stats.delayed_produces -= 1
     return ProducedPartition(

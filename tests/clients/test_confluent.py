@@ -32,7 +32,10 @@ def create(broker: VarveBroker, topic: str, partitions: int = 1, **config: str) 
 
 
 def produce(
-    broker: VarveBroker, topic: str, records: list[tuple[str | None, bytes | None]], **options: object
+    broker: VarveBroker,
+    topic: str,
+    records: list[tuple[str | None, bytes | None]],
+    **options: object,
 ) -> None:
     failures: list[str] = []
     producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5, **options})

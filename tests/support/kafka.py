@@ -52,7 +52,9 @@ def unavailable() -> str | None:
     return None
 
 
-def run_tool(main_class: str, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+def run_tool(
+    main_class: str, *arguments: str, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
     """Run one of Kafka's command line tools; the caller looks at the exit code and the text."""
     assert unavailable() is None
     command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{LIB}/*", main_class]

@@ -49,7 +49,9 @@ class VarveBroker:
 
     def get(self, path: str) -> str:
         """Body of an HTTP answer."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.http_port}{path}", timeout=10
+        ) as answer:
             return str(answer.read().decode())
 
     def metric(self, name: str, **labels: str) -> float:
@@ -94,7 +96,14 @@ def start_varve(
         **(settings or {}),
     }
     (directory / "varve.yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(directory / "varve.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "broker.cli",
+        "serve",
+        "--config",
+        str(directory / "varve.yaml"),
+    ]
     with (directory / "varve.log").open("ab") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=output, cwd=ROOT, env=environment, start_new_session=True
@@ -103,7 +112,9 @@ def start_varve(
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise AssertionError(f"varve ended with {process.returncode}: {broker.log_text[-3000:]}")
+            raise AssertionError(
+                f"varve ended with {process.returncode}: {broker.log_text[-3000:]}"
+            )
         try:
             broker.get("/readyz")
         except OSError:
