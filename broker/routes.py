@@ -2,7 +2,7 @@
 
 from broker.context import Services
 from broker.dispatch import Dispatcher, FastPath, Handler
-from broker.handlers import cluster, configs, groups, lookups, topics
+from broker.handlers import cluster, configs, groups, lookups, offsets, topics
 from broker.handlers.fetch import fetch
 from broker.handlers.produce import produce
 from broker.protocol.api import ApiKey, advertised
@@ -33,6 +33,9 @@ def make_dispatcher(services: Services) -> Dispatcher:
         ApiKey.SYNC_GROUP: groups.handle_sync_group,
         ApiKey.HEARTBEAT: groups.handle_heartbeat,
         ApiKey.LEAVE_GROUP: groups.handle_leave_group,
+        ApiKey.OFFSET_COMMIT: offsets.handle_offset_commit,
+        ApiKey.OFFSET_FETCH: offsets.handle_offset_fetch,
+        ApiKey.OFFSET_DELETE: offsets.handle_offset_delete,
         ApiKey.LIST_GROUPS: groups.handle_list_groups,
         ApiKey.DESCRIBE_GROUPS: groups.handle_describe_groups,
         ApiKey.DELETE_GROUPS: groups.handle_delete_groups,

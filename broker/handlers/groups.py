@@ -2,7 +2,8 @@
 ListGroups, DescribeGroups, DeleteGroups.
 
 They translate between message and coordinator and decide nothing that a group would. Each is
-`async (context, header, body) -> response body`. Handlers of offsets: broker/handlers/offsets.py.
+(context, header, body) -> response body, async where it waits. Handlers of offsets:
+broker/handlers/offsets.py.
 """
 
 from typing import Protocol
@@ -17,6 +18,7 @@ from broker.groups.model import (
     State,
     SyncRequested,
 )
+from broker.groups.offsets_store import OFFSETS_TOPIC
 from broker.protocol.codec import RequestHeader
 from broker.protocol.errors import ErrorCode
 from broker.protocol.messages import (
@@ -213,7 +215,7 @@ async def handle_sync_group(
     )
 
 
-async def handle_heartbeat(
+def handle_heartbeat(
     context: GroupContext, header: RequestHeader, body: HeartbeatRequest
 ) -> HeartbeatResponse:
     """Heartbeat 0-4."""
@@ -223,7 +225,7 @@ async def handle_heartbeat(
     return HeartbeatResponse(error_code=context.coordinator.heartbeat(body.group_id, request))
 
 
-async def handle_leave_group(
+def handle_leave_group(
     context: GroupContext, header: RequestHeader, body: LeaveGroupRequest
 ) -> LeaveGroupResponse:
     """LeaveGroup 0-5; one member up to version 2, a batch after."""
@@ -245,7 +247,7 @@ async def handle_leave_group(
     )
 
 
-async def handle_list_groups(
+def handle_list_groups(
     context: GroupContext, header: RequestHeader, body: ListGroupsRequest
 ) -> ListGroupsResponse:
     """ListGroups 0-5; filters by state and type, whatever their case."""
@@ -264,12 +266,13 @@ async def handle_list_groups(
             if not states or _name(state).lower() in states
         ]
     error = ErrorCode.NONE
-    if context.coordinator.is_loading:
+    # Until somebody needs __consumer_offsets there is none, and nothing to wait for.
+    if context.coordinator.is_loading and context.partition_count(OFFSETS_TOPIC) is not None:
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     return ListGroupsResponse(error_code=error, groups=groups)
 
 
-async def handle_describe_groups(
+def handle_describe_groups(
     context: GroupContext, header: RequestHeader, body: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     """DescribeGroups 0-6; an unknown group is Dead, from version 6 on an error too (KIP-1043)."""

@@ -93,7 +93,7 @@ def _partition_error(
     return ErrorCode.NONE
 
 
-async def handle_offset_fetch(
+def handle_offset_fetch(
     context: GroupContext, header: RequestHeader, body: OffsetFetchRequest
 ) -> OffsetFetchResponse:
     """OffsetFetch 1-9; null topics (version 2 and later) ask for all that is committed.
