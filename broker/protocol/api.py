@@ -70,19 +70,31 @@ _ADVERTISED_OTHERWISE: Final = {
 }
 
 
+_ADVERTISED: Final = {
+    key: ApiRange(key, *_ADVERTISED_OTHERWISE.get(ApiKey(key), api.versions))
+    for key, api in APIS.items()
+}
+
+# What can be decoded and was advertised; looked up for every request.
+_SPOKEN: Final = {
+    key: (api.versions.first, min(api.versions.last, _ADVERTISED[key].max_version))
+    for key, api in APIS.items()
+}
+
+
 def advertised_range(api_key: int) -> ApiRange:
     """Return what ApiVersions says of an API that has a handler. KeyError without a table."""
-    versions = _ADVERTISED_OTHERWISE.get(ApiKey(api_key), APIS[api_key].versions)
-    return ApiRange(api_key, versions.first, versions.last)
+    return _ADVERTISED[api_key]
 
 
 def advertised(handlers: Iterable[int]) -> tuple[ApiRange, ...]:
     """Return the lines of an ApiVersions answer for the APIs that have a handler, by key."""
-    return tuple(advertised_range(key) for key in sorted(set(handlers)))
+    return tuple(_ADVERTISED[key] for key in sorted(set(handlers)))
 
 
 def is_supported(api_key: int, version: int, handlers: Collection[int]) -> bool:
     """Whether a request of this version can be decoded here and was advertised."""
     if api_key not in handlers:
         return False
-    return version in APIS[api_key].versions and version <= advertised_range(api_key).max_version
+    first, last = _SPOKEN[api_key]
+    return first <= version <= last

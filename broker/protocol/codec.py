@@ -76,7 +76,8 @@ def read_header(frame: Buffer) -> RequestHeader:
         raise ProtocolError("client id of negative length", key, version, 8)
     if version >= versions[2]:
         position = _behind_tags(frame, position, key, version)
-    return RequestHeader(key, version, correlation_id, client_id, position)
+    # Not RequestHeader(...): a tuple made directly costs half, and this is done for every request.
+    return tuple.__new__(RequestHeader, (key, version, correlation_id, client_id, position))
 
 
 def _behind_tags(frame: Buffer, position: int, key: int, version: int) -> int:

@@ -105,7 +105,7 @@ def _decode_classic(frame: memoryview, p: int) -> ProduceRequest:
         p += 2
         if n < 0 or p + n > end:
             _refuse("topic", n, p)
-        topic = str(frame[p : p + n], "utf-8")
+        topic = frame[p : p + n].tobytes().decode()
         p += n
         (partition_count,) = _COUNT.unpack_from(frame, p)
         p += 4
@@ -124,7 +124,7 @@ def _decode_classic(frame: memoryview, p: int) -> ProduceRequest:
             partitions.append((index, frame[p : p + n]))
             p += n
         topics.append((topic, partitions))
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+    return tuple.__new__(ProduceRequest, (transactional_id, acks, timeout_ms, topics))
 
 
 def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
@@ -162,7 +162,7 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
                 n, p = read_long_varint(frame, p, n)
             if not n or p + n - 1 > end:
                 _refuse("topic", n - 1, p)
-            topic = str(frame[p : p + n - 1], "utf-8")
+            topic = frame[p : p + n - 1].tobytes().decode()
             p += n - 1
         n = frame[p]
         p += 1
@@ -177,7 +177,7 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
         p = skip_tags(frame, p + 1, n) if n else p + 1
     if frame[p]:
         skip_tags(frame, p + 1, frame[p])
-    return ProduceRequest(transactional_id, acks, timeout_ms, topics)
+    return tuple.__new__(ProduceRequest, (transactional_id, acks, timeout_ms, topics))
 
 
 def _flexible_partitions(
