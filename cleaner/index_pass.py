@@ -11,8 +11,9 @@ Rules
 from cleaner.context import CleanContext
 from cleaner.job import SourceSegment
 from cleaner.kernels import fields
-from cleaner.kernels.layout import HEADER_BYTES, Code
-from cleaner.kernels.walk import index_batches, index_unpacked
+from cleaner.kernels.layout import HEADER_BYTES, RECORD_BYTES_MIN, Code
+from cleaner.kernels.walk import count_records, index_batches, index_unpacked
+from cleaner.source import SourceReader
 from storage.batch import unpack_header
 from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
 
@@ -54,6 +55,7 @@ def _index_segment(context: CleanContext, source: SourceSegment, begun: int, tot
     reader.open(source)
     while not reader.exhausted:
         reader.refill(context.charge_read)
+        context.map.reserve(_records_at_most(reader))
         while True:
             code, reader.at = index_batches(reader.buffer, reader.at, reader.end, context.space)
             if code == Code.COMPRESSED:
@@ -68,6 +70,12 @@ def _index_segment(context: CleanContext, source: SourceSegment, begun: int, tot
     return False
 
 
+def _records_at_most(reader: SourceReader) -> int:
+    """Records in the buffer, as far as headers tell and bytes allow."""
+    told = int(count_records(reader.buffer, reader.at, reader.end))
+    return min(told, (reader.end - reader.at) // RECORD_BYTES_MIN)
+
+
 def _index_compressed(context: CleanContext) -> int:
     """Unpack and index the batch that the reader stands at; DONE, or what is wrong."""
     reader = context.reader
@@ -78,6 +86,7 @@ def _index_compressed(context: CleanContext) -> int:
         )
     except (CorruptBatchError, DecompressionLimitError) as error:
         raise reader.damaged(str(error)) from error
+    context.map.reserve(min(header.record_count, count // RECORD_BYTES_MIN))
     code = index_unpacked(
         context.unpacked,
         count,

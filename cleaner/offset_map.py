@@ -13,7 +13,7 @@ import numpy as np
 from cleaner.kernels import fields
 from cleaner.kernels.compile import Bytes, Ints, Words
 from cleaner.kernels.layout import CHUNK_KEYS, SLOT_WORDS, new_state
-from cleaner.kernels.table import find_keys, mark_survivors, put_keys
+from cleaner.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
 
 SLOT_BYTES = SLOT_WORDS * 8
 # The table starts within the second-level cache and doubles from there.
@@ -54,8 +54,19 @@ class OffsetMap:
         """Keys that fit at most."""
         return int(self.state[fields.SLOTS_MAX]) * 9 // 10
 
+    def reserve(self, count: int) -> None:
+        """Grow, as far as it may, until `count` more keys find room."""
+        slots, slots_max = int(self.state[fields.SLOTS]), int(self.state[fields.SLOTS_MAX])
+        wider = slots
+        while wider < slots_max and self.entries + count > entries_max(wider, slots_max):
+            wider = min(wider * 2, slots_max)
+        if wider > slots:
+            grow(self.table, slots, wider)
+            self.state[fields.SLOTS] = wider
+
     def put(self, ones: Words, twos: Words, offsets: Ints) -> int:
         """Put fingerprints with ascending offsets; how many were put before the map was full."""
+        self.reserve(len(ones))
         return int(put_keys(self.table, self.state, ones, twos, offsets, len(ones)))
 
     def find(self, ones: Words, twos: Words) -> Ints:

@@ -22,7 +22,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kernel(function: F) -> F:
-    """Compile on first call, from the cache where it is there."""
+    """Compile on first call, from the cache where it is there.
+
+    Without reference counts for arrays: counting costs two atomic operations per array and call,
+    more than most of these functions do. So a kernel can neither make nor return an array; its
+    caller holds all of them while it runs.
+    """
+    return cast(F, numba.njit(cache=True, nogil=True, _nrt=False)(function))
+
+
+def inlined(function: F) -> F:
+    """A part of kernels, compiled into each of its callers."""
+    return cast(F, numba.njit(cache=True, nogil=True, _nrt=False, forceinline=True)(function))
+
+
+def allocating(function: F) -> F:
+    """A rarely called part of kernels that makes arrays of its own."""
     return cast(F, numba.njit(cache=True, nogil=True)(function))
 
 

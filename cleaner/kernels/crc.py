@@ -13,7 +13,7 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import config
 
-from cleaner.kernels.compile import Bytes, Words, emitted, kernel
+from cleaner.kernels.compile import Bytes, Words, emitted, inlined, kernel
 from cleaner.kernels.memory import load_u64
 
 _POLYNOMIAL = 0x82F63B78  # reflected
@@ -97,7 +97,7 @@ _SHIFTS = _shift_tables(_STREAM_BYTES)
 _ONES = np.uint64(0xFFFFFFFF)
 
 
-@kernel
+@inlined
 def _shifted(crc: np.uint64) -> np.uint64:
     """`crc` moved over the bytes of one stream."""
     return (
@@ -108,7 +108,7 @@ def _shifted(crc: np.uint64) -> np.uint64:
     )
 
 
-@kernel
+@inlined
 def _update_tail(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
     while at < end:
         crc = (crc >> np.uint64(8)) ^ _SLICES[0, (crc ^ np.uint64(buf[at])) & np.uint64(255)]
@@ -116,7 +116,7 @@ def _update_tail(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
     return crc
 
 
-@kernel
+@inlined
 def _update_instruction(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
     while at + 3 * _STREAM_BYTES <= end:
         second = np.uint64(0)
@@ -155,7 +155,7 @@ def _update_tables(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
 _update = _update_instruction if INSTRUCTION else _update_tables
 
 
-@kernel
+@inlined
 def crc32c(buf: Bytes, at: int, end: int) -> int:
     """CRC-32C of `buf[at:end]`, as int64."""
     return np.int64(_update(_ONES, buf, at, end) ^ _ONES)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from cleaner.kernels.compile import Bytes, kernel
+from cleaner.kernels.compile import Bytes, inlined, kernel
 from cleaner.kernels.memory import load_u64
 
 _V0 = np.uint64(0x736F6D6570736575)
@@ -22,12 +22,12 @@ _ONE = np.uint64(1)
 _State: TypeAlias = tuple[np.uint64, np.uint64, np.uint64, np.uint64]
 
 
-@kernel
+@inlined
 def _rotate(word: np.uint64, count: int) -> np.uint64:
     return (word << np.uint64(count)) | (word >> np.uint64(64 - count))
 
 
-@kernel
+@inlined
 def _round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> _State:
     v0 += v1
     v2 += v3
@@ -42,7 +42,7 @@ def _round(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> _State
     return v0, v1, v2, v3
 
 
-@kernel
+@inlined
 def _four_rounds(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> _State:
     v0, v1, v2, v3 = _round(v0, v1, v2, v3)
     v0, v1, v2, v3 = _round(v0, v1, v2, v3)
@@ -50,7 +50,7 @@ def _four_rounds(v0: np.uint64, v1: np.uint64, v2: np.uint64, v3: np.uint64) -> 
     return _round(v0, v1, v2, v3)
 
 
-@kernel
+@inlined
 def siphash128(
     buf: Bytes, at: int, count: int, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64]:

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from cleaner.kernels.compile import Bytes, Words, emitted, kernel
+from cleaner.kernels.compile import Bytes, Words, emitted, inlined, kernel
 
 # A record's head (five varints and a byte: at most 51 bytes) may be read past the end of its batch
 # before the check that it fits; a word load reaches 8 further.
@@ -92,61 +92,61 @@ _copy_bytes = emitted(_copy)
 _prefetch_word = emitted(_prefetch)
 
 
-@kernel
+@inlined
 def load_u64(buf: Bytes, at: int) -> np.uint64:
     """Little-endian 64 bits at byte `at`."""
     return _load_u64(buf, at)  # type: ignore[no-any-return]
 
 
-@kernel
+@inlined
 def load_be64(buf: Bytes, at: int) -> int:
     """Big-endian int64 at byte `at`."""
     return _load_be64(buf, at)  # type: ignore[no-any-return]
 
 
-@kernel
+@inlined
 def load_be32(buf: Bytes, at: int) -> int:
     """Big-endian unsigned 32 bits at byte `at`."""
     return _load_be32(buf, at)  # type: ignore[no-any-return]
 
 
-@kernel
+@inlined
 def load_be16(buf: Bytes, at: int) -> int:
     """Big-endian unsigned 16 bits at byte `at`."""
     return _load_be16(buf, at)  # type: ignore[no-any-return]
 
 
-@kernel
+@inlined
 def store_be64(buf: Bytes, at: int, value: int) -> None:
     """Write an int64 big-endian at byte `at`."""
     _store_be64(buf, at, value)
 
 
-@kernel
+@inlined
 def store_be32(buf: Bytes, at: int, value: int) -> None:
     """Write the low 32 bits of `value` big-endian at byte `at`."""
     _store_be32(buf, at, value)
 
 
-@kernel
+@inlined
 def store_be16(buf: Bytes, at: int, value: int) -> None:
     """Write the low 16 bits of `value` big-endian at byte `at`."""
     _store_be16(buf, at, value)
 
 
-@kernel
+@inlined
 def copy_bytes(target: Bytes, at: int, source: Bytes, start: int, count: int) -> None:
     """Copy `source[start:start + count]` to `target[at:]`; the two may not overlap."""
     _copy_bytes(target, at, source, start, count)
 
 
-@kernel
+@inlined
 def prefetch(words: Words, index: int) -> None:
     """Ask for the cache line of word `index`, to be written soon."""
     _prefetch_word(words, index)
 
 
-@kernel
+@inlined
 def read_varint(buf: Bytes, at: int) -> tuple[int, int]:
     """Zigzag varint of up to 10 bytes (record format v2) -> (value, position behind it).
 

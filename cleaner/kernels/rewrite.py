@@ -19,7 +19,7 @@ Rules (Kafka's log cleaner; KIP-534 for tombstones)
 import numpy as np
 
 from cleaner.kernels import fields
-from cleaner.kernels.compile import Bytes, Ints, kernel
+from cleaner.kernels.compile import Bytes, Ints, inlined, kernel
 from cleaner.kernels.crc import crc32c
 from cleaner.kernels.hashing import siphash128
 from cleaner.kernels.layout import (
@@ -68,7 +68,7 @@ _ASK_MAP = 3
 _WINDOW = 4
 
 
-@kernel
+@inlined
 def any_bit(bits: Bytes, first: int, last: int) -> bool:
     """Whether a bit of [first, last] is set."""
     byte = first >> 3
@@ -91,7 +91,7 @@ def any_bit(bits: Bytes, first: int, last: int) -> bool:
     return False
 
 
-@kernel
+@inlined
 def _verdict(base: int, last: int, count: int, bits: Bytes, state: Ints) -> int:
     """What is to be done with a batch, from its header alone."""
     if base >= state[fields.MAP_END]:
@@ -107,7 +107,7 @@ def _verdict(base: int, last: int, count: int, bits: Bytes, state: Ints) -> int:
     return _ASK_BITS if any_bit(bits, base - first, last - first) else _DROP
 
 
-@kernel
+@inlined
 def stays_empty(buf: Bytes, at: int, last: int, producers: Ints, lasts: Ints, state: Ints) -> bool:
     """Whether a batch without records has to stay: the log's end, or a producer's last sequence.
 
@@ -127,7 +127,7 @@ def stays_empty(buf: Bytes, at: int, last: int, producers: Ints, lasts: Ints, st
     return low < producers.shape[0] and producers[low] == producer and lasts[low] == last
 
 
-@kernel
+@inlined
 def write_empty(buf: Bytes, at: int, out: Bytes, written: int) -> int:
     """The bare header that stands for an emptied batch -> bytes written so far."""
     copy_bytes(out, written, buf, at, HEADER_BYTES)
@@ -140,7 +140,7 @@ def write_empty(buf: Bytes, at: int, out: Bytes, written: int) -> int:
     return written + HEADER_BYTES
 
 
-@kernel
+@inlined
 def write_header(buf: Bytes, at: int, out: Bytes, written: int, size: int, state: Ints) -> None:
     """The header of a rebuilt batch whose records, KEPT of them, stand in `out` already.
 
@@ -183,7 +183,7 @@ def restamp(
     return written
 
 
-@kernel
+@inlined
 def filter_records(
     source: Bytes,
     at: int,
@@ -263,7 +263,7 @@ def filter_records(
     return DONE
 
 
-@kernel
+@inlined
 def _settle(space: Workspace, done: int, waiting: int) -> None:
     """Decide the last `waiting` of `done` records from the fingerprints gathered for them."""
     find_keys(space.table, space.state, space.ones, space.twos, space.found, waiting)
@@ -271,7 +271,7 @@ def _settle(space: Workspace, done: int, waiting: int) -> None:
         space.keep[done - waiting + i] = 1 if space.offsets[i] >= space.found[i] else 0
 
 
-@kernel
+@inlined
 def _gather(
     source: Bytes,
     at: int,
@@ -318,7 +318,7 @@ def look_up(source: Bytes, end: int, base: int, count: int, space: Workspace) ->
     return DONE
 
 
-@kernel
+@inlined
 def _look_ahead(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, int]:
     """Decide the records of the uncompressed batches from `at` on that have to ask the map.
 
@@ -364,7 +364,7 @@ def _look_ahead(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, i
     return result, position
 
 
-@kernel
+@inlined
 def _finish(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, state: Ints) -> int:
     """Complete the batch whose surviving records stand in `out` behind room for a header."""
     written = state[fields.WRITTEN]
@@ -392,7 +392,7 @@ def _finish(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, state: I
     return end
 
 
-@kernel
+@inlined
 def settle_empty(buf: Bytes, at: int, size: int, out: Bytes, space: Workspace) -> int:
     """Drop a batch none of whose records survive, or write its bare header -> DONE or BAD_CRC..."""
     state = space.state
@@ -412,7 +412,7 @@ def settle_empty(buf: Bytes, at: int, size: int, out: Bytes, space: Workspace) -
     return DONE
 
 
-@kernel
+@inlined
 def copy_whole(buf: Bytes, at: int, size: int, out: Bytes, state: Ints) -> None:
     """Copy a batch, whose CRC was verified, byte for byte to the end of the output."""
     copy_bytes(out, state[fields.WRITTEN], buf, at, size)

@@ -14,7 +14,7 @@ Rules
 import numpy as np
 
 from cleaner.kernels import fields
-from cleaner.kernels.compile import Bytes, Ints, Words, kernel
+from cleaner.kernels.compile import Bytes, Ints, Words, allocating, inlined, kernel
 from cleaner.kernels.layout import SLOT_WORDS
 from cleaner.kernels.memory import prefetch
 
@@ -23,19 +23,20 @@ _HALF = np.uint64(32)
 _FREE = np.uint64(0)
 
 
-@kernel
+@inlined
 def _home(fingerprint: np.uint64, slots: int) -> int:
     return np.int64(((fingerprint >> _HALF) * np.uint64(slots)) >> _HALF)  # type: ignore[return-value]
 
 
-@kernel
-def _entries_max(slots: int, slots_max: int) -> int:
+@inlined
+def entries_max(slots: int, slots_max: int) -> int:
+    """How many entries `slots` may hold while the table can grow, and when it cannot."""
     if slots < slots_max:
         return slots * 7 // 10  # half of it after doubling: few probes, and few cache misses
     return slots * 9 // 10
 
 
-@kernel
+@allocating
 def _place(
     table: Words, slots: int, slot: int, one: np.uint64, two: np.uint64, value: np.uint64
 ) -> bool:
@@ -51,7 +52,7 @@ def _place(
     return False
 
 
-@kernel
+@allocating
 def _pushed(aside: Words, count: int, one: np.uint64, two: np.uint64, value: np.uint64) -> Words:
     at = count * SLOT_WORDS
     if at == aside.shape[0]:
@@ -64,7 +65,7 @@ def _pushed(aside: Words, count: int, one: np.uint64, two: np.uint64, value: np.
     return aside
 
 
-@kernel
+@allocating
 def grow(table: Words, slots: int, new_slots: int) -> None:
     """Spread the entries of the first `slots` slots over `new_slots`, in place.
 
@@ -94,16 +95,16 @@ def grow(table: Words, slots: int, new_slots: int) -> None:
             _place(table, new_slots, 0, one, two, value)
 
 
-@kernel
+@inlined
 def put_keys(table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints, count: int) -> int:
     """Make `offsets[i]` the last offset of each fingerprint -> how many were put.
 
     Fewer than `count`: the table is full and the next fingerprint is a new one. Known ones are
-    updated however full it is, and the first one always fits.
+    updated however full it is, and the first one always fits. The caller has grown the table.
     """
     slots = state[fields.SLOTS]
     entries = state[fields.ENTRIES]
-    limit = _entries_max(slots, state[fields.SLOTS_MAX])
+    limit = entries_max(slots, state[fields.SLOTS_MAX])
     done = 0
     while done < count:
         if done + _AHEAD < count:
@@ -117,24 +118,17 @@ def put_keys(table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints,
             at = slot * SLOT_WORDS
         if table[at + 2] == _FREE:
             if entries >= limit:
-                if slots == state[fields.SLOTS_MAX]:
-                    break
-                wider = min(slots * 2, state[fields.SLOTS_MAX])
-                grow(table, slots, wider)
-                slots = wider
-                limit = _entries_max(slots, state[fields.SLOTS_MAX])
-                continue
+                break
             table[at] = one
             table[at + 1] = two
             entries += 1
         table[at + 2] = np.uint64(offsets[done] + 1)
         done += 1
-    state[fields.SLOTS] = slots
     state[fields.ENTRIES] = entries
     return done
 
 
-@kernel
+@inlined
 def find_keys(
     table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints, count: int
 ) -> None:

@@ -11,7 +11,7 @@ Rules
 import numpy as np
 
 from cleaner.kernels import fields
-from cleaner.kernels.compile import Bytes, Ints, kernel
+from cleaner.kernels.compile import Bytes, Ints, inlined, kernel
 from cleaner.kernels.crc import crc32c
 from cleaner.kernels.hashing import siphash128
 from cleaner.kernels.layout import (
@@ -48,7 +48,7 @@ _BATCH_LENGTH_MIN = HEADER_BYTES - LENGTH_BYTES
 _CODECS = 5
 
 
-@kernel
+@inlined
 def check_header(buf: Bytes, at: int, end: int, state: Ints) -> tuple[int, int]:
     """Whether a whole batch that can be one lies at `at` -> (DONE, size in bytes), or why not.
 
@@ -75,6 +75,20 @@ def check_header(buf: Bytes, at: int, end: int, state: Ints) -> tuple[int, int]:
 
 
 @kernel
+def count_records(buf: Bytes, at: int, end: int) -> int:
+    """How many records the uncompressed batches of `buf[at:end]` can hold at most."""
+    total = 0
+    while end - at >= HEADER_BYTES:
+        length = load_be32(buf, at + 8)
+        if length < _BATCH_LENGTH_MIN:
+            break
+        if buf[at + 22] & ATTR_CODEC == 0:
+            total += load_be32(buf, at + 57)
+        at += length + LENGTH_BYTES
+    return total
+
+
+@inlined
 def check_content(buf: Bytes, at: int, size: int) -> int:
     """The CRC of a whole batch, then what only a batch with a right one can be asked -> DONE."""
     if crc32c(buf, at + 21, at + size) != load_be32(buf, at + 17):
@@ -93,7 +107,7 @@ def check_content(buf: Bytes, at: int, size: int) -> int:
     return DONE
 
 
-@kernel
+@inlined
 def read_record(buf: Bytes, at: int, end: int) -> tuple[int, int, int, int, int, int]:
     """One record -> (its end, time delta, offset delta, key position, key bytes, value bytes).
 
@@ -132,7 +146,7 @@ def check_records(buf: Bytes, at: int, end: int, count: int, last_delta: int) ->
     return at == end
 
 
-@kernel
+@inlined
 def _flush(space: Workspace, pending: int) -> bool:
     done = put_keys(space.table, space.state, space.ones, space.twos, space.offsets, pending)
     if done == pending:
@@ -141,7 +155,7 @@ def _flush(space: Workspace, pending: int) -> bool:
     return False
 
 
-@kernel
+@inlined
 def _index_records(
     buf: Bytes,
     at: int,

@@ -16,8 +16,8 @@ from cleaner.kernels.rewrite import (
     settle_empty,
     write_header,
 )
-from cleaner.kernels.table import find_keys, mark_survivors, put_keys
-from cleaner.kernels.walk import index_batches, index_unpacked
+from cleaner.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
+from cleaner.kernels.walk import count_records, index_batches, index_unpacked
 from storage.batch import HEADER_BYTES, Record, build_batch
 
 _ROOM_BYTES = 4096
@@ -35,6 +35,9 @@ def run_all() -> None:
     space = _workspace()
     state = space.state
 
+    count_records(buf, 0, len(batch))
+    grow(space.table, 8, 16)
+    entries_max(8, 16)
     index_batches(buf, 0, len(batch), space)
     index_unpacked(records, record_bytes, 0, 3, 2, space)
     put_keys(space.table, state, space.ones, space.twos, space.offsets, 0)
