@@ -135,7 +135,9 @@ def _problems(
             found.append(Problem("command line", 0, flag, reason))
         else:
             found.append(Problem(file, tree.line_of(full), _key(full), reason))
-    return found
+    # Of two keys that contradict each other, one may not stand in the file.
+    placed = [problem for problem in found if problem.line or problem.file != file]
+    return placed or found
 
 
 def _reason(detail: Any) -> str:

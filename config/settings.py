@@ -76,7 +76,7 @@ class CleanerSettings(_Model):
     def _agree(self) -> "CleanerSettings":
         if self.retry_backoff_ms > self.retry_backoff_max_ms:
             raise contradiction(
-                "retry_backoff_ms", f"is above retry_backoff_max_ms, {self.retry_backoff_max_ms}"
+                f"is above retry_backoff_max_ms, {self.retry_backoff_max_ms}", ("retry_backoff_ms",)
             )
         return self
 
@@ -132,8 +132,8 @@ class GroupSettings(_Model):
     def _agree(self) -> "GroupSettings":
         if self.min_session_timeout_ms > self.max_session_timeout_ms:
             raise contradiction(
-                "min_session_timeout_ms",
                 f"is above max_session_timeout_ms, {self.max_session_timeout_ms}",
+                ("min_session_timeout_ms",),
             )
         return self
 
@@ -194,10 +194,11 @@ class Settings(_Model):
         return resolve(self.layers(topic))
 
 
-def contradiction(path: str, reason: str) -> PydanticCustomError:
-    """An error about one key (dots between levels), raised by a check that sees several."""
+def contradiction(reason: str, *paths: tuple[str, ...]) -> PydanticCustomError:
+    """An error about the keys at `paths`, raised by a check that sees several."""
+    problems = [(path, reason) for path in paths]
     return PydanticCustomError(
-        "contradiction", "{reason}", {"problems": [(path.split("/"), reason)], "reason": reason}
+        "contradiction", "{reason}", {"problems": problems, "reason": reason}
     )
 
 
@@ -205,12 +206,12 @@ def _canonical_keys(keys: object) -> dict[str, str]:
     if not isinstance(keys, Mapping):
         raise ValueError("expected topic keys and their values")
     canonical: dict[str, str] = {}
-    problems: list[tuple[list[str], str]] = []
+    problems: list[tuple[tuple[str, ...], str]] = []
     for key, raw in keys.items():
         try:
             canonical[str(key)] = parse_value(str(key), raw, units=True)
         except InvalidTopicConfigError as error:
-            problems.append(([str(key)], error.reason))
+            problems.append(((str(key),), error.reason))
     if problems:
         details: dict[str, Any] = {"problems": problems, "reason": problems[0][1]}
         raise PydanticCustomError("topic_keys", "{reason}", details)
@@ -223,18 +224,18 @@ def _check_addresses(settings: Settings) -> None:
     for key, address in bound:
         if not address.is_loopback and not settings.allow_insecure:
             raise contradiction(
-                key,
                 f"{address} can be reached from other machines, and there is no authentication "
                 "yet; set allow_insecure: true in the settings file if that is what you want",
+                (key,),
             )
     fixed = [address for _, address in bound if address.port]
     for index, address in enumerate(fixed):
         if address in fixed[:index]:
-            raise contradiction("http" if address == settings.http else "listeners",
-                                f"{address} is used twice")  # fmt: skip
+            keys = (("listeners",), ("http",)) if address == settings.http else (("listeners",),)
+            raise contradiction(f"{address} is used twice", *keys)
     advertised = settings.advertise
     if advertised is not None and (advertised.is_wildcard or not advertised.port):
-        raise contradiction("advertise", f"{advertised} is no address a client can connect to")
+        raise contradiction(f"{advertised} is no address a client can connect to", ("advertise",))
 
 
 def _check_log_dirs(log_dirs: tuple[str, ...]) -> None:
@@ -242,39 +243,41 @@ def _check_log_dirs(log_dirs: tuple[str, ...]) -> None:
     for index, folder in enumerate(folders):
         for other in folders[:index]:
             if folder == other:
-                raise contradiction("log_dirs", f"{log_dirs[index]} is named twice")
+                raise contradiction(f"{log_dirs[index]} is named twice", ("log_dirs",))
             if os.path.commonpath((folder, other)) in (folder, other):
-                raise contradiction("log_dirs", f"{folder} and {other} lie inside each other")
+                raise contradiction(f"{folder} and {other} lie inside each other", ("log_dirs",))
 
 
 def _check_topics(settings: Settings) -> None:
     seen: list[str] = []
-    _check_resolved(settings, "topic_defaults", resolve_layers=settings.layers(""))
+    _check_resolved(settings, settings.layers(""), "topic_defaults")
     for name in settings.topics:
-        path = f"topics/{name}"
+        path = ("topics", name)
         try:
             check_new_name(name)
         except InvalidTopicNameError as error:
-            raise contradiction(path, f"topic name {error.reason}") from None
+            raise contradiction(f"topic name {error.reason}", path) from None
         twin = colliding(name, seen)
         if twin is not None:
-            raise contradiction(path, f"differs from topic {twin} only in '.' against '_'")
+            raise contradiction(f"differs from topic {twin} only in '.' against '_'", path)
         seen.append(name)
-        _check_resolved(settings, path, resolve_layers=settings.layers(name))
+        _check_resolved(settings, settings.layers(name), *path)
     total = sum(settings.partitions(name) for name in settings.topics)
     if total > settings.limits.partitions:
-        raise contradiction("topics", f"ask for {total} partitions, limits.partitions is "
-                                      f"{settings.limits.partitions}")  # fmt: skip
+        raise contradiction(
+            f"ask for {total} partitions, limits.partitions is {settings.limits.partitions}",
+            ("topics",),
+        )
 
 
-def _check_resolved(settings: Settings, path: str, *, resolve_layers: TopicLayers) -> None:
+def _check_resolved(settings: Settings, layers: TopicLayers, *path: str) -> None:
     try:
-        config = resolve(resolve_layers)
+        config = resolve(layers)
     except InvalidTopicConfigError as error:
-        raise contradiction(f"{path}/{error.key}", error.reason) from None
+        raise contradiction(error.reason, (*path, error.key)) from None
     if config.max_message_bytes > settings.limits.request_bytes:
         raise contradiction(
-            f"{path}/max.message.bytes",
             f"{config.max_message_bytes} is above limits.request_bytes, "
             f"{settings.limits.request_bytes}: such a batch could never arrive",
+            (*path, "max.message.bytes"),
         )

@@ -1,0 +1,334 @@
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from config.address import Address
+from config.loader import DEFAULT_FILE, ConfigFileError, default_text, load
+from config.settings import PARTITIONS_PER_TOPIC_MAX, Settings
+from config.yaml_tree import DEPTH_MAX, FILE_BYTES_MAX, YamlProblemError, read_tree
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "varve.yaml"
+
+
+def problems(file: Path, text: str, **overrides: object) -> list[tuple[int, str, str]]:
+    """(line, key, reason) of everything that is wrong with a text."""
+    file.write_text(text)
+    with pytest.raises(ConfigFileError) as caught:
+        load(str(file), overrides)
+    found = caught.value.problems
+    for problem in found:
+        assert problem.file in (str(file), "command line")
+        assert str(problem) in str(caught.value)
+    return [(problem.line, problem.key, problem.reason) for problem in found]
+
+
+def test_the_default_file_is_the_defaults_of_the_models() -> None:
+    assert load(None) == Settings()
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            names += leaves(inner, f"{prefix}{name}.")
+        else:
+            names.append(prefix + name)
+    return names
+
+
+def test_the_default_file_holds_every_key() -> None:
+    tree = read_tree(default_text())
+    present = {".".join(str(part) for part in path) for path in tree.lines}
+    # Topic keys stand beside `partitions` in the file, under `keys` in the model.
+    assert [
+        name for name in leaves(Settings) if name not in present | {"topic_defaults.keys"}
+    ] == []
+
+
+def test_the_examples_in_the_default_file_can_be_used(file: Path) -> None:
+    examples = re.findall(r"^#   (\w+: \{.*\})$", default_text(), re.MULTILINE)
+    assert len(examples) == 2
+    file.write_text("topics:\n" + "".join(f"  {line}\n" for line in examples))
+    settings = load(str(file))
+    assert settings.partitions("orders") == 3
+    assert settings.topic_config("audit").cleanup_policy == ("compact", "delete")
+
+
+def test_the_example_of_the_introduction_is_understood(file: Path) -> None:
+    file.write_text("""
+log_dirs: [./data]
+cleaner: {workers: 1, dedupe_buffer_bytes: 128MiB, read_bytes_per_second: 100MiB,
+          write_bytes_per_second: 100MiB, backoff_ms: 1000}
+topic_defaults: {partitions: 1, cleanup.policy: delete, retention.ms: 604800000}
+topics:
+  orders: {partitions: 3, cleanup.policy: compact, min.cleanable.dirty.ratio: 0.3}
+  audit:  {cleanup.policy: "compact,delete", retention.ms: 86400000}
+""")
+    settings = load(str(file))
+    assert settings.cleaner.read_bytes_per_second == 100 << 20
+    assert settings.cleaner.dedupe_buffer_bytes == 128 << 20
+    assert settings.partitions("orders") == 3
+    assert settings.partitions("audit") == settings.partitions("another") == 1
+    assert settings.topic_config("orders").min_cleanable_dirty_ratio == 0.3
+    assert settings.topic_config("orders").retention_ms == 604_800_000
+    assert settings.topic_config("audit").retention_ms == 86_400_000
+    assert settings.topic_config("another").cleanup_policy == ("delete",)
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(file: Path) -> None:
+    file.write_text("http: 127.0.0.1:1\nlisteners: [127.0.0.1:2]\nlog_dirs: [a]\n")
+    settings = load(str(file), {"listeners": ["127.0.0.1:3"], "log_dirs": ["b", "c"]})
+    assert settings.http == Address("127.0.0.1", 1)
+    assert settings.listeners == (Address("127.0.0.1", 3),)
+    assert settings.log_dirs == ("b", "c")
+    assert settings.auto_create_topics
+
+
+def test_a_flag_hides_what_is_wrong_with_the_key_of_the_file(file: Path) -> None:
+    file.write_text("http: nonsense\n")
+    assert load(str(file), {"http": "127.0.0.1:1"}).http == Address("127.0.0.1", 1)
+
+
+def test_a_bad_flag_is_named_as_the_flag(file: Path) -> None:
+    found = problems(file, "", listeners=["nonsense"])
+    assert found == [(0, "--listen", "expected HOST:PORT, not 'nonsense'")]
+    found = problems(file, "", http="0.0.0.0:9644")
+    assert [(line, key) for line, key, _ in found] == [(0, "--http")]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "# nothing\n", "---\n", "cleaner:\n", "topics:\n", "topics: {a: }"]
+)
+def test_a_file_that_says_nothing_is_the_defaults(file: Path, text: str) -> None:
+    file.write_text(text)
+    assert load(str(file)).cleaner == Settings().cleaner
+
+
+@pytest.mark.parametrize("key", ["listeners", "log_dirs", "limits", "http"])
+def test_an_empty_section_leaves_the_default(file: Path, key: str) -> None:
+    file.write_text(f"{key}:\n")
+    assert load(str(file)) == Settings()
+
+
+def test_everything_that_is_wrong_is_named_at_once_with_line_and_key(file: Path) -> None:
+    found = problems(
+        file,
+        """\
+listeners: ["127.0.0.1:9092", 5]
+cleaner:
+  workers: two
+  backof_ms: 3
+topics:
+  orders:
+    partitions: 3
+    cleanup.policy: compakt
+    foo.bar: 1
+  no: {partitions: 0}
+htp: 3
+logging: {level: loud}
+allow_insecure: yes
+""",
+    )
+    assert [(line, key) for line, key, _ in found] == [
+        (1, "listeners[1]"),
+        (3, "cleaner.workers"),
+        (4, "cleaner.backof_ms"),
+        (8, "topics.orders.cleanup.policy"),
+        (9, "topics.orders.foo.bar"),
+        (10, "topics.no.partitions"),
+        (11, "htp"),
+        (12, "logging.level"),
+        (13, "allow_insecure"),
+    ]
+    reasons = [reason for _, _, reason in found]
+    assert reasons[1] == "expected a whole number, not 'two'"
+    assert reasons[2] == "unknown key; did you mean backoff_ms?"
+    assert reasons[6] == "unknown key; did you mean http?"
+    assert reasons[8] == "expected true or false, not 'yes'"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key"),
+    [
+        ("a: 1\nhttp: 0.0.0.0:9644\n".replace("a: 1\n", "\n"), 2, "http"),
+        ("listeners: ['192.168.1.1:9092']", 1, "listeners"),
+        ("listeners: ['127.0.0.1:1', '127.0.0.1:1']", 1, "listeners"),
+        ("listeners: ['127.0.0.1:9644']", 1, "listeners"),
+        ("\nhttp: '127.0.0.1:9092'", 2, "http"),
+        ("advertise: 0.0.0.0:9092", 1, "advertise"),
+        ("advertise: example.org:0", 1, "advertise"),
+        ("log_dirs: []", 1, "log_dirs"),
+        ("log_dirs: ['']", 1, "log_dirs[0]"),
+        ("log_dirs: [a, ./a]", 1, "log_dirs"),
+        ("log_dirs: [a, a/b]", 1, "log_dirs"),
+        ("log_dirs: data", 1, "log_dirs"),
+        ("cleaner:\n  retry_backoff_ms: 2h", 2, "cleaner.retry_backoff_ms"),
+        ("groups:\n  min_session_timeout_ms: 2h", 2, "groups.min_session_timeout_ms"),
+        ("cleaner:\n  dedupe_buffer_bytes: 1KiB", 2, "cleaner.dedupe_buffer_bytes"),
+        ("cleaner:\n  workers: 1.5", 2, "cleaner.workers"),
+        ("cleaner:\n  workers: true", 2, "cleaner.workers"),
+        ("cleaner: 3", 1, "cleaner"),
+        ("topics: [orders]", 1, "topics"),
+        ("topics:\n  orders: compact", 2, "topics.orders"),
+        ("topics:\n  orders:\n    retention.ms:", 3, "topics.orders.retention.ms"),
+        ("topics:\n  orders:\n    segment.bytes: 1KiB", 3, "topics.orders.segment.bytes"),
+        ("topics:\n  orders.compacted: {}", 2, "topics.orders.compacted"),
+        ("topics:\n  __consumer_offsets: {}", 2, "topics.__consumer_offsets"),
+        ("topics:\n  a/b: {}", 2, "topics.a/b"),
+        ("topics:\n  a.b: {}\n  a_b: {}", 3, "topics.a_b"),
+        ("topics:\n  a: {partitions: 10000}\n  b: {}", 1, "topics"),
+        ("topic_defaults:\n  max.message.bytes: 101MiB", 2, "topic_defaults.max.message.bytes"),
+        (
+            "topic_defaults:\n  remote.storage.enable: true",
+            2,
+            "topic_defaults.remote.storage.enable",
+        ),
+        (
+            "topics:\n  a:\n    max.compaction.lag.ms: 1h\n    min.compaction.lag.ms: 2h",
+            4,
+            "topics.a.min.compaction.lag.ms",
+        ),
+        (
+            "topic_defaults: {min.compaction.lag.ms: 2h}\ntopics:\n  a:\n"
+            "    max.compaction.lag.ms: 1h",
+            3,
+            "topics.a.min.compaction.lag.ms",
+        ),
+    ],
+)
+def test_contradictions_are_refused_where_they_stand(
+    file: Path, text: str, line: int, key: str
+) -> None:
+    assert [found[:2] for found in problems(file, text)] == [(line, key)]
+
+
+def test_strangers_are_let_in_only_when_asked_for(file: Path) -> None:
+    file.write_text("listeners: ['0.0.0.0:9092']\nhttp: '[::]:9644'\nallow_insecure: true\n")
+    assert load(str(file)).listeners[0].is_wildcard
+    reason = problems(file, "listeners: ['0.0.0.0:9092']")[0][2]
+    assert "allow_insecure: true" in reason
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("http: 1\n\nhttp: 2\n", 3, "given twice, first on line 1"),
+        ("cleaner: {workers: 1, workers: 2}", 1, "given twice"),
+        ("a: &x [1]\nb: *x\n", 1, "anchors and aliases"),
+        ("a: !!python/object/apply:os.system [x]\n", 1, "tags are not supported"),
+        ("a: !!int 3\n", 1, "tags are not supported"),
+        ("a: 1\n---\nb: 2\n", 2, "more than one document"),
+        ("? [a]\n: 1\n", 1, "a key has to be text"),
+        ("[" * 100_000, 1, "nested deeper"),
+        ("a: " * (DEPTH_MAX + 1), 1, "mapping values are not allowed"),
+        ("a: [1\n", 2, "did not find expected"),
+        ("\ta: 1\n", 1, "cannot start any token"),
+        ("a: 1\nb: \x07\n", 2, "character"),
+        ("- 1\n", 1, "expected keys and values"),
+        ("just text", 1, "expected keys and values"),
+    ],
+)
+def test_yaml_that_is_no_settings_file_is_refused(
+    file: Path, text: str, line: int, words: str
+) -> None:
+    found = problems(file, text)
+    assert len(found) == 1
+    assert found[0][0] == line
+    assert words in found[0][2]
+
+
+def test_a_bomb_is_refused_before_it_is_built(file: Path) -> None:
+    levels = "".join(f"a{n + 1}: &a{n + 1} [{','.join([f'*a{n}'] * 9)}]\n" for n in range(9))
+    assert "anchors" in problems(file, "a0: &a0 x\n" + levels)[0][2]
+    file.write_bytes(b"#" * (FILE_BYTES_MAX + 10))
+    with pytest.raises(ConfigFileError, match="larger"):
+        load(str(file))
+
+
+def test_a_file_that_cannot_be_read_is_an_error_not_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(ConfigFileError, match="No such file"):
+        load(str(tmp_path / "absent.yaml"))
+    with pytest.raises(ConfigFileError, match="directory"):
+        load(str(tmp_path))
+    (tmp_path / "latin").write_bytes(b"a: 1\nb: \xe4\n")
+    with pytest.raises(ConfigFileError, match="latin:2: is not UTF-8"):
+        load(str(tmp_path / "latin"))
+
+
+def test_words_that_old_yaml_takes_for_booleans_are_text() -> None:
+    tree = read_tree("no: on\n123: 0x10\nx: 1_000\ny: 2020-01-01\nz: 'true'\nw: True\nv: ~\n")
+    assert tree.value == {
+        "no": "on",
+        "123": "0x10",
+        "x": "1_000",
+        "y": "2020-01-01",
+        "z": "true",
+        "w": True,
+        "v": None,
+    }
+
+
+@given(
+    st.text(
+        alphabet=st.sampled_from(list("ab:{}[]-,'\"# \n\t&*!?|>%@0123.\x00\ufeff")), max_size=60
+    )
+)
+def test_any_text_is_read_or_refused_with_a_line(text: str) -> None:
+    try:
+        lines = list(read_tree(text).lines.values())
+    except YamlProblemError as error:
+        lines = [error.line]
+    assert all(1 <= line <= text.count("\n") + 2 for line in lines)
+
+
+plain = st.none() | st.booleans() | st.integers() | st.text(max_size=12) | st.floats()
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*Settings.model_fields, "other"]),
+        plain
+        | st.lists(plain, max_size=3)
+        | st.dictionaries(st.text(max_size=8), plain, max_size=3),
+        max_size=4,
+    )
+)
+def test_any_values_are_taken_or_refused_by_key(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "random.yaml"
+    file.write_text(yaml.safe_dump(values, allow_unicode=True))
+    reasons = ["taken"]
+    try:
+        load(str(file))
+    except ConfigFileError as error:
+        reasons = [problem.reason for problem in error.problems]
+    assert reasons
+    assert all(reasons)
+
+
+def test_settings_cannot_be_changed() -> None:
+    settings = Settings()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.http = Address("127.0.0.1", 1)
+
+
+def test_the_partitions_of_one_topic_are_bounded(file: Path) -> None:
+    found = problems(file, f"topics: {{a: {{partitions: {PARTITIONS_PER_TOPIC_MAX + 1}}}}}")
+    assert found[0][1] == "topics.a.partitions"
+
+
+def test_the_default_file_is_called_by_its_name() -> None:
+    with pytest.raises(ConfigFileError) as caught:
+        load(None, {"log_dirs": ["a"], "unknown": 1})
+    assert [(p.file, p.key) for p in caught.value.problems] == [("command line", "unknown")]
+    assert (Path(__file__).parents[2] / DEFAULT_FILE).read_text() == default_text()
