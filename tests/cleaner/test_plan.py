@@ -1,0 +1,428 @@
+"""What is chosen, what is not and why, and how segments are grouped."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleaner import states as s
+from cleaner.host import JobInputs, LogFacts
+from cleaner.plan import (
+    RELATIVE_OFFSET_MAX,
+    Moment,
+    Reason,
+    Verdict,
+    assess,
+    corrected_checkpoint,
+    group_segments,
+    plan_job,
+    ranked,
+)
+from config.settings import CleanerSettings
+from config.topic_keys import TopicConfig
+from storage.compression import GZIP, LZ4, ZSTD
+from storage.model import TopicPartition
+from storage.retention import SegmentFacts
+from tests.support.log_facts import COMPACTED, even, facts, segment
+
+NOW = Moment(wall_ms=100_000, monotonic_ms=5_000)
+SETTINGS = CleanerSettings()
+INPUTS = JobInputs(hash_key=bytes(16), last_records=((7, 0, 3),))
+
+
+def judge(log: LogFacts, state: s.State = s.IDLE) -> Verdict:
+    return assess(log, state, NOW)
+
+
+def reasons(verdict: Verdict) -> list[Reason]:
+    return [finding.reason for finding in verdict.findings]
+
+
+def blockers(verdict: Verdict) -> list[Reason]:
+    return [finding.reason for finding in verdict.findings if finding.blocks]
+
+
+def end_of(log: LogFacts) -> int:
+    section = judge(log).section
+    assert section is not None
+    return section.end_offset
+
+
+# --- candidates
+
+
+def test_a_never_cleaned_compacted_log_is_cleaned_up_to_its_active_segment() -> None:
+    verdict = judge(facts(even(4)))
+    assert verdict.to_clean
+    assert verdict.section is not None
+    assert (verdict.section.first_dirty_offset, verdict.section.end_offset) == (0, 40)
+    assert verdict.section.ratio == 1.0
+    assert reasons(verdict) == [Reason.POLICY, Reason.ACTIVE_SEGMENT, Reason.RATIO]
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (facts(even(4), config=TopicConfig(cleanup_policy=("delete",))), Reason.POLICY),
+        (facts(even(4), config=TopicConfig(cleanup_policy=())), Reason.POLICY),
+        (facts(even(4), config=replace(COMPACTED, policy_known=False)), Reason.POLICY_UNKNOWN),
+        (facts([], offline="EIO on /data"), Reason.OFFLINE),
+        (facts([]), Reason.OFFLINE),
+        (facts(even(4), damaged="00.log at 17"), Reason.DAMAGED),
+        (
+            facts([segment(0, 10), segment(10, 20, has_transactions=True), segment(20, 21)]),
+            Reason.TRANSACTIONS,
+        ),
+    ],
+    ids=lambda value: value.value if isinstance(value, Reason) else "",
+)
+def test_what_stands_in_the_way_is_named_and_no_checkpoint_is_touched(
+    log: LogFacts, reason: Reason
+) -> None:
+    verdict = judge(replace(log, checkpoint_offset=999))
+    assert not verdict.to_clean
+    assert blockers(verdict) == [reason]
+    assert verdict.checkpoint_offset is None
+
+
+def test_compact_and_delete_together_is_compacted() -> None:
+    assert judge(facts(even(2), config=TopicConfig(cleanup_policy=("compact", "delete")))).to_clean
+
+
+def test_all_obstacles_are_named_not_only_the_first() -> None:
+    log = facts(even(4), damaged="x", config=TopicConfig(cleanup_policy=("delete",)))
+    verdict = judge(log, s.Paused(1))
+    assert blockers(verdict) == [Reason.POLICY, Reason.DAMAGED, Reason.PAUSED]
+
+
+@pytest.mark.parametrize("state", [s.Cleaning(), s.Publishing(), s.Aborting(0), s.Aborting(2)])
+def test_a_partition_in_progress_is_no_candidate_and_its_checkpoint_is_left_alone(
+    state: s.State,
+) -> None:
+    verdict = judge(facts(even(4), checkpoint=999), state)
+    assert blockers(verdict) == [Reason.IN_PROGRESS]
+    assert verdict.checkpoint_offset is None
+
+
+def test_a_paused_partition_is_no_candidate_and_its_checkpoint_is_left_alone() -> None:
+    verdict = judge(facts(even(4), checkpoint=999), s.Paused(2, s.Quarantined(0, "disk", 1)))
+    assert blockers(verdict) == [Reason.PAUSED]
+    assert verdict.checkpoint_offset is None
+
+
+def test_a_quarantine_blocks_until_its_time_and_is_told_after_it() -> None:
+    later = s.Quarantined(NOW.monotonic_ms + 1, "disk", 3)
+    verdict = judge(facts(even(4)), later)
+    assert blockers(verdict) == [Reason.QUARANTINED]
+    finding = next(f for f in verdict.findings if f.reason is Reason.QUARANTINED)
+    assert dict(finding.values) == {"reason": "disk", "failures": 3, "wait_ms": 1}
+    due = judge(facts(even(4)), replace(later, until_ms=NOW.monotonic_ms))
+    assert due.to_clean
+    assert Reason.QUARANTINED in reasons(due)
+
+
+# --- first dirty offset
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "first_dirty", "saved"),
+    [
+        (None, 10, None),
+        (10, 10, None),
+        (20, 20, None),
+        (9, 10, 10),  # below the log start
+        (45, 45, None),  # in the active segment, up to the log end
+        (46, 10, 10),  # beyond the log end: all is dirty again
+    ],
+)
+def test_the_first_dirty_offset_is_the_checkpoint_where_that_lies_in_the_log(
+    checkpoint: int | None, first_dirty: int, saved: int | None
+) -> None:
+    log = facts(even(4)[1:], checkpoint=checkpoint)
+    verdict = judge(log)
+    assert verdict.section is not None
+    assert verdict.section.first_dirty_offset == first_dirty
+    assert verdict.checkpoint_offset == saved
+    assert corrected_checkpoint(log) == (None if saved or checkpoint is None else checkpoint)
+
+
+def test_an_invalid_checkpoint_is_corrected_though_nothing_can_be_cleaned() -> None:
+    verdict = judge(facts([segment(30, 35)], checkpoint=99))
+    assert not verdict.to_clean
+    assert verdict.checkpoint_offset == 30
+
+
+def test_an_invalid_checkpoint_is_corrected_though_the_ratio_is_too_low() -> None:
+    config = replace(COMPACTED, min_cleanable_dirty_ratio=1.0)
+    verdict = judge(facts(even(4)[1:], checkpoint=3, config=config))
+    assert blockers(verdict) == [Reason.RATIO]
+    assert verdict.checkpoint_offset == 10
+
+
+def test_a_dirty_part_without_bytes_moves_the_checkpoint_without_a_clean() -> None:
+    log = [segment(0, 10), segment(10, 20, 0), segment(20, 30, 0), segment(30, 31)]
+    verdict = judge(facts(log, checkpoint=10))
+    assert not verdict.to_clean
+    assert verdict.checkpoint_offset == 30
+
+
+def test_a_checkpoint_inside_the_active_segment_leaves_nothing_to_clean() -> None:
+    verdict = judge(facts(even(4), checkpoint=43))
+    assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
+    assert verdict.checkpoint_offset is None
+
+
+def test_a_log_start_inside_the_only_segment_leaves_nothing_to_clean() -> None:
+    verdict = judge(facts([segment(0, 20)], log_start=7))
+    assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
+
+
+def test_a_log_that_is_all_clean_says_so() -> None:
+    log = [segment(0, 10), segment(10, 10, 0)]
+    assert blockers(judge(facts(log, checkpoint=10))) == [Reason.NOTHING_DIRTY]
+
+
+# --- first uncleanable offset
+
+
+@pytest.mark.parametrize(
+    ("undecided", "end"), [(45, 40), (40, 40), (39, 30), (30, 30), (29, 20), (0, 0)]
+)
+def test_the_segment_that_holds_an_undecided_offset_is_excluded_as_a_whole(
+    undecided: int, end: int
+) -> None:
+    assert end_of(facts(even(4), undecided=undecided)) == end
+
+
+def test_an_undecided_offset_in_the_first_dirty_segment_is_named() -> None:
+    assert blockers(judge(facts(even(4), undecided=5))) == [Reason.UNDECIDED]
+
+
+def test_the_minimum_lag_excludes_from_the_first_young_dirty_segment_on() -> None:
+    lag = replace(COMPACTED, min_compaction_lag_ms=1000)
+    old, young = NOW.wall_ms - 1000, NOW.wall_ms - 999
+    log = [
+        segment(0, 10, first_ms=young),  # clean already: its age does not matter
+        segment(10, 20, first_ms=old),
+        segment(20, 30, first_ms=old, largest_ms=young),
+        segment(30, 40, first_ms=old),
+        segment(40, 41, first_ms=old),
+    ]
+    verdict = judge(facts(log, checkpoint=10, config=lag))
+    assert verdict.section is not None
+    assert (verdict.section.end_offset, verdict.section.bound) == (20, Reason.MIN_LAG)
+
+
+def test_a_segment_without_timestamps_is_as_old_as_its_file() -> None:
+    lag = replace(COMPACTED, min_compaction_lag_ms=1000)
+    log = [
+        segment(0, 10, first_ms=-1, largest_ms=-1, modified_ms=NOW.wall_ms),
+        segment(10, 11),
+    ]
+    assert blockers(judge(facts(log, config=lag))) == [Reason.MIN_LAG]
+
+
+def test_without_a_minimum_lag_records_from_the_future_are_cleaned() -> None:
+    log = [segment(0, 10, first_ms=NOW.wall_ms * 2), segment(10, 11)]
+    assert end_of(facts(log)) == 10
+
+
+# --- worth it
+
+
+def test_the_ratio_has_to_be_exceeded() -> None:
+    log = facts(even(4), checkpoint=20)
+    verdict = judge(log)
+    assert verdict.section is not None
+    assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (200, 200)
+    assert verdict.section.ratio == 0.5
+    assert blockers(verdict) == [Reason.RATIO]
+    eager = replace(COMPACTED, min_cleanable_dirty_ratio=0.49)
+    assert judge(replace(log, config=eager)).to_clean
+
+
+def test_a_segment_cut_by_the_first_dirty_offset_counts_on_both_sides() -> None:
+    section = judge(facts(even(2), checkpoint=15)).section
+    assert section is not None
+    assert (section.clean_bytes, section.dirty_bytes) == (200, 100)
+
+
+def test_segments_below_the_log_start_belong_to_retention() -> None:
+    log = facts(even(4), log_start=23, checkpoint=0)
+    verdict = judge(log)
+    assert verdict.section is not None
+    assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (100, 200)
+    job = plan_job(log, verdict, INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert job is not None
+    assert job.groups[0][0].base_offset == 20
+    assert (job.log_start_offset, job.first_dirty_offset) == (23, 23)
+
+
+@pytest.mark.parametrize(("first_ms", "cleaned"), [(90_000, False), (89_999, True)])
+def test_over_the_maximum_lag_the_ratio_does_not_matter(first_ms: int, cleaned: bool) -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=10_000, min_cleanable_dirty_ratio=1.0)
+    log = [segment(0, 10), segment(10, 20, first_ms=first_ms), segment(20, 21)]
+    verdict = judge(facts(log, checkpoint=10, config=config))
+    assert verdict.to_clean == cleaned
+    assert verdict.over_lag_ms == int(cleaned)
+    assert (Reason.MAX_LAG in reasons(verdict)) == cleaned
+
+
+def test_the_maximum_lag_ignores_segments_without_a_timestamp() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=1)
+    log = [segment(0, 10, first_ms=-1), segment(10, 20, first_ms=0), segment(20, 21)]
+    section = judge(facts(log, config=config)).section
+    assert section is not None
+    assert section.deadline_ms is None
+
+
+def test_over_lag_goes_first_by_deadline_then_ratio_then_name() -> None:
+    late = replace(COMPACTED, max_compaction_lag_ms=1)
+
+    def dirty(
+        number: int, checkpoint: int, config: TopicConfig = COMPACTED, at: int = 1000
+    ) -> LogFacts:
+        log = [*even(4)[:3], segment(30, 40, first_ms=at), segment(40, 41)]
+        return facts(
+            log, partition=TopicPartition("t", number), checkpoint=checkpoint, config=config
+        )
+
+    logs = [
+        dirty(0, 10),
+        dirty(1, 0),
+        dirty(2, 30, late, 2000),
+        dirty(3, 30, late, 1500),
+        dirty(4, 0),
+        dirty(5, 30),
+    ]
+    order = [verdict.partition.partition for verdict in ranked(judge(log) for log in logs)]
+    assert order == [3, 2, 1, 4, 0]
+
+
+# --- grouping
+
+
+def sizes(groups: list[list[SegmentFacts]]) -> list[int]:
+    return [len(group) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("segment_bytes", "index_bytes", "expected"),
+    [
+        (10_000, 10_000, [6]),
+        (200, 10_000, [2, 2, 2]),
+        (199, 10_000, [1] * 6),
+        (1, 10_000, [1] * 6),
+        (10_000, 30, [3, 3]),
+        (10_000, 29, [2, 2, 2]),
+    ],
+)
+def test_a_group_stays_within_a_segments_sizes(
+    segment_bytes: int, index_bytes: int, expected: list[int]
+) -> None:
+    assert sizes(group_segments(even(6)[:-1], segment_bytes, index_bytes)) == expected
+
+
+def test_the_time_index_limits_a_group_too() -> None:
+    sources = [segment(i, i + 1, time_index_bytes=20) for i in range(4)]
+    assert sizes(group_segments(sources, 10_000, 40)) == [2, 2]
+
+
+def test_a_group_spans_no_more_than_a_relative_offset_can_say() -> None:
+    edge = RELATIVE_OFFSET_MAX + 1
+    fits = [segment(0, 10), segment(10, edge), segment(edge, edge + 1)]
+    assert sizes(group_segments(fits, 10_000, 10_000)) == [2, 1]
+    over = [segment(0, 10), segment(10, edge + 1)]
+    assert sizes(group_segments(over, 10_000, 10_000)) == [1, 1]
+
+
+def test_empty_segments_group_over_any_distance() -> None:
+    far = 10 * RELATIVE_OFFSET_MAX
+    sources = [segment(0, 10), segment(10, far, 0), segment(far, far + 1)]
+    assert sizes(group_segments(sources, 10_000, 10_000)) == [2, 1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 32), st.integers(0, 300)), min_size=1, max_size=30))
+def test_groups_cover_all_sources_in_order_and_none_could_take_one_more(
+    shapes: list[tuple[int, int]],
+) -> None:
+    base, sources = 0, []
+    for length, size_bytes in shapes:
+        sources.append(segment(base, base + length, size_bytes))
+        base += length
+    groups = group_segments(sources, 300, 60)
+    assert [source for group in groups for source in group] == sources
+    for group, following in pairwise(groups):
+        more = [*group, following[0]]
+        assert (
+            sum(source.size_bytes for source in more) > 300
+            or len(more) > 6
+            or following[0].next_base_offset - 1 - group[0].base_offset > RELATIVE_OFFSET_MAX
+        )
+
+
+# --- jobs
+
+
+def test_a_job_carries_what_the_worker_needs() -> None:
+    config = replace(COMPACTED, segment_bytes=250, delete_retention_ms=77, compression_lz4_level=4)
+    log = facts(even(4), checkpoint=10, config=config)
+    job = plan_job(log, judge(log), INPUTS, SETTINGS, run_id="run-1", now_ms=123)
+    assert job is not None
+    assert [[x.base_offset for x in group] for group in job.groups] == [[0, 10], [20, 30]]
+    assert (job.first_dirty_offset, job.end_offset, job.log_end_offset_is_end) == (10, 40, False)
+    assert (job.generation, job.run_id, job.now_ms) == ("boot-1", "run-1", 123)
+    assert (job.delete_retention_ms, job.segment_bytes) == (77, 250)
+    assert (job.hash_key, job.last_records) == (INPUTS.hash_key, INPUTS.last_records)
+    assert job.compression_levels == ((GZIP, -1), (LZ4, 4), (ZSTD, 3))
+    assert job.drop_expired_tombstones
+
+
+def test_the_last_batch_is_kept_where_nothing_follows() -> None:
+    log = facts([segment(0, 10), segment(10, 10, 0)])
+    job = plan_job(log, judge(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert job is not None
+    assert job.log_end_offset_is_end
+
+
+def test_no_tombstone_is_dropped_by_a_clock_that_cannot_be_trusted() -> None:
+    log = facts(even(2), clock_trusted=False)
+    job = plan_job(log, judge(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert job is not None
+    assert not job.drop_expired_tombstones
+
+
+def test_there_is_no_job_for_what_is_not_to_be_cleaned() -> None:
+    log = facts(even(4), checkpoint=40)
+    assert plan_job(log, judge(log), INPUTS, SETTINGS, run_id="r", now_ms=1) is None
+
+
+@given(
+    st.lists(st.integers(0, 200), min_size=1, max_size=8),
+    st.integers(0, 90),
+    st.integers(0, 90),
+    st.integers(0, 90),
+)
+def test_every_verdict_is_consistent_and_every_candidate_gives_a_job(
+    all_bytes: list[int], checkpoint: int, log_start: int, undecided: int
+) -> None:
+    log = [segment(10 * i, 10 * i + 10, size) for i, size in enumerate(all_bytes)]
+    end = 10 * len(log)
+    start = min(log_start, end)
+    known = facts(
+        log, checkpoint=checkpoint, log_start=start, undecided=max(start, min(undecided, end))
+    )
+    verdict = judge(known)
+    section = verdict.section
+    assert section is not None
+    assert start <= section.first_dirty_offset <= end
+    assert 0 <= section.ratio <= 1
+    assert section.end_offset <= known.undecided_offset or section.dirty_bytes == 0
+    job = plan_job(known, verdict, INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert (job is not None) == verdict.to_clean
+    if job is not None:
+        assert job.log_start_offset <= job.first_dirty_offset < job.end_offset
+        assert job.groups[-1][-1].next_base_offset == job.end_offset
+        assert job.groups[0][0].next_base_offset > job.log_start_offset
