@@ -132,7 +132,7 @@ def _produce_one(
             records or _NOTHING, topic.config, produce_version=version, now_ms=now_ms
         )
         assert records is not None
-        if needs_record_check(header, topic.config):
+        if needs_record_check(header, topic.config, now_ms):
             if header.codec:
                 batch = _Batch(index, records, header, now_ms)
                 return _check_in_thread(services, partition, batch, acks)
