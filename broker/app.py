@@ -16,13 +16,12 @@ import structlog
 from cleaner.pool import CleanerPool
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
-from storage.log import FlushTask, Log
 from storage.log_manager import LogManager
 
 from broker import systemd
 from broker.banner import ready_text
-from broker.cli import installed_version
 from broker.cleaning import Cleaning
+from broker.cli import installed_version
 from broker.context import Services
 from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator, GroupSettings
@@ -42,6 +41,8 @@ from config.address import Address
 from config.settings import Settings
 from storage.env import Env, RealEnv
 from storage.errors import LogDirectoryError, StorageError
+from storage.log import Log
+from storage.log_flush import FlushTask
 from storage.model import TopicPartition
 
 log = structlog.get_logger("broker.app")

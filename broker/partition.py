@@ -9,11 +9,11 @@ beyond the high watermark.
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from storage.log import FlushTask, Log
-
 from broker.stats import TopicStats
 from storage.batch import BatchHeader
 from storage.errors import LogDirectoryError
+from storage.log import Log
+from storage.log_flush import FlushTask
 from storage.model import AppendInfo, TopicPartition
 
 Waker = Callable[[], None]

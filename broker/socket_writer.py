@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from storage.log import FetchSlice
+from storage.log_reader import FetchSlice
 
 Part = bytes | bytearray | memoryview | FetchSlice
 

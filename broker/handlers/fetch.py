@@ -11,8 +11,6 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from storage.log import FetchSlice
-
 from broker.connection import Response
 from broker.context import RequestContext, Services
 from broker.fetch_sessions import (
@@ -36,6 +34,7 @@ from broker.protocol.fetch import (
 )
 from broker.protocol.produce import TopicRef
 from storage.errors import StorageError
+from storage.log_reader import FetchSlice
 
 MAX_WAIT_MS: Final = 60_000  # no client asks for more; it bounds what a waiting request holds
 FIRST_ZSTD_VERSION: Final = 10

@@ -1,0 +1,100 @@
+"""The sending half of a connection, over real socket pairs and real files."""
+
+import asyncio
+import random
+import socket
+from pathlib import Path
+
+import pytest
+
+from broker.socket_writer import Part, SocketWriter
+from storage.env import RealEnv
+from storage.log_reader import FetchSlice
+
+SEED = 20260101
+
+
+class Ends:
+    """A writer on one end of a socket pair, a reader on the other."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair()
+        for end in (self.ours, self.theirs):
+            end.setblocking(False)
+        self.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        self.drained = asyncio.Event()
+        self.errors: list[OSError] = []
+        loop = asyncio.get_running_loop()
+        self.writer = SocketWriter(loop, self.ours.fileno(), self.drained.set, self.errors.append)
+
+    async def receive(self, count: int) -> bytes:
+        loop = asyncio.get_running_loop()
+        received = bytearray()
+        while len(received) < count:
+            received += await loop.sock_recv(self.theirs, count - len(received))
+        return bytes(received)
+
+    def close(self) -> None:
+        self.writer.close()
+        self.ours.close()
+        self.theirs.close()
+
+
+async def test_bytes_and_file_ranges_leave_in_the_order_given_whatever_the_client_takes(
+    tmp_path: Path,
+) -> None:
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    content = rng.randbytes(300_000)
+    (tmp_path / "log").write_bytes(content)
+    file = RealEnv().open(str(tmp_path / "log"))
+    parts: list[Part] = []
+    expected = bytearray()
+    for _ in range(40):
+        if rng.random() < 0.5:
+            data = rng.randbytes(rng.randrange(1, 5000))
+            parts.append(data)
+            expected += data
+        else:
+            position = rng.randrange(len(content))
+            length = rng.randrange(0, min(50_000, len(content) - position) + 1)
+            parts.append(FetchSlice(file, position, length))
+            expected += content[position : position + length]
+    ends = Ends()
+    ends.writer.write(parts)
+    assert not ends.writer.idle
+    assert await ends.receive(len(expected)) == expected
+    await ends.drained.wait()
+    assert ends.writer.idle
+    assert ends.writer.bytes_sent == len(expected)
+    ends.close()
+
+
+async def test_a_small_response_behind_a_pending_one_does_not_overtake_it() -> None:
+    ends = Ends()
+    ends.writer.write_bytes(b"a" * 100_000)
+    ends.writer.write_bytes(b"b")
+    assert await ends.receive(100_001) == b"a" * 100_000 + b"b"
+    ends.close()
+
+
+async def test_a_client_that_is_gone_is_one_error_and_nothing_is_sent_after() -> None:
+    ends = Ends()
+    ends.theirs.close()
+    ends.writer.write_bytes(b"x")
+    ends.writer.write_bytes(b"y")
+    assert [type(error) for error in ends.errors] == [BrokenPipeError]
+    assert ends.writer.closed
+    ends.close()
+
+
+async def test_a_file_that_is_shorter_than_promised_fails_the_connection(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"short")
+    file = RealEnv().open(str(tmp_path / "log"))
+    ends = Ends()
+    ends.writer.write([FetchSlice(file, 0, 100)])
+    assert await ends.receive(5) == b"short"
+    with pytest.raises(BlockingIOError):
+        ends.theirs.recv(1)
+    assert len(ends.errors) == 1
+    ends.close()
