@@ -5,8 +5,6 @@ import random
 import socket
 from pathlib import Path
 
-import pytest
-
 from broker.socket_writer import Part, SocketWriter
 from storage.env import RealEnv
 from storage.log_reader import FetchSlice
@@ -24,8 +22,13 @@ class Ends:
         self.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.drained = asyncio.Event()
         self.errors: list[OSError] = []
+        self.failed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self.writer = SocketWriter(loop, self.ours.fileno(), self.drained.set, self.errors.append)
+        self.writer = SocketWriter(loop, self.ours.fileno(), self.drained.set, self._failed)
+
+    def _failed(self, error: OSError) -> None:
+        self.errors.append(error)
+        self.failed.set()
 
     async def receive(self, count: int) -> bytes:
         loop = asyncio.get_running_loop()
@@ -94,7 +97,7 @@ async def test_a_file_that_is_shorter_than_promised_fails_the_connection(tmp_pat
     ends = Ends()
     ends.writer.write([FetchSlice(file, 0, 100)])
     assert await ends.receive(5) == b"short"
-    with pytest.raises(BlockingIOError):
-        ends.theirs.recv(1)
+    await ends.failed.wait()
     assert len(ends.errors) == 1
+    assert ends.writer.closed
     ends.close()
