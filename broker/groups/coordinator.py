@@ -69,8 +69,11 @@ WEEK_MS = 7 * 24 * 3600 * 1000
 APPEND_BYTES = 256 * 1024
 # One turn of the event loop looks at this many offsets when it searches for expired ones (< 5 ms).
 OFFSETS_PER_TURN = 5_000
-# The part of a client's name that goes into its member ids; the rest would only fill the log.
-CLIENT_ID_CHARS = 255
+# The part of a client's name that goes into its member ids, so that these fit a string of the
+# protocol (32,767 bytes), whatever the name.
+NAME_CHARS = 255
+# What a string of the log's records holds; compact strings of the wire could be longer.
+TEXT_BYTES_MAX = 2**15 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +190,8 @@ class GroupCoordinator:
                 return JoinAnswer(ErrorCode.POLICY_VIOLATION)
             live = self._create(group_id)
         waiter = live.new_waiter()
-        name = request.instance_id or request.client_id[:CLIENT_ID_CHARS]
-        new_member_id = f"{name}-{self._new_id()}"
+        name = request.instance_id or request.client_id
+        new_member_id = f"{name[:NAME_CHARS]}-{self._new_id()}"
         request = replace(request, waiter=waiter, new_member_id=new_member_id)
         try:
             answer = await live.wait_answer(request, waiter)
@@ -199,7 +202,7 @@ class GroupCoordinator:
 
     def _join_error(self, group_id: str, request: JoinRequested) -> ErrorCode:
         limits = self.settings
-        if not group_id:
+        if not group_id or not _fits(group_id):
             return ErrorCode.INVALID_GROUP_ID
         timeouts_ms = (limits.group_min_session_timeout_ms, limits.group_max_session_timeout_ms)
         if not timeouts_ms[0] <= request.session_timeout_ms <= timeouts_ms[1]:
@@ -208,6 +211,9 @@ class GroupCoordinator:
         if metadata_bytes > limits.max_member_metadata_bytes:
             return ErrorCode.INVALID_REQUEST
         if len(request.protocols) > limits.max_protocols:
+            return ErrorCode.INVALID_REQUEST
+        names = [name for name, _ in request.protocols]
+        if not _fits(request.protocol_type, request.instance_id or "", request.client_id, *names):
             return ErrorCode.INVALID_REQUEST
         return self.availability(group_id)
 
@@ -295,7 +301,7 @@ class GroupCoordinator:
         return error
 
     def _commit_error(self, group_id: str, request: CommitRequested) -> ErrorCode:
-        if not group_id and request.generation >= 0:
+        if (not group_id and request.generation >= 0) or not _fits(group_id):
             return ErrorCode.INVALID_GROUP_ID
         error = self.availability(group_id)
         if error is not ErrorCode.NONE:
@@ -491,6 +497,10 @@ class GroupCoordinator:
                 case _:
                     return ErrorCode.UNKNOWN_SERVER_ERROR
         return ErrorCode.NONE
+
+
+def _fits(*texts: str) -> bool:
+    return all(len(text.encode()) <= TEXT_BYTES_MAX for text in texts)
 
 
 def _committed(live: LiveGroup) -> set[TopicIndex]:

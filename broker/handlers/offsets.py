@@ -31,6 +31,7 @@ from broker.protocol.messages import (
     OffsetFetchResponseTopic,
 )
 
+TIMESTAMP_MAX = 2**63 - 1
 NOTHING_COMMITTED = CommittedOffset(-1)
 
 Wanted = list[tuple[str, list[int]]]
@@ -42,7 +43,7 @@ async def handle_offset_commit(
     """OffsetCommit 2-9; ends when the offsets are in the log."""
     now_ms = context.wall_ms()
     keeps_ms = body.retention_time_ms  # versions 2-4; -1 leaves it to the broker
-    expire_timestamp_ms = now_ms + keeps_ms if keeps_ms >= 0 else -1
+    expire_timestamp_ms = min(now_ms + keeps_ms, TIMESTAMP_MAX) if keeps_ms >= 0 else -1
     errors: dict[TopicIndex, ErrorCode] = {}
     offsets: dict[TopicIndex, CommittedOffset] = {}
     for topic in body.topics:

@@ -125,6 +125,24 @@ async def test_a_member_id_begins_with_the_client_id() -> None:
     assert static.member_id.startswith("inst-")
 
 
+async def test_a_name_of_any_length_gives_an_id_that_fits_the_protocol() -> None:
+    world = World()
+    name = "é" * 16_383
+    dynamic = await world.stable(client_id=name)
+    static = await world.join(group_id="h", instance_id=name)
+    assert max(len(dynamic.encode()), len(static.member_id.encode())) < 1_024
+
+
+async def test_texts_that_the_log_cannot_hold_are_refused() -> None:
+    world = World()
+    long = "x" * 32_768
+    assert (await world.join(group_id=long)).error is ErrorCode.INVALID_GROUP_ID
+    assert await world.commit(group_id=long) is ErrorCode.INVALID_GROUP_ID
+    assert (await world.join(instance_id=long)).error is ErrorCode.INVALID_REQUEST
+    assert (await world.join(protocol_type=long)).error is ErrorCode.INVALID_REQUEST
+    assert (await world.join(protocols=((long, b""),))).error is ErrorCode.INVALID_REQUEST
+
+
 @pytest.mark.parametrize(
     ("timeout_ms", "error"),
     [
