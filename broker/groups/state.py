@@ -100,7 +100,7 @@ def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> St
             return _expire(state, member_id, event, rules, now_ms)
         case PreparingRebalance(), JoinTimeout():
             return _join_timeout(state, rules, now_ms)
-        case CompletingRebalance() | Stable(), SyncTimeout():
+        case CompletingRebalance() | Stable(), SyncTimeout() if state.unsynced:
             return _sync_timeout(state, rules, now_ms)
         case _, GroupStored():
             return _stored(state, event, rules, now_ms)
@@ -371,7 +371,6 @@ def _join_timeout(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> 
 
 
 def _sync_timeout(state: CompletingRebalance | Stable, rules: GroupRules, now_ms: int) -> Step:
-    assert state.unsynced, "the sync timer ran although everyone had synced"
     effects: list[Effect] = []
     after: Live = state
     for member_id in sorted(state.unsynced):

@@ -1,0 +1,158 @@
+"""The whole table of the state machine, legal and illegal, as a text to be reviewed."""
+
+from dataclasses import replace
+
+from broker.groups.model import (
+    CommitRequested,
+    CompletingRebalance,
+    Dead,
+    Deleted,
+    DeletionFailed,
+    Effect,
+    Empty,
+    Event,
+    Group,
+    GroupRules,
+    GroupStored,
+    HeartbeatReceived,
+    IllegalTransitionError,
+    JoinRequested,
+    JoinTimeout,
+    LeaveRequested,
+    Member,
+    PreparingRebalance,
+    Reply,
+    SessionExpired,
+    Stable,
+    State,
+    SyncRequested,
+    SyncTimeout,
+    Unloaded,
+    WaiterGone,
+)
+from broker.groups.state import transition
+from broker.protocol.errors import ErrorCode
+from tests.conftest import Golden
+from tests.support.group_machine import RANGE, join_request
+
+CHANGED = (("range", b"changed"),)
+
+
+def _member(member_id: str, join: int | None = None, sync: int | None = None) -> Member:
+    return Member(member_id, None, "c", "/h", 10, 60, RANGE, b"", join, sync)
+
+
+def _group(*members: Member, pending: frozenset[str] = frozenset()) -> Group:
+    leader = members[0].member_id if members else None
+    by_id = {m.member_id: m for m in members}
+    return Group("g", 3, "consumer", "range", leader, by_id, pending)
+
+
+PAIR = _group(_member("lead"), _member("peer"))
+HALF_JOINED = _group(_member("lead", join=1), _member("peer"))
+SYNCING = _group(_member("lead"), _member("peer", sync=2))
+STORING = _group(_member("lead", sync=1), _member("peer", sync=2))
+
+STATES: dict[str, State] = {
+    "Empty": Empty(Group("g")),
+    "Empty, an id given out": Empty(_group(pending=frozenset({"pending"}))),
+    "PreparingRebalance, initial": PreparingRebalance(
+        _group(_member("lead", join=1)), initial=True, delay_ms=5, remaining_ms=9, member_added=True
+    ),
+    "PreparingRebalance, peer missing": PreparingRebalance(HALF_JOINED),
+    "CompletingRebalance, leader missing": CompletingRebalance(SYNCING, frozenset({"lead"})),
+    "CompletingRebalance, storing": CompletingRebalance(STORING, frozenset(), {"lead": b"a"}),
+    "Stable": Stable(PAIR),
+    "Stable, peer has not synced": Stable(PAIR, frozenset({"peer"})),
+    "Dead": Dead(Group("g")),
+}
+
+_NEW = join_request(waiter=9, new_member_id="new")
+EVENTS: dict[str, Event] = {
+    "join without id": _NEW,
+    "join without id, before v4": replace(_NEW, id_required=False),
+    "join of an id given out": replace(_NEW, member_id="pending"),
+    "join of the leader": replace(_NEW, member_id="lead"),
+    "join of the peer": replace(_NEW, member_id="peer"),
+    "join of the peer, changed": replace(_NEW, member_id="peer", protocols=CHANGED),
+    "join with another protocol": replace(_NEW, protocols=(("other", b""),)),
+    "join of a static member": replace(_NEW, instance_id="i"),
+    "sync of the leader": SyncRequested(9, "lead", None, 3, None, None, {"lead": b"a"}),
+    "sync of the peer": SyncRequested(9, "peer", None, 3, None, None, {}),
+    "sync of an old generation": SyncRequested(9, "peer", None, 2, None, None, {}),
+    "heartbeat of the peer": HeartbeatReceived(9, "peer", None, 3),
+    "commit of the peer": CommitRequested(9, "peer", None, 3),
+    "commit from outside": CommitRequested(9, "", None, -1),
+    "leave of the leader": LeaveRequested(9, (("lead", None),)),
+    "leave of all": LeaveRequested(9, (("lead", None), ("peer", None))),
+    "leave of a stranger": LeaveRequested(9, (("stranger", None),)),
+    "session of the leader": SessionExpired("lead"),
+    "session of the peer": SessionExpired("peer"),
+    "session of an id given out": SessionExpired("pending"),
+    "join timeout": JoinTimeout(),
+    "sync timeout": SyncTimeout(),
+    "stored": GroupStored(3, ErrorCode.NONE, None),
+    "not stored": GroupStored(3, ErrorCode.COORDINATOR_NOT_AVAILABLE, None),
+    "waiter 1 gone": WaiterGone(1),
+    "deleted": Deleted(),
+    "deletion failed": DeletionFailed(),
+    "unloaded": Unloaded(),
+}
+
+
+def test_the_table_of_transitions_is_the_reviewed_one(golden: Golden) -> None:
+    golden.check("group_transitions.txt", _table())
+
+
+def _table() -> str:
+    lines = [
+        "# Members lead (the leader) and peer; generation 3; the request in question is 9.",
+        "",
+    ]
+    for state_name, state in STATES.items():
+        lines.append(state_name)
+        lines += [f"    {name:27} {_outcome(state, event)}" for name, event in EVENTS.items()]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _outcome(state: State, event: Event) -> str:
+    try:
+        after, effects = transition(state, event, GroupRules(initial_rebalance_delay_ms=5), 77)
+    except IllegalTransitionError:
+        return "-"
+    told = ", ".join(_told(effect) for effect in effects)
+    return f"{_described(after)}" + (f": {told}" if told else "")
+
+
+def _described(state: State) -> str:
+    group = state.group
+    members = "+".join((m + "*" if m == group.leader else m) for m in group.members)
+    text = f"{type(state).__name__} g{group.generation} [{members}]"
+    if group.pending:
+        text += f" pending {'+'.join(sorted(group.pending))}"
+    if isinstance(state, CompletingRebalance | Stable) and state.unsynced:
+        text += f" unsynced {'+'.join(sorted(state.unsynced))}"
+    return text
+
+
+def _told(effect: Effect) -> str:
+    if isinstance(effect, Reply):
+        answer = effect.answer
+        error = getattr(answer, "error", ErrorCode.NONE)
+        errors = [e for _, _, e in answer.members] if type(answer).__name__ == "LeaveAnswer" else []
+        named = "+".join(ErrorCode(e).name for e in [error, *errors])
+        return f"answer {effect.waiter} {named}"
+    name = type(effect).__name__
+    member = getattr(effect, "member_id", "")
+    return f"{name} {member}".strip()
+
+
+def test_every_event_is_in_the_table() -> None:
+    seen = {type(event) for event in EVENTS.values()}
+    assert seen == set(Event.__args__)
+    assert JoinRequested in seen
+
+
+def test_every_state_is_in_the_table() -> None:
+    assert {type(state) for state in STATES.values()} == set(State.__args__)
