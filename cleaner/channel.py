@@ -1,0 +1,146 @@
+"""Frames between the pool and a worker: what they say, and how they are cut. No sockets here.
+
+A frame is a length (4 bytes, big-endian) and a pickled message. Only the classes named below are
+unpickled, on either side: a worker works on bytes that strangers wrote, and what it sends must not
+be able to call anything in the broker.
+"""
+
+import io
+import pickle
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from cleaner.job import CleanedGroup, CleanJob, CleanReport, SourceSegment
+from storage.model import TopicPartition
+from storage.swap import CleanedFile, CleanedSegment
+
+LENGTH_BYTES: Final = 4
+# A job names every segment of its partition: this is room for some 800,000 of them.
+FRAME_BYTES_MAX: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """To the worker: run this. Run numbers only grow; the abort flag refers to them."""
+
+    run: int
+    job: CleanJob
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """From the worker, first of all: its kernels are loaded."""
+
+    pid: int
+    seconds: float  # from its start to here
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """From the worker: how far a stage ("map", "rewrite") is."""
+
+    run: int
+    stage: str
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCleaned:
+    """From the worker: one group is complete and synced."""
+
+    run: int
+    group: CleanedGroup
+
+
+@dataclass(frozen=True, slots=True)
+class JobDone:
+    """From the worker: the job came to its end."""
+
+    run: int
+    report: CleanReport
+
+
+@dataclass(frozen=True, slots=True)
+class JobStopped:
+    """From the worker: it saw the abort flag and let go."""
+
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """From the worker: the job raised. `traceback` is for the log."""
+
+    run: int
+    reason: str
+    traceback: str
+
+
+FromWorker: TypeAlias = WorkerReady | Progressed | GroupCleaned | JobDone | JobStopped | JobFailed
+Message: TypeAlias = RunJob | FromWorker
+
+_CLASSES: Final[dict[tuple[str, str], type]] = {
+    (cls.__module__, cls.__qualname__): cls
+    for cls in (
+        RunJob,
+        WorkerReady,
+        Progressed,
+        GroupCleaned,
+        JobDone,
+        JobStopped,
+        JobFailed,
+        CleanJob,
+        SourceSegment,
+        CleanedGroup,
+        CleanReport,
+        TopicPartition,
+        CleanedSegment,
+        CleanedFile,
+    )
+}
+_TOP: Final = (RunJob, WorkerReady, Progressed, GroupCleaned, JobDone, JobStopped, JobFailed)
+
+
+class ChannelError(Exception):
+    """Bytes that are no frame of ours, or a message too large for one."""
+
+
+def encode(message: Message) -> bytes:
+    """A message as a frame. Raises ChannelError if it is too large."""
+    body = pickle.dumps(message, protocol=5)
+    if len(body) > FRAME_BYTES_MAX:
+        raise ChannelError(
+            f"{type(message).__name__} takes {len(body)} bytes, a frame holds {FRAME_BYTES_MAX}"
+        )
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body
+
+
+def body_bytes(prefix: bytes) -> int:
+    """The length of the body that follows `prefix`. Raises ChannelError for an impossible one."""
+    assert len(prefix) == LENGTH_BYTES
+    length = int.from_bytes(prefix, "big")
+    if not 0 < length <= FRAME_BYTES_MAX:
+        raise ChannelError(f"a frame of {length} bytes")
+    return length
+
+
+def decode(body: bytes) -> Message:
+    """The message in a frame's body. Raises ChannelError for anything else."""
+    try:
+        message = _Unpickler(io.BytesIO(body)).load()
+    except ChannelError:
+        raise
+    except Exception as error:  # unpickling junk raises nearly anything
+        raise ChannelError(f"not a message: {error!r:.200}") from error
+    if not isinstance(message, _TOP):
+        raise ChannelError(f"not a message: a {type(message).__name__}")
+    return message
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type:
+        found = _CLASSES.get((module, name))
+        if found is None:
+            raise ChannelError(f"{module}.{name} may not be sent")
+        return found

@@ -1,0 +1,69 @@
+"""Frames between pool and worker: round trip, limits, and nothing that could call anything."""
+
+import os
+import pickle
+
+import pytest
+
+from cleaner import channel
+from cleaner.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
+from cleaner.job import CleanedGroup, CleanReport
+from storage.swap import CleanedFile, CleanedSegment
+from tests.support.cleaner_jobs import GROUP, REPORT, job
+
+SEGMENT = CleanedSegment(0, "r", (CleanedFile(f"{0:020}.log.r.cleaned", 5, 7),))
+MESSAGES: list[channel.Message] = [
+    channel.RunJob(3, job()),
+    channel.WorkerReady(12, 0.5),
+    channel.Progressed(3, "map", 1, 2),
+    channel.GroupCleaned(3, GROUP),
+    channel.GroupCleaned(3, CleanedGroup((0, 10), SEGMENT, 9, 5, 4, 2)),
+    channel.JobDone(3, REPORT),
+    channel.JobStopped(3),
+    channel.JobFailed(3, "OSError: [Errno 28] No space left on device", "Traceback ..."),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_every_message_comes_back_as_it_was(message: channel.Message) -> None:
+    frame = encode(message)
+    assert body_bytes(frame[:LENGTH_BYTES]) == len(frame) - LENGTH_BYTES
+    assert decode(frame[LENGTH_BYTES:]) == message
+
+
+@pytest.mark.parametrize("prefix", [bytes(4), b"\xff\xff\xff\xff", b"GET "])
+def test_an_impossible_length_is_refused_before_anything_is_read(prefix: bytes) -> None:
+    with pytest.raises(ChannelError, match="frame of"):
+        body_bytes(prefix)
+
+
+def test_a_message_too_large_for_a_frame_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "FRAME_BYTES_MAX", 100)
+    with pytest.raises(ChannelError, match="RunJob takes"):
+        encode(channel.RunJob(1, job()))
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        return (os.mkdir, ("/proc/no", 0))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pickle.dumps(Evil()),
+        pickle.dumps(os.system),
+        pickle.dumps({"a": 1}),
+        pickle.dumps(REPORT),
+        pickle.dumps(CleanReport),
+        b"",
+        b"junk",
+        encode(MESSAGES[0])[LENGTH_BYTES:-9],
+    ],
+    ids=["call", "function", "dict", "part", "class", "empty", "junk", "cut"],
+)
+def test_anything_but_our_messages_is_refused(body: bytes) -> None:
+    with pytest.raises(ChannelError):
+        decode(body)
