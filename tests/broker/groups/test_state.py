@@ -85,6 +85,15 @@ def test_an_assignment_is_given_out_only_after_it_is_stored() -> None:
     assert isinstance(m.state, Stable)
 
 
+def test_a_finished_join_begins_the_ordinary_session() -> None:
+    m = Machine()
+    m.stable()
+    new = m.member()
+    assert m.sessions[new] == m.rules.new_member_join_timeout_ms
+    m.join_timeout()
+    assert m.sessions[new] == SESSION_MS
+
+
 def test_a_failed_store_is_answered_with_its_error_and_begins_again() -> None:
     m = Machine()
     member = m.member()
@@ -472,6 +481,23 @@ def test_a_static_leader_that_restarts_is_told_to_skip_the_assignment() -> None:
     assert answer.members
 
 
+def test_a_leader_that_joins_again_stays_the_leader() -> None:
+    m = Machine()
+    first = m.stable(instance_id="i")[0]
+    m.member()
+    m.join(first, instance_id="i")
+    m.sync(first, instance_id="i")
+    m.store()
+    m.join(instance_id="i")
+    m.store()
+    leader = m.group.leader
+    assert list(m.group.members).index(str(leader)) == 1
+    m.join(str(leader), instance_id="i")
+    m.join(next(iter(m.group.members)))
+    assert isinstance(m.state, CompletingRebalance)
+    assert m.group.leader == leader
+
+
 def test_before_version_9_a_static_leader_that_restarts_is_kept_from_leading() -> None:
     m = Machine()
     old = m.stable(instance_id="i")[0]
@@ -658,6 +684,18 @@ def test_a_store_of_an_older_generation_settles_nothing() -> None:
     m.store()
     assert isinstance(m.state, CompletingRebalance)
     assert m.group.members[first].assignment == b""
+
+
+def test_a_store_of_an_older_generation_does_not_stand_for_a_newer_one() -> None:
+    m = Machine()
+    first = m.member()
+    m.sync(first, assignments={first: b"old"})
+    m.join(first, protocols=(("range", b"changed"),))
+    waiter = m.sync(first, assignments={first: b"new"})
+    m.store()
+    assert m.waits(waiter)
+    m.store()
+    assert m.synced(waiter).assignment == b"new"
 
 
 @pytest.mark.parametrize("event", [JoinTimeout(), SyncTimeout(), SessionExpired("x")])
