@@ -73,7 +73,9 @@ class Template:
         whole = bytes(build_batch(records))
         self.count = count
         self.bytes = np.frombuffer(whole, dtype=np.uint8)
-        marks = np.flatnonzero(np.convolve(self.bytes == 1, np.ones(KEY_BYTES), "valid") == KEY_BYTES)
+        marks = np.flatnonzero(
+            np.convolve(self.bytes == 1, np.ones(KEY_BYTES), "valid") == KEY_BYTES
+        )
         assert len(marks) == count
         self.key_positions = marks[:, None] + np.arange(KEY_BYTES)
 

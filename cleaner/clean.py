@@ -14,6 +14,8 @@ Rules
   one of them fails the job by name and nothing of its group is written.
 """
 
+from itertools import pairwise
+
 from cleaner.context import CleanContext
 from cleaner.index_pass import index_section
 from cleaner.job import CleanJob, CleanReport, JobControl
@@ -75,5 +77,5 @@ def _check(job: CleanJob) -> None:
     assert job.log_start_offset <= job.first_dirty_offset <= job.end_offset
     for source in sources:
         assert 0 <= source.base_offset < source.next_base_offset <= job.end_offset
-    for source, following in zip(sources, sources[1:], strict=False):
+    for source, following in pairwise(sources):
         assert source.next_base_offset == following.base_offset

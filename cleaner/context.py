@@ -81,7 +81,7 @@ class CleanContext:
 
         Returns the bytes it unpacked to. Raises CorruptBatchError, DecompressionLimitError.
         """
-        packed = memoryview(self.reader.buffer)[at : at + size]
+        packed = self.reader.buffer.data[at : at + size]
         data = decompress(codec, packed, self.job.decompressed_batch_bytes)
         self.unpacked = grown(self.unpacked, len(data) + room_bytes)
         self.unpacked[: len(data)] = np.frombuffer(data, dtype=np.uint8)

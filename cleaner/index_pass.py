@@ -79,7 +79,7 @@ def _records_at_most(reader: SourceReader) -> int:
 def _index_compressed(context: CleanContext) -> int:
     """Unpack and index the batch that the reader stands at; DONE, or what is wrong."""
     reader = context.reader
-    header = unpack_header(memoryview(reader.buffer), reader.at)
+    header = unpack_header(reader.buffer.data, reader.at)
     try:
         count = context.unpack(
             header.codec, reader.at + HEADER_BYTES, header.size_bytes - HEADER_BYTES, 0

@@ -42,7 +42,7 @@ class _Stream:
         self._file: File = env.open(self.path, create=True, write=True, truncate=True)
 
     def append(self, data: Bytes, count: int, crc: int) -> None:
-        self._file.pwrite(memoryview(data)[:count], self.size_bytes)
+        self._file.pwrite(data.data[:count], self.size_bytes)
         self.size_bytes += count
         self.crc = crc
 
@@ -82,6 +82,7 @@ class CleanedOutput:
         self,
         env: Env,
         directory: str,
+        *,
         base_offset: int,
         run_id: str,
         index_interval_bytes: int,

@@ -92,7 +92,7 @@ class RewritePass:
                 begun = self._begun
                 try:
                     self._rewrite_group(group)
-                except _DamagedIn as error:
+                except _DamagedInError as error:
                     self._damaged[error.base_offset] = error.damage
                     self._begun = begun
                     waiting.appendleft(group)
@@ -106,9 +106,15 @@ class RewritePass:
         state[fields.DROP_EXPIRED] = sound and job.drop_expired_tombstones
         state[fields.HORIZON_MS] = job.now_ms + job.delete_retention_ms if sound else -1
         output = CleanedOutput(
-            context.env, job.directory, group[0].base_offset, job.run_id,
-            job.index_interval_bytes, self._buffers, state, context.charge_write,
-        )  # fmt: skip
+            context.env,
+            job.directory,
+            base_offset=group[0].base_offset,
+            run_id=job.run_id,
+            index_interval_bytes=job.index_interval_bytes,
+            buffers=self._buffers,
+            state=state,
+            charge=context.charge_write,
+        )
         try:
             for source in group:
                 self._rewrite_segment(source, output)
@@ -158,7 +164,7 @@ class RewritePass:
         try:
             self._rewrite_batches(source, output)
         except DamagedSegmentError as error:
-            raise _DamagedIn(source.base_offset, error) from error
+            raise _DamagedInError(source.base_offset, error) from error
         self._begun += source.size_bytes
         context.control.progress("rewrite", self._begun, self._total)
 
@@ -190,7 +196,7 @@ class RewritePass:
         elif code == Code.OUTPUT_FULL:
             self._make_room(int(context.state[fields.NEEDED]), output)
         elif code == Code.NEXT_WINDOW:
-            header = unpack_header(memoryview(context.reader.buffer), context.reader.at)
+            header = unpack_header(context.reader.buffer.data, context.reader.at)
             context.open_window(header.base_offset)
         elif code != Code.MORE:
             raise context.reader.stopped(code)
@@ -216,7 +222,7 @@ class RewritePass:
         """Filter the compressed batch that the reader stands at, which may have survivors."""
         context = self._context
         reader, state = context.reader, context.state
-        header = unpack_header(memoryview(reader.buffer), reader.at)
+        header = unpack_header(reader.buffer.data, reader.at)
         records = self._filter(header)
         kept = int(state[fields.KEPT])
         self._reserve(header.size_bytes, output)
@@ -254,7 +260,7 @@ class RewritePass:
         if code != Code.DONE:
             raise reader.stopped(code)
         survivors = context.unpacked if state[fields.STAMP] else self._packed_from
-        return memoryview(survivors)[: int(state[fields.RECORD_BYTES])]
+        return survivors.data[: int(state[fields.RECORD_BYTES])]
 
     def _pack(self, header: BatchHeader, records: memoryview, output: CleanedOutput) -> None:
         reader, state = self._context.reader, self._context.state
@@ -274,7 +280,7 @@ class RewritePass:
             self._make_room(size, output)
 
 
-class _DamagedIn(Exception):
+class _DamagedInError(Exception):
     """A group cannot be finished because of this segment."""
 
     def __init__(self, base_offset: int, damage: DamagedSegmentError) -> None:

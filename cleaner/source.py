@@ -103,7 +103,7 @@ class SourceReader:
     def _read(self, at: int, count: int, charge: Callable[[int], None]) -> None:
         assert self._file is not None
         charge(count)
-        got = self._file.pread_into(memoryview(self.buffer)[at : at + count], self._next_position)
+        got = self._file.pread_into(self.buffer.data[at : at + count], self._next_position)
         if got != count:
             raise self.damaged("the file ends before its size")
         self._next_position += count

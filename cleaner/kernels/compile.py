@@ -18,7 +18,12 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Words: TypeAlias = npt.NDArray[np.uint64]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
+# Inside a kernel every int is an int64; type checkers see NumPy's scalars as something else.
+int64: Any = np.int64
+
 F = TypeVar("F", bound=Callable[..., Any])
+
+_njit: Any = numba.njit  # whose stubs do not know `_nrt`
 
 
 def kernel(function: F) -> F:
@@ -28,17 +33,17 @@ def kernel(function: F) -> F:
     more than most of these functions do. So a kernel can neither make nor return an array; its
     caller holds all of them while it runs.
     """
-    return cast(F, numba.njit(cache=True, nogil=True, _nrt=False)(function))
+    return cast(F, _njit(cache=True, nogil=True, _nrt=False)(function))
 
 
 def inlined(function: F) -> F:
     """A part of kernels, compiled into each of its callers."""
-    return cast(F, numba.njit(cache=True, nogil=True, _nrt=False, forceinline=True)(function))
+    return cast(F, _njit(cache=True, nogil=True, _nrt=False, forceinline=True)(function))
 
 
 def allocating(function: F) -> F:
     """A rarely called part of kernels that makes arrays of its own."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    return cast(F, _njit(cache=True, nogil=True)(function))
 
 
 def emitted(function: Callable[..., Any]) -> Any:

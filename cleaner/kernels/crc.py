@@ -13,7 +13,7 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import config
 
-from cleaner.kernels.compile import Bytes, Words, emitted, inlined, kernel
+from cleaner.kernels.compile import Bytes, Words, emitted, inlined, int64, kernel
 from cleaner.kernels.memory import load_u64
 
 _POLYNOMIAL = 0x82F63B78  # reflected
@@ -22,38 +22,48 @@ _STREAM_BYTES = 256  # of each of the three streams
 
 def _compiled_for(feature: str) -> bool:
     """Whether Numba compiles for a processor that has `feature` (it can be pinned by settings)."""
-    if config.CPU_FEATURES is not None:
-        return f"+{feature}" in config.CPU_FEATURES.split(",")
+    pinned: str | None = vars(config)["CPU_FEATURES"]
+    if pinned is not None:
+        return f"+{feature}" in pinned.split(",")
     return bool(binding.get_host_cpu_features().get(feature, False))
 
 
-def _instruction() -> str:
-    if platform.machine() in {"x86_64", "AMD64"} and _compiled_for("sse4.2"):
-        return "llvm.x86.sse42.crc32.64.64"
-    if platform.machine() in {"aarch64", "arm64"} and _compiled_for("crc"):
-        return "llvm.aarch64.crc32cx"
-    return ""
+def _has_instruction() -> bool:
+    if platform.machine() in {"x86_64", "AMD64"}:
+        return _compiled_for("sse4.2")
+    return platform.machine() in {"aarch64", "arm64"} and _compiled_for("crc")
 
 
-INSTRUCTION = _instruction()
+HAS_INSTRUCTION = _has_instruction()
+# Name, bits of the state and bits of the data operand, for 8 bytes and for one at a time.
+_INSTRUCTIONS = (
+    {8: ("llvm.x86.sse42.crc32.64.64", 64, 64), 1: ("llvm.x86.sse42.crc32.32.8", 32, 8)}
+    if platform.machine() in {"x86_64", "AMD64"}
+    else {8: ("llvm.aarch64.crc32cx", 32, 64), 1: ("llvm.aarch64.crc32cb", 32, 32)}
+)
 
 
-def _instruction_call(typingctx: Any, crc: Any, word: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        wide = ir.IntType(64)
-        state = wide if "x86" in INSTRUCTION else ir.IntType(32)
-        kind = ir.FunctionType(state, [state, wide])
-        found = builder.module.globals.get(INSTRUCTION)
-        function = found or ir.Function(builder.module, kind, INSTRUCTION)
-        if state is wide:
-            return builder.call(function, [args[0], args[1]])
-        result = builder.call(function, [builder.trunc(args[0], state), args[1]])
-        return builder.zext(result, wide)
+def _instruction(data_bytes: int) -> Any:
+    name, state_bits, data_bits = _INSTRUCTIONS[data_bytes]
 
-    return types.uint64(types.uint64, types.uint64), codegen
+    def update(typingctx: Any, crc: Any, word: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            wide, state, data = (ir.IntType(bits) for bits in (64, state_bits, data_bits))
+            function = builder.module.globals.get(name) or ir.Function(
+                builder.module, ir.FunctionType(state, [state, data]), name
+            )
+            before = args[0] if state_bits == 64 else builder.trunc(args[0], state)
+            operand = args[1] if data_bits == 64 else builder.trunc(args[1], data)
+            after = builder.call(function, [before, operand])
+            return after if state_bits == 64 else builder.zext(after, wide)
+
+        return types.uint64(types.uint64, types.uint64), codegen
+
+    return emitted(update)
 
 
-_crc_instruction = emitted(_instruction_call)
+_crc_of_word = _instruction(8)
+_crc_of_byte = _instruction(1)
 
 
 def _byte_table() -> list[int]:
@@ -100,41 +110,37 @@ _ONES = np.uint64(0xFFFFFFFF)
 @inlined
 def _shifted(crc: np.uint64) -> np.uint64:
     """`crc` moved over the bytes of one stream."""
-    return (
+    shifted: np.uint64 = (
         _SHIFTS[0, crc & np.uint64(255)]
         ^ _SHIFTS[1, (crc >> np.uint64(8)) & np.uint64(255)]
         ^ _SHIFTS[2, (crc >> np.uint64(16)) & np.uint64(255)]
         ^ _SHIFTS[3, crc >> np.uint64(24)]
     )
+    return shifted
 
 
 @inlined
-def _update_tail(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
+def _update_by_instruction(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
+    while at + 3 * _STREAM_BYTES <= end:
+        second = np.uint64(0)
+        third = np.uint64(0)
+        for i in range(at, at + _STREAM_BYTES, 8):
+            crc = _crc_of_word(crc, load_u64(buf, i))
+            second = _crc_of_word(second, load_u64(buf, i + _STREAM_BYTES))
+            third = _crc_of_word(third, load_u64(buf, i + 2 * _STREAM_BYTES))
+        crc = _shifted(_shifted(crc) ^ second) ^ third
+        at += 3 * _STREAM_BYTES
+    while at + 8 <= end:
+        crc = _crc_of_word(crc, load_u64(buf, at))
+        at += 8
     while at < end:
-        crc = (crc >> np.uint64(8)) ^ _SLICES[0, (crc ^ np.uint64(buf[at])) & np.uint64(255)]
+        crc = _crc_of_byte(crc, np.uint64(buf[at]))
         at += 1
     return crc
 
 
 @inlined
-def _update_instruction(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
-    while at + 3 * _STREAM_BYTES <= end:
-        second = np.uint64(0)
-        third = np.uint64(0)
-        for i in range(at, at + _STREAM_BYTES, 8):
-            crc = _crc_instruction(crc, load_u64(buf, i))
-            second = _crc_instruction(second, load_u64(buf, i + _STREAM_BYTES))
-            third = _crc_instruction(third, load_u64(buf, i + 2 * _STREAM_BYTES))
-        crc = _shifted(_shifted(crc) ^ second) ^ third
-        at += 3 * _STREAM_BYTES
-    while at + 8 <= end:
-        crc = _crc_instruction(crc, load_u64(buf, at))
-        at += 8
-    return _update_tail(crc, buf, at, end)
-
-
-@kernel
-def _update_tables(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
+def _update_by_tables(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
     byte = np.uint64(255)
     while at + 8 <= end:
         word = crc ^ load_u64(buf, at)
@@ -149,19 +155,22 @@ def _update_tables(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
             ^ _SLICES[0, word >> np.uint64(56)]
         )
         at += 8
-    return _update_tail(crc, buf, at, end)
+    while at < end:
+        crc = (crc >> np.uint64(8)) ^ _SLICES[0, (crc ^ np.uint64(buf[at])) & byte]
+        at += 1
+    return crc
 
 
-_update = _update_instruction if INSTRUCTION else _update_tables
+_update = _update_by_instruction if HAS_INSTRUCTION else _update_by_tables
 
 
 @inlined
 def crc32c(buf: Bytes, at: int, end: int) -> int:
     """CRC-32C of `buf[at:end]`, as int64."""
-    return np.int64(_update(_ONES, buf, at, end) ^ _ONES)
+    return int64(_update(_ONES, buf, at, end) ^ _ONES)  # type: ignore[no-any-return]
 
 
 @kernel
 def crc32c_extended(crc: int, buf: Bytes, at: int, end: int) -> int:
     """CRC-32C of something with CRC `crc` (0: nothing) followed by `buf[at:end]`, as int64."""
-    return np.int64(_update(np.uint64(crc) ^ _ONES, buf, at, end) ^ _ONES)
+    return int64(_update(np.uint64(crc) ^ _ONES, buf, at, end) ^ _ONES)  # type: ignore[no-any-return]

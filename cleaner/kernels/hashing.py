@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from cleaner.kernels.compile import Bytes, inlined, kernel
+from cleaner.kernels.compile import Bytes, inlined
 from cleaner.kernels.memory import load_u64
 
 _V0 = np.uint64(0x736F6D6570736575)

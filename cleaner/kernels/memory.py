@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from cleaner.kernels.compile import Bytes, Words, emitted, inlined, kernel
+from cleaner.kernels.compile import Bytes, Words, emitted, inlined, int64, kernel
 
 # A record's head (five varints and a byte: at most 51 bytes) may be read past the end of its batch
 # before the check that it fits; a word load reaches 8 further.
@@ -57,11 +57,13 @@ def _store(bits: int) -> Any:
     return emitted(store)
 
 
-def _copy(typingctx: Any, target: Any, at: Any, source: Any, start: Any, count: Any) -> Any:
+def _copy(  # noqa: PLR0917  what Numba calls with the types of the arguments
+    typingctx: Any, target: Any, at: Any, source: Any, start: Any, count: Any
+) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to = _pointer(context, builder, signature.args[0], args[0], args[1])
         origin = _pointer(context, builder, signature.args[2], args[2], args[3])
-        cgutils.raw_memcpy(builder, to, origin, args[4], 1, align=1)
+        _raw_memcpy(builder, to, origin, args[4], 1, align=1)
         return context.get_dummy_value()
 
     return types.void(target, types.int64, source, types.int64, types.int64), codegen
@@ -81,6 +83,7 @@ def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.int64), codegen
 
 
+_raw_memcpy: Any = cgutils.raw_memcpy
 _load_u64 = _load(64, False, types.uint64)
 _load_be64 = _load(64, True, types.int64)
 _load_be32 = _load(32, True, types.int64)
@@ -152,16 +155,16 @@ def read_varint(buf: Bytes, at: int) -> tuple[int, int]:
 
     The position is -1 when the tenth byte still asks for more. Reads up to 10 bytes from `at`.
     """
-    byte = np.int64(buf[at])
+    byte = int64(buf[at])
     if byte < 128:
         return (byte >> 1) ^ -(byte & 1), at + 1
     value = byte & 127
     for i in range(1, 10):
-        byte = np.int64(buf[at + i])
+        byte = int64(buf[at + i])
         value |= (byte & 127) << (7 * i)
         if byte < 128:
             return ((value >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(value & 1), at + i + 1
-    return np.int64(0), -1
+    return int64(0), -1
 
 
 @kernel

@@ -16,6 +16,8 @@ Rules (Kafka's log cleaner; KIP-534 for tombstones)
 - The CRC of a batch is verified before any of it is written.
 """
 
+# ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
+
 import numpy as np
 
 from cleaner.kernels import fields
@@ -76,7 +78,7 @@ def any_bit(bits: Bytes, first: int, last: int) -> bool:
     tail = 0xFF >> (7 - (last & 7))
     head = 0xFF << (first & 7)
     if byte == last_byte:
-        return bits[byte] & head & tail != 0
+        return bool(bits[byte] & head & tail != 0)
     if bits[byte] & head & 0xFF != 0 or bits[last_byte] & tail != 0:
         return True
     byte += 1
@@ -124,7 +126,7 @@ def stays_empty(buf: Bytes, at: int, last: int, producers: Ints, lasts: Ints, st
             low = middle + 1
         else:
             high = middle
-    return low < producers.shape[0] and producers[low] == producer and lasts[low] == last
+    return bool(low < producers.shape[0] and producers[low] == producer and lasts[low] == last)
 
 
 @inlined
@@ -345,6 +347,7 @@ def _look_ahead(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, i
             or _verdict(base, last, count, space.bits, state) != _ASK_MAP
         ):
             break
+        after = (-1, 0)
         code = check_content(buf, position, size)
         if code == DONE:
             records_at = position + HEADER_BYTES
@@ -352,7 +355,7 @@ def _look_ahead(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, i
             if after[0] < 0:
                 code = BAD_RECORD
         if code != DONE:
-            # Only the first batch's fault is of interest now: a later one is met again as the first.
+            # Only the first batch's fault is of interest: a later one is met again as the first.
             if position == at:
                 result = code
             break
@@ -367,12 +370,12 @@ def _look_ahead(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, i
 @inlined
 def _finish(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, state: Ints) -> int:
     """Complete the batch whose surviving records stand in `out` behind room for a header."""
-    written = state[fields.WRITTEN]
+    written: int = state[fields.WRITTEN]
     count = load_be32(buf, at + 57)
     if state[fields.KEPT] == count and state[fields.STAMP] == 0:
         copy_bytes(out, written, buf, at, HEADER_BYTES)
-        return written + size
-    record_bytes = state[fields.RECORD_BYTES]
+        return written + size  # the records stand there already, all of them
+    record_bytes: int = state[fields.RECORD_BYTES]
     records_at = written + HEADER_BYTES
     end = records_at + record_bytes
     if state[fields.STAMP] != 0:
@@ -445,9 +448,9 @@ def rewrite_batches(
         if verdict == _WINDOW:
             return NEXT_WINDOW, at
         state[fields.NEEDED] = size + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
-        if state[fields.WRITTEN] + state[fields.NEEDED] > out.shape[0]:
-            if verdict != _DROP or state[fields.WRITTEN] + 2 * HEADER_BYTES > out.shape[0]:
-                return OUTPUT_FULL, at
+        room = out.shape[0] - state[fields.WRITTEN]
+        if room < state[fields.NEEDED] and (verdict != _DROP or room < HEADER_BYTES):
+            return OUTPUT_FULL, at
         if verdict == _DROP:
             code = settle_empty(buf, at, size, out, space)
         elif verdict == _COPY:

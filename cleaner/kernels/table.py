@@ -11,10 +11,12 @@ Rules
 - Offsets are put in ascending order, by whoever walks the log: the last one put stands.
 """
 
+# ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
+
 import numpy as np
 
 from cleaner.kernels import fields
-from cleaner.kernels.compile import Bytes, Ints, Words, allocating, inlined, kernel
+from cleaner.kernels.compile import Bytes, Ints, Words, allocating, inlined, int64, kernel
 from cleaner.kernels.layout import SLOT_WORDS
 from cleaner.kernels.memory import prefetch
 
@@ -25,7 +27,8 @@ _FREE = np.uint64(0)
 
 @inlined
 def _home(fingerprint: np.uint64, slots: int) -> int:
-    return np.int64(((fingerprint >> _HALF) * np.uint64(slots)) >> _HALF)  # type: ignore[return-value]
+    home: int = int64(((fingerprint >> _HALF) * np.uint64(slots)) >> _HALF)
+    return home
 
 
 @inlined
@@ -144,7 +147,7 @@ def find_keys(
         while table[at + 2] != _FREE and not (table[at] == one and table[at + 1] == two):
             slot = slot + 1 if slot + 1 < slots else 0
             at = slot * SLOT_WORDS
-        offsets[i] = np.int64(table[at + 2]) - 1
+        offsets[i] = int64(table[at + 2]) - 1
 
 
 @kernel
@@ -153,7 +156,7 @@ def mark_survivors(table: Words, state: Ints, bits: Bytes) -> None:
     first = state[fields.BITS_FIRST]
     end = state[fields.BITS_END]
     for slot in range(state[fields.SLOTS]):
-        value = np.int64(table[slot * SLOT_WORDS + 2])
+        value = int64(table[slot * SLOT_WORDS + 2])
         if value == 0:
             continue
         offset = value - 1

@@ -8,6 +8,8 @@ Rules
 - Source of the layout: record batch and record of the Kafka protocol guide.
 """
 
+# ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
+
 import numpy as np
 
 from cleaner.kernels import fields

@@ -1,13 +1,15 @@
 """Random logs, cleaned by the kernels and by a cleaner in plain Python: the same must remain."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
-from cleaner.job import CleanJob
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from cleaner import context
+from cleaner.job import CleanJob
 from storage.batch import LOG_APPEND_TIME, Record, build_batch, read_header
 from storage.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
-
 from tests.support.cleaning import (
     NOW_MS,
     Segment,
@@ -106,13 +108,21 @@ def jobs(draw: st.DrawFn, segments: list[Segment], sources: tuple[object, ...]) 
     )
 
 
+WINDOWS = st.sampled_from([(8, 1 << 40), (64, 1 << 40), (1 << 27, 64), (1 << 27, 0)])
+
+
 @PROPERTY
-@given(st.data())
-def test_a_clean_leaves_what_the_rules_say(data: st.DataObject) -> None:
+@given(st.data(), WINDOWS)
+def test_a_clean_leaves_what_the_rules_say(data: st.DataObject, window: tuple[int, int]) -> None:
     segments = data.draw(logs())
     env = MemoryEnv(1)
     job = data.draw(jobs(segments, write_segments(env, segments)))
-    report, groups = clean(env, job)
+    # The bitmap of survivors as it is, turning often, and not at all.
+    with (
+        patch.object(context, "WINDOW_OFFSETS", window[0]),
+        patch.object(context, "WINDOWS_MAX", window[1]),
+    ):
+        report, groups = clean(env, job)
 
     map_end = report.next_dirty_offset
     assert job.first_dirty_offset <= map_end <= job.end_offset

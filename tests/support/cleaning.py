@@ -7,9 +7,10 @@ nothing with the cleaner but the reading and building of batches.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from crc32c import crc32c
+
 from cleaner.clean import run_clean
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, SourceSegment
-from crc32c import crc32c
 from storage import filenames
 from storage.batch import (
     LOG_APPEND_TIME,
@@ -178,7 +179,9 @@ def cleaned_log(env: Env, segments: Sequence[Segment], groups: Sequence[CleanedG
     return b"".join(parts)
 
 
-def survivors(job: CleanJob, batch: bytes, last_offsets: dict[bytes, int], map_end: int) -> list[Record]:
+def survivors(
+    job: CleanJob, batch: bytes, last_offsets: dict[bytes, int], map_end: int
+) -> list[Record]:
     header = read_header(batch)
     expired = (
         header.has_delete_horizon
@@ -256,7 +259,7 @@ def last_offsets_of(job: CleanJob, segments: Sequence[Segment], map_end: int) ->
 
 
 def assert_same_batch(actual: bytes, expected: bytes, source_codec: int) -> None:
-    """Byte for byte for copies; else header and records, base timestamp and codec by their rules."""
+    """Byte for byte for copies; else header and records, base time and codec by their rules."""
     if actual == expected:
         return
     got, wanted = read_header(actual), read_header(expected)
