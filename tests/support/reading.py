@@ -1,0 +1,91 @@
+"""Everything in a partition as a real client sees it, to be compared record by record."""
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+READ_SECONDS = 60
+
+
+class SeenRecord(NamedTuple):
+    """One record as a consumer got it."""
+
+    offset: int
+    timestamp: tuple[int, int]  # type (create time, log append time), milliseconds
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+View = dict[tuple[str, int], list[SeenRecord]]
+
+
+def partitions_of(bootstrap: str, topics: Iterable[str]) -> list[tuple[str, int]]:
+    """(topic, partition) of the topics that exist."""
+    known = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics
+    return [(topic, index) for topic in topics for index in sorted(known[topic].partitions)]
+
+
+def read_partitions(
+    bootstrap: str, partitions: Iterable[tuple[str, int]], isolation: str = "read_uncommitted"
+) -> View:
+    """Every record from the log start to the end that `isolation` allows."""
+    found: View = {where: [] for where in partitions}
+    unfinished = set(found)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": isolation,
+            "check.crcs": True,
+            # A waiting fetch of one finished partition must not hold up another one for long.
+            "fetch.wait.max.ms": 50,
+            "auto.offset.reset": "error",
+        }
+    )
+    consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for topic, index in found])
+    deadline = time.monotonic() + READ_SECONDS
+    while unfinished:
+        assert time.monotonic() < deadline, f"no end of {sorted(unfinished)}"
+        for message in consumer.consume(5000, timeout=0.2):
+            where = (message.topic(), message.partition())
+            error = message.error()
+            if error is None:
+                found[where].append(
+                    SeenRecord(
+                        message.offset(),
+                        message.timestamp(),
+                        message.key(),
+                        message.value(),
+                        tuple(message.headers() or ()),
+                    )
+                )
+            elif error.code() == KafkaError._PARTITION_EOF:
+                unfinished.discard(where)
+            else:
+                assert not error.fatal(), error
+                assert error.retriable() or error.code() in TRANSPORT_ERRORS, f"{where}: {error}"
+    consumer.close()
+    return found
+
+
+TRANSPORT_ERRORS = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+
+
+def read_topics(bootstrap: str, topics: Iterable[str], isolation: str = "read_uncommitted") -> View:
+    """`read_partitions` of all partitions of the topics."""
+    return read_partitions(bootstrap, partitions_of(bootstrap, topics), isolation)
+
+
+def assert_same_view(found: View, expected: View) -> None:
+    """Compare record by record; the first difference is named."""
+    assert found.keys() == expected.keys()
+    for where, records in expected.items():
+        for number, (one, other) in enumerate(zip(found[where], records, strict=False)):
+            assert one == other, f"{where}: record {number} is {one}, expected {other}"
+        assert len(found[where]) == len(records), f"{where}: {len(found[where])} of {len(records)}"
