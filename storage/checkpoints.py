@@ -112,7 +112,8 @@ def decode_topic_id(text: str) -> bytes | None:
         topic_id = base64.b64decode(text + "==", altchars=b"-_", validate=True)
     except binascii.Error:
         return None
-    return topic_id if len(topic_id) == TOPIC_ID_BYTES else None
+    # Spare bits and the characters of the other base64 alphabet come back differently.
+    return topic_id if encode_topic_id(topic_id) == text else None
 
 
 def encode_partition_metadata(topic_id: bytes) -> bytes:
