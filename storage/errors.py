@@ -193,3 +193,11 @@ class UnfinishedSwapError(StorageError):
         self.directory = directory
         self.file = file
         self.reason = reason
+
+
+class LogClosedError(StorageError):
+    """A log that was closed or deleted meanwhile."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(f"{directory} is closed")
+        self.directory = directory

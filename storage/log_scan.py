@@ -5,6 +5,7 @@ every error says where in the file it was. A partial batch at the end is an erro
 who can tell that it is only a torn tail is the caller.
 """
 
+import zlib
 from collections.abc import Iterator
 from struct import Struct
 from typing import Final, NamedTuple
@@ -28,7 +29,7 @@ WHOLE_BLOCK_BYTES: Final = 1 << 20
 
 OLD_MESSAGE_BYTES_MIN: Final = 14  # of a v0 message behind its length field
 
-_OLD_ENTRY = Struct(">qi")  # offset, size: so begin entries of formats 0 and 1
+_OLD_ENTRY = Struct(">qiI")  # offset, size, CRC-32: so begin entries of formats 0 and 1
 
 
 class ScannedBatch(NamedTuple):
@@ -81,16 +82,23 @@ def verify(batch: ScannedBatch, path: str) -> None:
 
 
 def skip_old_messages(file: File, position: int, end: int) -> tuple[int, int]:
-    """Walk over messages of formats 0 and 1: (position behind them, offset behind them)."""
+    """Walk over messages of formats 0 and 1: (position behind them, offset behind them or -1).
+
+    Only messages whose CRC-32 is right are taken for such; it covers the magic byte to the end.
+    """
     next_offset = -1
-    while position + LENGTH_END + OLD_MESSAGE_BYTES_MIN <= end:
+    while True:
         head = file.pread(MAGIC_POSITION + 1, position)
         if not _is_old(head, 0):
             break
-        offset, size_bytes = _OLD_ENTRY.unpack_from(head)
-        if position + LENGTH_END + size_bytes > end:
+        offset, size_bytes, crc = _OLD_ENTRY.unpack_from(head)
+        message_end = position + LENGTH_END + size_bytes
+        if message_end > end:
             break
-        position += LENGTH_END + size_bytes
+        covered = file.pread(message_end - position - MAGIC_POSITION, position + MAGIC_POSITION)
+        if zlib.crc32(covered) != crc:
+            break
+        position = message_end
         next_offset = offset + 1
     return position, next_offset
 
@@ -121,5 +129,5 @@ def _header_at(block: bytes, at: int, position: int, path: str) -> BatchHeader:
 def _is_old(block: bytes, at: int) -> bool:
     if len(block) - at <= MAGIC_POSITION or block[at + MAGIC_POSITION] not in (0, 1):
         return False
-    _, size_bytes = _OLD_ENTRY.unpack_from(block, at)
+    _, size_bytes, _ = _OLD_ENTRY.unpack_from(block, at)
     return bool(size_bytes >= OLD_MESSAGE_BYTES_MIN)

@@ -18,7 +18,7 @@ from storage.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.env import Env, File, ReadBuffer
 from storage.errors import CorruptBatchError, DamagedSegmentError
 from storage.index import CorruptIndexError, IndexLimits
-from storage.log_scan import ScannedBatch, scan
+from storage.log_scan import ScannedBatch, scan, skip_old_messages
 from storage.retention import SegmentFacts
 from storage.segment_indexes import SegmentIndexes
 from storage.txn_index import TxnIndexEntry, decode_entries, encode_entries
@@ -55,6 +55,7 @@ class Segment:
         "_indexes",
         "_is_synced",
         "_txn_file",
+        "_was_used",
         "base_offset",
         "damages",
         "directory",
@@ -91,6 +92,7 @@ class Segment:
         self._hints: dict[int, int] = {}
         self._txn_file: File | None = None
         self._is_synced = True
+        self._was_used = False
         if create:
             self._indexes.start()
             self.open_for_append()
@@ -109,7 +111,7 @@ class Segment:
         """Check the files against each other and find the end: the next offset of the last batch.
 
         Raises CorruptIndexError when an index cannot be believed, CorruptBatchError when the log
-        file does not end with a whole batch, CorruptCheckpointError for the transaction index.
+        file does not end with a whole batch.
         """
         if has_txn_index:
             path = self._path(filenames.TXN_INDEX)
@@ -124,6 +126,13 @@ class Segment:
         if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
             raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
         return next_offset
+
+    def load_or_rebuild(self) -> None:
+        """As `load`, of a closed segment; indexes that cannot be believed are made anew."""
+        try:
+            self.load(has_txn_index=self._env.exists(self._path(filenames.TXN_INDEX)))
+        except (CorruptIndexError, CorruptBatchError):
+            self.rebuild()
 
     def _walk_tail(self, relative: int, position: int) -> int:
         """Read the headers behind the last index entry; the next offset of the last batch."""
@@ -164,14 +173,10 @@ class Segment:
     @property
     def indexes(self) -> SegmentIndexes:
         """The indexes, loaded or rebuilt if need be."""
+        self._was_used = True
         if not self._indexes.is_loaded:
             self._load_indexes()
         return self._indexes
-
-    @property
-    def has_indexes_loaded(self) -> bool:
-        """Whether the indexes take memory."""
-        return self._indexes.is_loaded
 
     @property
     def is_full(self) -> bool:
@@ -182,10 +187,20 @@ class Segment:
         """Use the topic's new settings from now on."""
         self._indexes.set_limits(limits)
 
-    def drop_indexes(self) -> None:
-        """Give the memory of a closed segment's indexes back; they are read again when needed."""
-        if self.is_sealed and self._is_synced and not self._indexes.is_pinned:
+    def drop_idle_indexes(self) -> None:
+        """Give the memory of a closed segment's indexes back if nobody used them since last time.
+
+        They are read again when needed.
+        """
+        if self._was_used or not self.is_sealed or not self._is_synced or self.is_pinned:
+            self._was_used = False
+        else:
             self._indexes.drop()
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether its names are about to change hands."""
+        return self._indexes.is_pinned
 
     def pin(self) -> None:
         """Load what is still to be read by name: the names are about to change hands."""
@@ -212,15 +227,8 @@ class Segment:
         known = self.damages
         self.start_rebuild()
         self.damages = known
-        position = 0
-        while position < self.size_bytes:
-            try:
-                for batch in self.batches(position):
-                    self.index_batch(batch.header, batch.position)
-                    position = batch.end_position
-                break
-            except CorruptBatchError as error:
-                position = self.note_damage(error.position, error.reason).end_position
+        for batch in self.readable_batches(0):
+            self.index_batch(batch.header, batch.position)
         self.finish_rebuild()
 
     def start_rebuild(self) -> None:
@@ -257,18 +265,20 @@ class Segment:
 
     def note_damage(self, position: int, reason: str) -> DamagedSegment:
         """Remember that no batch can be read at `position`; the range ends where one can again."""
-        end_position = self.size_bytes
-        head = self.file.pread(HEADER_BYTES, position)
-        try:
-            header = read_header(head)
-        except CorruptBatchError:
-            pass  # no length to believe: nothing behind it can be found
-        else:
-            if position + header.size_bytes <= self.size_bytes:
-                end_position = position + header.size_bytes
+        end_position, _ = skip_old_messages(self.file, position, self.size_bytes)
+        if end_position == position:
+            end_position = self._end_of_batch(position)
         damage = DamagedSegment(self.path, self.base_offset, position, end_position, reason)
         self.add_damage(damage)
         return damage
+
+    def _end_of_batch(self, position: int) -> int:
+        """Where the batch ends if its header can be believed, else the end of the file."""
+        try:
+            header = read_header(self.file.pread(HEADER_BYTES, position))
+        except CorruptBatchError:
+            return self.size_bytes
+        return min(position + header.size_bytes, self.size_bytes)
 
     def add_damage(self, damage: DamagedSegment) -> None:
         """Remember a range that is not served; of two that begin alike the new one counts."""
@@ -435,6 +445,18 @@ class Segment:
                 yield from scan(self.file, position, damage.position, whole=False)
             position = damage.end_position
         yield from scan(self.file, position, self.size_bytes, whole=False)
+
+    def readable_batches(self, position: int) -> Iterator[ScannedBatch]:
+        """As `batches`, but what is found to be unreadable becomes damage and is passed over."""
+        while True:
+            try:
+                for batch in self.batches(position):
+                    yield batch
+                    position = batch.end_position
+            except CorruptBatchError as error:
+                position = self.note_damage(error.position, error.reason).end_position
+            else:
+                return
 
     def clear_end(self, position: int, end: int) -> int:
         """How far one can read from `position` without meeting damage, at most to `end`.

@@ -192,6 +192,8 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.NewerFormatError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.SwapRefusedError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.UnfinishedSwapError: ErrorCode.KAFKA_STORAGE_ERROR,
+    # Its topic was deleted while the request waited: the client looks at the metadata again.
+    storage.LogClosedError: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     OSError: ErrorCode.KAFKA_STORAGE_ERROR,
 }
 

@@ -1,0 +1,672 @@
+"""One partition's log: appended to at the end, read anywhere, shortened at the front.
+
+Rules
+- One owner: all changes happen on the event loop; only `FlushTask.run` and slices run in threads.
+- An append is in the page cache when it returns, or it is not in the log at all. With
+  `varve.flush.on.ack` the high watermark is what is synced, else the log end offset.
+- Offsets: log start <= high watermark <= log end; recovery point <= log end; nothing at or above
+  the end a reader is given is ever handed out.
+- Nothing is appended to a directory that is offline, or to a log that was closed.
+- The generation changes with everything that makes work planned for this log void: truncation and
+  a change of policy. (A new log has a new one anyway.) Retention and cleaning do not change it.
+
+It does not know who waits for it, and it takes batches that have been checked.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from config.topic_keys import TopicConfig
+from storage import filenames
+from storage.batch import (
+    LENGTH_END,
+    BatchHeader,
+    WritableBuffer,
+    stamp,
+    stamp_log_append_time,
+    walk_headers,
+)
+from storage.env import Env, write_file_atomically
+from storage.errors import LogClosedError, LogDirectoryError, OffsetOutOfRangeError
+from storage.index import IndexLimits
+from storage.log_deletion import DoomedFiles
+from storage.log_directory import LogDirectory
+from storage.log_flush import FlushTask, plan_flush
+from storage.log_producers import (
+    LogProducers,
+    load_states,
+    remove_snapshots,
+    snapshots_in,
+    write_snapshot,
+)
+from storage.log_reader import NOTHING, FetchSlice, find_slice
+from storage.log_roll import RollRule
+from storage.model import AppendInfo, TimestampOffset, TopicPartition
+from storage.recovery import LoadedLog
+from storage.retention import ExpiredSegment, SegmentFacts, plan_expiry
+from storage.segment import DamagedSegment, Segment
+from storage.swap import SwapPlan
+from storage.timestamp_lookup import first_at_or_after, first_of_largest
+from storage.txn_index import aborted_in
+
+__all__ = ["DamagedSegment", "FetchSlice", "FlushTask", "Log", "LogContext", "index_limits"]
+
+# Indexes of closed segments that nobody looked into for this long give their memory back.
+INDEX_IDLE_MS: Final = 30_000
+LOG_APPEND_TIME_TYPE: Final = "LogAppendTime"
+
+
+@dataclass(frozen=True, slots=True)
+class LogContext:
+    """What all logs of a data directory share."""
+
+    env: Env
+    home: LogDirectory
+    new_generation: Callable[[], str]
+
+
+def index_limits(config: TopicConfig) -> IndexLimits:
+    """The topic's settings that concern indexes."""
+    return IndexLimits(config.index_interval_bytes, config.segment_index_bytes)
+
+
+class Log:
+    """An open log. Times are wall time in ms; sizes and positions are bytes.
+
+    Every method that touches the disk raises LogDirectoryError when the disk fails.
+    """
+
+    def __init__(
+        self,
+        context: LogContext,
+        partition: TopicPartition,
+        topic_id: bytes,
+        directory: str,
+        config: TopicConfig,
+        *,
+        loaded: LoadedLog,
+    ) -> None:
+        self._env = context.env
+        self._home = context.home
+        self._new_generation = context.new_generation
+        self.partition = partition
+        self.topic_id = topic_id
+        self.directory = directory
+        self.config = config
+        self.leader_epoch = loaded.leader_epoch
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.log_end_offset
+        self.recovery_point = loaded.recovery_point
+        self.high_watermark = loaded.log_end_offset
+        self.generation = context.new_generation()
+        self._segments = loaded.segments
+        self._active = loaded.segments.active
+        self._producers = LogProducers(loaded.producers)
+        self._epochs = loaded.epochs
+        self._doomed = DoomedFiles(self._env, directory)
+        self._is_closed = False
+        self._history = 0  # truncations so far: a flush that began before one says nothing
+        self._names = self._names_synced = 0  # changes of file names, and those made durable
+        self._unsynced = [segment for segment in loaded.segments if segment.needs_sync]
+        self._flushed_ms = self._env.wall_ms()
+        self._indexes_checked_ms = 0
+        # The epoch is entered at the first append in it: an epoch without records needs no trace.
+        self._epoch_is_entered = False
+        if self._active not in self._unsynced:
+            self._unsynced.append(self._active)
+        self._roll_rule = self._rule_for(self._active)
+        self._stamps_time = False
+        self._is_acked_by_flush = False
+        self._apply_config(config)
+        if config.varve_flush_on_ack and self._has_unsynced():
+            self.high_watermark = self.recovery_point
+
+    def _has_unsynced(self) -> bool:
+        return any(segment.needs_sync for segment in self._unsynced)
+
+    # Looking
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all log files."""
+        return self._segments.size_bytes
+
+    @property
+    def first_base_offset(self) -> int:
+        """The base of the first segment; the log may start behind it."""
+        return self._segments.bases[0]
+
+    @property
+    def segment_count(self) -> int:
+        """Segments, the active one included."""
+        return len(self._segments)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where the oldest undecided transaction begins, else the high watermark."""
+        first = self._producers.first_undecided_offset
+        if first is None or first >= self.high_watermark:
+            return self.high_watermark
+        return max(first, self.log_start_offset)
+
+    @property
+    def damaged(self) -> tuple[DamagedSegment, ...]:
+        """What is known to be unreadable."""
+        return self._segments.damages
+
+    def segment_facts(self) -> tuple[SegmentFacts, ...]:
+        """What planning needs to know of each segment; the last one is active."""
+        return self._segments.facts(self.log_end_offset)
+
+    def last_records(self) -> dict[int, tuple[int, int]]:
+        """Producer id -> (epoch, last data offset or -1)."""
+        return self._producers.last_records()
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest known epoch up to `epoch` and where it ends; (-1, -1) if not known."""
+        if epoch == self.leader_epoch:
+            return epoch, self.log_end_offset
+        return self._epochs.end_offset_for(epoch, self.log_end_offset)
+
+    def epoch_of(self, offset: int) -> int:
+        """The leader epoch in which `offset` is, or would be, written; -1 if not known."""
+        if offset >= self.log_end_offset:
+            return self.leader_epoch
+        return self._epochs.epoch_of(offset)
+
+    # Settings
+
+    def update_config(self, config: TopicConfig) -> None:
+        """Use other settings from now on; a change of policy begins a new generation."""
+        old = self.config
+        if (old.cleanup_policy, old.policy_known) != (config.cleanup_policy, config.policy_known):
+            self.generation = self._new_generation()
+        self._apply_config(config)
+
+    def _apply_config(self, config: TopicConfig) -> None:
+        self.config = config
+        self._stamps_time = config.message_timestamp_type == LOG_APPEND_TIME_TYPE
+        self._is_acked_by_flush = config.varve_flush_on_ack
+        limits = index_limits(config)
+        for segment in self._segments:
+            segment.set_limits(limits)
+        self._roll_rule = self._rule_for(self._active)
+        if not config.varve_flush_on_ack:
+            self._raise_high_watermark(self.log_end_offset)
+
+    def _rule_for(self, segment: Segment) -> RollRule:
+        """The limits of a segment that may hold batches already."""
+        jitter = 0.0
+        if self.config.segment_jitter_ms:
+            jitter = int.from_bytes(self._env.random_bytes(4), "big") / (1 << 32)
+        rule = RollRule(self.config, segment.base_offset, jitter)
+        if segment.size_bytes:
+            first_ms = segment.first_timestamp_ms
+            # When it was begun is not on record; not after its first batch, by any clock.
+            begun_ms = segment.last_modified_ms
+            rule.begin(first_ms, min(first_ms, begun_ms) if first_ms >= 0 else begun_ms)
+        return rule
+
+    # Appending
+
+    def append(
+        self,
+        records: WritableBuffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        in_transaction: bool = False,
+    ) -> AppendInfo:
+        """Stamp one checked batch with its offsets and write it at the end.
+
+        A batch that an idempotent producer sent before is not written again; its old offsets are
+        returned. `in_transaction`: its transaction is known to be open on this partition.
+
+        Raises OutOfOrderSequenceError, InvalidProducerEpochError, InvalidTransactionStateError,
+        LogDirectoryError (nothing was appended), LogClosedError.
+        """
+        if self._home.offline_reason is not None or self._is_closed:
+            self._refuse()
+        has_producer = header.producer_id >= 0
+        if has_producer:
+            known = self._producers.check(header, verified=in_transaction or header.is_control)
+            if known is not None:
+                append_ms = known.timestamp_ms if self._stamps_time else -1
+                return AppendInfo(
+                    known.first_offset, known.last_offset, append_ms, self.log_start_offset, True
+                )
+        if not self._epoch_is_entered:
+            self._enter_epoch()
+        first_offset = self.log_end_offset
+        next_offset = first_offset + header.last_offset_delta + 1
+        size_bytes = header.batch_length + LENGTH_END
+        timestamp_ms = header.max_timestamp
+        append_ms = -1
+        stamp(records, 0, first_offset, self.leader_epoch)
+        if self._stamps_time:
+            stamp_log_append_time(records, 0, now_ms)
+            timestamp_ms = append_ms = now_ms
+        segment = self._active
+        rule = self._roll_rule
+        if segment.is_full or rule.is_due(
+            segment.size_bytes + size_bytes, timestamp_ms, now_ms, next_offset
+        ):
+            self.roll(now_ms)
+            segment, rule = self._active, self._roll_rule
+        try:
+            segment.append(records, size_bytes, next_offset - 1, timestamp_ms)
+        except OSError as error:
+            raise self._undo_append(segment, error) from error
+        segment.last_modified_ms = now_ms
+        if not rule.is_begun:
+            rule.begin(timestamp_ms, now_ms)
+        self.log_end_offset = next_offset
+        if has_producer:
+            self._note_producer(records, header, first_offset, timestamp_ms, now_ms)
+        if header.attributes & 0x10:
+            segment.has_transactions = True
+        if not self._is_acked_by_flush:
+            self.high_watermark = next_offset
+        return AppendInfo(first_offset, next_offset - 1, append_ms, self.log_start_offset)
+
+    def _refuse(self) -> None:
+        if self._is_closed:
+            raise LogClosedError(self.directory)
+        raise LogDirectoryError(self._home.path, self._home.offline_reason or "")
+
+    def _failed(self, what: str, error: OSError) -> LogDirectoryError:
+        return LogDirectoryError(self._home.path, f"{what} {self.directory}: {error}")
+
+    def _undo_append(self, segment: Segment, error: OSError) -> LogDirectoryError:
+        """Take back what a failed write left; if that fails too, nothing more is appended."""
+        failure = self._failed("append to", error)
+        try:
+            segment.cut_back(segment.size_bytes)
+        except OSError as second:
+            self._home.fail(f"{failure.reason}; not undone: {second}")
+        return failure
+
+    def _note_producer(
+        self,
+        records: WritableBuffer,
+        header: BatchHeader,
+        first_offset: int,
+        timestamp_ms: int,
+        now_ms: int,
+    ) -> None:
+        whole = bytes(records) if header.is_control else b""
+        entry = self._producers.note_append(whole, header, first_offset, timestamp_ms, now_ms)
+        if entry is None:
+            return
+        try:
+            self._active.append_txn_entry(entry)
+        except OSError as error:
+            # The marker is in the log; only opening the log anew puts it into the index.
+            failure = self._failed("transaction index of", error)
+            self._home.fail(failure.reason)
+            raise failure from error
+
+    def _enter_epoch(self) -> None:
+        """Note durably where the present leader epoch begins."""
+        if self._epochs.assign(self.leader_epoch, self.log_end_offset):
+            self._write_epochs()
+        self._epoch_is_entered = True
+
+    def _write_epochs(self) -> None:
+        path = f"{self.directory}/{filenames.LEADER_EPOCH_CHECKPOINT}"
+        try:
+            write_file_atomically(self._env, path, self._epochs.encode())
+        except OSError as error:
+            raise self._failed("leader epochs of", error) from error
+
+    def _raise_high_watermark(self, offset: int) -> None:
+        self.high_watermark = max(self.high_watermark, offset)
+        self._producers.settle(self.high_watermark)
+
+    # Rolling
+
+    def roll(self, now_ms: int) -> None:
+        """Close the active segment and begin a new one at the log end offset.
+
+        An empty one that begins there already stays.
+        """
+        old = self._active
+        base_offset = self.log_end_offset
+        if base_offset == old.base_offset:
+            return
+        try:
+            new = Segment(
+                self._env, self.directory, base_offset, index_limits(self.config), create=True
+            )
+            old.seal()
+            write_snapshot(self._env, self.directory, base_offset, self._producers.states)
+        except OSError as error:
+            raise self._failed("roll of", error) from error
+        new.last_modified_ms = now_ms
+        self._names += 1
+        self._segments.add(new)
+        self._active = new
+        self._unsynced.append(new)
+        self._roll_rule = self._rule_for(new)
+
+    def roll_if_due(self, now_ms: int) -> bool:
+        """Close an active segment that is old enough though nobody appends; to be called often."""
+        if self._is_closed or self._home.offline_reason is not None:
+            return False
+        if now_ms - self._indexes_checked_ms >= INDEX_IDLE_MS:
+            self._indexes_checked_ms = now_ms
+            for segment in self._segments:
+                segment.drop_idle_indexes()
+        if not self._roll_rule.is_idle_due(now_ms):
+            return False
+        self.roll(now_ms)
+        return True
+
+    # Reading
+
+    def read(
+        self, offset: int, max_bytes: int, *, end_offset: int, at_least_one: bool = True
+    ) -> FetchSlice:
+        """Where the batches from `offset` on are: whole ones, below `end_offset`, of one file.
+
+        The first is the one that contains the offset, in a hole the next one; it is given whole
+        even above `max_bytes` if `at_least_one`. Length 0: there is nothing (yet).
+
+        Raises OffsetOutOfRangeError, DamagedSegmentError.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRangeError(offset, self.log_start_offset, self.log_end_offset)
+        if offset >= end_offset:
+            return NOTHING
+        try:
+            return find_slice(
+                self._segments,
+                offset,
+                max_bytes,
+                end_offset,
+                self.log_end_offset,
+                at_least_one=at_least_one,
+            )
+        except OSError as error:
+            raise self._failed("read of", error) from error
+
+    def read_batches(self, offset: int, end_offset: int, max_bytes: int) -> bytes:
+        """The bytes of whole batches from `offset` on, at least one if there is any. See `read`."""
+        data = self.read(offset, max_bytes, end_offset=end_offset).read()
+        end = 0
+        for position, header in walk_headers(data):
+            end = position + header.size_bytes
+        return data[:end]
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
+        """The first record whose timestamp is at least that. Raises CorruptBatchError."""
+        limit_bytes = self.config.varve_decompressed_batch_bytes
+        try:
+            return first_at_or_after(
+                self._segments, timestamp_ms, self.log_start_offset, limit_bytes
+            )
+        except OSError as error:
+            raise self._failed("read of", error) from error
+
+    def offset_for_max_timestamp(self) -> TimestampOffset | None:
+        """The first of the records with the largest timestamp. Raises CorruptBatchError."""
+        limit_bytes = self.config.varve_decompressed_batch_bytes
+        try:
+            return first_of_largest(self._segments, self.log_start_offset, limit_bytes)
+        except OSError as error:
+            raise self._failed("read of", error) from error
+
+    def aborted_transactions(self, first: int, end: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions that overlap `[first, end)`."""
+        entries = (
+            entry for segment in self._segments.since(first) for entry in segment.txn_entries
+        )
+        return [(one.producer_id, one.first_offset) for one in aborted_in(entries, first, end)]
+
+    # Durability
+
+    def flush_due(self, now_ms: int) -> bool:
+        """Whether flush.messages or flush.ms ask for a flush, or a closed segment waits for one."""
+        unflushed = self.log_end_offset - self.recovery_point
+        if unflushed <= 0:
+            return False
+        return (
+            unflushed >= self.config.flush_messages
+            or now_ms - self._flushed_ms >= self.config.flush_ms
+            or len(self._unsynced) > 1
+        )
+
+    def flush_begin(self) -> FlushTask:
+        """Decide what a flush of everything appended so far has to sync.
+
+        Run the task in any thread, then give it to `flush_done`. Raises LogDirectoryError.
+        """
+        if self._home.offline_reason is not None:
+            self._refuse()
+        files, segments = plan_flush(self._unsynced)
+        return FlushTask(
+            env=self._env,
+            home=self._home,
+            directory=self.directory,
+            end_offset=self.log_end_offset,
+            files=files,
+            with_names=self._names != self._names_synced,
+            names=self._names,
+            segments=segments,
+            history=self._history,
+        )
+
+    def flush_done(self, task: FlushTask) -> None:
+        """A task has run without an error: move the recovery point and the high watermark."""
+        self._flushed_ms = self._env.wall_ms()
+        if task.history != self._history:
+            return  # the log was truncated meanwhile
+        self._names_synced = max(self._names_synced, task.names)
+        for flushed in task.segments:
+            flushed.segment.note_synced(flushed.size_bytes, was_sealed=flushed.was_sealed)
+        self._unsynced = [
+            segment for segment in self._unsynced if segment is self._active or segment.needs_sync
+        ]
+        self.recovery_point = max(self.recovery_point, task.end_offset)
+        self._raise_high_watermark(task.end_offset)
+
+    def flush(self) -> None:
+        """Make everything durable, here and now."""
+        task = self.flush_begin()
+        task.run()
+        self.flush_done(task)
+
+    def expire_producers(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers that have been idle for that long; how many."""
+        return self._producers.expire(now_ms, expiration_ms)
+
+    # Shortening
+
+    def delete_records(self, before_offset: int) -> int:
+        """Let the log begin at `before_offset`, at once for readers; the new start offset.
+
+        Raises OffsetOutOfRangeError above the high watermark. Below the start nothing happens.
+        """
+        if before_offset > self.high_watermark:
+            raise OffsetOutOfRangeError(before_offset, self.log_start_offset, self.high_watermark)
+        self._raise_log_start(before_offset)
+        return self.log_start_offset
+
+    def _raise_log_start(self, offset: int) -> None:
+        if offset > self.log_start_offset:
+            self.log_start_offset = offset
+            if self._epochs.truncate_from_start(offset) and self._epoch_is_entered:
+                self._write_epochs()
+
+    def expire(self, now_ms: int, *, clock_trusted: bool = True) -> list[ExpiredSegment]:
+        """Take out the segments that the topic's policy lets go of; see storage/retention.py.
+
+        Segments that are just being swapped, and all behind them, wait for the next time.
+        """
+        if self._is_closed or self._home.offline_reason is not None:
+            return []
+        expired = list(
+            plan_expiry(
+                self.segment_facts(),
+                self.config,
+                log_start_offset=self.log_start_offset,
+                high_watermark=self.high_watermark,
+                now_ms=now_ms,
+                clock_trusted=clock_trusted,
+            )
+        )
+        going = self._segments.since(0)[: len(expired)]
+        pinned = next((i for i, segment in enumerate(going) if segment.is_pinned), len(going))
+        going, expired = going[:pinned], expired[:pinned]
+        if going:
+            if len(going) == len(self._segments):
+                self.roll(now_ms)
+            self._take_out(going, now_ms)
+            self._raise_log_start(self._segments.bases[0])
+        return expired
+
+    def _take_out(self, going: Iterable[Segment], now_ms: int) -> None:
+        going = tuple(going)
+        bases = [segment.base_offset for segment in going]
+        self._segments.replace(going, ())
+        self._unsynced = [segment for segment in self._unsynced if segment not in going]
+        try:
+            self._doomed.doom(bases, now_ms + self.config.file_delete_delay_ms)
+        except OSError as error:
+            raise self._failed("retention of", error) from error
+
+    def purge_deleted(self, now_ms: int) -> int:
+        """Unlink the files whose delay is over; the number of files."""
+        try:
+            return self._doomed.purge(now_ms)
+        except OSError as error:
+            raise self._failed("retention of", error) from error
+
+    def truncate_to(self, offset: int, *, now_ms: int) -> bool:
+        """Cut the log so that it ends at `offset`; False if it ends there or earlier already.
+
+        Below the first segment everything goes, and the log begins anew at `offset`. Durable when
+        it returns. Raises DamagedSegmentError if damage hides where to cut; nothing is changed.
+        """
+        assert offset >= 0
+        if offset >= self.log_end_offset:
+            return False
+        kept = self._segments.since(0)[: self._segments.index_of(offset) + 1]
+        cut = kept[-1].locate(offset)
+        self.generation = self._new_generation()
+        self._history += 1
+        self._names += 1
+        try:
+            self._cut(offset, cut, now_ms)
+        except OSError as error:
+            self._home.fail(f"truncation of {self.directory}: {error}")
+            raise self._failed("truncation of", error) from error
+        return True
+
+    def _cut(self, offset: int, cut: int, now_ms: int) -> None:
+        limits = index_limits(self.config)
+        going = [segment for segment in self._segments if segment.base_offset > offset]
+        bases = [segment.base_offset for segment in going]
+        remove_snapshots(
+            self._env,
+            self.directory,
+            [one for one in snapshots_in(self._env, self.directory) if one > offset],
+        )
+        self._doomed.doom(bases, now_ms + self.config.file_delete_delay_ms)
+        if len(going) == len(self._segments):
+            new = Segment(self._env, self.directory, offset, limits, create=True)
+            self._segments.replace(going, [new])
+        else:
+            self._segments.replace(going, ())
+            self._segments.active.cut_back(cut)
+            self._segments.active.open_for_append()
+            entries = self._segments.active.txn_entries
+            left = [entry for entry in entries if entry.last_offset < offset]
+            if left != entries:
+                self._segments.active.write_txn_entries(left)
+        self._active = self._segments.active
+        self._active.file.sync()
+        self._env.sync_dir(self.directory)
+        states = load_states(self._env, self.directory, self._segments.since(0), offset)
+        self._producers.replace(states)
+        self._unsynced = [one for one in self._segments if one is self._active or one.needs_sync]
+        self.log_end_offset = offset
+        self.high_watermark = min(self.high_watermark, offset)
+        self.recovery_point = min(self.recovery_point, offset)
+        self.log_start_offset = min(self.log_start_offset, offset)
+        self._roll_rule = self._rule_for(self._active)
+        if self._epochs.truncate_from_end(offset):
+            self._write_epochs()
+        self._epoch_is_entered = False
+
+    # Cleaning
+
+    def pin(self, base_offsets: Iterable[int]) -> None:
+        """Hold segments whose names are about to be given to others; retention leaves them.
+
+        `replace_segments` or `unpin` follows.
+        """
+        for base_offset in base_offsets:
+            segment = self._segments.find(base_offset)
+            assert segment is not None
+            assert segment is not self._active
+            segment.pin()
+
+    def unpin(self, base_offsets: Iterable[int]) -> None:
+        """The swap did not take place."""
+        for base_offset in base_offsets:
+            segment = self._segments.find(base_offset)
+            if segment is not None:
+                segment.unpin()
+
+    def replace_segments(self, plan: SwapPlan) -> None:
+        """Go over to the outputs of a swap that has been carried out.
+
+        Slices of the old segments stay readable: their files are open.
+        """
+        gone = [self._segments.find(base) for base in plan.source_base_offsets]
+        new: list[Segment] = []
+        try:
+            for output in plan.outputs:
+                segment = Segment(
+                    self._env,
+                    self.directory,
+                    output.base_offset,
+                    index_limits(self.config),
+                    create=False,
+                )
+                segment.load_or_rebuild()
+                new.append(segment)
+        except OSError as error:
+            self._home.fail(f"swap in {self.directory}: {error}")
+            raise self._failed("swap in", error) from error
+        self._segments.replace([one for one in gone if one is not None], new)
+        self._unsynced = [one for one in self._unsynced if one not in gone]
+        self._unsynced[:0] = [one for one in new if one.needs_sync]
+
+    def mark_damaged(self, path: str, position: int, reason: str) -> DamagedSegment | None:
+        """Somebody else found that nothing can be read there; None if the file is not ours."""
+        for segment in self._segments:
+            if segment.path == path and position < segment.size_bytes:
+                return segment.note_damage(position, reason)
+        return None
+
+    # Closing
+
+    def mark_deleted(self) -> None:
+        """Refuse everything from now on: the folder is going away."""
+        self._is_closed = True
+
+    def close(self) -> None:
+        """Make everything durable and leave the folder as an orderly stop does."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            self._active.seal()
+            write_snapshot(self._env, self.directory, self.log_end_offset, self._producers.states)
+        except OSError as error:
+            raise self._failed("close of", error) from error
+        self._names += 1
+        self.flush()

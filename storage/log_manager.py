@@ -1,0 +1,564 @@
+"""All logs of this broker, over several data directories, one of which may fail.
+
+Rules
+- Directories are opened together or refused together; a directory that fails later, or while it is
+  being opened, goes offline with its partitions, and the others go on.
+- A partition whose files cannot be used for a reason of its own (no permission, a swap that cannot
+  be finished) is offline alone. Any other error of the system is the directory's.
+- What exists is what the metadata says. A folder it does not know is adopted; a partition it knows
+  and that is not found is offline, and never begun anew. See storage/partition_homes.py.
+- Recovery point and log start are written after what they speak of is durable, so that a crash
+  only ever finds them too low.
+- `create`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run` may run in a thread,
+  one at a time each; everything else belongs to the event loop.
+"""
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from config.topic_keys import TopicConfig
+from storage import filenames
+from storage.checkpoints import (
+    decode_partition_metadata,
+    encode_partition_metadata,
+    encode_topic_id,
+    read_offsets,
+    write_offsets,
+)
+from storage.env import Env, mkdir_durably, write_file_atomically
+from storage.errors import (
+    CorruptCheckpointError,
+    InconsistentDirectoryError,
+    LogDirectoryError,
+    StorageError,
+)
+from storage.filenames import DirectoryKind
+from storage.log import Log, LogContext, index_limits
+from storage.log_directory import LogDirectory, OpenedDirectories, open_directories
+from storage.metadata import ClusterMetadata, MetadataStore, new_metadata
+from storage.model import TopicPartition
+from storage.partition_homes import FoundFolder, settle_homes
+from storage.recovery import load_log
+
+ConfigOf = Callable[[str], TopicConfig]
+Offsets = dict[TopicPartition, int]
+
+# Errors that speak of one folder, not of the device it is on.
+FOLDER_ERRORS: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
+)
+TOPIC_ID_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReport:
+    """What was found and is worth telling."""
+
+    offline_directories: Mapping[str, str]  # path -> reason
+    offline: Mapping[TopicPartition, str]
+    adopted: tuple[TopicPartition, ...]
+    refused: tuple[tuple[str, str], ...]  # (folder, reason)
+    removed: tuple[str, ...]  # folders
+    notes: tuple[tuple[TopicPartition, str], ...]  # what had to be mended
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """One set of fields per line of a structured log."""
+        for directory, reason in self.offline_directories.items():
+            yield {"what": "directory is offline", "directory": directory, "reason": reason}
+        for partition, reason in self.offline.items():
+            yield {"what": "partition is offline", "partition": str(partition), "reason": reason}
+        for partition in self.adopted:
+            yield {"what": "folder adopted", "partition": str(partition)}
+        for folder, reason in self.refused:
+            yield {"what": "folder refused", "folder": folder, "reason": reason}
+        for folder in self.removed:
+            yield {"what": "folder of a deleted topic removed", "folder": folder}
+        for partition, note in self.notes:
+            yield {"what": "mended", "partition": str(partition), "reason": note}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTask:
+    """The checkpoints of all online directories, captured; `run` writes them."""
+
+    env: Env
+    files: tuple[tuple[LogDirectory, str, Mapping[TopicPartition, int]], ...]
+
+    def run(self) -> None:
+        """Write every file; may run in a thread. Raises LogDirectoryError after trying all."""
+        failures: list[LogDirectoryError] = []
+        for directory, name, offsets in self.files:
+            if not directory.is_online:
+                continue
+            try:
+                write_offsets(self.env, directory.file(name), offsets)
+            except OSError as error:
+                directory.fail(f"{name}: {error}")
+                failures.append(LogDirectoryError(directory.path, f"{name}: {error}"))
+        if failures:
+            raise failures[0]
+
+
+@dataclass(slots=True)
+class _Checkpoints:
+    """What a directory's checkpoints said when it was opened."""
+
+    recovery_points: Offsets = field(default_factory=dict)
+    log_starts: Offsets = field(default_factory=dict)
+    cleaner: Offsets = field(default_factory=dict)
+
+
+class LogManager:
+    """The logs, their directories and the metadata."""
+
+    def __init__(
+        self,
+        env: Env,
+        directories: Sequence[str],
+        *,
+        cluster_id: str | None = None,
+        node_id: int | None = None,
+    ) -> None:
+        self._env = env
+        self._paths = tuple(directories)
+        self._configured = (cluster_id, node_id)
+        self._opened: OpenedDirectories
+        self._store: MetadataStore
+        self._homes: dict[TopicPartition, LogDirectory] = {}
+        self._confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
+        self._doomed: list[tuple[int, LogDirectory, str, bytes | None]] = []
+        boot_id = env.random_bytes(6).hex()
+        counter = itertools.count(1)
+        self._new_generation = lambda: f"{boot_id}-{next(counter)}"
+        self.metadata: ClusterMetadata
+        self.logs: dict[TopicPartition, Log] = {}
+        self.offline: dict[TopicPartition, str] = {}
+        self.cleaner_offsets: Offsets = {}
+
+    # Opening
+
+    @property
+    def directories(self) -> tuple[LogDirectory, ...]:
+        """All configured directories, those offline included."""
+        return self._opened.directories
+
+    def open(self, config_of: ConfigOf) -> OpenReport:
+        """Lock the directories, load the metadata, open every log.
+
+        Raises what `open_directories` and `MetadataStore.load` raise; then nothing is held.
+        """
+        cluster_id, node_id = self._configured
+        self._opened = open_directories(
+            self._env, self._paths, cluster_id=cluster_id, node_id=node_id
+        )
+        try:
+            return self._open(config_of)
+        except BaseException:
+            self._opened.release()
+            raise
+
+    def _open(self, config_of: ConfigOf) -> OpenReport:
+        online = self._opened.online
+        self._store = MetadataStore(self._env, [one.path for one in online], self._directory_failed)
+        unopened = [one.path for one in self.directories if not one.is_online]
+        loaded = self._store.load(unopened=unopened)
+        self.metadata = loaded or new_metadata(
+            self._env, self._opened.cluster_id, self._opened.node_id
+        )
+        checkpoints: dict[str, _Checkpoints] = {}
+        found: list[FoundFolder] = []
+        for directory in online:
+            try:
+                checkpoints[directory.directory_id] = self._read_checkpoints(directory)
+                found += self._look(directory)
+            except (OSError, CorruptCheckpointError) as error:
+                directory.fail(str(error))
+        homes = settle_homes(
+            found,
+            self.metadata,
+            {one.directory_id: one.path for one in online if one.is_online},
+            [self._env.random_bytes(TOPIC_ID_BYTES) for _ in found],
+            self._env.wall_ms(),
+        )
+        self.offline = dict(homes.offline)
+        by_id = {one.directory_id: one for one in self.directories if one.is_online}
+        changed = homes.metadata is not self.metadata
+        self.metadata = homes.metadata
+        removed = self._remove_folders(homes.remove, by_id)
+        notes: list[tuple[TopicPartition, str]] = []
+        for folder in homes.serve:
+            home = by_id[folder.directory_id]
+            told = self._serve(folder, home, checkpoints[folder.directory_id], config_of)
+            notes += [(folder.partition, note) for note in told]
+        self._confirm_absent(found)
+        if changed or loaded is None or self._store.stale or self._confirmed:
+            self.save_metadata(self.metadata)
+        return OpenReport(
+            {one.path: one.offline_reason or "" for one in self.directories if not one.is_online},
+            dict(self.offline),
+            tuple(homes.adopted),
+            tuple(
+                (by_id[folder.directory_id].file(str(folder.partition)), reason)
+                for folder, reason in homes.refused
+                if folder.directory_id in by_id
+            ),
+            tuple(removed),
+            tuple(notes),
+        )
+
+    def _read_checkpoints(self, directory: LogDirectory) -> _Checkpoints:
+        """Raises CorruptCheckpointError: without them flushed data could be taken for a tail."""
+        found = _Checkpoints(
+            read_offsets(self._env, directory.file(filenames.RECOVERY_POINT_CHECKPOINT)),
+            read_offsets(self._env, directory.file(filenames.LOG_START_CHECKPOINT)),
+        )
+        try:
+            found.cleaner = read_offsets(self._env, directory.file(filenames.CLEANER_CHECKPOINT))
+        except CorruptCheckpointError:
+            found.cleaner = {}  # the cleaner begins at the start of the log, which costs time only
+        return found
+
+    def _look(self, directory: LogDirectory) -> list[FoundFolder]:
+        """The partition folders of a directory; what was left half deleted is queued."""
+        found: list[FoundFolder] = []
+        for name in self._env.listdir(directory.path):
+            path = directory.file(name)
+            kind = filenames.kind_of_dir(name)
+            if kind not in (DirectoryKind.PARTITION, DirectoryKind.DELETED):
+                continue
+            if not self._env.is_dir(path):
+                continue
+            if kind is DirectoryKind.DELETED:
+                self._doomed.append((0, directory, path, None))
+                continue
+            partition = filenames.parse_partition_dir(name)
+            assert partition is not None
+            topic_id = self._topic_id_in(path)
+            found.append(
+                FoundFolder(partition, directory.directory_id, topic_id, self._has_records(path))
+            )
+        return found
+
+    def _topic_id_in(self, folder: str) -> bytes | None:
+        path = f"{folder}/{filenames.PARTITION_METADATA}"
+        try:
+            return decode_partition_metadata(self._env.read_file(path), path)
+        except (FileNotFoundError, CorruptCheckpointError):
+            return None  # rebuildable: the metadata knows, or the folder is adopted
+
+    def _has_records(self, folder: str) -> bool:
+        names = self._env.listdir(folder)
+        return any(
+            name.endswith(filenames.LOG) and self._env.size(f"{folder}/{name}") for name in names
+        )
+
+    def _remove_folders(
+        self, folders: Sequence[FoundFolder], by_id: Mapping[str, LogDirectory]
+    ) -> list[str]:
+        removed = []
+        for folder in folders:
+            home = by_id.get(folder.directory_id)
+            if home is None:
+                continue
+            try:
+                self._move_away(home, folder.partition, folder.topic_id, due_ms=0)
+                removed.append(home.file(str(folder.partition)))
+            except OSError as error:
+                self.fail_directory(home.path, str(error))
+        return removed
+
+    def _confirm_absent(self, found: Sequence[FoundFolder]) -> None:
+        """Directories that hold nothing of a deleted topic any more."""
+        present = {(folder.topic_id, folder.directory_id) for folder in found}
+        online = {one.directory_id for one in self.directories if one.is_online}
+        for topic_id, waiting in self.metadata.deleted_topic_ids.items():
+            self._confirmed += [
+                (topic_id, one)
+                for one in waiting
+                if one in online and (topic_id, one) not in present
+            ]
+
+    def _serve(
+        self,
+        folder: FoundFolder,
+        home: LogDirectory,
+        checkpoints: _Checkpoints,
+        config_of: ConfigOf,
+    ) -> Sequence[str]:
+        """Open one log, or note why it is offline."""
+        partition = folder.partition
+        self._homes[partition] = home
+        if not home.is_online:
+            self.offline[partition] = home.offline_reason or ""
+            return ()
+        try:
+            if folder.topic_id is None:
+                topic_id = self.metadata.topics[partition.topic].topic_id
+                self._write_partition_metadata(home.file(str(partition)), topic_id)
+            log, notes = self._open_log(home, partition, config_of(partition.topic), checkpoints)
+        except OSError as error:
+            if error.errno in FOLDER_ERRORS:
+                self.offline[partition] = str(error)
+            else:
+                self.fail_directory(home.path, f"{partition}: {error}")
+            return ()
+        except LogDirectoryError as error:
+            self.fail_directory(home.path, error.reason)
+            return ()
+        except StorageError as error:
+            self.offline[partition] = str(error)
+            return ()
+        self.logs[partition] = log
+        if partition in checkpoints.cleaner:
+            self.cleaner_offsets[partition] = checkpoints.cleaner[partition]
+        return notes
+
+    def _open_log(
+        self,
+        home: LogDirectory,
+        partition: TopicPartition,
+        config: TopicConfig,
+        checkpoints: _Checkpoints,
+    ) -> tuple[Log, tuple[str, ...]]:
+        path = home.file(str(partition))
+        loaded = load_log(
+            self._env,
+            path,
+            index_limits(config),
+            was_clean=home.was_clean,
+            recovery_point=checkpoints.recovery_points.get(partition, 0),
+            log_start_offset=checkpoints.log_starts.get(partition, 0),
+        )
+        context = LogContext(self._env, home, self._new_generation)
+        topic_id = self.metadata.topics[partition.topic].topic_id
+        log = Log(context, partition, topic_id, path, config, loaded=loaded)
+        if log.high_watermark < log.log_end_offset:
+            log.flush()  # nothing may be visible that a loss of power could still take
+        return log, loaded.notes
+
+    # Partitions
+
+    def create(self, partition: TopicPartition, topic_id: bytes, config: TopicConfig) -> Log:
+        """Make a partition's folder in the directory with the fewest, and open its log.
+
+        A directory that fails is taken offline and the next one tried. Raises LogDirectoryError
+        when none is left, InconsistentDirectoryError when a folder of that name is in the way.
+        """
+        assert partition not in self.logs
+        failure: LogDirectoryError | None = None
+        for home in self._by_load():
+            try:
+                log = self._create_in(home, partition, topic_id, config)
+            except OSError as error:
+                failure = LogDirectoryError(home.path, f"{partition}: {error}")
+            except LogDirectoryError as error:
+                failure = error
+            else:
+                self.offline.pop(partition, None)
+                self._homes[partition] = home
+                self.logs[partition] = log
+                return log
+            self.fail_directory(home.path, failure.reason)
+        raise failure or LogDirectoryError(self._paths[0], "no data directory is online")
+
+    def _by_load(self) -> list[LogDirectory]:
+        load = {directory.path: 0 for directory in self.directories}
+        for home in tuple(self._homes.values()):
+            load[home.path] += 1
+        online = [directory for directory in self.directories if directory.is_online]
+        return sorted(online, key=lambda directory: load[directory.path])
+
+    def _create_in(
+        self, home: LogDirectory, partition: TopicPartition, topic_id: bytes, config: TopicConfig
+    ) -> Log:
+        path = home.file(filenames.partition_dir_name(partition))
+        if self._env.exists(path):
+            present = self._topic_id_in(path)
+            if present != topic_id and self._has_records(path):
+                found = "none" if present is None else encode_topic_id(present)
+                raise InconsistentDirectoryError(
+                    home.path, f"topic id of {partition}", found, encode_topic_id(topic_id)
+                )
+        mkdir_durably(self._env, path)
+        self._write_partition_metadata(path, topic_id)
+        loaded = load_log(
+            self._env,
+            path,
+            index_limits(config),
+            was_clean=True,
+            recovery_point=0,
+            log_start_offset=0,
+        )
+        context = LogContext(self._env, home, self._new_generation)
+        return Log(context, partition, topic_id, path, config, loaded=loaded)
+
+    def _write_partition_metadata(self, folder: str, topic_id: bytes) -> None:
+        path = f"{folder}/{filenames.PARTITION_METADATA}"
+        write_file_atomically(self._env, path, encode_partition_metadata(topic_id))
+
+    def delete(self, partition: TopicPartition) -> None:
+        """Take a partition away: its folder gets another name now and is removed later.
+
+        Of a partition that is offline the folder stays until its directory is seen again; that
+        its topic is deleted stands in the metadata.
+        """
+        log = self.logs.pop(partition, None)
+        self.offline.pop(partition, None)
+        self.cleaner_offsets.pop(partition, None)
+        home = self._homes.pop(partition, None)
+        if log is None or home is None:
+            return
+        log.mark_deleted()
+        try:
+            due_ms = self._env.wall_ms() + log.config.file_delete_delay_ms
+            self._move_away(home, partition, log.topic_id, due_ms=due_ms)
+        except OSError as error:
+            failure = LogDirectoryError(home.path, f"deletion of {partition}: {error}")
+            self.fail_directory(home.path, failure.reason)
+            raise failure from error
+
+    def _move_away(
+        self, home: LogDirectory, partition: TopicPartition, topic_id: bytes | None, *, due_ms: int
+    ) -> None:
+        name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
+        self._env.rename(home.file(str(partition)), home.file(name))
+        self._env.sync_dir(home.path)
+        self._doomed.append((due_ms, home, home.file(name), topic_id))
+
+    def purge_deleted(self, now_ms: int) -> int:
+        """Remove the folders of deleted partitions whose delay is over; how many."""
+        due = [one for one in self._doomed if one[0] <= now_ms and one[1].is_online]
+        for doomed in due:
+            _, home, path, topic_id = doomed
+            try:
+                self._env.remove_tree(path)
+                self._env.sync_dir(home.path)
+            except OSError as error:
+                raise LogDirectoryError(home.path, f"removal of {path}: {error}") from error
+            self._doomed.remove(doomed)
+            waiting = any(one[1] is home and one[3] == topic_id for one in self._doomed)
+            if topic_id is not None and not waiting:
+                self._confirmed.append((topic_id, home.directory_id))
+        return len(due)
+
+    def directory_id_of(self, partition: TopicPartition) -> str:
+        """The id of the directory a partition is in. KeyError if it is in none."""
+        return self._homes[partition].directory_id
+
+    # Directories
+
+    def fail_directory(self, directory: str, reason: str) -> tuple[TopicPartition, ...]:
+        """Take a directory offline for good; all partitions it holds, which are offline now."""
+        home = next((one for one in self.directories if one.path == directory), None)
+        assert home is not None, directory
+        home.fail(reason)
+        self._store.drop(directory)
+        lost = tuple(where for where, one in tuple(self._homes.items()) if one is home)
+        for partition in lost:
+            self.logs.pop(partition, None)
+            self.offline.setdefault(partition, home.offline_reason or reason)
+        return lost
+
+    def _directory_failed(self, directory: str, reason: str) -> None:
+        self.fail_directory(directory, reason)
+
+    def directory_error(self, folder: str, error: OSError) -> LogDirectoryError:
+        """An error of the system in a partition's folder, as one of its data directory."""
+        return LogDirectoryError(os.path.dirname(folder), f"{os.path.basename(folder)}: {error}")
+
+    # Durable state
+
+    def save_metadata(self, metadata: ClusterMetadata) -> None:
+        """Make a state durable in every online directory; it is the present one then.
+
+        Raises LogDirectoryError when no directory is left.
+        """
+        confirmed, self._confirmed = self._confirmed, []
+        for topic_id, directory_id in confirmed:
+            metadata = metadata.confirm_deleted(topic_id, directory_id)
+        metadata = replace(metadata, last_wall_ms=self._env.wall_ms())
+        self.metadata = self._store.save(metadata)
+
+    def set_cleaner_offset(self, partition: TopicPartition, offset: int) -> None:
+        """The first dirty offset; durable with the next checkpoint. Losing it costs time only."""
+        self.cleaner_offsets[partition] = offset
+
+    def checkpoint_begin(self) -> CheckpointTask:
+        """Capture the checkpoints of all online directories."""
+        files: list[tuple[LogDirectory, str, Mapping[TopicPartition, int]]] = []
+        for directory in self.directories:
+            if not directory.is_online:
+                continue
+            logs = {
+                where: log for where, log in self.logs.items() if self._homes[where] is directory
+            }
+            cleaner = {
+                where: self.cleaner_offsets[where]
+                for where in logs
+                if where in self.cleaner_offsets
+            }
+            starts = {
+                where: log.log_start_offset
+                for where, log in logs.items()
+                if log.log_start_offset > log.first_base_offset
+            }
+            recovery = {where: log.recovery_point for where, log in logs.items()}
+            marks = {where: log.high_watermark for where, log in logs.items()}
+            files += [
+                (directory, filenames.RECOVERY_POINT_CHECKPOINT, recovery),
+                (directory, filenames.LOG_START_CHECKPOINT, starts),
+                (directory, filenames.REPLICATION_CHECKPOINT, marks),
+                (directory, filenames.CLEANER_CHECKPOINT, cleaner),
+            ]
+        return CheckpointTask(self._env, tuple(files))
+
+    def checkpoint_done(self, task: CheckpointTask) -> None:
+        """A checkpoint was written: purely informative, nothing waits for it."""
+        assert task.env is self._env
+
+    def checkpoint(self) -> None:
+        """Write recovery points, log starts and cleaner offsets, here and now."""
+        task = self.checkpoint_begin()
+        task.run()
+        self.checkpoint_done(task)
+
+    # Closing
+
+    def close(self, *, clean: bool = True) -> None:
+        """Close every log, leave the markers of an orderly stop, give the locks back.
+
+        A directory in which anything failed gets no marker. `clean=False` only lets go.
+        """
+        try:
+            if clean:
+                self._close_cleanly()
+        finally:
+            self._opened.release()
+
+    def _close_cleanly(self) -> None:
+        for partition, log in tuple(self.logs.items()):
+            try:
+                log.close()
+            except LogDirectoryError as error:
+                self._homes[partition].fail(error.reason)
+        for directory, name, offsets in self.checkpoint_begin().files:
+            try:
+                if directory.is_online:
+                    write_offsets(self._env, directory.file(name), offsets)
+            except OSError as error:
+                directory.fail(f"{name}: {error}")
+        if any(directory.is_online for directory in self.directories):
+            for directory in self.directories:
+                if not directory.is_online:
+                    self._store.drop(directory.path)
+            self.save_metadata(self.metadata)
+        for directory in self.directories:
+            try:
+                if directory.is_online:
+                    directory.mark_clean()
+            except OSError as error:
+                directory.fail(str(error))

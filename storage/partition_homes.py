@@ -1,0 +1,130 @@
+"""Which of the partition folders that were found are served, and which are not and why; pure.
+
+Rules
+- A partition the metadata knows is served from the directory the metadata names. While that one is
+  offline the partition is offline, whatever else is found: it is never begun anew.
+- A known partition whose own directory is there without it, and which is found in another one, was
+  moved by hand: the move is accepted.
+- Of two folders of one partition the second is refused, and left as it is.
+- A folder that nobody knows is adopted, under the topic id it bears.
+- A folder of a deleted topic is removed; one that a cut-off creation left behind (the topic is
+  known, the partition is not, and it has no records) too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from storage.metadata import ClusterMetadata, TopicEntry
+from storage.model import TopicPartition
+
+ADOPTED: Final = "adopted"
+
+
+class FoundFolder(NamedTuple):
+    """A partition's folder in an online directory. `topic_id` is None where none is on record."""
+
+    partition: TopicPartition
+    directory_id: str
+    topic_id: bytes | None
+    has_records: bool
+
+
+@dataclass(slots=True)
+class Homes:
+    """What is to be done with what was found."""
+
+    metadata: ClusterMetadata  # with what was adopted or moved
+    serve: list[FoundFolder] = field(default_factory=list)
+    remove: list[FoundFolder] = field(default_factory=list)
+    refused: list[tuple[FoundFolder, str]] = field(default_factory=list)
+    offline: dict[TopicPartition, str] = field(default_factory=dict)
+    adopted: list[TopicPartition] = field(default_factory=list)
+
+
+def settle_homes(
+    found: Sequence[FoundFolder],
+    metadata: ClusterMetadata,
+    online: Mapping[str, str],
+    new_topic_ids: Sequence[bytes],
+    now_ms: int,
+) -> Homes:
+    """Decide. `online`: directory id -> path. `new_topic_ids`: as many as there are folders, for
+    adopted topics that have none on record."""
+    homes = Homes(metadata)
+    fresh_ids = iter(new_topic_ids)
+    by_partition: dict[TopicPartition, list[FoundFolder]] = {}
+    for folder in found:
+        if folder.topic_id is not None and folder.topic_id in metadata.deleted_topic_ids:
+            homes.remove.append(folder)
+        else:
+            by_partition.setdefault(folder.partition, []).append(folder)
+    for partition, folders in sorted(by_partition.items()):
+        entry = homes.metadata.topics.get(partition.topic)
+        if entry is None:
+            entry = _adopted_entry(folders[0], fresh_ids.__next__, now_ms)
+            homes.metadata = homes.metadata.with_topic(partition.topic, entry)
+        _settle(homes, partition, folders, entry, online)
+    _miss(homes, online)
+    return homes
+
+
+def _adopted_entry(folder: FoundFolder, new_id: Callable[[], bytes], now_ms: int) -> TopicEntry:
+    topic_id = folder.topic_id if folder.topic_id is not None else new_id()
+    # The folder's own partition is entered right after this.
+    return TopicEntry(topic_id, {}, {}, ADOPTED, now_ms)
+
+
+def _settle(
+    homes: Homes,
+    partition: TopicPartition,
+    folders: list[FoundFolder],
+    entry: TopicEntry,
+    online: Mapping[str, str],
+) -> None:
+    ours = []
+    for folder in folders:
+        if folder.topic_id is not None and folder.topic_id != entry.topic_id:
+            homes.refused.append((folder, "it belongs to another topic of that name"))
+        else:
+            ours.append(folder)
+    if not ours:
+        return
+    home = entry.partitions.get(partition.partition)
+    chosen = next((folder for folder in ours if folder.directory_id == home), None)
+    if chosen is None and home is not None and home not in online:
+        for folder in ours:
+            homes.refused.append((folder, "its own data directory is offline"))
+        return
+    if chosen is None and home is None and entry.created_by != ADOPTED:
+        empty = [folder for folder in ours if not folder.has_records]
+        homes.remove.extend(empty)
+        ours = [folder for folder in ours if folder.has_records]
+        if not ours:
+            return
+    if chosen is None:
+        chosen = ours[0]
+        partitions = {**entry.partitions, partition.partition: chosen.directory_id}
+        homes.metadata = homes.metadata.with_topic(
+            partition.topic, replace(entry, partitions=partitions)
+        )
+        homes.adopted.append(partition)
+    homes.serve.append(chosen)
+    for folder in ours:
+        if folder is not chosen:
+            homes.refused.append((folder, f"{online[chosen.directory_id]} has it too"))
+
+
+def _miss(homes: Homes, online: Mapping[str, str]) -> None:
+    """Known partitions that were not found."""
+    served = {folder.partition for folder in homes.serve}
+    for name, entry in homes.metadata.topics.items():
+        for index, home in entry.partitions.items():
+            partition = TopicPartition(name, index)
+            if partition not in served:
+                where = online.get(home)
+                homes.offline[partition] = (
+                    f"its folder is missing in {where}"
+                    if where is not None
+                    else f"its data directory {home} is offline"
+                )

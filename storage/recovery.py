@@ -1,0 +1,325 @@
+"""Opening a partition's folder: what is there, what of it can be believed, where it ends.
+
+Rules
+- First the swap journal, then the files: nothing is opened before the folder is all old or all new.
+- After an orderly stop headers at the ends of files are looked at; after a crash every batch from
+  the recovery point on is verified, and indexes, transaction index and producer state are made
+  anew from them.
+- From the recovery point on a tail is cut at the first bad batch. Before it nothing is ever cut:
+  what is bad there becomes a damaged range. If such damage hides the end of the log, the log goes
+  on behind the recovery point, in a new segment: an offset is never given twice.
+- Messages of formats 0 and 1 are passed over as damaged, and never cut.
+- Whatever is removed is removed durably before anything can be appended.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from storage import filenames
+from storage.batch import HEADER_BYTES, read_header
+from storage.env import Env
+from storage.errors import CorruptBatchError, CorruptCheckpointError
+from storage.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
+from storage.leader_epochs import LeaderEpochs
+from storage.log_producers import (
+    load_states,
+    note_batch,
+    remove_snapshots,
+    snapshots_in,
+    write_snapshot,
+)
+from storage.log_scan import ScannedBatch, scan, skip_old_messages, verify
+from storage.log_segments import SegmentList
+from storage.producer_state import ProducerStates
+from storage.segment import DamagedSegment, Segment
+from storage.swap import recover_swap
+from storage.txn_index import TxnIndexEntry
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLog:
+    """A log as it was found, ready to be appended to."""
+
+    segments: SegmentList
+    producers: ProducerStates
+    epochs: LeaderEpochs
+    log_start_offset: int
+    log_end_offset: int
+    recovery_point: int
+    leader_epoch: int
+    notes: tuple[str, ...]  # what had to be mended, for people
+
+
+@dataclass(slots=True)
+class _Loading:
+    """The state of one folder while it is being opened."""
+
+    env: Env
+    directory: str
+    limits: IndexLimits
+    recovery_point: int
+    segments: list[Segment] = field(default_factory=list)
+    next_offset: int = 0
+    epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    states: ProducerStates = field(default_factory=ProducerStates)
+    first_recovered: int = 0  # index of the first segment that was verified
+    notes: list[str] = field(default_factory=list)
+    removed_names: bool = False
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def remove(self, segment: Segment) -> None:
+        """Delete a segment's files."""
+        for kind in filenames.FILE_KINDS:
+            path = f"{self.directory}/{filenames.file_name(segment.base_offset, kind)}"
+            if self.env.exists(path):
+                self.env.unlink(path)
+        self.removed_names = True
+
+    def create(self, base_offset: int) -> Segment:
+        """A new, empty segment."""
+        return Segment(self.env, self.directory, base_offset, self.limits, create=True)
+
+
+def load_log(
+    env: Env,
+    directory: str,
+    limits: IndexLimits,
+    *,
+    was_clean: bool,
+    recovery_point: int,
+    log_start_offset: int,
+) -> LoadedLog:
+    """Open a partition's folder.
+
+    Raises OSError as it comes, UnfinishedSwapError and NewerFormatError of an interrupted swap.
+    """
+    loading = _Loading(env, directory, limits, recovery_point)
+    swap = recover_swap(env, directory)
+    if swap.changed:
+        loading.note(f"an interrupted swap was finished: {swap}")
+    files = filenames.classify(env.listdir(directory))
+    _remove_leftovers(loading, files)
+    _read_epochs(loading)
+    first_unclean = _open_segments(loading, files, was_clean=was_clean)
+    if first_unclean < len(loading.segments):
+        _recover(loading, first_unclean)
+    elif loading.segments:
+        loading.states = load_states(env, directory, loading.segments, loading.next_offset)
+    if loading.next_offset < recovery_point:
+        missing = f"[{loading.next_offset}, {recovery_point})"
+        loading.note(f"flushed offsets {missing} cannot be read; the log goes on behind them")
+        loading.next_offset = recovery_point
+    _choose_active(loading, log_start_offset)
+    return _finish(loading, log_start_offset, was_clean=was_clean)
+
+
+def _remove_leftovers(loading: _Loading, files: filenames.PartitionFiles) -> None:
+    """Files on their way out, and indexes without a log."""
+    names = [file.name for file in files.deleted]
+    for kind, bases in (
+        (filenames.INDEX, files.indexes),
+        (filenames.TIME_INDEX, files.time_indexes),
+        (filenames.TXN_INDEX, files.txn_indexes),
+    ):
+        names += [filenames.file_name(base, kind) for base in bases if base not in files.logs]
+    for name in names:
+        loading.env.unlink(f"{loading.directory}/{name}")
+        loading.removed_names = True
+
+
+def _read_epochs(loading: _Loading) -> None:
+    path = f"{loading.directory}/{filenames.LEADER_EPOCH_CHECKPOINT}"
+    if not loading.env.exists(path):
+        return
+    try:
+        loading.epochs = LeaderEpochs.decode(loading.env.read_file(path), path)
+    except CorruptCheckpointError as error:
+        loading.note(str(error))
+
+
+def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_clean: bool) -> int:
+    """Open all segments and find the end; index of the first one that has to be verified."""
+    for base_offset in files.logs:
+        loading.segments.append(
+            Segment(loading.env, loading.directory, base_offset, loading.limits, create=False)
+        )
+    count = len(loading.segments)
+    first_unclean = count
+    if not was_clean:
+        ends = [segment.base_offset for segment in loading.segments[1:]]
+        first_unclean = sum(1 for end in ends if end <= loading.recovery_point)
+    for index, segment in enumerate(loading.segments[:first_unclean]):
+        has_txn_index = segment.base_offset in files.txn_indexes
+        try:
+            loading.next_offset = segment.load(has_txn_index=has_txn_index)
+        except (CorruptIndexError, CorruptBatchError) as error:
+            loading.note(str(error))
+            if index == count - 1 or has_txn_index:
+                return index
+            segment.rebuild()
+    return first_unclean
+
+
+def _recover(loading: _Loading, first: int) -> None:
+    """Verify the segments from `first` on; cut where the first bad batch may be cut."""
+    segments = loading.segments
+    base_offset = segments[first].base_offset
+    loading.first_recovered = first
+    loading.next_offset = base_offset
+    loading.states = load_states(loading.env, loading.directory, segments[: first + 1], base_offset)
+    for index in range(first, len(segments)):
+        segment = segments[index]
+        following = segments[index + 1].base_offset if index + 1 < len(segments) else None
+        write_snapshot(loading.env, loading.directory, segment.base_offset, loading.states)
+        if _recover_segment(loading, segment, following):
+            for doomed in segments[index + 1 :]:
+                loading.note(f"{doomed.path} follows the cut and is removed")
+                loading.remove(doomed)
+            del segments[index + 1 :]
+            break
+    loading.notes.extend(
+        f"{damage.path} is damaged at byte {damage.position}: {damage.reason}"
+        for segment in segments[first:]
+        for damage in segment.damages
+    )
+
+
+def _recover_segment(loading: _Loading, segment: Segment, following: int | None) -> bool:
+    """Verify one segment and make its indexes anew; True if its tail was cut."""
+    entries: list[TxnIndexEntry] = []
+    segment.start_rebuild()
+    segment.synced_bytes = 0
+    loading.next_offset = max(loading.next_offset, segment.base_offset)
+    position = 0
+    was_cut = False
+    while position < segment.size_bytes:
+        try:
+            for batch in scan(segment.file, position, segment.size_bytes, whole=True):
+                entry = _take(loading, segment, batch, following)
+                if entry is not None:
+                    entries.append(entry)
+                position = batch.end_position
+        except CorruptBatchError as error:
+            old_end, old_next = skip_old_messages(segment.file, position, segment.size_bytes)
+            if old_end == position and loading.next_offset >= loading.recovery_point:
+                tail_bytes = segment.size_bytes - position
+                loading.note(f"{segment.path}: {tail_bytes} bytes cut: {error.reason}")
+                segment.cut_back(position)
+                segment.file.sync()
+                was_cut = True
+            else:
+                damage = segment.note_damage(position, error.reason)
+                known = old_next if old_end > position else _offset_behind(loading, segment, damage)
+                loading.next_offset = max(loading.next_offset, known)
+                position = damage.end_position
+    segment.finish_rebuild()
+    segment.write_txn_entries(entries)
+    return was_cut
+
+
+def _take(
+    loading: _Loading, segment: Segment, batch: ScannedBatch, following: int | None
+) -> TxnIndexEntry | None:
+    """Verify one batch and let everything know of it. Raises CorruptBatchError."""
+    header = batch.header
+    if header.base_offset < loading.next_offset:
+        reason = f"offset {header.base_offset} after {loading.next_offset - 1}"
+    elif header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
+        reason = f"offset {header.last_offset} is too far from the base"
+    elif following is not None and header.last_offset >= following:
+        reason = f"offset {header.last_offset} belongs to the next segment"
+    else:
+        verify(batch, segment.path)
+        segment.index_batch(header, batch.position)
+        if header.partition_leader_epoch >= 0:
+            latest = loading.epochs.latest
+            if latest is None or header.partition_leader_epoch > latest.epoch:
+                loading.epochs.assign(header.partition_leader_epoch, header.base_offset)
+        loading.next_offset = header.next_offset
+        return note_batch(loading.states, batch)
+    raise CorruptBatchError(reason, batch.position, segment.path)
+
+
+def _offset_behind(loading: _Loading, segment: Segment, damage: DamagedSegment) -> int:
+    """The offset behind a damaged batch, as far as its header can be believed; else -1."""
+    try:
+        header = read_header(segment.file.pread(HEADER_BYTES, damage.position))
+    except CorruptBatchError:
+        return -1
+    return header.next_offset if header.next_offset <= loading.recovery_point else -1
+
+
+def _choose_active(loading: _Loading, log_start_offset: int) -> None:
+    """See to it that there is a segment at whose end the log can go on."""
+    segments = loading.segments
+    if segments and loading.next_offset < log_start_offset:
+        loading.note(f"the log ends below its start offset {log_start_offset} and begins anew")
+        for segment in segments:
+            loading.remove(segment)
+        segments.clear()
+        loading.states = ProducerStates()
+    if not segments:
+        loading.next_offset = max(loading.next_offset, log_start_offset)
+        segments.append(loading.create(loading.next_offset))
+        return
+    last = segments[-1]
+    ends_damaged = any(damage.end_position >= last.size_bytes for damage in last.damages)
+    if ends_damaged:
+        loading.next_offset = max(loading.next_offset, last.base_offset + 1)
+        segments.append(loading.create(loading.next_offset))
+    else:
+        last.open_for_append()
+
+
+def _finish(loading: _Loading, log_start_offset: int, *, was_clean: bool) -> LoadedLog:
+    """Settle snapshots and epochs, and make removals durable."""
+    end_offset = loading.next_offset
+    bases = {segment.base_offset for segment in loading.segments}
+    if not was_clean:
+        write_snapshot(loading.env, loading.directory, end_offset, loading.states)
+    snapshots = snapshots_in(loading.env, loading.directory)
+    newest = max((offset for offset in snapshots if offset <= end_offset), default=-1)
+    strays = [one for one in snapshots if one > end_offset or (one not in bases and one != newest)]
+    remove_snapshots(loading.env, loading.directory, strays)
+    if loading.removed_names:
+        loading.env.sync_dir(loading.directory)
+    log_start_offset = max(log_start_offset, loading.segments[0].base_offset)
+    return LoadedLog(
+        segments=SegmentList(loading.segments),
+        producers=loading.states,
+        epochs=loading.epochs,
+        log_start_offset=log_start_offset,
+        log_end_offset=end_offset,
+        recovery_point=min(loading.recovery_point, end_offset),
+        leader_epoch=_settle_epoch(loading, log_start_offset, was_clean=was_clean),
+        notes=tuple(loading.notes),
+    )
+
+
+def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) -> int:
+    """Drop epochs of what is gone, and begin a new one after a crash; the epoch to write in."""
+    epochs = loading.epochs
+    if not len(epochs):
+        epoch = _last_epoch_in(loading.segments)
+        if epoch >= 0:
+            epochs.assign(epoch, log_start_offset)
+    highest = epochs.latest.epoch if epochs.latest is not None else -1
+    epochs.truncate_from_end(loading.next_offset)
+    epochs.truncate_from_start(log_start_offset)
+    if highest < 0:
+        return 0
+    return highest if was_clean else highest + 1
+
+
+def _last_epoch_in(segments: Sequence[Segment]) -> int:
+    """The leader epoch of the last batch that can be read, -1 if there is none."""
+    for segment in reversed(segments):
+        _, position = segment.indexes.offsets.last
+        epoch = -1
+        for batch in segment.readable_batches(position):
+            epoch = batch.header.partition_leader_epoch
+        if epoch >= 0:
+            return epoch
+    return -1
