@@ -88,6 +88,7 @@ def warmup() -> None:
     """Compile the kernels now, so that the first clean does not wait for it."""
     import time
 
+    from storage.kernels import NUMBA_VARIABLE
     from storage.kernels import warm_up as warm_up_storage
 
     started = time.monotonic()
@@ -96,7 +97,7 @@ def warmup() -> None:
 
     warm_up_cleaner()
     seconds = time.monotonic() - started
-    click.echo(f"kernels ready in {seconds:.1f} s, kept in {os.environ['NUMBA_CACHE_DIR']}")
+    click.echo(f"kernels ready in {seconds:.1f} s, kept in {os.environ[NUMBA_VARIABLE]}")
 
 
 @main.command()

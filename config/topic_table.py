@@ -61,15 +61,17 @@ class TopicKey:
 
 
 def _table() -> Iterator[TopicKey]:
-    yield from _cleanup_keys()
+    yield from _compaction_keys()
+    yield from _retention_keys()
     yield from _segment_keys()
+    yield from _flush_keys()
     yield from _record_keys()
     yield from _own_keys()
     yield from _idle_keys()
     yield from _old_keys()
 
 
-def _cleanup_keys() -> Iterator[TopicKey]:
+def _compaction_keys() -> Iterator[TopicKey]:
     yield TopicKey(
         "cleanup.policy",
         "log.cleanup.policy",
@@ -120,6 +122,9 @@ def _cleanup_keys() -> Iterator[TopicKey]:
         minimum=0,
         unit="ms",
     )
+
+
+def _retention_keys() -> Iterator[TopicKey]:
     yield TopicKey(
         "retention.ms",
         "log.retention.ms",
@@ -196,6 +201,9 @@ def _segment_keys() -> Iterator[TopicKey]:
         minimum=0,
         unit="bytes",
     )
+
+
+def _flush_keys() -> Iterator[TopicKey]:
     yield TopicKey(
         "flush.messages",
         "log.flush.interval.messages",

@@ -1,0 +1,1 @@
+"""The log on disk: batches, segments, recovery, retention. Synchronous, knows no network."""

@@ -1,0 +1,109 @@
+"""Who may import what: what import-linter cannot say, and what it says, without running it."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LAYERS = ("config", "storage", "cleaner", "broker")  # each may import those before it
+
+
+def imports(path: Path, *, everywhere: bool = True) -> Iterator[str]:
+    """Modules that a file imports; with everywhere=False only those at its top."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if everywhere else tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_dependencies_point_down(package: str) -> None:
+    above = LAYERS[LAYERS.index(package) + 1 :]
+    found = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules(package)
+        for name in imports(path)
+        if name.partition(".")[0] in (*above, "tests", "bench")
+    ]
+    assert found == []
+
+
+def test_storage_and_config_know_no_event_loop_and_no_network() -> None:
+    forbidden = {"asyncio", "aiohttp", "aiofiles", "structlog", "prometheus_client", "uvloop"}
+    found = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package in ("storage", "config")
+        for path in modules(package)
+        for name in imports(path)
+        if name.partition(".")[0] in forbidden
+    ]
+    assert found == []
+
+
+def test_numba_is_imported_by_kernels_only() -> None:
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for package in LAYERS
+        for path in modules(package)
+        for name in imports(path)
+        if name.partition(".")[0] in {"numba", "llvmlite"} and "kernels" not in path.parts
+    ]
+    assert found == []
+
+
+def test_the_broker_starts_without_numba() -> None:
+    """Importing it takes up to two seconds and 65 MB: `varve serve` is ready before that."""
+    program = (
+        "import sys, broker.cli, broker.app, config.loader; config.loader.load(None);"
+        "print(sorted({name.partition('.')[0] for name in sys.modules}"
+        " & {'numba', 'llvmlite', 'rich', 'confluent_kafka'}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -> None:
+    ours = [name for name in imports(ROOT / "broker/cli.py", everywhere=False)
+            if name.partition(".")[0] in LAYERS]  # fmt: skip
+    assert ours == []
+
+
+def test_only_env_opens_log_files() -> None:
+    """storage/ reaches files and clocks through storage/env.py, or crash tests prove nothing."""
+    calls = {"open", "time.time", "time.monotonic", "time.time_ns", "os.rename", "os.replace",
+             "os.unlink", "os.remove", "os.fsync", "os.open", "os.listdir", "os.stat"}  # fmt: skip
+    doors = {"storage/env.py", "storage/kernels/__init__.py"}
+    found = []
+    for path in modules("storage"):
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and name not in doors:
+                called = ast.unparse(node.func)
+                if called in calls:
+                    found.append(f"{name}:{node.lineno}: {called}")
+    assert found == []
+
+
+def test_mmap_is_not_used() -> None:
+    """A mapping behind a truncated file or a failing disk is SIGBUS: it kills the process."""
+    found = [
+        path.relative_to(ROOT).as_posix()
+        for package in ("storage", "broker")
+        for path in modules(package)
+        for name in imports(path)
+        if name == "mmap"
+    ]
+    assert found == []

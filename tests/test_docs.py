@@ -1,0 +1,128 @@
+"""What the documents say is what the code does: generated pages, links, names, settings."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from pydantic import BaseModel
+
+from broker.cli import main
+from config.loader import load
+from config.reference import page
+from config.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def test_the_configuration_page_is_current() -> None:
+    written = (ROOT / "docs/configuration.md").read_text()
+    assert written == page(), "run `make docs` and review the change"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text())
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (path.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_paths_in_quotes_exist(path: Path) -> None:
+    quoted = re.findall(r"`((?:config|storage|cleaner|broker|docs|tests|bench|deploy)/[\w./-]+)`",
+                        path.read_text())  # fmt: skip
+    assert [name for name in quoted if not (ROOT / name).exists()] == []
+
+
+def test_decisions_that_the_code_names_exist() -> None:
+    named = {
+        number
+        for folder in ("config", "storage", "cleaner", "broker", "tests", "bench")
+        for path in (ROOT / folder).rglob("*.py")
+        for number in re.findall(r"docs/decisions/(\d{4})", path.read_text())
+    }
+    existing = {path.name[:4] for path in (ROOT / "docs/decisions").glob("*.md")}
+    assert named - existing == set()
+
+
+def test_decisions_have_numbers_of_their_own() -> None:
+    numbers = [path.name[:4] for path in (ROOT / "docs/decisions").glob("*.md")]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    reasons = (ROOT / "docs/decisions/0001-dependencies.md").read_text()
+    names = [re.split(r"[>=<;\[ ]", wanted)[0] for wanted in project["dependencies"]]
+    names += [
+        re.split(r"[>=<;\[ ]", wanted)[0] for wanted in project["optional-dependencies"]["dev"]
+    ]
+    plugins_and_stubs = re.compile(r"pytest-.*|types-.*")
+    assert [n for n in names if n not in reasons and not plugins_and_stubs.fullmatch(n)] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_settings_in_the_documents_can_be_used(path: Path, tmp_path: Path) -> None:
+    for number, example in enumerate(re.findall(r"```yaml\n(.*?)```", path.read_text(), re.DOTALL)):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(example)
+        assert isinstance(load(str(file)), Settings)
+
+
+def test_commands_in_the_documents_exist() -> None:
+    known = set(main.commands)
+    for path in PAGES:
+        # Where a command is shown: in a code block or in quotes.
+        text = "\n".join(re.findall(r"```\n.*?```|`[^`\n]+`", path.read_text(), re.DOTALL))
+        named = set(re.findall(r"(?:\.venv/bin/|\b)varve ([a-z][a-z-]+)", text))
+        assert named <= known, path
+
+
+def test_make_targets_in_the_documents_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for path in PAGES:
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", path.read_text(), re.MULTILINE))
+        assert named <= targets, path
+
+
+def test_help_names_every_command() -> None:
+    shown = CliRunner().invoke(main, ["--help"]).output
+    assert [name for name in main.commands if name not in shown] == []
+
+
+def test_the_glossary_has_every_word_once_and_in_order() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    words = [word for word in rows if word != "word"]
+    assert len(words) > 30
+    assert len(words) == len(set(words))
+
+
+def leaves(model: type[BaseModel]) -> list[str]:
+    names: list[str] = []
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        names += (
+            leaves(inner) if isinstance(inner, type) and issubclass(inner, BaseModel) else [name]
+        )
+    return names
+
+
+def test_every_setting_is_read_by_the_broker() -> None:
+    code = "".join(
+        path.read_text()
+        for folder in ("storage", "cleaner", "broker")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    # Read through Settings.layers and Settings.partitions, and by the flags of the command line.
+    elsewhere = {"keys", "topics", "allow_insecure"}
+    names = set(leaves(Settings)) - elsewhere
+    assert sorted(name for name in names if not re.search(rf"\.{name}\b", code)) == []
+
+
+def test_example_settings_are_good() -> None:
+    for path in sorted((ROOT / "deploy").glob("*.yaml")):
+        if "listeners" in (yaml.safe_load(path.read_text()) or {}):
+            assert isinstance(load(str(path)), Settings)
