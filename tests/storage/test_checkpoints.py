@@ -104,7 +104,8 @@ def test_offsets_are_kept_in_a_file_and_survive_a_crash() -> None:
     assert read_offsets(env, path) == {}
     for offset in (3, 4):
         write_offsets(env, path, {TopicPartition("t", 0): offset})
-        assert read_offsets(env.crash(), path) == {TopicPartition("t", 0): offset}
+        env = env.crash()
+        assert read_offsets(env, path) == {TopicPartition("t", 0): offset}
 
 
 def test_a_corrupt_file_is_named() -> None:
