@@ -13,42 +13,38 @@ Rules
 It does not know who waits for it, and it takes batches that have been checked.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Final
 
 from config.topic_keys import TopicConfig
 from storage import filenames
 from storage.batch import (
     LENGTH_END,
+    TRANSACTIONAL,
     BatchHeader,
     WritableBuffer,
     stamp,
     stamp_log_append_time,
-    walk_headers,
 )
-from storage.env import Env, write_file_atomically
+from storage.env import write_file_atomically
 from storage.errors import LogClosedError, LogDirectoryError, OffsetOutOfRangeError
 from storage.index import IndexLimits
 from storage.log_deletion import DoomedFiles
-from storage.log_directory import LogDirectory
 from storage.log_flush import FlushTask, plan_flush
 from storage.log_producers import (
-    LogProducers,
     load_states,
     remove_snapshots,
     snapshots_in,
     write_snapshot,
 )
-from storage.log_reader import NOTHING, FetchSlice, find_slice
+from storage.log_reader import FetchSlice
 from storage.log_roll import RollRule
-from storage.model import AppendInfo, TimestampOffset, TopicPartition
+from storage.log_view import LogContext, LogView
+from storage.model import AppendInfo, TopicPartition
 from storage.recovery import LoadedLog
-from storage.retention import ExpiredSegment, SegmentFacts, plan_expiry
+from storage.retention import ExpiredSegment, plan_expiry
 from storage.segment import DamagedSegment, Segment
 from storage.swap import SwapPlan
-from storage.timestamp_lookup import first_at_or_after, first_of_largest
-from storage.txn_index import aborted_in
 
 __all__ = ["DamagedSegment", "FetchSlice", "FlushTask", "Log", "LogContext", "index_limits"]
 
@@ -57,21 +53,12 @@ INDEX_IDLE_MS: Final = 30_000
 LOG_APPEND_TIME_TYPE: Final = "LogAppendTime"
 
 
-@dataclass(frozen=True, slots=True)
-class LogContext:
-    """What all logs of a data directory share."""
-
-    env: Env
-    home: LogDirectory
-    new_generation: Callable[[], str]
-
-
 def index_limits(config: TopicConfig) -> IndexLimits:
     """The topic's settings that concern indexes."""
     return IndexLimits(config.index_interval_bytes, config.segment_index_bytes)
 
 
-class Log:
+class Log(LogView):
     """An open log. Times are wall time in ms; sizes and positions are bytes.
 
     Every method that touches the disk raises LogDirectoryError when the disk fails.
@@ -87,27 +74,14 @@ class Log:
         *,
         loaded: LoadedLog,
     ) -> None:
-        self._env = context.env
-        self._home = context.home
+        super().__init__(context, partition, topic_id, directory, config, loaded=loaded)
         self._new_generation = context.new_generation
-        self.partition = partition
-        self.topic_id = topic_id
-        self.directory = directory
-        self.config = config
-        self.leader_epoch = loaded.leader_epoch
-        self.log_start_offset = loaded.log_start_offset
-        self.log_end_offset = loaded.log_end_offset
-        self.recovery_point = loaded.recovery_point
-        self.high_watermark = loaded.log_end_offset
         self.generation = context.new_generation()
-        self._segments = loaded.segments
-        self._active = loaded.segments.active
-        self._producers = LogProducers(loaded.producers)
-        self._epochs = loaded.epochs
         self._doomed = DoomedFiles(self._env, directory)
         self._is_closed = False
         self._history = 0  # truncations so far: a flush that began before one says nothing
-        self._names = self._names_synced = 0  # changes of file names, and those made durable
+        self._names = 1  # changes of file names; opening may have been one
+        self._names_synced = 0  # those made durable
         self._unsynced = [segment for segment in loaded.segments if segment.needs_sync]
         self._flushed_ms = self._env.wall_ms()
         self._indexes_checked_ms = 0
@@ -125,56 +99,6 @@ class Log:
     def _has_unsynced(self) -> bool:
         return any(segment.needs_sync for segment in self._unsynced)
 
-    # Looking
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all log files."""
-        return self._segments.size_bytes
-
-    @property
-    def first_base_offset(self) -> int:
-        """The base of the first segment; the log may start behind it."""
-        return self._segments.bases[0]
-
-    @property
-    def segment_count(self) -> int:
-        """Segments, the active one included."""
-        return len(self._segments)
-
-    @property
-    def last_stable_offset(self) -> int:
-        """Where the oldest undecided transaction begins, else the high watermark."""
-        first = self._producers.first_undecided_offset
-        if first is None or first >= self.high_watermark:
-            return self.high_watermark
-        return max(first, self.log_start_offset)
-
-    @property
-    def damaged(self) -> tuple[DamagedSegment, ...]:
-        """What is known to be unreadable."""
-        return self._segments.damages
-
-    def segment_facts(self) -> tuple[SegmentFacts, ...]:
-        """What planning needs to know of each segment; the last one is active."""
-        return self._segments.facts(self.log_end_offset)
-
-    def last_records(self) -> dict[int, tuple[int, int]]:
-        """Producer id -> (epoch, last data offset or -1)."""
-        return self._producers.last_records()
-
-    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """The largest known epoch up to `epoch` and where it ends; (-1, -1) if not known."""
-        if epoch == self.leader_epoch:
-            return epoch, self.log_end_offset
-        return self._epochs.end_offset_for(epoch, self.log_end_offset)
-
-    def epoch_of(self, offset: int) -> int:
-        """The leader epoch in which `offset` is, or would be, written; -1 if not known."""
-        if offset >= self.log_end_offset:
-            return self.leader_epoch
-        return self._epochs.epoch_of(offset)
-
     # Settings
 
     def update_config(self, config: TopicConfig) -> None:
@@ -191,7 +115,9 @@ class Log:
         limits = index_limits(config)
         for segment in self._segments:
             segment.set_limits(limits)
+        begun_ms = self._roll_rule.begun_ms
         self._roll_rule = self._rule_for(self._active)
+        self._roll_rule.begun_ms = begun_ms
         if not config.varve_flush_on_ack:
             self._raise_high_watermark(self.log_end_offset)
 
@@ -203,7 +129,8 @@ class Log:
         rule = RollRule(self.config, segment.base_offset, jitter)
         if segment.size_bytes:
             first_ms = segment.first_timestamp_ms
-            # When it was begun is not on record; not after its first batch, by any clock.
+            # When it was begun is not on record. It may be older than its last change, and by its
+            # own timestamps; to close it too early costs one small segment.
             begun_ms = segment.last_modified_ms
             rule.begin(first_ms, min(first_ms, begun_ms) if first_ms >= 0 else begun_ms)
         return rule
@@ -229,8 +156,8 @@ class Log:
         if self._home.offline_reason is not None or self._is_closed:
             self._refuse()
         has_producer = header.producer_id >= 0
-        if has_producer:
-            known = self._producers.check(header, verified=in_transaction or header.is_control)
+        if has_producer and not header.is_control:
+            known = self._producers.check(header, verified=in_transaction)
             if known is not None:
                 append_ms = known.timestamp_ms if self._stamps_time else -1
                 return AppendInfo(
@@ -264,7 +191,7 @@ class Log:
         self.log_end_offset = next_offset
         if has_producer:
             self._note_producer(records, header, first_offset, timestamp_ms, now_ms)
-        if header.attributes & 0x10:
+        if header.attributes & TRANSACTIONAL:
             segment.has_transactions = True
         if not self._is_acked_by_flush:
             self.high_watermark = next_offset
@@ -274,9 +201,6 @@ class Log:
         if self._is_closed:
             raise LogClosedError(self.directory)
         raise LogDirectoryError(self._home.path, self._home.offline_reason or "")
-
-    def _failed(self, what: str, error: OSError) -> LogDirectoryError:
-        return LogDirectoryError(self._home.path, f"{what} {self.directory}: {error}")
 
     def _undo_append(self, segment: Segment, error: OSError) -> LogDirectoryError:
         """Take back what a failed write left; if that fails too, nothing more is appended."""
@@ -342,7 +266,10 @@ class Log:
             old.seal()
             write_snapshot(self._env, self.directory, base_offset, self._producers.states)
         except OSError as error:
-            raise self._failed("roll of", error) from error
+            # Half of it may have been done: only opening the log anew tells which.
+            failure = self._failed("roll of", error)
+            self._home.fail(failure.reason)
+            raise failure from error
         new.last_modified_ms = now_ms
         self._names += 1
         self._segments.add(new)
@@ -362,67 +289,6 @@ class Log:
             return False
         self.roll(now_ms)
         return True
-
-    # Reading
-
-    def read(
-        self, offset: int, max_bytes: int, *, end_offset: int, at_least_one: bool = True
-    ) -> FetchSlice:
-        """Where the batches from `offset` on are: whole ones, below `end_offset`, of one file.
-
-        The first is the one that contains the offset, in a hole the next one; it is given whole
-        even above `max_bytes` if `at_least_one`. Length 0: there is nothing (yet).
-
-        Raises OffsetOutOfRangeError, DamagedSegmentError.
-        """
-        if not self.log_start_offset <= offset <= self.log_end_offset:
-            raise OffsetOutOfRangeError(offset, self.log_start_offset, self.log_end_offset)
-        if offset >= end_offset:
-            return NOTHING
-        try:
-            return find_slice(
-                self._segments,
-                offset,
-                max_bytes,
-                end_offset,
-                self.log_end_offset,
-                at_least_one=at_least_one,
-            )
-        except OSError as error:
-            raise self._failed("read of", error) from error
-
-    def read_batches(self, offset: int, end_offset: int, max_bytes: int) -> bytes:
-        """The bytes of whole batches from `offset` on, at least one if there is any. See `read`."""
-        data = self.read(offset, max_bytes, end_offset=end_offset).read()
-        end = 0
-        for position, header in walk_headers(data):
-            end = position + header.size_bytes
-        return data[:end]
-
-    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
-        """The first record whose timestamp is at least that. Raises CorruptBatchError."""
-        limit_bytes = self.config.varve_decompressed_batch_bytes
-        try:
-            return first_at_or_after(
-                self._segments, timestamp_ms, self.log_start_offset, limit_bytes
-            )
-        except OSError as error:
-            raise self._failed("read of", error) from error
-
-    def offset_for_max_timestamp(self) -> TimestampOffset | None:
-        """The first of the records with the largest timestamp. Raises CorruptBatchError."""
-        limit_bytes = self.config.varve_decompressed_batch_bytes
-        try:
-            return first_of_largest(self._segments, self.log_start_offset, limit_bytes)
-        except OSError as error:
-            raise self._failed("read of", error) from error
-
-    def aborted_transactions(self, first: int, end: int) -> list[tuple[int, int]]:
-        """(producer id, first offset) of the aborted transactions that overlap `[first, end)`."""
-        entries = (
-            entry for segment in self._segments.since(first) for entry in segment.txn_entries
-        )
-        return [(one.producer_id, one.first_offset) for one in aborted_in(entries, first, end)]
 
     # Durability
 
@@ -662,6 +528,8 @@ class Log:
         """Make everything durable and leave the folder as an orderly stop does."""
         if self._is_closed:
             return
+        if self._home.offline_reason is not None:
+            self._refuse()
         self._is_closed = True
         try:
             self._active.seal()

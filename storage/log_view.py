@@ -1,0 +1,173 @@
+"""What can be asked of an open log: offsets, segments, records by offset and by time.
+
+Rules: nothing here changes the log. Offsets: log start <= high watermark <= log end; recovery
+point <= log end. No answer contains what lies at or above the end the caller gives.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from config.topic_keys import TopicConfig
+from storage.batch import walk_headers
+from storage.env import Env
+from storage.errors import LogDirectoryError, OffsetOutOfRangeError
+from storage.log_directory import LogDirectory
+from storage.log_producers import LogProducers
+from storage.log_reader import NOTHING, FetchSlice, find_slice
+from storage.model import TimestampOffset, TopicPartition
+from storage.recovery import LoadedLog
+from storage.retention import SegmentFacts
+from storage.segment import DamagedSegment
+from storage.timestamp_lookup import first_at_or_after, first_of_largest
+from storage.txn_index import aborted_in
+
+
+@dataclass(frozen=True, slots=True)
+class LogContext:
+    """What all logs of a data directory share."""
+
+    env: Env
+    home: LogDirectory
+    new_generation: Callable[[], str]
+
+
+class LogView:
+    """The state of an open log, to be looked at. See `Log`, which changes it."""
+
+    def __init__(
+        self,
+        context: LogContext,
+        partition: TopicPartition,
+        topic_id: bytes,
+        directory: str,
+        config: TopicConfig,
+        *,
+        loaded: LoadedLog,
+    ) -> None:
+        self._env = context.env
+        self._home = context.home
+        self.partition = partition
+        self.topic_id = topic_id
+        self.directory = directory
+        self.config = config
+        self.leader_epoch = loaded.leader_epoch
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.log_end_offset
+        self.recovery_point = loaded.recovery_point
+        self.high_watermark = loaded.log_end_offset
+        self._segments = loaded.segments
+        self._active = loaded.segments.active
+        self._producers = LogProducers(loaded.producers)
+        self._epochs = loaded.epochs
+
+    def _failed(self, what: str, error: OSError) -> LogDirectoryError:
+        return LogDirectoryError(self._home.path, f"{what} {self.directory}: {error}")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all log files."""
+        return self._segments.size_bytes
+
+    @property
+    def first_base_offset(self) -> int:
+        """The base of the first segment; the log may start behind it."""
+        return self._segments.bases[0]
+
+    @property
+    def segment_count(self) -> int:
+        """Segments, the active one included."""
+        return len(self._segments)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where the oldest undecided transaction begins, else the high watermark."""
+        first = self._producers.first_undecided_offset
+        if first is None or first >= self.high_watermark:
+            return self.high_watermark
+        return max(first, self.log_start_offset)
+
+    @property
+    def damaged(self) -> tuple[DamagedSegment, ...]:
+        """What is known to be unreadable."""
+        return self._segments.damages
+
+    def segment_facts(self) -> tuple[SegmentFacts, ...]:
+        """What planning needs to know of each segment; the last one is active."""
+        return self._segments.facts(self.log_end_offset)
+
+    def last_records(self) -> dict[int, tuple[int, int]]:
+        """Producer id -> (epoch, last data offset or -1)."""
+        return self._producers.last_records()
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest known epoch up to `epoch` and where it ends; (-1, -1) if not known."""
+        if epoch == self.leader_epoch:
+            return epoch, self.log_end_offset
+        return self._epochs.end_offset_for(epoch, self.log_end_offset)
+
+    def epoch_of(self, offset: int) -> int:
+        """The leader epoch in which `offset` is, or would be, written; -1 if not known."""
+        if offset >= self.log_end_offset:
+            return self.leader_epoch
+        return self._epochs.epoch_of(offset)
+
+    # Reading
+
+    def read(
+        self, offset: int, max_bytes: int, *, end_offset: int, at_least_one: bool = True
+    ) -> FetchSlice:
+        """Where the batches from `offset` on are: whole ones, below `end_offset`, of one file.
+
+        The first is the one that contains the offset, in a hole the next one; it is given whole
+        even above `max_bytes` if `at_least_one`. Length 0: there is nothing (yet).
+
+        Raises OffsetOutOfRangeError, DamagedSegmentError.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRangeError(offset, self.log_start_offset, self.log_end_offset)
+        if offset >= end_offset:
+            return NOTHING
+        try:
+            return find_slice(
+                self._segments,
+                offset,
+                max_bytes,
+                end_offset,
+                self.log_end_offset,
+                at_least_one=at_least_one,
+            )
+        except OSError as error:
+            raise self._failed("read of", error) from error
+
+    def read_batches(self, offset: int, end_offset: int, max_bytes: int) -> bytes:
+        """The bytes of whole batches from `offset` on, at least one if there is any. See `read`."""
+        data = self.read(offset, max_bytes, end_offset=end_offset).read()
+        end = 0
+        for position, header in walk_headers(data):
+            end = position + header.size_bytes
+        return data[:end]
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
+        """The first record whose timestamp is at least that. Raises CorruptBatchError."""
+        limit_bytes = self.config.varve_decompressed_batch_bytes
+        try:
+            return first_at_or_after(
+                self._segments, timestamp_ms, self.log_start_offset, limit_bytes
+            )
+        except OSError as error:
+            raise self._failed("read of", error) from error
+
+    def offset_for_max_timestamp(self) -> TimestampOffset | None:
+        """The first of the records with the largest timestamp. Raises CorruptBatchError."""
+        limit_bytes = self.config.varve_decompressed_batch_bytes
+        try:
+            return first_of_largest(self._segments, self.log_start_offset, limit_bytes)
+        except OSError as error:
+            raise self._failed("read of", error) from error
+
+    def aborted_transactions(self, first: int, end: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions that overlap `[first, end)`."""
+        entries = (
+            entry for segment in self._segments.since(first) for entry in segment.txn_entries
+        )
+        return [(one.producer_id, one.first_offset) for one in aborted_in(entries, first, end)]
