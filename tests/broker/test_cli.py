@@ -1,0 +1,159 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import broker.app
+from broker.banner import command_name, reachable, ready_text
+from broker.cli import main
+from config.address import Address
+from config.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def varve(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "broker.cli", *arguments]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=110
+    )
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """The settings that `varve serve` would have run on."""
+    seen: list[Settings] = []
+
+    def run(settings: Settings) -> int:
+        seen.append(settings)
+        return 7
+
+    monkeypatch.setattr(broker.app, "run", run)
+    monkeypatch.setattr("broker.logging.configure", lambda level, form: None)
+    return seen
+
+
+def test_serve_without_a_file_runs_on_the_built_in_one(served: list[Settings]) -> None:
+    assert CliRunner().invoke(main, ["serve"]).exit_code == 7
+    assert served == [Settings()]
+
+
+def test_serve_hands_flags_over(served: list[Settings], tmp_path: Path) -> None:
+    file = tmp_path / "varve.yaml"
+    file.write_text("http: 127.0.0.1:1\nlisteners: [127.0.0.1:2]\n")
+    arguments = ["serve", "--config", str(file), "--listen", "127.0.0.1:3", "--data", "a",
+                 "--data", "b", "--advertise", "example.org:4"]  # fmt: skip
+    assert CliRunner().invoke(main, arguments).exit_code == 7
+    assert served[0].listeners == (Address("127.0.0.1", 3),)
+    assert served[0].http == Address("127.0.0.1", 1)
+    assert served[0].log_dirs == ("a", "b")
+    assert served[0].advertise == Address("example.org", 4)
+
+
+def test_serve_and_check_config_say_the_same_of_a_bad_file(tmp_path: Path) -> None:
+    file = tmp_path / "varve.yaml"
+    file.write_text("http: 127.0.0.1:1\ntopics:\n  orders: {cleanup.policy: compakt}\nhtp: 2\n")
+    checked, served = varve("check-config", str(file)), varve("serve", "--config", str(file))
+    expected = (
+        f"{file}:3: topics.orders.cleanup.policy: 'compakt' is none of compact and delete\n"
+        f"{file}:4: htp: unknown key; did you mean http?\n"
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (1, "", expected)
+    assert (served.returncode, served.stdout, served.stderr) == (1, "", expected)
+
+
+def test_check_config_says_that_a_file_is_good_and_starts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "varve.yaml").write_text("topics: {orders: {}}\n")
+    done = varve("check-config", "varve.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "varve.yaml: good: 127.0.0.1:9092, 1 topics\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["varve.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["serve", "--listen", "nonsense"], 1, "command line: --listen: expected HOST:PORT"),
+        (["serve", "--listen", "0.0.0.0:9092"], 1, "allow_insecure: true"),
+        (["serve", "--http", "192.168.0.1:1"], 1, "command line: --http: "),
+        (["serve", "--config", "absent.yaml"], 1, "absent.yaml: No such file"),
+        (["serve", "--data", ""], 1, "command line: --data: may not be empty"),
+        (["check-config", "absent.yaml"], 1, "absent.yaml: No such file"),
+        (["check-config", "."], 1, ".: Is a directory"),
+        (["check-config"], 2, "Missing argument"),
+        (["serve", "--no-such-flag"], 2, "No such option"),
+        (["no-such-command"], 2, "No such command"),
+        (["demo", "--bootstrap", "nonsense"], 2, "expected HOST:PORT"),
+    ],
+)
+def test_bad_input_ends_with_a_line_and_a_code_and_never_a_traceback(
+    arguments: list[str], code: int, words: str
+) -> None:
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, "Traceback" in done.output) == (code, False)
+    assert words in done.output
+
+
+def test_demo_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+    monkeypatch.setattr("broker.demo.run", lambda bootstrap: seen.append(bootstrap) or 1)
+    assert CliRunner().invoke(main, ["demo", "--bootstrap", "127.0.0.1:9092"]).exit_code == 1
+    assert CliRunner().invoke(main, ["demo"]).exit_code == 1
+    assert seen == ["127.0.0.1:9092", None]
+
+
+def test_version_is_that_of_the_project() -> None:
+    assert (
+        f'version = "{varve("version").stdout.split()[1]}"' in (ROOT / "pyproject.toml").read_text()
+    )
+
+
+def test_warmup_tells_where_the_kernels_are_kept() -> None:
+    done = CliRunner().invoke(main, ["warmup"])
+    assert done.exit_code == 0
+    folder = Path(done.output.strip().rpartition("kept in ")[2])
+    assert any(folder.rglob("*.nbi"))
+
+
+def test_the_ready_text_says_what_listens_where_data_is_and_what_to_try() -> None:
+    text = ready_text(
+        version="1.2",
+        listeners=[Address("0.0.0.0", 9092), Address("127.0.0.1", 9093)],
+        http=Address("::", 9644),
+        log_dirs=["data"],
+        topics=2,
+        partitions=53,
+    )
+    lines = text.splitlines()
+    assert lines[0] == "varve 1.2 is ready"
+    assert len(lines) <= 8
+    for words in (
+        "0.0.0.0:9092, 127.0.0.1:9093",
+        "http://[::1]:9644",
+        str(Path("data").absolute()),
+        "2 with 53 partitions",
+        "demo --bootstrap 127.0.0.1:9092",
+        "kcat -b 127.0.0.1:9092 -L",
+    ):
+        assert words in text
+
+
+def test_a_wildcard_is_reached_over_loopback() -> None:
+    assert reachable(Address("0.0.0.0", 1)) == Address("127.0.0.1", 1)
+    assert reachable(Address("::", 1)) == Address("::1", 1)
+    assert reachable(Address("10.0.0.1", 1)) == Address("10.0.0.1", 1)
+
+
+def test_the_command_is_named_as_the_user_can_type_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / ".venv/bin/varve"), "serve"])
+    assert command_name() == ".venv/bin/varve"
+    monkeypatch.setattr(sys, "argv", ["/opt/varve/bin/varve"])
+    assert command_name() == "/opt/varve/bin/varve"
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    assert command_name() == "varve"

@@ -1,0 +1,107 @@
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from broker.logging import LogStream, configure
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """Logging belongs to the process: what a test sets is taken back."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def divide() -> None:
+    secret = "password-in-a-local-variable"
+    assert secret
+    raise ValueError("no good")
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_a_line_is_json_where_nobody_reads_along() -> None:
+    stream = io.StringIO()
+    configure("info", "auto", stream)
+    structlog.get_logger("broker.x").info("job finished", bytes=3, key=b"\xff")
+    (line,) = lines(stream)
+    assert (line["event"], line["bytes"], line["level"]) == ("job finished", 3, "info")
+    assert line["logger"] == "broker.x"
+    assert line["key"] == "b'\\xff'"
+    assert str(line["timestamp"]).endswith("Z")
+
+
+def test_a_line_is_text_on_a_terminal_and_where_it_was_asked_for() -> None:
+    terminal, pipe = Terminal(), io.StringIO()
+    configure("info", "auto", terminal)
+    structlog.get_logger().info("job finished", bytes=3)
+    assert "job finished" in terminal.getvalue()
+    assert not terminal.getvalue().startswith("{")
+    structlog.reset_defaults()
+    configure("info", "text", pipe)
+    structlog.get_logger().info("job finished", bytes=3)
+    assert "bytes=3" in pipe.getvalue()
+    assert "\x1b" not in pipe.getvalue()
+
+
+def test_lines_below_the_level_are_left_out() -> None:
+    stream = io.StringIO()
+    configure("warning", "json", stream)
+    structlog.get_logger().info("quiet")
+    structlog.get_logger().warning("loud")
+    assert [line["event"] for line in lines(stream)] == ["loud"]
+
+
+def test_libraries_are_written_the_same_way() -> None:
+    stream = io.StringIO()
+    configure("info", "json", stream)
+    logging.getLogger("aiohttp.server").warning("bad request from %s", "x")
+    logging.getLogger("asyncio").info("left out")
+    (line,) = lines(stream)
+    assert (line["event"], line["logger"]) == ("bad request from x", "aiohttp.server")
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_traceback_has_no_local_variables(form: str) -> None:
+    stream = io.StringIO()
+    configure("info", form, stream)  # type: ignore[arg-type]
+    for log in (structlog.get_logger(), logging.getLogger("library")):
+        try:
+            divide()
+        except ValueError:
+            log.exception("failed")
+    written = stream.getvalue()
+    assert written.count("no good") >= 2
+    assert "password" not in written.replace('secret = "password-in-a-local-variable"', "")
+
+
+def test_a_reader_that_went_away_stops_nothing() -> None:
+    output = configure("info", "json", Broken())
+    structlog.get_logger().info("into the void")
+    assert output.lines_lost > 0
+    closed = io.StringIO()
+    closed.close()
+    assert LogStream(closed).write("x") == 0
