@@ -10,13 +10,12 @@ import asyncio
 import gc
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 
 import structlog
-from cleaner.pool import CleanerPool
 from prometheus_client import CollectorRegistry
 from prometheus_client.process_collector import ProcessCollector
-from storage.log_manager import LogManager
 
 from broker import systemd
 from broker.banner import ready_text
@@ -37,12 +36,13 @@ from broker.partition import Partition
 from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
 from broker.topics import Topics
+from cleaner.pool import CleanerPool
 from config.address import Address
 from config.settings import Settings
 from storage.env import Env, RealEnv
 from storage.errors import LogDirectoryError, StorageError
 from storage.log import Log
-from storage.log_flush import FlushTask
+from storage.log_manager import LogManager
 from storage.model import TopicPartition
 
 log = structlog.get_logger("broker.app")
@@ -118,7 +118,9 @@ class Broker:
 
     def _make_services(self) -> Services:
         groups = self.settings.groups
-        self.offsets_topic = OffsetsTopic(self.topics, self._env, groups.offsets_partitions)
+        self.offsets_topic = OffsetsTopic(
+            self.topics, self._env, groups, self.housekeeping.clock_trusted
+        )
         store = OffsetsStore(self.offsets_topic.partition_count, self.offsets_topic.append)
         rules = GroupRules(
             initial_rebalance_delay_ms=groups.initial_rebalance_delay_ms,
@@ -182,7 +184,7 @@ class Broker:
         """Stop every part, flush, leave the marker. Takes each step, whatever failed."""
         self._ready = False
         budget = self.settings.shutdown_timeout_ms / 1000
-        steps = [
+        steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("listener", lambda: self.listener.stop(budget)),
             ("groups", self.groups.close),
             ("offsets topic", self.offsets_topic.stop),
@@ -247,9 +249,10 @@ class Broker:
         return self.pool.paused(partition)
 
 
-async def _flush_in_thread(log_: Log, task: FlushTask) -> None:
+async def _flush_in_thread(opened: Log) -> None:
+    task = opened.flush_begin()
     await asyncio.to_thread(task.run)
-    log_.flush_done(task)
+    opened.flush_done(task)
 
 
 def run(settings: Settings) -> int:

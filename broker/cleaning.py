@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 
 import structlog
-from storage.log_manager import LogManager
 
 from broker.partition import Partition
 from broker.topics import Topics
@@ -17,6 +16,7 @@ from cleaner.host import JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.errors import LogDirectoryError, SwapRefusedError
+from storage.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.swap import discard_outputs, execute_swap, plan_swap
 
@@ -68,7 +68,11 @@ class Cleaning:
         """The hash key, and the last record of every live idempotent producer."""
         found = self._topics.partition(partition)
         assert found is not None, partition
-        return JobInputs(self._manager.metadata.hash_key, found.log.last_records())
+        last = found.log.last_records()
+        return JobInputs(
+            self._manager.metadata.hash_key,
+            tuple((producer_id, epoch, offset) for producer_id, (epoch, offset) in last.items()),
+        )
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         """Remember the first dirty offset, unless the log is another one by now."""

@@ -39,7 +39,11 @@ class ConnectionOwner(Protocol):
     """What a connection needs of its listener."""
 
     handler: RequestHandler
-    max_request_bytes: int
+
+    @property
+    def max_request_bytes(self) -> int:
+        """Largest frame that is accepted."""
+        ...
 
     def connected(self, connection: "Connection") -> bool:
         """False: one too many, close at once."""

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -213,10 +214,10 @@ def _verify(bootstrap: str, topic: str, last: list[int], progress: Progress) -> 
         for message in messages:
             if message.error():
                 raise KafkaException(message.error())
-            seen[message.key().decode()] = message.value()
+            seen[(message.key() or b"").decode()] = message.value() or b""
         records += len(messages)
         if messages:
-            done = 100 * (messages[-1].offset() + 1) / end
+            done = 100 * ((messages[-1].offset() or 0) + 1) / end
             progress.update(task, completed=done, note=f"{records:,} records")
     consumer.close()
     progress.update(task, completed=100, note=f"{records:,} records")

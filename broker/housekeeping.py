@@ -133,7 +133,7 @@ class Housekeeping:
             removed = partition.log.expire(self._env.wall_ms(), clock_trusted=trusted)
             if removed:
                 self.stats.segments_expired += len(removed)
-                freed = sum(segment.size_bytes for segment in removed)
+                freed = sum(expired.facts.size_bytes for expired in removed)
                 self.stats.bytes_expired += freed
                 log.info(
                     "segments expired",

@@ -5,9 +5,10 @@ that existing dashboards work; ours begin with `varve_`. Label values come from 
 the names of topics and data directories.
 """
 
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 
-from cleaner.pool import CleanerPool
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -16,6 +17,7 @@ from broker.context import Services
 from broker.housekeeping import Housekeeping
 from broker.listener import Listener
 from broker.stats import QUANTILES, TopicStats
+from cleaner.pool import CleanerPool
 
 TOPIC_COUNTERS: tuple[tuple[str, str, Callable[[TopicStats], int]], ...] = (
     ("messagesin", "Records appended", lambda s: s.messages_in),
@@ -165,12 +167,69 @@ class BrokerCollector(Collector):
 
     def _groups(self) -> Iterator[Metric]:
         prefix = "kafka_coordinator_group_groupmetadatamanager_numgroups"
-        yield _gauge(prefix, "Consumer groups", 0)
+        counts = Counter(type(state).__name__.lower() for state in self._services.groups.groups())
+        yield _gauge(prefix, "Consumer groups", counts.total())
+        for state in ("stable", "empty", "dead", "preparingrebalance", "completingrebalance"):
+            yield _gauge(prefix + state, f"Consumer groups that are {state}", counts[state])
 
     def _cleaner(self) -> Iterator[Metric]:
         stats = self._pool.stats
-        yield from ()
-        del stats
+        quarantined = self._pool.registry.quarantines()
+        last = [one.report for one in stats.last.values()]
+        slowest = max((one.seconds for one in stats.last.values()), default=0.0)
+        written = sum(report.bytes_after for report in last)
+        recopied = 100 * written / max(1, sum(report.bytes_before for report in last))
+        for name, text, value in (
+            ("kafka_log_logcleaner_cleaner_recopy_percent", "Bytes kept by the last cleans",
+             recopied),
+            ("kafka_log_logcleaner_max_clean_time_secs", "Longest of the last cleans", slowest),
+            ("kafka_log_logcleaner_max_compaction_delay_secs", "Furthest over max.compaction.lag",
+             stats.over_lag_ms_max / 1000),
+            ("kafka_log_logcleaner_deadthreadcount", "Always 0: workers are replaced", 0),
+            ("kafka_log_logcleanermanager_max_dirty_percent", "Largest dirty ratio",
+             100 * stats.dirty_ratio_max),
+            ("varve_cleaner_cleanable_bytes", "Dirty bytes that may be cleaned",
+             stats.cleanable_bytes),
+            ("varve_cleaner_over_lag_partitions", "Partitions over max.compaction.lag.ms",
+             stats.over_lag_partitions),
+        ):  # fmt: skip
+            yield _gauge(name, text, value)
+        for name, text, value in (
+            ("varve_cleaner_cleans", "Jobs that ended well", stats.cleans),
+            ("varve_cleaner_aborts", "Jobs given up because somebody wanted the partition",
+             stats.aborted),
+            ("varve_cleaner_failures", "Attempts that failed", stats.failures),
+            ("varve_cleaner_seconds", "Time spent in jobs", stats.clean_seconds),
+            ("varve_cleaner_read_bytes", "Bytes read", stats.read_bytes),
+            ("varve_cleaner_written_bytes", "Bytes written", stats.written_bytes),
+            ("varve_cleaner_read_wait_seconds", "Waiting for the read budget",
+             stats.read_wait_seconds),
+            ("varve_cleaner_write_wait_seconds", "Waiting for the write budget",
+             stats.write_wait_seconds),
+            ("varve_cleaner_records_before", "Records before, of finished jobs",
+             stats.records_before),
+            ("varve_cleaner_records_after", "Records after, of finished jobs",
+             stats.records_after),
+            ("varve_cleaner_bytes_before", "Bytes before, of finished jobs", stats.bytes_before),
+            ("varve_cleaner_bytes_after", "Bytes after, of finished jobs", stats.bytes_after),
+            ("varve_cleaner_worker_deaths", "Workers that died", stats.worker_deaths),
+        ):  # fmt: skip
+            yield _counter(name, text, value)
+        uncleanable = GaugeMetricFamily(
+            "kafka_log_logcleanermanager_uncleanable_partitions_count",
+            "Quarantined partitions: retried later, never given up",
+            labels=["logDirectory"],
+        )
+        topics = self._services.topics
+        found = [topics.partition(one) for one in quarantined]
+        for directory in self._services.manager.directories:
+            here = sum(
+                1
+                for one in found
+                if one is not None and os.path.dirname(one.log.directory) == directory.path
+            )
+            uncleanable.add_metric([directory.path], here)
+        yield uncleanable
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -5,7 +5,7 @@ it), else from the settings. Appends are acknowledged as acks=all is.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -14,6 +14,7 @@ from broker.groups.offsets_store import OFFSETS_TOPIC, LogRecord, load
 from broker.partition import Partition
 from broker.protocol.errors import ErrorCode, code_of
 from broker.topics import TopicError, Topics
+from config.settings import GroupSettings
 from storage.batch import Record, build_batch, read_header
 from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
@@ -27,12 +28,16 @@ LOADERS = 2  # partitions read at a time: reading is decoding, and there is one 
 class OffsetsTopic:
     """Creates, loads and appends to the topic on the coordinator's behalf."""
 
-    def __init__(self, topics: Topics, env: Env, configured_partitions: int) -> None:
+    def __init__(
+        self, topics: Topics, env: Env, settings: GroupSettings, clock_trusted: Callable[[], bool]
+    ) -> None:
         self._topics = topics
         self._env = env
-        self._configured = configured_partitions
+        self._configured = settings.offsets_partitions
+        self._check_seconds = settings.offsets_retention_check_interval_ms / 1000
+        self._clock_trusted = clock_trusted
         self._creating = asyncio.Lock()
-        self._loading: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.coordinator: GroupCoordinator
 
     @property
@@ -43,14 +48,15 @@ class OffsetsTopic:
 
     def start(self) -> None:
         """Load what is on disk, beside serving; groups are told that they are being loaded."""
+        self._tasks.append(asyncio.create_task(self._expire(), name="expire offsets"))
         if self._topics.get(OFFSETS_TOPIC) is not None:
-            self._loading = asyncio.create_task(self._load_all(), name="load groups")
+            self._tasks.append(asyncio.create_task(self._load_all(), name="load groups"))
 
     async def stop(self) -> None:
-        """Stop loading."""
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.gather(self._loading, return_exceptions=True)
+        """Stop loading and expiring."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def ensure(self) -> ErrorCode:
         """Create the topic if there is none. NONE when it is there."""
@@ -115,4 +121,12 @@ class OffsetsTopic:
             log.error("groups cannot be loaded", partition=index, reason=str(error))
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
-        self.coordinator.activate(index, loaded)
+        if self._topics.partition(found.partition) is found:  # its directory may have failed
+            self.coordinator.activate(index, loaded)
+
+    async def _expire(self) -> None:
+        """Forget offsets that nobody has committed or used for the retention time."""
+        while True:
+            await asyncio.sleep(self._check_seconds)
+            if self._clock_trusted():
+                await self.coordinator.expire_offsets(self._env.wall_ms())

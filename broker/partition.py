@@ -13,11 +13,10 @@ from broker.stats import TopicStats
 from storage.batch import BatchHeader
 from storage.errors import LogDirectoryError
 from storage.log import Log
-from storage.log_flush import FlushTask
 from storage.model import AppendInfo, TopicPartition
 
 Waker = Callable[[], None]
-FlushRunner = Callable[[FlushTask], Awaitable[None]]
+FlushRunner = Callable[[Log], Awaitable[None]]  # flushes a log, waiting in a thread
 
 
 class Partition:
@@ -100,6 +99,11 @@ class Partition:
         for waker in tuple(self._waiters):
             waker()
 
+    async def wait_idle(self) -> None:
+        """Until no fsync of this log is under way."""
+        if self._flusher is not None:
+            await asyncio.wait([self._flusher])
+
     def close(self, error: Exception) -> None:
         """The partition goes away: nobody waits any longer."""
         waiters, self._flush_waiters = self._flush_waiters, []
@@ -117,7 +121,7 @@ class Partition:
         """Fsync until nobody waits and, with flush.on.ack, everything is visible."""
         try:
             while self._flush_waiters or self._hidden():
-                await self._run_flush(self.log.flush_begin())
+                await self._run_flush(self.log)
                 self._release_flushed()
         except LogDirectoryError as error:
             self._fail(error)

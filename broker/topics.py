@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import structlog
-from storage.log import Log
-from storage.log_manager import LogManager
 
 from broker.partition import OfflinePartitionError, Partition
 from broker.protocol.errors import ErrorCode
@@ -28,6 +26,8 @@ from config.topic_keys import (
     resolve,
 )
 from config.topic_names import INTERNAL_TOPICS, InvalidTopicNameError, check_new_name
+from storage.log import Log
+from storage.log_manager import LogManager
 from storage.metadata import ClusterMetadata, TopicEntry
 from storage.model import TopicPartition
 
@@ -75,8 +75,8 @@ class Topic:
 class PartitionFactory(Protocol):
     """Makes a served partition of an open log."""
 
-    def __call__(self, log: Log) -> Partition:
-        """A partition around `log`."""
+    def __call__(self, opened: Log) -> Partition:
+        """A partition around a log."""
         ...
 
 

@@ -106,6 +106,7 @@ def _collect(
     committed = request.isolation_level == READ_COMMITTED
     for key, target in targets.items():
         partition = _partition_of(services, key, version)
+        fetched: Fetched
         if isinstance(partition, ErrorCode):
             fetched = Fetched(target.partition, partition)
         else:

@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final, NamedTuple
 
-from storage.validation import check_produced, check_records, needs_record_check
-
 from broker.connection import CloseConnectionError, Response
 from broker.context import RequestContext, Services
 from broker.partition import OfflinePartitionError, Partition
@@ -39,6 +37,7 @@ from storage.errors import (
     UnsupportedMagicError,
 )
 from storage.model import AppendInfo
+from storage.validation import check_produced, check_records, needs_record_check
 
 LEGAL_ACKS: Final = (-1, 0, 1)  # all, none, the leader; all is the leader alone on one node
 
@@ -55,7 +54,8 @@ def produce(
         produced = _produce_one(context.services, header, request.acks, name, partitions[0])
         if isinstance(produced, ProducedPartition):
             if request.acks == 0:
-                return _unanswered(produced)
+                _check_unanswered(produced)
+                return None
             return encode_produced(header.api_version, header.correlation_id, name, produced)
         return _answer_one(header, request.acks, name, produced)
     return _answer_all(context.services, header, request)
@@ -66,7 +66,8 @@ async def _answer_one(
 ) -> Response:
     produced = await waiting
     if acks == 0:
-        return _unanswered(produced)
+        _check_unanswered(produced)
+        return None
     return encode_produced(header.api_version, header.correlation_id, name, produced)
 
 
@@ -94,14 +95,14 @@ async def _answer_all(
         for name, row in rows
     ]
     if request.acks == 0:
-        for _, produced in answers:
-            for one_produced in produced:
-                _unanswered(one_produced)
+        for _, produced_row in answers:
+            for one_produced in produced_row:
+                _check_unanswered(one_produced)
         return None
     return encode_produce_response(header.api_version, header.correlation_id, answers)
 
 
-def _unanswered(produced: ProducedPartition) -> None:
+def _check_unanswered(produced: ProducedPartition) -> None:
     """acks=0 gets no answer; an error is told by closing, as Kafka does."""
     if produced.error_code != ErrorCode.NONE:
         raise CloseConnectionError(
@@ -151,7 +152,7 @@ _NOTHING: Final = memoryview(b"")
 class _Batch(NamedTuple):
     """A batch between its check and its append."""
 
-    index: int
+    partition_index: int
     records: memoryview
     header: BatchHeader
     now_ms: int

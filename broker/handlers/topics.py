@@ -152,6 +152,7 @@ async def _delete(
         if topic.is_internal:
             raise TopicError(ErrorCode.INVALID_REQUEST, f"{topic.name} is internal")
         await services.topics.delete(topic.name)
+        await services.groups.forget_topic(topic.name)
     except (TopicError, StorageError) as error:
         return DeleteTopicsResponseTopic(
             name=topic.name, topic_id=topic_id, error_code=_code(error), error_message=str(error)
