@@ -1,0 +1,357 @@
+"""What is shipped can be installed, started and stopped: locks, wheel, Makefile, image, unit.
+
+What needs a tool that is not there is skipped with its name.
+"""
+
+import configparser
+import http.server
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from broker.cli import main
+from config.loader import load
+from tests.support.varve import start_varve
+
+ROOT = Path(__file__).parents[1]
+UNIT = ROOT / "deploy/varve.service"
+PACKAGES = ("config", "storage", "cleaner", "broker")
+
+
+def needs(tool: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
+
+
+def run(*command: str, cwd: Path = ROOT, timeout: float = 110) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+
+
+# Locks ------------------------------------------------------------------------------------
+
+
+def pins(lock: str) -> dict[str, tuple[str, list[str]]]:
+    """Version and hashes of each package of a lock."""
+    entries = (ROOT / lock).read_text().replace("\\\n", " ").strip().splitlines()
+    found = {}
+    for entry in entries:
+        name, version = re.match(r"([\w.-]+)==([^\s;]+)", entry).groups()  # type: ignore[union-attr]
+        found[name] = (version, re.findall(r"--hash=(sha256:[0-9a-f]{64})\b", entry))
+    return found
+
+
+LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-build.lock")
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_locked_version_has_hashes(lock: str) -> None:
+    assert pins(lock)
+    assert [name for name, (_, hashes) in pins(lock).items() if not hashes] == []
+
+
+def test_tests_run_on_the_versions_that_are_shipped() -> None:
+    shipped, tested = pins("requirements.lock"), pins("requirements-dev.lock")
+    assert {name: pin for name, pin in shipped.items() if tested.get(name) != pin} == {}
+
+
+def test_every_dependency_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [re.split(r"[>=<;\[ ]", text)[0] for text in project["project"]["dependencies"]]
+    assert set(wanted) <= set(pins("requirements.lock"))
+    assert project["build-system"]["requires"][0].startswith("setuptools")
+    assert set(pins("requirements-build.lock")) == {"setuptools"}
+
+
+# Makefile and CI --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The files that make looks at."""
+    for name in ("Makefile", "pyproject.toml", *LOCKS):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def fake_python(folder: Path, version: tuple[int, int]) -> str:
+    """A `python` of some version, which can do nothing but tell it."""
+    fake = folder / "old-python"
+    body = f"""#!/bin/sh
+case "$1" in
+  -c) exec {sys.executable} -c "import sys; sys.version_info = {version}; $2" ;;
+  --version) echo "Python {version[0]}.{version[1]}.0" ;;
+esac
+"""
+    fake.write_text(body)
+    fake.chmod(0o755)
+    return str(fake)
+
+
+@needs("make")
+def test_an_old_python_is_refused_in_one_line(checkout: Path) -> None:
+    done = run("make", f"PYTHON={fake_python(checkout, (3, 10))}", "run", cwd=checkout)
+    assert done.returncode != 0
+    assert "varve needs Python 3.11 or newer" in done.stderr
+    assert "is Python 3.10.0" in done.stderr
+    assert len(done.stderr.splitlines()) == 2  # ours, and make's own
+    assert not (checkout / ".venv").exists()
+    missing = run("make", "PYTHON=./no-such-python", "run", cwd=checkout)
+    assert "varve needs Python 3.11 or newer" in missing.stderr
+
+
+@needs("make")
+def test_a_second_run_does_nothing_but_start(checkout: Path) -> None:
+    (checkout / ".venv").mkdir()
+    for stamp in (".made", ".installed", ".installed-dev", ".warm"):
+        (checkout / ".venv" / stamp).touch()
+    planned = run("make", "-n", "run", 'ARGS=--data "my data"', cwd=checkout)
+    assert planned.stdout.splitlines() == ['exec .venv/bin/varve serve --data "my data"']
+    planned = run("make", "-n", "test", "ARGS=-k swap", cwd=checkout)
+    assert planned.stdout.splitlines() == [".venv/bin/python -m pytest -k swap"]
+    os.utime(checkout / "requirements.lock", (2**32 - 1, 2**32 - 1))
+    assert "pip" in run("make", "-n", "run", cwd=checkout).stdout
+
+
+def test_ci_is_lint_and_test_and_stops_at_the_first_failure() -> None:
+    script = ROOT / ".ci/run"
+    assert script.stat().st_mode & stat.S_IXUSR
+    lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
+    assert lines[0] == "set -euo pipefail"
+    assert lines[-2:] == ["make lint", "make test"]
+    assert run("bash", "-n", str(script)).returncode == 0
+
+
+# Image ------------------------------------------------------------------------------------
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Instruction and arguments of each line of the Dockerfile, continuations joined."""
+    text = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    lines = re.sub(r" *\\\n\s*", " ", text).splitlines()
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in lines if line.strip()]
+
+
+def copied() -> list[str]:
+    """What the image takes from the checkout."""
+    sources: list[str] = []
+    for name, arguments in instructions():
+        if name == "COPY" and "--from=" not in arguments:
+            sources += [word for word in arguments.split()[:-1] if not word.startswith("--")]
+    return sources
+
+
+def test_what_the_image_copies_exists_and_is_not_ignored() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines()
+               if line.startswith("!")]  # fmt: skip
+    assert set(PACKAGES) < set(copied())
+    for source in copied():
+        assert (ROOT / source).exists(), source
+        assert source in allowed, source
+    assert sorted(allowed) == sorted(copied())
+
+
+def test_the_image_runs_as_nobody_special_and_installs_locked_versions() -> None:
+    steps = instructions()
+    names = [name for name, _ in steps]
+    assert "ADD" not in names
+    final = steps[len(names) - 1 - names[::-1].index("FROM") :]
+    user = next(arguments for name, arguments in final if name == "USER")
+    assert user not in ("root", "0")
+    made = " ".join(arguments for name, arguments in final if name == "RUN")
+    assert re.search(rf"useradd --system --uid [1-9]\d* .*\b{user}\b", made)
+    installs = [part for name, arguments in steps if name == "RUN"
+                for part in arguments.split("&&") if "pip install" in part]  # fmt: skip
+    assert len(installs) == 3
+    assert all("--require-hashes" in part or "--no-deps" in part for part in installs)
+
+
+def test_the_image_serves_on_the_ports_it_exposes_and_keeps_data_in_its_volume() -> None:
+    steps = dict(instructions())
+    settings = load(str(ROOT / "deploy/container.yaml"))
+    ports = [str(settings.listeners[0].port), str(settings.http.port)]
+    assert steps["EXPOSE"].split() == ports
+    assert settings.log_dirs[0].startswith(f"{steps['VOLUME']}/")
+    command = json.loads(steps["ENTRYPOINT"])
+    assert command[0] == "varve"
+    assert command[1] in main.commands
+    target = next(arguments.split()[-1] for name, arguments in instructions()
+                  if name == "COPY" and "container.yaml" in arguments)  # fmt: skip
+    assert command[2:] == ["--config", target]
+
+
+def test_kernels_are_compiled_for_the_processor_they_are_run_on() -> None:
+    stages = " ".join(f"{name} {arguments}\n" for name, arguments in instructions()).split("FROM ")
+    for stage in stages[1:]:
+        assert "NUMBA_CPU_NAME=$CPU_NAME NUMBA_CPU_FEATURES=$CPU_FEATURES" in stage
+        assert "VARVE_KERNEL_CACHE=/opt/varve/kernels" in stage
+        assert re.findall(r"ARG (.*)", stage) == ["CPU_NAME=x86-64-v2", "CPU_FEATURES=+sse4.2"]
+
+
+@contextmanager
+def answering(status: int) -> Iterator[int]:
+    """An HTTP server that answers everything with one status; yields its port."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_arguments: object) -> None:
+            pass
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
+def test_the_health_check_tells_ready_from_not_ready(status: int, healthy: bool) -> None:
+    arguments = dict(instructions())["HEALTHCHECK"]
+    python, option, program = json.loads(arguments.partition("CMD ")[2])
+    assert (python, option) == ("python", "-c")
+    assert "127.0.0.1:9644/readyz" in program
+    with answering(status) as port:
+        done = run(sys.executable, option, program.replace(":9644", f":{port}"))
+    assert (done.returncode == 0) is healthy
+
+
+def test_the_wheel_has_every_module_and_the_built_in_settings(tmp_path: Path) -> None:
+    """Built, as the image builds it, from exactly what the image copies."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in copied():
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        else:
+            (source / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    build = "from setuptools.build_meta import build_wheel; print(build_wheel('..'))"
+    done = run(sys.executable, "-c", build, cwd=source)
+    assert done.returncode == 0, done.stderr[-2000:]
+    wheel = next(tmp_path.glob("varve-*.whl"))
+    installed = tmp_path / "installed"
+    shutil.unpack_archive(wheel, installed, "zip")
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*"):
+            if path.suffix in (".py", ".yaml"):
+                assert (installed / path.relative_to(ROOT)).exists(), path
+    assert [path.name for path in installed.iterdir() if path.name == "tests"] == []
+    program = "import config.loader as l; print(l.__file__); l.load(None)"
+    environment = {"PYTHONPATH": str(installed)}
+    loaded = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, env=environment,
+                            capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert loaded.returncode == 0, loaded.stderr
+    assert loaded.stdout.startswith(str(installed))
+    entry_points = next(installed.glob("*.dist-info")) / "entry_points.txt"
+    assert "varve = broker.cli:main" in entry_points.read_text()
+
+
+def docker_engine() -> bool:
+    if shutil.which("docker") is None:
+        return False
+    return run("docker", "info", "--format", "{{.ServerVersion}}", timeout=20).returncode == 0
+
+
+@pytest.mark.timeout(1200)
+def test_the_image_builds_and_its_kernels_are_already_compiled() -> None:
+    if not docker_engine():
+        pytest.skip("no Docker engine is running")
+    built = run("docker", "build", "-q", "-t", "varve-test", ".", timeout=1100)
+    assert built.returncode == 0, built.stderr[-3000:]
+    done = run("docker", "run", "--rm", "--entrypoint", "varve", "varve-test", "warmup")
+    assert done.returncode == 0, done.stderr
+    seconds = float(re.search(r"ready in ([\d.]+) s", done.stdout)[1])  # type: ignore[index]
+    assert seconds < 5, "they were compiled again: the cache was not used"
+
+
+# systemd ----------------------------------------------------------------------------------
+
+
+def unit() -> configparser.ConfigParser:
+    # Keys may be repeated in a unit (ExecStartPre); the last one is enough here.
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(UNIT)
+    return parser
+
+
+@needs("systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """With a program that exists on this machine: systemd looks for it."""
+    copy = tmp_path / "varve.service"
+    copy.write_text(UNIT.read_text().replace("/opt/varve/bin/varve", shutil.which("true") or ""))
+    done = run("systemd-analyze", "verify", str(copy))
+    complaints = [line for line in done.stderr.splitlines() if "varve.service" in line]
+    assert (done.returncode, complaints) == (0, [])
+
+
+@needs("systemd-analyze")
+def test_the_unit_is_locked_down() -> None:
+    done = run("systemd-analyze", "security", "--offline=true", str(UNIT))
+    level = re.search(r"Overall exposure level .*: ([\d.]+)", done.stdout)
+    if level is None:
+        pytest.skip("this systemd-analyze cannot judge a unit offline")
+    assert float(level[1]) <= 2.0
+
+
+def test_the_unit_gives_the_broker_time_to_stop_and_a_user_of_its_own() -> None:
+    service = unit()["Service"]
+    assert service["Type"] == "notify"
+    assert service["User"] not in ("", "root")
+    example = load(str(ROOT / "deploy/varve.yaml"))
+    assert int(service["TimeoutStopSec"]) * 1000 > example.shutdown_timeout_ms
+    assert example.log_dirs[0].startswith(f"{service['WorkingDirectory']}/")
+
+
+def test_the_commands_of_the_unit_exist() -> None:
+    lines = re.findall(r"^Exec\w+=/opt/varve/bin/varve (\S+)(.*)$", UNIT.read_text(), re.MULTILINE)
+    assert [name for name, _ in lines] == ["check-config", "warmup", "serve"]
+    for name, arguments in lines:
+        options = {flag for option in main.commands[name].params for flag in option.opts}
+        assert {word for word in arguments.split() if word.startswith("--")} <= options
+
+
+def test_the_daemon_tells_systemd_when_it_is_ready_and_when_it_stops(tmp_path: Path) -> None:
+    # The path of a socket may have some hundred bytes only: a name in the abstract namespace.
+    name = f"varve-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(f"\0{name}")
+        channel.settimeout(60)
+        broker = start_varve(tmp_path, environment={**os.environ, "NOTIFY_SOCKET": f"@{name}"})
+        try:
+            assert channel.recv(4096).splitlines()[0] == b"READY=1"
+            broker.process.send_signal(signal.SIGTERM)
+            assert channel.recv(4096).splitlines()[0] == b"STOPPING=1"
+        finally:
+            code = broker.stop()
+    assert code == 0
+    assert (broker.data / ".kafka_cleanshutdown").exists()
+
+
+def test_sigterm_to_the_whole_group_stops_the_daemon_cleanly(tmp_path: Path) -> None:
+    """`make run` and a terminal signal every process of the group, workers too, some twice."""
+    broker = start_varve(tmp_path)
+    os.killpg(broker.process.pid, signal.SIGTERM)
+    os.killpg(broker.process.pid, signal.SIGTERM)
+    assert broker.stop() == 0, broker.log_text[-2000:]
+    assert (broker.data / ".kafka_cleanshutdown").exists()
