@@ -75,6 +75,7 @@ class JobFailed:
     run: int
     reason: str
     traceback: str
+    file_missing: bool = False  # a source had gone
 
 
 FromWorker: TypeAlias = WorkerReady | Progressed | GroupCleaned | JobDone | JobStopped | JobFailed

@@ -50,7 +50,7 @@ class PublishOutcome(Enum):
     """What became of a group that was handed over."""
 
     PUBLISHED = "published"
-    SOURCES_GONE = "sources gone"  # retention was faster: dropped, the job goes on
+    SOURCES_GONE = "sources gone"  # retention took one or all of them: the group was dropped
     STALE = "stale"  # the log's generation is another one now: the whole job is void
 
 
@@ -71,7 +71,9 @@ class CleanerHost(Protocol):
     async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
         """Put one group in the place of its sources, journal and log. Never cancelled by the pool.
 
-        Raises OSError or StorageError when it cannot be done; the attempt then counts as failed.
+        It removes no file of the run that it did not publish: the worker may still be writing, and
+        the pool does so at the run's end. Raises SwapRefusedError where nothing was changed,
+        OSError or another StorageError where a journal may be left; the attempt then has failed.
         """
 
     def finished(self, job: CleanJob, report: CleanReport) -> None:

@@ -48,11 +48,14 @@ class WorkerLink(Protocol):
     def abandon(self) -> None:
         """Stop waiting for it: `receive` returns None though it may still be there."""
 
-    async def close(self) -> str:
-        """Free everything; how it ended, for people."""
+    async def reap(self) -> str:
+        """See it end, by force if it lingers; how it ended, for people."""
+
+    def close(self) -> None:
+        """Free the socket and the page; `slots` cannot be used any more."""
 
     def is_gone(self) -> bool:
-        """Whether nothing is left of it. False after `close`: it hangs in the kernel."""
+        """Whether nothing is left of it. False after `reap`: it hangs in the kernel."""
 
 
 Spawn: TypeAlias = Callable[[int, int], Awaitable[WorkerLink]]  # (index, nice)
@@ -109,18 +112,27 @@ class ProcessLink:
         """Close the socket under it."""
         self._writer.transport.abort()
 
-    async def close(self) -> str:
-        """Close the socket, reap the process if it lets itself be reaped."""
-        self._writer.transport.abort()
-        self._memory.close()
-        for _ in range(int(REAP_SECONDS / REAP_STEP_SECONDS)):
-            if self._process.poll() is not None:
-                break
-            await asyncio.sleep(REAP_STEP_SECONDS)
+    async def reap(self) -> str:
+        """Give the process time to end, kill it, give it time again."""
+        if not await self._ends():
+            self.kill()
+            await self._ends()
         code = self._process.poll()
         if code is None:
             return "does not end"
         return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+    async def _ends(self) -> bool:
+        for _ in range(int(REAP_SECONDS / REAP_STEP_SECONDS)):
+            if self._process.poll() is not None:
+                return True
+            await asyncio.sleep(REAP_STEP_SECONDS)
+        return False
+
+    def close(self) -> None:
+        """Free the socket and the page."""
+        self._writer.transport.abort()
+        self._memory.close()
 
     def is_gone(self) -> bool:
         """Whether the process was reaped."""

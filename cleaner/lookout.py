@@ -1,0 +1,122 @@
+"""Looking over all partitions: who is to be cleaned next, and which checkpoints are wrong.
+
+A look takes several turns of the loop, so that thousands of partitions do not hold it up. What
+happened to a partition meanwhile makes its verdict void: `touched` says so, and it is judged anew
+in the next look.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from cleaner import states
+from cleaner.host import CleanerHost, LogFacts
+from cleaner.plan import Moment, Verdict, assess, ranked
+from cleaner.registry import CleanerRegistry
+from cleaner.stats import PoolStats
+from storage.env import Env
+from storage.errors import StorageError
+from storage.model import TopicPartition
+
+LOOK_CHUNK: Final = 32  # partitions judged in one turn of the loop: a millisecond or so
+
+log = structlog.get_logger("cleaner")
+
+
+class Lookout:
+    """Verdicts of the last look, and those who wait for a partition to be clean."""
+
+    def __init__(
+        self, host: CleanerHost, registry: CleanerRegistry, env: Env, stats: PoolStats
+    ) -> None:
+        self.verdicts: dict[TopicPartition, Verdict] = {}
+        self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
+        self._host = host
+        self._registry = registry
+        self._env = env
+        self._stats = stats
+        self._touched: set[TopicPartition] = set()  # since the last look began
+        self._awaiting: list[tuple[TopicPartition, int, asyncio.Future[None]]] = []
+
+    def touched(self, partition: TopicPartition) -> None:
+        """Its state changed: what was found out about it no longer holds."""
+        self._touched.add(partition)
+
+    async def look(self) -> list[tuple[Verdict, LogFacts]]:
+        """Judge every partition; candidates that nothing happened to, most urgent first."""
+        self._touched.clear()
+        verdicts: dict[TopicPartition, Verdict] = {}
+        known: dict[TopicPartition, LogFacts] = {}
+        seen: set[TopicPartition] = set()
+        for count, facts in enumerate(self._host.facts(), 1):
+            seen.add(facts.partition)
+            verdict = self._judge(facts)
+            if verdict is not None:
+                verdicts[facts.partition] = verdict
+                if verdict.to_clean:
+                    known[facts.partition] = facts
+            if count % LOOK_CHUNK == 0:
+                await asyncio.sleep(0)
+        self.verdicts, self.seen = verdicts, frozenset(seen)
+        self._count(verdicts)
+        order = ranked(verdicts.values())
+        return [(v, known[v.partition]) for v in order if v.partition not in self._touched]
+
+    def _judge(self, facts: LogFacts) -> Verdict | None:
+        partition = facts.partition
+        now = Moment(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
+        try:
+            verdict = assess(facts, self._registry.state(partition), now)
+        except Exception:
+            # One log with impossible numbers must not keep the others from being cleaned.
+            self._stats.scan_failures += 1
+            log.exception("cleaner_log_not_judged", partition=str(partition))
+            return None
+        if verdict.checkpoint_offset is not None:
+            self.save_checkpoint(partition, facts.generation, verdict.checkpoint_offset)
+        elif verdict.section is not None and not states.held(self._registry.state(partition)):
+            self._tell(partition, verdict.section.first_dirty_offset)
+        return verdict
+
+    def _count(self, verdicts: dict[TopicPartition, Verdict]) -> None:
+        sections = [v.section for v in verdicts.values() if v.section is not None]
+        late = [v.over_lag_ms for v in verdicts.values() if v.over_lag_ms > 0]
+        stats = self._stats
+        stats.scans += 1
+        stats.scanned_at = asyncio.get_running_loop().time()
+        stats.candidates = sum(verdict.to_clean for verdict in verdicts.values())
+        stats.dirty_ratio_max = max((section.ratio for section in sections), default=0.0)
+        stats.cleanable_bytes = sum(section.dirty_bytes for section in sections)
+        stats.over_lag_partitions = len(late)
+        stats.over_lag_ms_max = max(late, default=0)
+
+    def save_checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
+        """Everything below `offset` is clean: tell the host and whoever waits for it."""
+        try:
+            self._host.checkpoint(partition, generation, offset)
+        except (OSError, StorageError) as error:
+            # Only work is lost: the same section is found dirty again.
+            log.warning("cleaner_checkpoint_not_saved", partition=str(partition), why=str(error))
+            return
+        self._tell(partition, offset)
+
+    def _tell(self, partition: TopicPartition, clean_below: int) -> None:
+        for waited, offset, done in self._awaiting:
+            if waited == partition and offset <= clean_below and not done.done():
+                done.set_result(None)
+
+    async def wait_cleaned(self, partition: TopicPartition, offset: int) -> None:
+        """Wait until everything below `offset` is clean; told by a look, or by a finished job."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (partition, offset, done)
+        self._awaiting.append(entry)
+        try:
+            await done
+        finally:
+            self._awaiting.remove(entry)
+
+    def stop(self) -> None:
+        """Nothing more will be cleaned: whoever waits is cancelled."""
+        for _, _, waiter in self._awaiting:
+            waiter.cancel()
