@@ -283,7 +283,8 @@ def _finish(loading: _Loading, log_start_offset: int, *, was_clean: bool) -> Loa
     newest = max((offset for offset in snapshots if offset <= end_offset), default=-1)
     strays = [one for one in snapshots if one > end_offset or (one not in bases and one != newest)]
     remove_snapshots(loading.env, loading.directory, strays)
-    if loading.removed_names:
+    # A snapshot of a history that was cut must not come back beside another history.
+    if loading.removed_names or strays:
         loading.env.sync_dir(loading.directory)
     log_start_offset = max(log_start_offset, loading.segments[0].base_offset)
     return LoadedLog(
