@@ -34,6 +34,7 @@ CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 KEY_BYTES = 16
 PAYLOAD_BYTES = 100
 OVERWRITES = 10
+TIME_MS = 1_700_000_000_000
 
 
 class Unlimited:
@@ -67,8 +68,7 @@ class Template:
         words = rng.integers(97, 113, size=(count, value_bytes), dtype=np.uint8)
         words[:, : value_bytes // 3] = 32
         records = [
-            Record(i, 1_700_000_000_000 + i, b"\1" * KEY_BYTES, words[i].tobytes())
-            for i in range(count)
+            Record(i, TIME_MS + i, b"\1" * KEY_BYTES, words[i].tobytes()) for i in range(count)
         ]
         whole = bytes(build_batch(records))
         self.count = count
@@ -93,28 +93,18 @@ def key_bytes(keys: np.ndarray) -> np.ndarray:
 def generate(directory: str, args: argparse.Namespace) -> tuple[SourceSegment, ...]:
     rng = np.random.default_rng(args.seed)
     template = Template(max(1, args.batch_bytes // 110), rng)
-    codec = CODECS[args.codec]
     keys = rng.permutation(args.records) % max(1, args.records // OVERWRITES)
-    segments: list[tuple[int, int]] = []
+    sources: list[SourceSegment] = []
     offset = 0
-    file = None
-    for start in range(0, args.records - template.count + 1, template.count):
-        if file is None or file.tell() >= args.segment_bytes:
-            if file is not None:
-                segments[-1] = (segments[-1][0], file.tell())
-                file.close()
-            path = os.path.join(directory, filenames.file_name(offset, filenames.LOG))
-            file = open(path, "wb")
-            segments.append((offset, 0))
-        file.write(one_batch(template, keys[start : start + template.count], offset, codec))
-        offset += template.count
-    segments[-1] = (segments[-1][0], file.tell())
-    file.close()
-    bases = [base for base, _ in segments] + [offset]
-    return tuple(
-        SourceSegment(base, bases[i + 1], size, 1_700_000_000_000, 1_700_000_000_000)
-        for i, (base, size) in enumerate(segments)
-    )
+    while offset + template.count <= args.records:
+        base = offset
+        with open(os.path.join(directory, filenames.file_name(base, filenames.LOG)), "wb") as file:
+            while file.tell() < args.segment_bytes and offset + template.count <= args.records:
+                chosen = keys[offset : offset + template.count]
+                file.write(one_batch(template, chosen, offset, CODECS[args.codec]))
+                offset += template.count
+            sources.append(SourceSegment(base, offset, file.tell(), TIME_MS, TIME_MS))
+    return tuple(sources)
 
 
 def one_batch(template: Template, keys: np.ndarray, offset: int, codec: int) -> bytes:
@@ -139,7 +129,7 @@ def clean(directory: str, sources: tuple[SourceSegment, ...], args: argparse.Nam
         partition=TopicPartition("bench", 0), directory=directory, generation="g", run_id="bench",
         groups=groups, first_dirty_offset=int(end * args.clean_share) if args.clean_share else 0,
         end_offset=end, log_start_offset=0,
-        log_end_offset_is_end=True, now_ms=1_700_000_000_000, delete_retention_ms=86_400_000,
+        log_end_offset_is_end=True, now_ms=TIME_MS, delete_retention_ms=86_400_000,
         drop_expired_tombstones=True, hash_key=os.urandom(16),
         dedupe_buffer_bytes=args.dedupe_bytes, read_buffer_bytes=args.read_buffer,
         decompressed_batch_bytes=64 << 20, max_message_bytes=1 << 20, index_interval_bytes=4096,

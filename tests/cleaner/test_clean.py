@@ -363,6 +363,32 @@ def test_a_damaged_segment_is_left_alone_and_the_rest_is_cleaned(
     )
 
 
+def test_a_batch_that_is_only_copied_is_verified_too() -> None:
+    env = MemoryEnv()
+    good, bad = batch(record(0, "a"), record(1, "b")), damaged(batch(record(2, "c")))
+    job = clean_job([write_segments(env, [segment(0, [good, bad], 3)])], dedupe_buffer_bytes=24)
+    report, groups = clean(env, job)
+    assert report.damaged == (
+        (f"{DIRECTORY}/{0:020d}.log", len(good), "the checksum does not match"),
+    )
+    assert groups == []
+    assert report.next_dirty_offset == 0
+
+
+def test_damage_behind_small_batches_does_not_change_what_is_kept_of_them() -> None:
+    env = MemoryEnv()
+    parts = [
+        segment(0, [batch(record(i, f"k{i % 5}")) for i in range(10)], 10),
+        segment(10, [batch(record(10, "k0")), damaged(batch(record(11, "k1")))], 12),
+        segment(12, [batch(record(12, "k2"))], 13),
+    ]
+    sources = write_segments(env, parts)
+    report, groups = clean(env, clean_job([sources], first_dirty_offset=12))
+    assert [group.source_base_offsets for group in groups] == [(0,)]
+    assert offsets(output_bytes(env, groups[0])) == [0, 1, 3, 4, 5, 6, 8, 9]
+    assert report.records_before == 11
+
+
 def test_no_tombstone_goes_behind_a_damaged_segment() -> None:
     env = MemoryEnv()
     expired = batch(record(9, "z", None), delete_horizon_ms=NOW_MS - 1)

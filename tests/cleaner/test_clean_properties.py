@@ -6,7 +6,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleaner import context
+from cleaner import context, offset_map
 from cleaner.job import CleanJob
 from storage.batch import LOG_APPEND_TIME, Record, build_batch, read_header
 from storage.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
@@ -112,15 +112,19 @@ WINDOWS = st.sampled_from([(8, 1 << 40), (64, 1 << 40), (1 << 27, 64), (1 << 27,
 
 
 @PROPERTY
-@given(st.data(), WINDOWS)
-def test_a_clean_leaves_what_the_rules_say(data: st.DataObject, window: tuple[int, int]) -> None:
+@given(st.data(), WINDOWS, st.sampled_from([1, 3, 4096]))
+def test_a_clean_leaves_what_the_rules_say(
+    data: st.DataObject, window: tuple[int, int], chunk_keys: int
+) -> None:
     segments = data.draw(logs())
     env = MemoryEnv(1)
     job = data.draw(jobs(segments, write_segments(env, segments)))
-    # The bitmap of survivors as it is, turning often, and not at all.
+    # The bitmap of survivors as it is, turning often, and not at all; fingerprints gathered over
+    # many batches, and not even over one.
     with (
         patch.object(context, "WINDOW_OFFSETS", window[0]),
         patch.object(context, "WINDOWS_MAX", window[1]),
+        patch.object(offset_map, "CHUNK_KEYS", chunk_keys),
     ):
         report, groups = clean(env, job)
 

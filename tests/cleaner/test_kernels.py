@@ -20,7 +20,15 @@ from cleaner.kernels.memory import SLACK_BYTES
 from cleaner.kernels.rewrite import any_bit, filter_unpacked, rewrite_batches
 from cleaner.kernels.walk import count_records, index_batches, index_unpacked
 from cleaner.offset_map import OffsetMap
-from storage.batch import HEADER_BYTES, Record, build_batch, crc_of, decode_records, read_header
+from storage.batch import (
+    HEADER_BYTES,
+    Record,
+    build_batch,
+    crc_of,
+    decode_records,
+    read_header,
+    write_varint,
+)
 from storage.errors import StorageError
 
 PAGE = mmap.PAGESIZE
@@ -205,7 +213,9 @@ class GuardedPages:
         return whole[len(whole) - size_bytes :]
 
 
-GUARDED = {name: GuardedPages(1 << 16) for name in ("buf", "out", "scratch", "keep", "unpacked")}
+GUARDED = {
+    name: GuardedPages(1 << 16) for name in ("buf", "out", "scratch", "keep", "unpacked", "bits")
+}
 END = 1 << 40
 
 
@@ -216,6 +226,8 @@ def workspace(size_bytes: int, first_dirty: int = 0) -> Workspace:
     state[fields.FIRST_DIRTY] = first_dirty
     state[fields.BITS_MAX] = 1 << 12
     state[fields.HORIZON_MS] = 5
+    bits = GUARDED["bits"].array((1 << 9) + 1)
+    bits[:] = 0x55
     return Workspace(
         table=offset_map.table,
         state=state,
@@ -224,7 +236,7 @@ def workspace(size_bytes: int, first_dirty: int = 0) -> Workspace:
         offsets=offset_map.offsets,
         found=np.empty(CHUNK_KEYS, dtype=np.int64),
         keep=GUARDED["keep"].array(max(size_bytes // 7, CHUNK_KEYS)),
-        bits=np.full((1 << 9) + 1, 0x55, dtype=np.uint8),
+        bits=bits,
         producers=np.array([3, 7], dtype=np.int64),
         last_offsets=np.array([4, 5], dtype=np.int64),
     )
@@ -322,7 +334,9 @@ def test_unpacked_records_with_changed_bytes_stay_in_their_buffers(
     check_unpacked(data, len(pairs), len(pairs) + 3, ask_bits)
 
 
-def check_unpacked(data: bytes, count: int, last_delta: int, ask_bits: bool) -> None:
+def check_unpacked(
+    data: bytes, count: int, last_delta: int, ask_bits: bool, wanted: Code | None = None
+) -> None:
     space = workspace(len(data), 0 if ask_bits else END)
     space.state[fields.BITS_END] = 1 << 12
     header = build_batch([], base_offset=0, last_offset_delta=last_delta)
@@ -334,6 +348,62 @@ def check_unpacked(data: bytes, count: int, last_delta: int, ask_bits: bool) -> 
     code_again = filter_unpacked(source, len(data), buf, 0, kept, space)
     assert Code(code) in {Code.DONE, Code.BAD_RECORD, Code.BAD_COUNT}
     assert code_again == code, "both passes judge records alike"
+    assert wanted in {None, Code(code)}
+
+
+# Lengths that a walk may not follow: around the true size, past the guard page, past 32 bits.
+LENGTHS = st.sampled_from([-(1 << 40), -2, -1, 0, 1, 6, 40, 300, 70_000, 10**6, 1 << 33, 1 << 62])
+DELTAS = st.sampled_from([-1, 0, 1, 2, 3, 50, 51, 10**6, 1 << 40])
+LIES = st.lists(
+    st.tuples(LENGTHS, DELTAS, LENGTHS, LENGTHS, st.integers(0, 40)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def test_an_offset_beyond_its_batch_is_not_looked_up() -> None:
+    for delta in (51, 10**6, 1 << 40):
+        data = lying_records([(6, delta, 0, 0, 1)])
+        check_unpacked(data, 1, 50, ask_bits=True, wanted=Code.BAD_RECORD)
+    check_unpacked(lying_records([(6, 50, 0, 0, 1)]), 1, 50, ask_bits=True, wanted=Code.DONE)
+
+
+def test_a_record_that_ends_with_its_value_is_refused() -> None:
+    data = lying_records([(5, 0, 0, 0, 0)])
+    check_unpacked(data + b"\0", 1, 50, ask_bits=False, wanted=Code.BAD_RECORD)
+
+
+def lying_records(lies: list[tuple[int, int, int, int, int]]) -> bytes:
+    out = bytearray()
+    for length, delta, key_bytes, value_bytes, room in lies:
+        write_varint(out, length)
+        out.append(0)
+        for number in (0, delta, key_bytes):
+            write_varint(out, number)
+        if 0 < key_bytes <= room:
+            out += bytes(key_bytes)
+        write_varint(out, value_bytes)
+        out += bytes(room)
+    return bytes(out)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(LIES, st.booleans())
+def test_lengths_that_lie_are_not_followed(
+    lies: list[tuple[int, int, int, int, int]], ask_bits: bool
+) -> None:
+    data = lying_records(lies)
+    check_unpacked(data, len(lies), 50, ask_bits)
+    whole = build_batch([], base_offset=0, last_offset_delta=50) + data
+    whole[8:12] = (len(whole) - 12).to_bytes(4, "big")
+    whole[57:61] = len(lies).to_bytes(4, "big")
+    whole[17:21] = crc_of(whole, 0, len(whole)).to_bytes(4, "big")
+    space = workspace(len(whole))
+    index_batches(guarded("buf", whole), 0, len(whole), space)
+    space = workspace(len(whole), 0 if ask_bits else END)
+    space.state[fields.BITS_END] = 1 << 12
+    out, scratch = guarded("out", bytes(3 * len(whole))), guarded("scratch", whole)
+    rewrite_batches(guarded("buf", whole), 0, len(whole), out, scratch, space)
 
 
 @PROPERTY

@@ -105,7 +105,9 @@ def test_few_keys_touch_few_pages_of_a_large_map() -> None:
 
 # Fingerprints that gather: at the start of the table, at its end (where probes wrap around), and
 # in between.
-GATHERED = st.sampled_from([0, 1, 1 << 32, (1 << 64) - 1, ((1 << 32) - 1) << 32, 1 << 63, 3 << 62])
+GATHERED = st.sampled_from(
+    [0, 1, 1 << 32, (1 << 64) - 1, ((1 << 32) - 1) << 32, 1 << 63, 3 << 62]
+) | st.integers(0, 12).map(lambda step: step << 57)
 
 
 @PROPERTY
