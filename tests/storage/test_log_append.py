@@ -1,0 +1,343 @@
+"""Appending: offsets, stamps, rolling, idempotence, and writes that fail."""
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from storage.batch import Record, build_batch, read_header, verify_crc
+from storage.errors import (
+    InvalidProducerEpochError,
+    LogClosedError,
+    LogDirectoryError,
+    OutOfOrderSequenceError,
+)
+from storage.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX
+from tests.support.logs import (
+    FOLDER,
+    NOW_MS,
+    SMALL,
+    append,
+    append_batch,
+    batch_of,
+    content,
+    fill,
+    offsets_in,
+    open_log,
+    read_records,
+    segments_of,
+)
+from tests.support.memory_env import MemoryEnv
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=1)
+
+
+def test_offsets_go_on_where_the_log_ends(env: MemoryEnv) -> None:
+    log = open_log(env)
+    first = append(log, b"a", b"b", b"c")
+    second = append(log, b"d")
+    assert (first.first_offset, first.last_offset) == (0, 2)
+    assert (second.first_offset, second.last_offset) == (3, 3)
+    assert (log.log_end_offset, log.high_watermark) == (4, 4)
+    assert [record.value for record in read_records(log)] == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_batch_bears_its_offset_and_the_leader_epoch(env: MemoryEnv) -> None:
+    log = open_log(env)
+    append(log, b"a")
+    log.leader_epoch = 7
+    append(log, b"b")
+    data = log.read(1, 1000, end_offset=2).read()
+    header = read_header(data)
+    assert (header.base_offset, header.partition_leader_epoch) == (1, 7)
+    assert verify_crc(data, 0, header)
+
+
+def test_log_append_time_replaces_the_timestamp(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, message_timestamp_type="LogAppendTime"))
+    info = append(log, b"a", b"b", timestamp=5, now_ms=NOW_MS)
+    assert info.log_append_time_ms == NOW_MS
+    assert [record.timestamp for record in read_records(log)] == [NOW_MS, NOW_MS]
+    assert log.segment_facts()[0].largest_timestamp_ms == NOW_MS
+
+
+def test_create_time_is_kept(env: MemoryEnv) -> None:
+    log = open_log(env)
+    assert append(log, b"a", timestamp=5).log_append_time_ms == -1
+    assert [record.timestamp for record in read_records(log)] == [5]
+
+
+def test_the_answer_names_the_log_start(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 3)
+    log.delete_records(2)
+    assert append(log, b"x").log_start_offset == 2
+
+
+# --- rolling ------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_does_not_fit_begins_a_new_segment(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=2 * len(batch_of(b"0".ljust(100, b".")))))
+    fill(log, 5)
+    assert [base for base, _ in segments_of(log)] == [0, 2, 4]
+    assert offsets_in(log) == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_larger_than_a_segment_goes_into_an_empty_one(env: MemoryEnv) -> None:
+    log = open_log(env)
+    append(log, b"x" * 5000)
+    append(log, b"y" * 5000)
+    assert [base for base, _ in segments_of(log)] == [0, 1]
+
+
+def test_age_is_counted_by_the_records_own_time(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20, segment_ms=1000))
+    append(log, b"a", timestamp=5000)
+    append(log, b"b", timestamp=6000, now_ms=NOW_MS + 50_000)
+    assert log.segment_count == 1
+    append(log, b"c", timestamp=6001)
+    assert [base for base, _ in segments_of(log)] == [0, 2]
+
+
+def test_without_timestamps_age_is_counted_by_the_wall_clock(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20, segment_ms=1000))
+    append(log, b"a", timestamp=-1)
+    append(log, b"b", timestamp=-1, now_ms=NOW_MS + 1000)
+    assert log.segment_count == 1
+    append(log, b"c", timestamp=-1, now_ms=NOW_MS + 1001)
+    assert log.segment_count == 2
+
+
+def test_an_empty_segment_never_rolls_by_age(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_ms=1000))
+    assert not log.roll_if_due(NOW_MS + 10**9)
+    append(log, b"a", timestamp=NOW_MS + 10**9, now_ms=NOW_MS + 10**9)
+    assert log.segment_count == 1
+
+
+def test_an_idle_segment_rolls_on_a_timer(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_ms=1000))
+    append(log, b"a")
+    assert not log.roll_if_due(NOW_MS + 1000)
+    assert log.roll_if_due(NOW_MS + 1001)
+    assert [base for base, _ in segments_of(log)] == [0, 1]
+    assert not log.roll_if_due(NOW_MS + 10**6)
+
+
+def test_a_backfill_of_old_records_does_not_roll_on_every_tick(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20, segment_ms=1000))
+    for tick in range(5):
+        append(log, b"a", timestamp=1000 + tick, now_ms=NOW_MS + tick)
+        assert not log.roll_if_due(NOW_MS + tick)
+
+
+@pytest.mark.parametrize(("policy", "rolls"), [(("compact",), True), (("delete",), False)])
+def test_compaction_lag_bounds_the_age_of_compacted_topics(
+    env: MemoryEnv, policy: tuple[str, ...], rolls: bool
+) -> None:
+    config = replace(SMALL, cleanup_policy=policy, max_compaction_lag_ms=1000)
+    log = open_log(env, config)
+    append(log, b"a")
+    assert log.roll_if_due(NOW_MS + 1001) is rolls
+
+
+def test_jitter_only_makes_a_segment_younger(env: MemoryEnv) -> None:
+    config = replace(SMALL, segment_ms=1000, segment_jitter_ms=400, segment_bytes=1 << 20)
+    ages = set()
+    for seed in range(20):
+        log = open_log(MemoryEnv(seed=seed), config)
+        append(log, b"a", timestamp=0)
+        while log.segment_count == 1:
+            append(log, b"b", timestamp=log.log_end_offset * 10)
+        ages.add((log.log_end_offset - 1) * 10)
+    assert all(600 <= age <= 1010 for age in ages)
+    assert len(ages) > 5
+
+
+def test_full_indexes_begin_a_new_segment(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20, segment_index_bytes=48))
+    fill(log, 10)
+    # 48 bytes hold 6 offset entries, but of 4 time entries one is kept for the end. Equal
+    # timestamps make one time entry only.
+    assert [base for base, _ in segments_of(log)] == [0, 7]
+
+
+def test_an_offset_too_far_from_the_base_begins_a_new_segment(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    append(log, b"a")
+    far = build_batch([Record(0, NOW_MS, b"k", b"v")], last_offset_delta=2**31 - 2)
+    append_batch(log, far)  # offsets 1 to 2^31 - 1: the last one that fits
+    assert log.segment_count == 1
+    append(log, b"b")
+    assert [base for base, _ in segments_of(log)] == [0, 2**31]
+
+
+def test_a_roll_leaves_a_snapshot_and_complete_indexes(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, index_interval_bytes=1 << 20))
+    append(log, b"a", timestamp=NOW_MS, producer_id=9, producer_epoch=0, base_sequence=0)
+    append(log, b"b", timestamp=NOW_MS + 5)
+    log.roll(NOW_MS)
+    # The only time entry is the one that closes the segment: largest timestamp, its offset.
+    assert content(env, 0, TIME_INDEX) == (NOW_MS + 5).to_bytes(8, "big") + (1).to_bytes(4, "big")
+    assert len(content(env, 2, SNAPSHOT)) == 10 + 46
+    assert content(env, 2, INDEX) == b""
+
+
+def test_a_roll_of_an_empty_segment_does_nothing(env: MemoryEnv) -> None:
+    log = open_log(env)
+    log.roll(NOW_MS)
+    assert log.segment_count == 1
+    fill(log, 1)
+    log.roll(NOW_MS)
+    log.roll(NOW_MS)
+    assert [base for base, _ in segments_of(log)] == [0, 1]
+
+
+# --- producers ----------------------------------------------------------------------------------
+
+
+def send(log: object, sequence: int, *, epoch: int = 0, count: int = 1) -> tuple[int, int, bool]:
+    info = append(
+        log,  # type: ignore[arg-type]
+        *[b"v"] * count,
+        producer_id=42,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+    )
+    return info.first_offset, info.last_offset, info.duplicate
+
+
+def test_a_repeated_batch_is_answered_with_its_old_offsets(env: MemoryEnv) -> None:
+    log = open_log(env)
+    assert send(log, 0, count=3) == (0, 2, False)
+    assert send(log, 3) == (3, 3, False)
+    assert send(log, 0, count=3) == (0, 2, True)
+    assert log.log_end_offset == 4
+
+
+def test_a_gap_in_the_sequence_is_refused_and_nothing_is_written(env: MemoryEnv) -> None:
+    log = open_log(env)
+    send(log, 0)
+    with pytest.raises(OutOfOrderSequenceError):
+        send(log, 2)
+    assert log.log_end_offset == 1
+    assert send(log, 1) == (1, 1, False)
+
+
+def test_an_older_epoch_is_fenced(env: MemoryEnv) -> None:
+    log = open_log(env)
+    send(log, 0, epoch=3)
+    with pytest.raises(InvalidProducerEpochError):
+        send(log, 1, epoch=2)
+
+
+@pytest.mark.parametrize("was_clean", [True, False])
+def test_a_duplicate_is_known_after_a_restart(env: MemoryEnv, was_clean: bool) -> None:
+    log = open_log(env)
+    send(log, 0, count=2)
+    send(log, 2, count=2)
+    if was_clean:
+        log.close()
+    again = open_log(env, was_clean=was_clean, recovery_point=4 if was_clean else 0)
+    assert send(again, 2, count=2) == (2, 3, True)
+    assert send(again, 4) == (4, 4, False)
+
+
+def test_an_idle_producer_is_forgotten(env: MemoryEnv) -> None:
+    log = open_log(env)
+    send(log, 0)
+    assert log.expire_producers(NOW_MS + 1000, 1000) == 1
+    assert log.last_records() == {}
+    assert send(log, 17) == (1, 1, False)
+
+
+# --- failing writes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("kind", [LOG, INDEX, TIME_INDEX])
+def test_a_failed_write_leaves_the_log_as_it_was(env: MemoryEnv, error: int, kind: str) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    for offset in range(3):
+        append(log, b"v", timestamp=NOW_MS + offset)
+    before = {kind: content(env, 0, kind) for kind in (LOG, INDEX, TIME_INDEX)}
+    fault = env.fail_on(lambda op, path: op == "pwrite" and path.endswith(kind), error)
+    with pytest.raises(LogDirectoryError) as caught:
+        append(log, b"lost", timestamp=NOW_MS + 10)
+    assert caught.value.directory == "/data"
+    assert FOLDER in caught.value.reason
+    fault.remove()
+    assert {kind: content(env, 0, kind) for kind in (LOG, INDEX, TIME_INDEX)} == before
+    assert (log.log_end_offset, log.high_watermark) == (3, 3)
+    assert log.segment_facts()[0].largest_timestamp_ms == NOW_MS + 2
+    assert append(log, b"next", timestamp=NOW_MS + 11).first_offset == 3
+    assert offsets_in(log) == [0, 1, 2, 3]
+    assert offsets_in(open_log(env)) == [0, 1, 2, 3]
+
+
+def test_a_failed_write_forgets_no_producer_and_learns_none(env: MemoryEnv) -> None:
+    log = open_log(env)
+    send(log, 0)
+    fault = env.fail_on(lambda op, path: op == "pwrite" and path.endswith(LOG), errno.ENOSPC)
+    with pytest.raises(LogDirectoryError):
+        send(log, 1)
+    fault.remove()
+    assert send(log, 1) == (1, 1, False)
+
+
+def test_what_cannot_be_cut_back_ends_all_appending(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 2)
+    faults = [
+        env.fail_on(lambda op, path: op == "pwrite" and path.endswith(LOG), errno.EIO),
+        env.fail_on(lambda op, path: op == "truncate", errno.EIO),
+    ]
+    with pytest.raises(LogDirectoryError):
+        append(log, b"lost")
+    for fault in faults:
+        fault.remove()
+    with pytest.raises(LogDirectoryError, match="not undone"):
+        append(log, b"refused")
+    assert log.log_end_offset == 2
+
+
+def test_a_roll_that_fails_leaves_what_was_acknowledged(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 3)
+    fault = env.fail_on(lambda op, path: op == "open" and "0003.log" in path, errno.ENOSPC)
+    with pytest.raises(LogDirectoryError):
+        log.roll(NOW_MS)
+    fault.remove()
+    assert log.log_end_offset == 3
+    assert offsets_in(open_log(env)) == [0, 1, 2]
+
+
+def test_a_closed_log_takes_nothing(env: MemoryEnv) -> None:
+    log = open_log(env)
+    log.mark_deleted()
+    with pytest.raises(LogClosedError):
+        append(log, b"v")
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def test_a_change_of_policy_begins_a_new_generation(env: MemoryEnv) -> None:
+    log = open_log(env)
+    before = log.generation
+    log.update_config(replace(SMALL, segment_bytes=5000))
+    assert log.generation == before
+    log.update_config(replace(SMALL, cleanup_policy=("compact",)))
+    assert log.generation != before
+
+
+def test_new_settings_hold_for_the_active_segment(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    fill(log, 5)
+    log.update_config(replace(SMALL, segment_bytes=10))
+    fill(log, 1)
+    assert [base for base, _ in segments_of(log)] == [0, 5]
