@@ -1,6 +1,8 @@
 """What the documents say is what the code does: generated pages, links, names, settings."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from broker.cli import main
 from config.loader import load
 from config.reference import page
 from config.settings import Settings
+from tests.support.varve import running_varve
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -126,3 +129,22 @@ def test_example_settings_are_good() -> None:
     for path in sorted((ROOT / "deploy").glob("*.yaml")):
         if "listeners" in (yaml.safe_load(path.read_text()) or {}):
             assert isinstance(load(str(path)), Settings)
+
+
+def test_the_first_session_of_the_documents_works(tmp_path: Path) -> None:
+    sessions = [
+        re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
+        for name in ("README.md", "docs/getting-started.md")
+    ]
+    (readme,), (started,) = sessions
+    assert len(readme.splitlines()) == 5
+    with running_varve(tmp_path) as broker:
+        for program, output in ((readme, "b'hello'\n"), (started, "")):
+            done = subprocess.run(
+                [sys.executable, "-c", program.replace("127.0.0.1:9092", broker.bootstrap)],
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert (done.stdout, done.returncode) == (output, 0), done.stderr
+        assert (broker.data / "customers-2").is_dir()
