@@ -144,8 +144,6 @@ def _decompress_gzip(data: memoryview, limit_bytes: int) -> bytes:
         try:
             # One byte above the limit tells "exactly full" from "more to come".
             frames.add(member.decompress(rest, frames.room_bytes + 1))
-            if not member.eof and not member.unconsumed_tail:
-                frames.add(member.flush(1))
         except zlib.error as error:
             raise CorruptBatchError(f"gzip: {error}") from error
         if not member.eof:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.batch import (
@@ -37,6 +37,7 @@ from storage.batch import (
 from storage.errors import CorruptBatchError, StorageError, UnsupportedMagicError
 from tests.support.formats import (
     CODECS,
+    MALFORMED,
     RECORDS,
     START_MS,
     PyBatch,
@@ -391,26 +392,7 @@ def test_a_truncated_batch_is_never_read(records: list[Record], data: st.DataObj
         decode_records(cut, header)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",  # no length
-        b"\x0c",  # nothing behind the length
-        b"\x0b\x00\x00\x00\x01\x01\x00",  # negative length
-        b"\x0c\x00\x00\x02\x01\x01\x00",  # offset delta beyond the batch
-        b"\x0c\x00\x00\x01\x01\x01\x00",  # negative offset delta
-        b"\x0c\x00\x00\x00\x03\x01\x00",  # key length -2
-        b"\x0c\x00\x00\x00\x02\x01\x00",  # key runs past the record
-        b"\x0c\x00\x00\x00\x01\x03\x00",  # value length -2
-        b"\x0c\x00\x00\x00\x01\x01\x01",  # header count -1
-        b"\x0c\x00\x00\x00\x01\x01\x04",  # headers past the record
-        b"\x10\x00\x00\x00\x01\x01\x02\x01\x00",  # null header key
-        b"\x0e\x00\x00\x00\x01\x01\x00\x00",  # bytes behind the headers
-        b"\x0c\x00\x00\x00\x01\x01\x00\x00",  # bytes behind the last record
-        b"\x80\x80\x80\x80\x80\x00" + bytes(10),  # length of six bytes
-        b"\x80\x80\x80\x80\x10" + bytes(10),  # length of more than 32 bits
-    ],
-)
+@pytest.mark.parametrize("body", MALFORMED)
 def test_malformed_records_are_corrupt(body: bytes) -> None:
     header = BatchHeader(
         base_offset=0,
@@ -442,6 +424,8 @@ def test_a_time_beyond_64_bits_is_corrupt() -> None:
 
 
 @given(INT64)
+@example(1 << 31)
+@example(-(1 << 31) - 1)
 def test_numbers_come_back(value: int) -> None:
     out = bytearray()
     write_varint(out, value)

@@ -178,19 +178,20 @@ LIARS = {
     "xerial block length 0": (SNAPPY, compress(SNAPPY, b"")[:16] + bytes(4)),
     "lz4 content size": (LZ4, b"\x04\x22\x4d\x18\x68\x40" + b"\xff" * 8 + b"\x00" + bytes(4)),
     "lz4 block size": (LZ4, b"\x04\x22\x4d\x18\x60\x40\x82" + b"\xff\xff\xff\x7f" + bytes(4)),
-    "zstd content size": (ZSTD, b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 8 + b"\x01\x00\x00"),
+    "zstd content size": (ZSTD, b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 7 + b"\0" + b"\x01\0\0"),
     "zstd block size": (ZSTD, b"\x28\xb5\x2f\xfd\x00\x58" + b"\xff\xff\xff"),
     "zstd window": (ZSTD, b"\x28\xb5\x2f\xfd\x00\xff" + b"\x01\x00\x00"),
 }
 
 
 @pytest.mark.parametrize("name", LIARS)
-def test_lying_lengths_are_corrupt_and_cost_no_memory(name: str) -> None:
+@pytest.mark.parametrize("limit", [10, 1 << 60])
+def test_lying_lengths_are_corrupt_and_cost_no_memory(name: str, limit: int) -> None:
     codec, packed = LIARS[name]
     tracemalloc.start()
     try:
         with pytest.raises(CorruptBatchError):
-            decompress(codec, packed, 1 << 40)
+            decompress(codec, packed, limit)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.batch import (
@@ -29,6 +29,7 @@ from storage.kernels.records import (
     RecordRules,
     check_records_kernel,
 )
+from tests.support.formats import MALFORMED
 
 INT64 = st.integers(SMALLEST_INT64, LARGEST_INT64)
 ANY_TIME = RecordRules(0, SMALLEST_INT64, LARGEST_INT64, needs_keys=False)
@@ -70,6 +71,11 @@ def test_every_truncation_is_malformed_at_its_record() -> None:
         assert walk(data[:size], 3) == (RecordCode.MALFORMED, 1, [index])
 
 
+@pytest.mark.parametrize("data", MALFORMED)
+def test_malformed_records_are_no_valid_ones(data: bytes) -> None:
+    assert walk(data, 1)[0] in {RecordCode.MALFORMED, RecordCode.OFFSETS, RecordCode.LEFT_OVER}
+
+
 def test_a_count_that_is_not_the_records_is_noticed() -> None:
     data = body(RECORDS)
     assert walk(data, 2)[0] == RecordCode.LEFT_OVER
@@ -107,6 +113,8 @@ def test_a_time_decides_the_code_before_or_after_a_null_key() -> None:
 
 
 @given(INT64, INT64, INT64, INT64)
+@example(SMALLEST_INT64, -1, SMALLEST_INT64, LARGEST_INT64)
+@example(LARGEST_INT64, 1, SMALLEST_INT64, LARGEST_INT64)
 def test_the_window_is_exact_over_all_of_64_bits(base: int, delta: int, a: int, b: int) -> None:
     first, last = min(a, b), max(a, b)
     rules = RecordRules(base, first, last, needs_keys=False)

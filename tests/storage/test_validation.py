@@ -32,6 +32,7 @@ from storage.errors import (
     UnsupportedCompressionError,
     UnsupportedMagicError,
 )
+from storage.kernels.records import check_records_kernel
 from storage.validation import (
     FAILURES_NAMED_MAX,
     check_produced,
@@ -242,6 +243,7 @@ def test_good_records_pass(codec: int) -> None:
     header = check(batch, COMPACTED)
     for data in (batch, bytes(batch), memoryview(batch)):
         check_records(data, header, COMPACTED, NOW_MS)
+    assert len(check_records_kernel.signatures) == 1, "compiled twice for one purpose"
 
 
 @pytest.mark.parametrize("codec", range(5))

@@ -34,6 +34,25 @@ RECORDS = [
     Record(46, START_MS, b"large", b"0123456789" * 3000),
 ]
 
+# The bytes of one record of a batch of one, each wrong in one way.
+MALFORMED = [
+    b"",  # no length
+    b"\x0c",  # nothing behind the length
+    b"\x0b\x00\x00\x00\x01\x01\x00",  # negative length
+    b"\x0c\x00\x00\x02\x01\x01\x00",  # offset delta beyond the batch
+    b"\x0c\x00\x00\x01\x01\x01\x00",  # negative offset delta
+    b"\x0c\x00\x00\x00\x03\x01\x00",  # key length -2
+    b"\x0c\x00\x00\x00\x02\x01\x00",  # key runs past the record
+    b"\x0c\x00\x00\x00\x01\x03\x00",  # value length -2
+    b"\x0c\x00\x00\x00\x01\x01\x01",  # header count -1
+    b"\x0c\x00\x00\x00\x01\x01\x04",  # headers past the record
+    b"\x10\x00\x00\x00\x01\x01\x02\x01\x00",  # null header key
+    b"\x0e\x00\x00\x00\x01\x01\x00\x00",  # bytes behind the headers
+    b"\x0c\x00\x00\x00\x01\x01\x00\x00",  # bytes behind the last record
+    b"\x80\x80\x80\x80\x80\x00" + bytes(10),  # length of six bytes
+    b"\x80\x80\x80\x80\x10" + bytes(10),  # length of more than 32 bits
+]
+
 
 def golden_bytes(name: str) -> bytes:
     return (GOLDEN / name).read_bytes()
