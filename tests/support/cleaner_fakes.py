@@ -1,0 +1,204 @@
+"""A broker and workers for the pool, moved by the test."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from cleaner.channel import (
+    GroupCleaned,
+    JobDone,
+    JobFailed,
+    JobStopped,
+    Message,
+    Progressed,
+    RunJob,
+    WorkerReady,
+    encode,
+)
+from cleaner.host import JobInputs, LogFacts, PublishOutcome
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.throttle import Direction, SharedMemory, Slots, WorkerSide
+from storage.model import TopicPartition
+from tests.support.cleaner_jobs import group_of, report_of
+
+
+@dataclass
+class FakeHost:
+    """Logs as facts; every call of the pool is noted."""
+
+    logs: dict[TopicPartition, LogFacts] = field(default_factory=dict)
+    outcome: PublishOutcome | Exception = PublishOutcome.PUBLISHED
+    journal: asyncio.Event | None = None  # a publication waits for it
+    published: list[tuple[TopicPartition, tuple[int, ...]]] = field(default_factory=list)
+    checkpoints: list[tuple[TopicPartition, int]] = field(default_factory=list)
+    done: list[tuple[CleanJob, CleanReport]] = field(default_factory=list)
+    failures: list[tuple[TopicPartition, str, int]] = field(default_factory=list)
+    publishing: set[TopicPartition] = field(default_factory=set)
+    broken: Exception | None = None  # raised by facts
+
+    def add(self, facts: LogFacts) -> None:
+        self.logs[facts.partition] = facts
+
+    def facts(self):
+        if self.broken is not None:
+            raise self.broken
+        for partition in tuple(self.logs):
+            if partition in self.logs:
+                yield self.logs[partition]
+
+    def job_inputs(self, partition: TopicPartition) -> JobInputs:
+        return JobInputs(bytes(16))
+
+    def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
+        log = self.logs.get(partition)
+        if log is not None and log.generation == generation:
+            self.checkpoints.append((partition, offset))
+            self.logs[partition] = replace(log, checkpoint_offset=offset)
+
+    async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
+        self.publishing.add(job.partition)
+        try:
+            if self.journal is not None:
+                await self.journal.wait()
+            if isinstance(self.outcome, Exception):
+                raise self.outcome
+            if self.outcome is PublishOutcome.PUBLISHED:
+                self.published.append((job.partition, group.source_base_offsets))
+            return self.outcome
+        finally:
+            self.publishing.discard(job.partition)
+
+    def finished(self, job: CleanJob, report: CleanReport) -> None:
+        self.done.append((job, report))
+
+    def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
+        self.failures.append((partition, reason, retry_at_ms))
+
+
+class FakeLink:
+    """A worker that says what the test has it say."""
+
+    def __init__(self, index: int, *, heeds_kill: bool = True) -> None:
+        self.index = index
+        self.pid = 1000 + index
+        self.memory = SharedMemory()
+        self.sent: list[RunJob] = []
+        self.killed = self.shut = self.closed = self.abandoned = self._gone = False
+        self.heeds_kill = heeds_kill
+        self._words: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._ordered = asyncio.Event()
+
+    # What the pool sees.
+
+    @property
+    def slots(self) -> Slots:
+        return self.memory.slots
+
+    def send(self, message: Message) -> None:
+        encode(message)
+        assert isinstance(message, RunJob)
+        assert not self.closed
+        self.sent.append(message)
+        self._ordered.set()
+
+    async def receive(self) -> Message | None:
+        return await self._words.get()
+
+    def shutdown(self) -> None:
+        self.shut = True
+        self.die()
+
+    def kill(self) -> None:
+        self.killed = True
+        if self.heeds_kill:
+            self.die()
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        self._words.put_nowait(None)
+
+    async def reap(self) -> str:
+        await asyncio.sleep(0)
+        return "killed by signal 9" if self._gone else "does not end"
+
+    def close(self) -> None:
+        self.closed = True
+        self.memory.close()
+
+    def is_gone(self) -> bool:
+        return self._gone
+
+    # What the test does.
+
+    def die(self) -> None:
+        self._gone = True
+        self._words.put_nowait(None)
+
+    def say(self, message: Message) -> None:
+        self._words.put_nowait(message)
+
+    async def job(self) -> CleanJob:
+        """The next job it was given."""
+        await self._ordered.wait()
+        return self.sent[-1].job
+
+    @property
+    def run(self) -> int:
+        return self.sent[-1].run
+
+    def aborted(self) -> bool:
+        return self.side.aborted()
+
+    @property
+    def side(self) -> WorkerSide:
+        return WorkerSide(self.slots, self.run, lambda _: None)
+
+    def charge(self, count: int) -> None:
+        self.side.charge(Direction.READ, count)
+
+    def ready(self) -> None:
+        self.say(WorkerReady(self.pid, 0.1))
+
+    def progress(self, stage: str, done: int, total: int) -> None:
+        self.say(Progressed(self.run, stage, done, total))
+
+    def group(self, index: int = 0) -> None:
+        self.say(GroupCleaned(self.run, group_of(self.sent[-1].job, index)))
+
+    def done(self, **changes: object) -> None:
+        run, self._ordered = self.run, asyncio.Event()
+        self.say(JobDone(run, report_of(self.sent[-1].job, **changes)))
+
+    def stopped(self) -> None:
+        run, self._ordered = self.run, asyncio.Event()
+        self.say(JobStopped(run))
+
+    def failed(self, reason: str = "OSError: disk", *, file_missing: bool = False) -> None:
+        run, self._ordered = self.run, asyncio.Event()
+        self.say(JobFailed(run, reason, "Traceback ...", file_missing))
+
+
+@dataclass
+class FakeCrew:
+    """Makes the links, remembers them, and can refuse."""
+
+    prepare: Callable[[FakeLink], None] = FakeLink.ready
+    links: list[FakeLink] = field(default_factory=list)
+    refusals: int = 0
+    heeds_kill: bool = True
+
+    async def __call__(self, index: int, nice: int) -> FakeLink:
+        if self.refusals > 0:
+            self.refusals -= 1
+            raise OSError(11, "Resource temporarily unavailable")
+        link = FakeLink(index, heeds_kill=self.heeds_kill)
+        self.links.append(link)
+        self.prepare(link)
+        return link
+
+
+async def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+    """Let (virtual) time pass until the condition holds."""
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - the condition is anything, the time virtual
+            await asyncio.sleep(0.001)
