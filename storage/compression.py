@@ -364,7 +364,11 @@ def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
         at = position + zstandard.frame_header_size(head)
     except zstandard.ZstdError as error:
         raise CorruptBatchError(f"zstd: {error}") from error
-    if parameters.dict_id or parameters.window_size > _ZSTD_WINDOW_BYTES_MAX:
+    # A frame in a single segment needs no window: its "window" is the content, limited below.
+    window_bytes = (
+        0 if parameters.window_size == parameters.content_size else parameters.window_size
+    )
+    if parameters.dict_id or window_bytes > _ZSTD_WINDOW_BYTES_MAX:
         raise CorruptBatchError("zstd: a dictionary or an over-long window in the frame header")
     bound = 0
     last = 0

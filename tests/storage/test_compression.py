@@ -178,7 +178,8 @@ LIARS = {
     "xerial block length 0": (SNAPPY, compress(SNAPPY, b"")[:16] + bytes(4)),
     "lz4 content size": (LZ4, b"\x04\x22\x4d\x18\x68\x40" + b"\xff" * 8 + b"\x00" + bytes(4)),
     "lz4 block size": (LZ4, b"\x04\x22\x4d\x18\x60\x40\x82" + b"\xff\xff\xff\x7f" + bytes(4)),
-    "zstd content size": (ZSTD, b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 7 + b"\0" + b"\x01\0\0"),
+    "zstd content size": (ZSTD, b"\x28\xb5\x2f\xfd\xc0\x58" + b"\xff" * 7 + b"\0\x01\0\0"),
+    "zstd segment size": (ZSTD, b"\x28\xb5\x2f\xfd\xe0" + b"\xff" * 7 + b"\0\x01\0\0"),
     "zstd block size": (ZSTD, b"\x28\xb5\x2f\xfd\x00\x58" + b"\xff\xff\xff"),
     "zstd window": (ZSTD, b"\x28\xb5\x2f\xfd\x00\xff" + b"\x01\x00\x00"),
 }
