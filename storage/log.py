@@ -191,10 +191,11 @@ class Log(LogView):
         self.log_end_offset = next_offset
         if has_producer:
             self._note_producer(records, header, first_offset, timestamp_ms, now_ms)
-        if header.attributes & TRANSACTIONAL:
-            segment.has_transactions = True
         if not self._is_acked_by_flush:
             self.high_watermark = next_offset
+        if header.attributes & TRANSACTIONAL:
+            segment.has_transactions = True
+            self._producers.settle(self.high_watermark)
         return AppendInfo(first_offset, next_offset - 1, append_ms, self.log_start_offset)
 
     def _refuse(self) -> None:
