@@ -305,19 +305,26 @@ def _skippable_end(data: memoryview, position: int) -> int:
 
 
 class _ZstdOfThread(threading.local):
-    """A decompressor per thread: making one costs more than a small batch, sharing is illegal."""
+    """Contexts per thread: making one costs more than a small batch, sharing one is illegal."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES_MAX)
+        self.level = ZSTD_LEVEL_DEFAULT
+        self.compressor = zstandard.ZstdCompressor(level=self.level)
+
+    def compressor_of(self, level: int) -> zstandard.ZstdCompressor:
+        # One level at a time: contexts of high levels hold up to hundreds of megabytes.
+        if level != self.level:
+            self.level, self.compressor = level, zstandard.ZstdCompressor(level=level)
+        return self.compressor
 
 
 _zstd_of_thread = _ZstdOfThread()
 
 
 def _compress_zstd(data: Buffer, level: int | None) -> bytes:
-    return zstandard.ZstdCompressor(level=ZSTD_LEVEL_DEFAULT if level is None else level).compress(
-        data
-    )
+    compressor = _zstd_of_thread.compressor_of(ZSTD_LEVEL_DEFAULT if level is None else level)
+    return compressor.compress(data)
 
 
 def _decompress_zstd(data: memoryview, limit_bytes: int) -> bytes:
