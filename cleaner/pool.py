@@ -45,7 +45,7 @@ from cleaner.stats import PoolStats
 from cleaner.throttle import TOP_UP_SECONDS, Direction, Throttle
 from config.settings import CleanerSettings
 from storage.env import Env
-from storage.errors import SwapRefusedError
+from storage.errors import StorageError, SwapRefusedError
 from storage.model import TopicPartition
 from storage.swap import discard_outputs
 
@@ -101,13 +101,13 @@ class CleanerPool:
             await asyncio.gather(self._scheduler, return_exceptions=True)
         for partition in list(self.registry.holding()):
             self._handle(partition, states.AbortRequested())
+        if self._ticker is not None:
+            self._ticker.cancel()
         await self._crew.stop()
         for partition, run in list(self._runs.items()):
             # Its journal hangs on a dead disk: the next start will see to what is left.
             log.error("cleaner_run_given_up", partition=str(partition), run_id=run.job.run_id)
             run.disarm()
-        if self._ticker is not None:
-            self._ticker.cancel()
         self._lookout.stop()
 
     def configure(self, settings: CleanerSettings) -> None:
@@ -389,7 +389,8 @@ class CleanerPool:
         except SwapRefusedError as error:
             refusal = run.failure = f"publication refused: {error}"
         except Exception as error:
-            log.exception("cleaner_publication_failed", partition=str(partition))
+            if not isinstance(error, OSError | StorageError):  # a mistake of ours: say where
+                log.exception("cleaner_publication_failed", partition=str(partition))
             refusal = run.failure = f"publication failed: {error}"
             run.keep_files = True
         if outcome is PublishOutcome.PUBLISHED:
