@@ -61,7 +61,13 @@ class Broker:
         self._stopping = asyncio.Event()
         self._ready = False
         self.manager = LogManager(env, settings.log_dirs)
-        self.topics = Topics(self.manager, settings, self._make_partition, self._hold_cleaner)
+        self.topics = Topics(
+            self.manager,
+            settings,
+            self._make_partition,
+            hold=self._hold_cleaner,
+            configure_cleaner=lambda cleaner: self.pool.configure(cleaner),
+        )
         wall_ms, monotonic_ms = env.wall_ms(), env.monotonic() * 1000
         self.housekeeping = Housekeeping(
             env,

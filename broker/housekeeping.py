@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import structlog
-from storage.log_manager import LogManager
 
 from broker.partition import Partition
 from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
+from storage.log_manager import LogManager
 
 log = structlog.get_logger("broker.housekeeping")
 

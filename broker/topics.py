@@ -8,7 +8,7 @@ deletes a topic or takes partitions away.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
@@ -17,9 +17,9 @@ import structlog
 
 from broker.partition import OfflinePartitionError, Partition
 from broker.protocol.errors import ErrorCode
-from config.settings import PARTITIONS_PER_TOPIC_MAX, Settings
+from config.broker_keys import cleaner_settings
+from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
 from config.topic_keys import (
-    TOPIC_KEYS,
     InvalidTopicConfigError,
     TopicConfig,
     TopicLayers,
@@ -96,7 +96,9 @@ class Topics:
         manager: LogManager,
         settings: Settings,
         make_partition: PartitionFactory,
+        *,
         hold: CleanerHold,
+        configure_cleaner: Callable[[CleanerSettings], None],
     ) -> None:
         self._manager = manager
         self._settings = settings
@@ -105,6 +107,7 @@ class Topics:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._hold = hold
+        self._configure_cleaner = configure_cleaner
 
     # Looking ------------------------------------------------------------------
 
@@ -137,7 +140,7 @@ class Topics:
         return replace(
             self._settings.layers(name),
             dynamic={**INTERNAL_SETTINGS.get(name, {}), **dynamic},
-            broker_dynamic=topic_defaults_of(self._manager.metadata.broker_dynamic),
+            broker_dynamic=self._manager.metadata.broker_dynamic,
             adopted=adopted and name not in INTERNAL_SETTINGS,
         )
 
@@ -297,14 +300,22 @@ class Topics:
         async with self._changing:
             changed = []
             for topic in self:
-                layers = replace(topic.layers, broker_dynamic=topic_defaults_of(dynamic))
+                layers = replace(topic.layers, broker_dynamic=dict(dynamic))
                 changed.append((topic, layers, self._resolve(layers)))
+            cleaner = self._cleaner_settings(dynamic)
             metadata = replace(self._manager.metadata, broker_dynamic=dict(dynamic))
             await self._save(metadata)
+            self._configure_cleaner(cleaner)
             for topic, layers, config in changed:
                 topic.layers, topic.config = layers, config
                 for partition in topic.partitions.values():
                     partition.log.update_config(config)
+
+    def check_broker_settings(self, dynamic: Mapping[str, str]) -> None:
+        """Refuse broker-wide settings that do not fit together. Raises TopicError."""
+        self._cleaner_settings(dynamic)
+        for topic in self:
+            self._resolve(replace(topic.layers, broker_dynamic=dict(dynamic)))
 
     async def take_producer_ids(self, count: int) -> int:
         """The first of `count` producer ids that nobody was given before; durable."""
@@ -365,6 +376,12 @@ class Topics:
             raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
         return topic
 
+    def _cleaner_settings(self, dynamic: Mapping[str, str]) -> CleanerSettings:
+        try:
+            return cleaner_settings(self._settings, dynamic)
+        except InvalidTopicConfigError as error:
+            raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
     def _resolve(self, layers: TopicLayers) -> TopicConfig:
         try:
             return resolve(layers)
@@ -384,15 +401,6 @@ class Topics:
                 ErrorCode.INVALID_PARTITIONS,
                 f"this broker has {present} partitions, limits.partitions is {limit}",
             )
-
-
-def topic_defaults_of(broker_dynamic: Mapping[str, str]) -> dict[str, str]:
-    """The defaults for topics among a broker's dynamic settings, under their topic keys."""
-    return {
-        key.name: broker_dynamic[key.synonym]
-        for key in TOPIC_KEYS.values()
-        if key.synonym in broker_dynamic
-    }
 
 
 @asynccontextmanager

@@ -480,7 +480,7 @@ def build_batch(
         base_sequence=base_sequence,
         record_count=len(records),
     )
-    return _with_crc(header, body)
+    return with_crc(header, body)
 
 
 def empty_batch(header: BatchHeader) -> bytearray:
@@ -489,7 +489,7 @@ def empty_batch(header: BatchHeader) -> bytearray:
     61 bytes: codec none, no horizon, base timestamp -1; offsets, sequences, producer, epochs,
     maximum timestamp and the other flags stay.
     """
-    return _with_crc(
+    return with_crc(
         header._replace(
             batch_length=BATCH_LENGTH_MIN,
             attributes=header.attributes & ~(CODEC_MASK | DELETE_HORIZON),
@@ -500,7 +500,8 @@ def empty_batch(header: BatchHeader) -> bytearray:
     )
 
 
-def _with_crc(header: BatchHeader, body: Buffer) -> bytearray:
+def with_crc(header: BatchHeader, body: Buffer) -> bytearray:
+    """A whole batch of a header and its record bytes; the CRC is computed."""
     batch = bytearray(_HEADER.pack(*header))
     batch += body
     _CRC.pack_into(batch, CRC_POSITION, crc32c(memoryview(batch)[CRC_COVERS_FROM:]))

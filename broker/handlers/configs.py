@@ -79,7 +79,11 @@ def _entries(context: RequestContext, kind: int, name: str) -> Sequence[ConfigEn
         return describe(topic.layers)
     if kind == BROKER:
         _check_broker(context, name)
-        return describe_broker(services.settings, services.manager.metadata.broker_dynamic)
+        return describe_broker(
+            services.settings,
+            services.manager.metadata.broker_dynamic,
+            node_id=services.node_id,
+        )
     raise TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
 
 
@@ -239,5 +243,7 @@ async def _store(
         topics.check_settings(name, dynamic)
         if not validate_only:
             await topics.alter(name, dynamic)
-    elif not validate_only:
+    elif validate_only:
+        topics.check_broker_settings(dynamic)
+    else:
         await topics.alter_broker(dynamic)

@@ -26,7 +26,9 @@ from broker.protocol.produce import (
     encode_produced,
 )
 from broker.topics import Topic, TopicError
+from config.topic_keys import TopicConfig
 from storage.batch import BatchHeader
+from storage.batch import read_header as read_batch_header
 from storage.errors import (
     CorruptBatchError,
     DecompressionLimitError,
@@ -37,6 +39,7 @@ from storage.errors import (
     UnsupportedMagicError,
 )
 from storage.model import AppendInfo
+from storage.recompression import needs_recompression, recompress
 from storage.validation import check_produced, check_records, needs_record_check
 
 LEGAL_ACKS: Final = (-1, 0, 1)  # all, none, the leader; all is the leader alone on one node
@@ -133,10 +136,11 @@ def _produce_one(
             records or _NOTHING, topic.config, produce_version=version, now_ms=now_ms
         )
         assert records is not None
-        if needs_record_check(header, topic.config, now_ms):
-            if header.codec:
-                batch = _Batch(index, records, header, now_ms)
-                return _check_in_thread(services, partition, batch, acks)
+        checks = needs_record_check(header, topic.config, now_ms)
+        if (checks and header.codec) or needs_recompression(header, topic.config):
+            batch = _Batch(index, records, header, now_ms)
+            return _unpack_in_thread(services, partition, batch, acks)
+        if checks:
             check_records(records, header, topic.config, now_ms)
         info = partition.append(records, header, now_ms)
     except StorageError as error:
@@ -158,18 +162,29 @@ class _Batch(NamedTuple):
     now_ms: int
 
 
-async def _check_in_thread(
+async def _unpack_in_thread(
     services: Services, partition: Partition, batch: _Batch, acks: int
 ) -> ProducedPartition:
-    index, records, header, now_ms = batch
+    """Check the records and change the codec where the topic asks for it, then append."""
+    index, _, header, now_ms = batch
     try:
-        await asyncio.to_thread(check_records, records, header, partition.log.config, now_ms)
+        records = await asyncio.to_thread(_unpack, batch, partition.log.config)
+        header = read_batch_header(records)
         info = partition.append(records, header, now_ms)
     except StorageError as error:
-        return _failed(services, partition, index, records, error)
+        return _failed(services, partition, index, batch.records, error)
     if acks and not partition.is_acked(info):
         return await _wait_flushed(services, partition, index, info)
     return _produced(partition, index, header, info)
+
+
+def _unpack(batch: _Batch, config: TopicConfig) -> memoryview:
+    _, records, header, now_ms = batch
+    if needs_record_check(header, config, now_ms):
+        check_records(records, header, config, now_ms)
+    if needs_recompression(header, config):
+        return memoryview(recompress(records, header, config))
+    return records
 
 
 async def _wait_flushed(

@@ -1,6 +1,7 @@
 """confluent-kafka (librdkafka) against the running daemon."""
 
 import time
+from functools import cache
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -21,7 +22,13 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 
 def admin_of(broker: VarveBroker) -> AdminClient:
-    return AdminClient({"bootstrap.servers": broker.bootstrap})
+    """Kept, because its answers are lost when it goes."""
+    return _admin(broker.bootstrap)
+
+
+@cache
+def _admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap})
 
 
 def create(broker: VarveBroker, topic: str, partitions: int = 1, **config: str) -> None:
@@ -55,7 +62,7 @@ def read_all(broker: VarveBroker, topic: str, partition: int = 0) -> list[tuple[
     consumer.assign([TopicPartition(topic, partition, low)])
     found = []
     deadline = time.monotonic() + 60
-    while consumer.position([where])[0].offset < end:
+    while low < end and consumer.position([where])[0].offset < end:
         assert time.monotonic() < deadline, f"stuck at {consumer.position([where])}, end {end}"
         for message in consumer.consume(5000, timeout=0.5):
             assert message.error() is None, message.error()
