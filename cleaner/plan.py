@@ -268,7 +268,7 @@ def plan_job(
     if not verdict.to_clean or section is None:
         return None
     config = facts.config
-    sources = [s for s in _live(facts) if s.next_base_offset <= section.end_offset]
+    sources = [s for s in _live(facts) if s.base_offset < section.end_offset]
     groups = group_segments(sources, config.segment_bytes, config.segment_index_bytes)
     assert groups, verdict
     assert groups[-1][-1].next_base_offset == section.end_offset, verdict

@@ -387,6 +387,13 @@ def test_the_last_batch_is_kept_where_nothing_follows() -> None:
     assert job.log_end_offset_is_end
 
 
+def test_an_empty_active_segment_is_no_source() -> None:
+    log = facts([segment(0, 10), segment(10, 10, 0)])
+    job = plan_job(log, judge(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert job is not None
+    assert [x.base_offset for group in job.groups for x in group] == [0]
+
+
 def test_no_tombstone_is_dropped_by_a_clock_that_cannot_be_trusted() -> None:
     log = facts(even(2), clock_trusted=False)
     job = plan_job(log, judge(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
