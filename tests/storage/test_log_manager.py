@@ -1,0 +1,513 @@
+"""Several data directories: what is opened, adopted, refused, and what fails alone."""
+
+import errno
+import random
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from config.topic_keys import TopicConfig
+from storage import filenames
+from storage.checkpoints import (
+    decode_partition_metadata,
+    encode_partition_metadata,
+    read_offsets,
+    write_offsets,
+)
+from storage.env import write_file_atomically
+from storage.errors import (
+    DirectoryLockedError,
+    InconsistentDirectoryError,
+    LogDirectoryError,
+)
+from storage.log import Log
+from storage.log_manager import LogManager, OpenReport
+from storage.metadata import TopicEntry
+from storage.model import TopicPartition
+from tests.support.logs import SMALL, TOPIC_ID, append, fill, offsets_in, open_log
+from tests.support.memory_env import MemoryEnv, SimulatedCrash
+
+ONE, TWO = "/disk1", "/disk2"
+ORDERS = [TopicPartition("orders", index) for index in range(4)]
+
+
+def config_of(name: str) -> TopicConfig:
+    return replace(SMALL, policy_known=name != "unknown")
+
+
+def opened(env: MemoryEnv, *paths: str) -> tuple[LogManager, OpenReport]:
+    manager = LogManager(env, paths or (ONE, TWO))
+    report = manager.open(config_of)
+    return manager, report
+
+
+def make_topic(
+    manager: LogManager, name: str = "orders", partitions: int = 4, topic_id: bytes = TOPIC_ID
+) -> list[Log]:
+    """As the broker does: intent, folders, metadata."""
+    entry = TopicEntry(topic_id, {})
+    manager.save_metadata(manager.metadata.with_topic(name, entry))
+    homes, logs = {}, []
+    for index in range(partitions):
+        where = TopicPartition(name, index)
+        logs.append(manager.create(where, topic_id, SMALL))
+        homes[index] = manager.directory_id_of(where)
+    entry = replace(entry, partitions=homes)
+    manager.save_metadata(manager.metadata.with_topic(name, entry))
+    return logs
+
+
+def drop_topic(manager: LogManager, name: str = "orders") -> None:
+    entry = manager.metadata.topics[name]
+    manager.save_metadata(manager.metadata.without_topic(name))
+    for index in entry.partitions:
+        manager.delete(TopicPartition(name, index))
+
+
+def two_disks(env: MemoryEnv) -> LogManager:
+    """orders-0 and orders-2 on the first disk, 1 and 3 on the second, five records in each."""
+    manager, _ = opened(env)
+    for log in make_topic(manager):
+        fill(log, 5)
+    assert manager.logs[ORDERS[0]].directory == f"{ONE}/orders-0"
+    assert manager.logs[ORDERS[1]].directory == f"{TWO}/orders-1"
+    return manager
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=8)
+
+
+# --- life ---------------------------------------------------------------------------------------
+
+
+def test_an_orderly_stop_leaves_everything_as_it_was(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    for disk in (ONE, TWO):
+        assert env.exists(f"{disk}/{filenames.CLEAN_SHUTDOWN}")
+    manager, report = opened(env)
+    assert list(report.lines()) == []
+    assert sorted(manager.logs) == ORDERS
+    for log in manager.logs.values():
+        assert offsets_in(log) == [0, 1, 2, 3, 4]
+        assert (log.recovery_point, log.leader_epoch, log.topic_id) == (5, 0, TOPIC_ID)
+    assert not env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
+
+
+def test_a_kill_is_recovered_from(env: MemoryEnv) -> None:
+    two_disks(env)
+    manager, report = opened(env.kill())
+    assert report.offline == {}
+    for log in manager.logs.values():
+        assert offsets_in(log) == [0, 1, 2, 3, 4]
+        assert log.leader_epoch == 1
+
+
+def test_generations_of_two_lives_differ(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    before = {log.generation for log in manager.logs.values()}
+    assert len(before) == 4
+    manager.close()
+    again, _ = opened(env)
+    assert not before & {log.generation for log in again.logs.values()}
+
+
+def test_after_a_kill_flush_on_ack_shows_only_what_is_synced(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    manager.checkpoint()
+    env = env.kill()
+    again = LogManager(env, [ONE, TWO])
+    again.open(lambda name: replace(SMALL, varve_flush_on_ack=True))
+    for log in again.logs.values():
+        assert (log.high_watermark, log.recovery_point) == (5, 5)
+    survivor, _ = opened(env.crash())
+    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in survivor.logs.values())
+
+
+def test_a_second_manager_is_refused(env: MemoryEnv) -> None:
+    two_disks(env)
+    with pytest.raises(DirectoryLockedError):
+        opened(env)
+
+
+def test_new_partitions_go_where_there_are_fewest(env: MemoryEnv) -> None:
+    manager, _ = opened(env, "/a", "/b", "/c")
+    make_topic(manager, partitions=20)
+    load = [sum(log.directory.startswith(disk) for log in manager.logs.values())
+            for disk in ("/a/", "/b/", "/c/")]  # fmt: skip
+    assert sorted(load) == [6, 7, 7]
+
+
+def test_checkpoints_say_what_kafka_would(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    first, third = manager.logs[ORDERS[0]], manager.logs[ORDERS[2]]
+    first.flush()
+    first.delete_records(3)
+    manager.set_cleaner_offset(ORDERS[2], 4)
+    manager.set_cleaner_offset(ORDERS[1], 2)
+    manager.checkpoint()
+
+    def said(disk: str, name: str) -> dict[TopicPartition, int]:
+        return read_offsets(env, f"{disk}/{name}")
+
+    assert said(ONE, filenames.RECOVERY_POINT_CHECKPOINT) == {ORDERS[0]: 5, ORDERS[2]: 0}
+    assert said(ONE, filenames.LOG_START_CHECKPOINT) == {ORDERS[0]: 3}
+    assert said(ONE, filenames.REPLICATION_CHECKPOINT) == {ORDERS[0]: 5, ORDERS[2]: 5}
+    assert said(ONE, filenames.CLEANER_CHECKPOINT) == {ORDERS[2]: 4}
+    assert said(TWO, filenames.CLEANER_CHECKPOINT) == {ORDERS[1]: 2}
+    manager.close()
+    again, _ = opened(env)
+    assert again.logs[ORDERS[0]].log_start_offset == 3
+    assert again.cleaner_offsets == {ORDERS[2]: 4, ORDERS[1]: 2}
+    assert third.log_start_offset == 0
+
+
+# --- deletion -----------------------------------------------------------------------------------
+
+
+def test_a_deleted_partition_gets_another_name_and_goes_later(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    found = log.read(0, 1 << 20, end_offset=5)
+    before = found.read()
+    drop_topic(manager)
+    assert manager.logs == {}
+    doomed = [name for name in env.listdir(ONE) if name.endswith("-delete")]
+    assert len(doomed) == 2
+    assert found.read() == before
+    assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms - 1) == 0
+    assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms) == 4
+    assert not [name for name in env.listdir(ONE) if "orders" in name]
+    manager.save_metadata(manager.metadata)
+    assert manager.metadata.deleted_topic_ids == {}
+
+
+def test_folders_that_were_being_deleted_go_at_the_next_start(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    drop_topic(manager)
+    again, report = opened(env.kill())
+    assert again.logs == {}
+    assert report.adopted == ()
+    assert again.purge_deleted(0) == 4
+
+
+def test_a_deleted_topic_does_not_come_back_with_its_directory(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    fault = env.fail_on(lambda op, path: path.startswith(TWO), errno.EIO)
+    manager, report = opened(env)
+    assert list(report.offline_directories) == [TWO]
+    drop_topic(manager)
+    assert manager.purge_deleted(env.wall_ms() + 10**9) == 2
+    manager.close()
+    fault.remove()
+    again, report = opened(env)
+    assert again.logs == {}
+    assert sorted(report.removed) == [f"{TWO}/orders-1", f"{TWO}/orders-3"]
+    assert again.purge_deleted(0) == 2
+    again.save_metadata(again.metadata)
+    assert again.metadata.deleted_topic_ids == {}
+
+
+def test_a_topic_can_be_made_again_under_another_id(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    drop_topic(manager)
+    other = bytes(range(100, 116))
+    logs = make_topic(manager, topic_id=other)
+    assert [log.log_end_offset for log in logs] == [0, 0, 0, 0]
+    manager.close()
+    again, report = opened(env)
+    assert report.removed == ()
+    assert {log.topic_id for log in again.logs.values()} == {other}
+
+
+# --- directories that fail ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["listdir", "open", "lock", "pread"])
+def test_a_directory_that_fails_at_start_is_offline_alone(env: MemoryEnv, operation: str) -> None:
+    two_disks(env).close()
+    env.fail_on(lambda op, path: op == operation and path.startswith(TWO), errno.EIO)
+    manager, report = opened(env)
+    assert list(report.offline_directories) == [TWO]
+    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2]]
+    assert sorted(manager.offline) == [ORDERS[1], ORDERS[3]]
+    assert all(reason for reason in manager.offline.values())
+    assert append(manager.logs[ORDERS[0]], b"x").first_offset == 5
+
+
+def test_partitions_of_a_failed_directory_are_not_begun_anew(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    fault = env.fail_on(lambda op, path: path.startswith(TWO), errno.EIO)
+    manager, _ = opened(env)
+    manager.close()
+    assert not [name for name in env.listdir(ONE) if name in ("orders-1", "orders-3")]
+    fault.remove()
+    again, report = opened(env)
+    assert report.offline == {}
+    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in again.logs.values())
+
+
+def test_a_directory_that_fails_later_takes_its_partitions_along(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    lost = manager.fail_directory(TWO, "sync failed")
+    assert sorted(lost) == [ORDERS[1], ORDERS[3]]
+    assert manager.offline == {ORDERS[1]: "sync failed", ORDERS[3]: "sync failed"}
+    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2]]
+    assert manager.fail_directory(TWO, "again") == lost
+    assert manager.offline[ORDERS[1]] == "sync failed"
+    manager.save_metadata(manager.metadata)
+    manager.checkpoint()
+    manager.close()
+    assert env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
+    assert not env.exists(f"{TWO}/{filenames.CLEAN_SHUTDOWN}")
+
+
+def test_a_failing_log_takes_nothing_in_its_directory_any_more(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    env.fail_on(lambda op, path: op == "sync" and "orders-1" in path, errno.EIO)
+    with pytest.raises(LogDirectoryError) as caught:
+        manager.logs[ORDERS[1]].flush()
+    assert caught.value.directory == TWO
+    with pytest.raises(LogDirectoryError):
+        append(manager.logs[ORDERS[3]], b"x")
+    append(manager.logs[ORDERS[0]], b"x")
+
+
+def test_a_partition_is_made_in_the_next_directory_if_one_fails(env: MemoryEnv) -> None:
+    manager, _ = opened(env)
+    env.fail_on(lambda op, path: path.startswith(f"{ONE}/"), errno.ENOSPC)
+    log = manager.create(ORDERS[0], TOPIC_ID, SMALL)
+    assert log.directory == f"{TWO}/orders-0"
+    assert [one.is_online for one in manager.directories] == [False, True]
+    env.fail_on(lambda op, path: path.startswith(f"{TWO}/"), errno.EIO)
+    with pytest.raises(LogDirectoryError):
+        manager.create(ORDERS[1], TOPIC_ID, SMALL)
+
+
+def test_a_log_that_cannot_be_closed_leaves_no_marker(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    env.fail_on(lambda op, path: op == "sync" and "orders-1/" in path, errno.EIO)
+    manager.close()
+    assert env.exists(f"{ONE}/{filenames.CLEAN_SHUTDOWN}")
+    assert not env.exists(f"{TWO}/{filenames.CLEAN_SHUTDOWN}")
+
+
+def test_a_checkpoint_that_fails_names_its_directory_and_spares_the_other(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    for log in manager.logs.values():
+        log.flush()
+    env.fail_on(lambda op, path: op == "rename" and path.startswith(ONE), errno.EIO)
+    with pytest.raises(LogDirectoryError) as caught:
+        manager.checkpoint()
+    assert caught.value.directory == ONE
+    points = read_offsets(env, f"{TWO}/{filenames.RECOVERY_POINT_CHECKPOINT}")
+    assert points == {ORDERS[1]: 5, ORDERS[3]: 5}
+
+
+@pytest.mark.parametrize(
+    "name", [filenames.RECOVERY_POINT_CHECKPOINT, filenames.LOG_START_CHECKPOINT]
+)
+def test_a_checkpoint_that_cannot_be_read_takes_its_directory_offline(
+    env: MemoryEnv, name: str
+) -> None:
+    two_disks(env).close()
+    write_file_atomically(env, f"{TWO}/{name}", b"0\n7\ngarbage\n")
+    manager, report = opened(env)
+    assert name in report.offline_directories[TWO]
+    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2]]
+
+
+def test_the_cleaners_checkpoint_may_be_lost(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    manager.set_cleaner_offset(ORDERS[1], 2)
+    manager.close()
+    write_file_atomically(env, f"{TWO}/{filenames.CLEANER_CHECKPOINT}", b"garbage")
+    again, report = opened(env)
+    assert report.offline_directories == {}
+    assert again.cleaner_offsets == {}
+
+
+# --- partitions that fail alone -----------------------------------------------------------------
+
+
+def test_a_folder_nobody_may_read_is_offline_alone(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    env.fail_on(lambda op, path: op == "open" and "orders-1/0" in path, errno.EACCES)
+    manager, report = opened(env)
+    assert list(report.offline) == [ORDERS[1]]
+    assert report.offline_directories == {}
+    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
+
+
+def test_a_folder_that_is_missing_is_not_made_anew(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    env.remove_tree(f"{TWO}/orders-1")
+    manager, report = opened(env)
+    assert "missing" in report.offline[ORDERS[1]]
+    assert not env.exists(f"{TWO}/orders-1")
+    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
+
+
+def test_the_same_partition_in_two_directories_is_served_from_its_own(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    stray = open_log(env, folder=f"{TWO}/orders-0", was_clean=True)
+    fill(stray, 3)
+    stray.close()
+    manager, report = opened(env)
+    assert manager.logs[ORDERS[0]].directory == f"{ONE}/orders-0"
+    assert [(folder, ONE in reason) for folder, reason in report.refused] == [
+        (f"{TWO}/orders-0", True)
+    ]
+    assert env.exists(f"{TWO}/orders-0")
+
+
+def test_a_folder_moved_by_hand_is_served_where_it_is(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    env.rename(f"{ONE}/orders-0", f"{TWO}/orders-0")
+    points = read_offsets(env, f"{TWO}/{filenames.RECOVERY_POINT_CHECKPOINT}")
+    write_offsets(env, f"{TWO}/{filenames.RECOVERY_POINT_CHECKPOINT}", {**points, ORDERS[0]: 5})
+    manager, report = opened(env)
+    assert report.offline == {}
+    assert manager.logs[ORDERS[0]].directory == f"{TWO}/orders-0"
+    assert manager.metadata.topics["orders"].partitions[0] == manager.directory_id_of(ORDERS[0])
+
+
+def test_a_folder_of_another_topic_id_is_refused(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    path = f"{ONE}/orders-0/{filenames.PARTITION_METADATA}"
+    write_file_atomically(env, path, encode_partition_metadata(bytes(16)))
+    manager, report = opened(env)
+    assert ORDERS[0] in report.offline
+    assert [folder for folder, _ in report.refused] == [f"{ONE}/orders-0"]
+    assert ORDERS[0] not in manager.logs
+
+
+def test_a_folder_in_the_way_is_not_overwritten(env: MemoryEnv) -> None:
+    manager, _ = opened(env, ONE)
+    other = open_log(env, folder=f"{ONE}/orders-0", was_clean=True)
+    fill(other, 3)
+    other.close()
+    with pytest.raises(InconsistentDirectoryError):
+        manager.create(ORDERS[0], TOPIC_ID, SMALL)
+    assert manager.directories[0].is_online
+
+
+# --- adoption -----------------------------------------------------------------------------------
+
+
+def kafka_folder(env: MemoryEnv, name: str, topic_id: bytes | None, records: int = 3) -> None:
+    log = open_log(env, folder=f"{ONE}/{name}", was_clean=True)
+    fill(log, records)
+    log.close()
+    if topic_id is not None:
+        path = f"{ONE}/{name}/{filenames.PARTITION_METADATA}"
+        write_file_atomically(env, path, encode_partition_metadata(topic_id))
+
+
+def test_folders_nobody_knows_are_adopted(env: MemoryEnv) -> None:
+    kafka_folder(env, "unknown-0", TOPIC_ID)
+    kafka_folder(env, "unknown-2", TOPIC_ID)
+    manager, report = opened(env, ONE)
+    assert [str(one) for one in report.adopted] == ["unknown-0", "unknown-2"]
+    entry = manager.metadata.topics["unknown"]
+    assert (entry.topic_id, entry.created_by) == (TOPIC_ID, "adopted")
+    assert sorted(entry.partitions) == [0, 2]
+    log = manager.logs[TopicPartition("unknown", 0)]
+    assert offsets_in(log) == [0, 1, 2]
+    assert log.expire(env.wall_ms() + 10**12) == []
+    manager.close()
+    again, report = opened(env, ONE)
+    assert report.adopted == ()
+    assert len(again.logs) == 2
+
+
+def test_an_adopted_folder_without_an_id_gets_one(env: MemoryEnv) -> None:
+    kafka_folder(env, "unknown-0", None)
+    kafka_folder(env, "unknown-1", None)
+    manager, _ = opened(env, ONE)
+    given = manager.metadata.topics["unknown"].topic_id
+    for index in (0, 1):
+        path = f"{ONE}/unknown-{index}/{filenames.PARTITION_METADATA}"
+        assert decode_partition_metadata(env.read_file(path), path) == given
+
+
+def test_other_folders_are_left_alone(env: MemoryEnv) -> None:
+    left = [
+        "__cluster_metadata-0",
+        f"orders-0.{'a' * 32}-stray",
+        f"orders-0.{'b' * 32}-future",
+        "lost+found",
+        "notes",
+    ]
+    for name in left:
+        env.mkdir(f"{ONE}/{name}")
+        env.open(f"{ONE}/{name}/00000000000000000000.log", create=True).close()
+    env.mkdir(f"{ONE}/orders-0.{'c' * 32}-delete")
+    manager, report = opened(env, ONE)
+    assert manager.logs == {}
+    assert report.adopted == ()
+    manager.purge_deleted(0)
+    names = env.listdir(ONE)
+    assert set(left) <= set(names)
+    assert not [name for name in names if name.endswith("-delete")]
+
+
+def test_what_a_cut_off_creation_left_is_removed(env: MemoryEnv) -> None:
+    manager, _ = opened(env, ONE)
+    manager.save_metadata(manager.metadata.with_topic("orders", TopicEntry(TOPIC_ID, {})))
+    manager.create(ORDERS[0], TOPIC_ID, SMALL)
+    again, report = opened(env.kill(), ONE)
+    assert again.logs == {}
+    assert report.removed == (f"{ONE}/orders-0",)
+    assert report.adopted == ()
+
+
+# --- crashes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_topic_is_there_whole_or_not_at_all_after_a_crash(seed: int) -> None:
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    env = MemoryEnv(seed)
+    manager, _ = opened(env)
+    logs = make_topic(manager, "kept", 2)
+    for log in logs:
+        fill(log, 4)
+        log.flush()
+    made: list[str] = []
+    dropped: list[str] = []
+    env.crash_at = env.operations + rng.randrange(1, 150)
+    with suppress(SimulatedCrash):
+        make_topic(manager, "orders", 2, topic_id=bytes([7]) * 16)
+        made.append("orders")
+        fill(manager.logs[ORDERS[0]], 2)
+        manager.logs[ORDERS[0]].flush()
+        manager.checkpoint()
+        drop_topic(manager, "orders")
+        dropped.append("orders")
+        manager.purge_deleted(env.wall_ms() + 10**9)
+        manager.close()
+    for _ in range(2):
+        env.crash_at = None
+        env = env.crash()
+        env.crash_at = env.operations + rng.randrange(1, 100)
+        with suppress(SimulatedCrash):
+            opened(env)
+    env.crash_at = None
+    again, report = opened(env.crash())
+    assert report.offline_directories == {}
+    for index in range(2):
+        log = again.logs[TopicPartition("kept", index)]
+        assert offsets_in(log) == [0, 1, 2, 3]
+    assert report.offline == {}
+    known = again.metadata.topics.get("orders")
+    served = {where for where in again.logs if where.topic == "orders"}
+    if dropped:
+        assert served == set()
+    if known is not None and known.partitions:
+        assert served == {ORDERS[0], ORDERS[1]}
+    else:
+        assert served == set()
