@@ -10,6 +10,7 @@ import pytest
 from cleaner import states as s
 from cleaner.crew import CrewLimits
 from cleaner.host import PublishOutcome
+from cleaner.lookout import LOOK_CHUNK
 from cleaner.plan import Reason
 from cleaner.pool import CleanerPool
 from cleaner.run import PoolLimits, retry_delay_ms
@@ -215,6 +216,31 @@ def test_the_status_names_what_each_worker_does_and_what_stands_in_the_way() -> 
         assert [f.reason for f in findings if f.blocks] == [Reason.DAMAGED]
 
     on_the_bench(scenario)
+
+
+def test_a_partition_paused_while_others_are_judged_is_not_taken() -> None:
+    async def scenario(b: Bench) -> None:
+        pauses: list[asyncio.Future[None]] = []
+
+        async def pause_for_good() -> None:
+            async with b.pool.paused(T0):
+                await asyncio.Event().wait()
+
+        class Slow(dict[TopicPartition, Any]):
+            def __getitem__(self, partition: TopicPartition) -> Any:
+                if partition == TopicPartition("t", 20) and not pauses:
+                    pauses.append(asyncio.ensure_future(pause_for_good()))
+                return super().__getitem__(partition)
+
+        b.host.logs = Slow()
+        for number in range(2 * LOOK_CHUNK):
+            b.dirty(TopicPartition("t", number), checkpoint=None if number == 0 else 10)
+        job = await until_job(b)
+        assert len(pauses) == 1
+        assert job.partition == T1
+        pauses[0].cancel()
+
+    assert on_the_bench(scenario).pool.stats.scan_failures == 0
 
 
 # --- pauses and aborts
