@@ -5,7 +5,7 @@ import errno
 import numpy as np
 import pytest
 
-from cleaner import context
+from cleaner import context, offset_map
 from cleaner.clean import run_clean
 from cleaner.job import CleanAbortedError
 from cleaner.kernels import warm_up
@@ -435,6 +435,27 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage() -> None:
         if report.damaged:
             assert groups == []
             assert report.keys_indexed == 0, "keys of a damaged batch are not believed"
+
+
+@pytest.mark.parametrize("codec", [NONE, LZ4])
+@pytest.mark.parametrize("chunk_keys", [2, 4096])
+def test_no_key_of_a_damaged_batch_is_believed_however_long_it_is(
+    monkeypatch: pytest.MonkeyPatch, codec: int, chunk_keys: int
+) -> None:
+    monkeypatch.setattr(offset_map, "CHUNK_KEYS", chunk_keys)
+    env = MemoryEnv()
+    whole = bytes(build_batch([record(i, f"k{i}") for i in range(6)]))
+    records = bytearray(whole[61:])
+    records[records.rindex(b"k5") - 5] = 0x7F  # the length of the last record: -64
+    lying = bytearray(whole[:61]) + (compress(codec, bytes(records)) if codec else records)
+    lying[22] = codec
+    lying[8:12] = (len(lying) - 12).to_bytes(4, "big")
+    lying[17:21] = crc_of(lying, 0, len(lying)).to_bytes(4, "big")
+    part = segment(0, [bytes(lying)], 6)
+    report, groups = clean(env, clean_job([write_segments(env, [part])]))
+    assert len(report.damaged) == 1
+    assert groups == []
+    assert report.keys_indexed == 0
 
 
 @pytest.mark.parametrize("flags", [TRANSACTIONAL, CONTROL, TRANSACTIONAL | CONTROL])

@@ -369,8 +369,8 @@ def test_an_offset_beyond_its_batch_is_not_looked_up() -> None:
 
 
 def test_a_record_that_ends_with_its_value_is_refused() -> None:
-    data = lying_records([(5, 0, 0, 0, 0)])
-    check_unpacked(data + b"\0", 1, 50, ask_bits=False, wanted=Code.BAD_RECORD)
+    check_unpacked(lying_records([(6, 0, 0, 1, 1)]), 1, 50, False, wanted=Code.BAD_RECORD)
+    check_unpacked(lying_records([(7, 0, 0, 1, 2)]), 1, 50, False, wanted=Code.DONE)
 
 
 def lying_records(lies: list[tuple[int, int, int, int, int]]) -> bytes:

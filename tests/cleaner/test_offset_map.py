@@ -135,6 +135,20 @@ def test_growing_loses_no_key_however_they_gather(
     assert np.count_nonzero(offset_map.table[2::SLOT_WORDS]) == len(expected)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_growing_a_table_that_is_crowded_at_one_end_loses_none(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    offset_map = OffsetMap(1 << 18, 1 << 20, KEY)
+    offset_map.state[fields.SLOTS] = 4
+    # Homes in the first 32nd of the table, or in the last.
+    edge = 0 if seed % 2 else 31 << 59
+    pairs = [(edge + int(one), two) for two, one in enumerate(rng.integers(0, 1 << 59, 600))]
+    for count, pair in enumerate(pairs, 1):
+        assert put_all(offset_map, [pair], first=count - 1) == 1
+        if count % 50 == 0:
+            assert find_all(offset_map, pairs[:count]) == list(range(count))
+
+
 def test_growing_with_every_key_at_one_home_loses_none() -> None:
     offset_map = OffsetMap(1 << 20, 1 << 20, KEY)
     offset_map.state[fields.SLOTS] = 4
