@@ -100,7 +100,7 @@ def execute(
         ending = JobStopped(order.run)
     except Exception as error:  # noqa: BLE001 - whatever it was, it costs this job and no other
         reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
-        details = traceback.format_exc()[-TRACEBACK_CHARS_MAX:]
+        details = "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_CHARS_MAX:]
         missing = isinstance(error, FileNotFoundError)
         ending = JobFailed(order.run, reason, details, missing)
     send(ending)

@@ -1,0 +1,40 @@
+"""A worker process whose jobs do what their run id says, and no cleaning."""
+
+import os
+import signal
+import sys
+import time
+
+from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
+from cleaner.worker import prepare, serve
+from storage.env import Env, RealEnv
+from tests.support.cleaner_jobs import group_of, report_of
+
+
+def run(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
+    what = job.run_id
+    if what == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "raise":
+        raise OSError(28, "No space left on device", "/data/t-0/x")
+    if what == "hang":
+        time.sleep(600)
+    if what == "work":
+        while not control.aborted():
+            control.read_bytes(4096)
+            control.progress("map", 1, 2)
+            time.sleep(0.001)
+        raise CleanAbortedError
+    for index in range(len(job.groups)):
+        control.read_bytes(100)
+        control.write_bytes(50)
+        control.group_cleaned(group_of(job, index))
+    return report_of(job)
+
+
+if __name__ == "__main__":
+    place = prepare(sys.argv[1:])
+    if place is None:
+        sys.exit(1)
+    env = RealEnv()
+    serve(*place, run, env, env.monotonic())
