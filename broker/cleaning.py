@@ -18,7 +18,7 @@ from storage.env import Env
 from storage.errors import LogDirectoryError, SwapRefusedError
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
-from storage.swap import discard_outputs, execute_swap, plan_swap
+from storage.swap import execute_swap, plan_swap
 
 log = structlog.get_logger("broker.cleaning")
 
@@ -81,13 +81,12 @@ class Cleaning:
             self._manager.set_cleaner_offset(partition, offset)
 
     async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
-        """Put one group in the place of its sources. Raises LogDirectoryError."""
+        """Put one group in the place of its sources. Raises SwapRefusedError, LogDirectoryError."""
         found = self._topics.partition(job.partition)
         if found is None or found.log.generation != job.generation:
             return PublishOutcome.STALE
         facts = {segment.base_offset: segment for segment in found.log.segment_facts()[:-1]}
         if not all(base in facts for base in group.source_base_offsets):
-            await self._discard(job)
             return PublishOutcome.SOURCES_GONE
         sources = [facts[base] for base in group.source_base_offsets]
         outputs = [group.output] if group.output is not None else []
@@ -95,20 +94,15 @@ class Cleaning:
         found.log.pin(group.source_base_offsets)
         try:
             await asyncio.to_thread(execute_swap, self._env, plan)
-        except SwapRefusedError as error:
+        except SwapRefusedError:
             found.log.unpin(group.source_base_offsets)
-            log.warning("swap refused", partition=str(job.partition), reason=str(error))
-            await self._discard(job)
-            return PublishOutcome.SOURCES_GONE
+            raise  # pinned sources do not go by themselves: something else is wrong
         except OSError as error:
             failed = self._manager.directory_error(found.log.directory, error)
             self._fail_directory(failed)
             raise failed from error
         found.log.replace_segments(plan)
         return PublishOutcome.PUBLISHED
-
-    async def _discard(self, job: CleanJob) -> None:
-        await asyncio.to_thread(discard_outputs, self._env, job.directory, job.run_id)
 
     def finished(self, job: CleanJob, report: CleanReport) -> None:
         """One line per job, with the numbers Kafka prints and ours."""
