@@ -153,10 +153,14 @@ def resolve(layers: TopicLayers) -> TopicConfig:
         for key in TOPIC_KEYS.values()
         if key.field_name in _FIELD_NAMES
     }
-    known = not layers.adopted or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
-    config = TopicConfig(**typed, policy_known=known)  # type: ignore[arg-type]
+    config = TopicConfig(**typed, policy_known=policy_known(layers))  # type: ignore[arg-type]
     check(config, remote_storage=values["remote.storage.enable"] == "true")
     return config
+
+
+def policy_known(layers: TopicLayers) -> bool:
+    """Whether somebody said what is to become of this very topic; a default does not speak of it."""
+    return not layers.adopted or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
 
 
 def check(config: TopicConfig, *, remote_storage: bool = False) -> None:
@@ -204,6 +208,9 @@ def _resolved(layers: TopicLayers) -> Iterator[tuple[str, tuple[ConfigSynonym, .
 
 
 def _set_values(layers: TopicLayers, key: TopicKey) -> list[ConfigSynonym]:
+    if key.name == "cleanup.policy" and not policy_known(layers):
+        # What is done: an empty policy keeps everything. Shown, and no default shines through.
+        return [ConfigSynonym(key.name, "", ConfigSource.STATIC_BROKER)]
     places = (
         (layers.dynamic, key.name, key.name, ConfigSource.DYNAMIC_TOPIC),
         (layers.yaml, key.name, key.name, ConfigSource.STATIC_BROKER),

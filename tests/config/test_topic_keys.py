@@ -285,6 +285,18 @@ def test_an_adopted_topic_is_neither_cleaned_nor_expired_until_somebody_gives_a_
         assert resolve(layers).policy_known
 
 
+def test_an_unknown_policy_is_shown_as_the_empty_one_whatever_the_defaults_say() -> None:
+    defaults = {"cleanup.policy": "compact", "retention.ms": "5"}
+    unknown = TopicLayers(topic_defaults=defaults, adopted=True)
+    rows = {entry.name: entry for entry in describe(unknown)}
+    assert (rows["cleanup.policy"].value, rows["cleanup.policy"].is_default) == ("", False)
+    assert rows["cleanup.policy"].source is ConfigSource.STATIC_BROKER
+    assert rows["retention.ms"].value == "5"
+    assert resolve(unknown).cleanup_policy == ()
+    given = TopicLayers(dynamic={"cleanup.policy": "compact"}, adopted=True)
+    assert {e.name: e.value for e in describe(given)}["cleanup.policy"] == "compact"
+
+
 def test_an_empty_policy_keeps_everything() -> None:
     config = resolve(TopicLayers(dynamic={"cleanup.policy": ""}))
     assert (config.cleanup_policy, config.compacts, config.deletes) == ((), False, False)
