@@ -60,6 +60,15 @@ class BrokerCollector(Collector):
             for topic, stats in tuple(topics.items()):
                 family.add_metric([topic], value(stats))
             yield family
+        unknown = GaugeMetricFamily(
+            "varve_topic_policy_unknown",
+            "1 for a topic that was found on disk and has no cleanup.policy yet: it is kept as it is",
+            labels=["topic"],
+        )
+        for one in self._services.topics:
+            if not one.config.policy_known:
+                unknown.add_metric([one.name], 1)
+        yield unknown
         rejects = self._services.stats.rejects
         for name, text, count in (
             ("nokeycompactedtopicrecords", "Batches with a keyless record",

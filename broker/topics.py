@@ -167,7 +167,12 @@ class Topics:
         for name, entry in self._manager.metadata.topics.items():
             if not entry.partitions:
                 continue  # a creation that was cut off; `finish_interrupted` undoes it
-            self._enter(name, entry)
+            topic = self._enter(name, entry)
+            if not topic.config.policy_known:
+                log.warning(
+                    "cleanup.policy is unknown; neither cleaned nor expired until one is given",
+                    topic=name,
+                )
 
     async def finish_interrupted(self) -> None:
         """Undo creations that a crash cut off, and deletions that it left half done."""
