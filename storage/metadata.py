@@ -32,6 +32,9 @@ FILE_NAME: Final = "varve.metadata"
 MAGIC: Final = "varve-metadata"
 VERSION: Final = 1
 HASH_KEY_BYTES: Final = 16
+# Apache Kafka counts its producer ids up from 0. Ours begin where it will not come: a log that both
+# have written must not know two producers by one id (docs/decisions/0010).
+FIRST_PRODUCER_ID: Final = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class ClusterMetadata:
     topics: Mapping[str, TopicEntry] = field(default_factory=dict)
     deleted_topic_ids: Mapping[bytes, tuple[str, ...]] = field(default_factory=dict)
     broker_dynamic: Mapping[str, str] = field(default_factory=dict)
-    next_producer_id: int = 0
+    next_producer_id: int = FIRST_PRODUCER_ID
     last_wall_ms: int = 0
 
     def __post_init__(self) -> None:

@@ -292,6 +292,13 @@ def test_a_topic_without_folders_needs_no_confirmation() -> None:
     assert OTHER_ID not in SAMPLE.without_topic("empty").deleted_topic_ids
 
 
+def test_producer_ids_begin_where_kafka_does_not_come() -> None:
+    """A folder that both have written must not know two producers by one id."""
+    env = MemoryEnv(seed=1)
+    first, _ = new_metadata(env, "cluster", 1).take_producer_ids(1000)
+    assert first >= 1 << 40
+
+
 def test_producer_ids_are_given_once() -> None:
     first, state = SAMPLE.take_producer_ids(1000)
     second, state = state.take_producer_ids(1)
