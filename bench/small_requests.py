@@ -1,6 +1,6 @@
 """Small produce requests: one 100-byte record each, 64 in flight on each of 16 connections.
 
-    python -m bench.small_requests [--rounds 7] [--seconds 3]
+    python -m bench.small_requests [--rounds 7] [--seconds 3] [--warm-up 20]
 
 The client is a raw socket loop that sends requests encoded beforehand and counts responses, so
 that the broker, not the client, is what is measured. Every response is checked for its error code.
@@ -14,6 +14,8 @@ import struct
 import time
 from collections import defaultdict
 
+from confluent_kafka import Producer
+
 from bench.brokers import Broker, both
 from bench.report import markdown_table
 from storage.batch import Record, build_batch
@@ -21,7 +23,7 @@ from storage.batch import Record, build_batch
 CONNECTIONS = 16
 DEPTH = 64
 PRODUCE_VERSION = 9  # flexible, by topic name: both brokers serve it
-RESPONSE = struct.Struct(">ii")
+CORRELATION_ID = 1
 
 
 def encode_request(topic: str, correlation_id: int) -> bytes:
@@ -54,47 +56,58 @@ def _varint(value: int) -> bytes:
 
 
 class Client:
-    """One connection that keeps DEPTH requests in flight."""
+    """One connection that keeps DEPTH requests in flight.
+
+    All good responses have the same length and the same bytes, so a read of many is checked at
+    once: a client that walked them one by one would take more of the machine than a broker does.
+    """
 
     def __init__(self, broker: Broker, request: bytes, topic: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", broker.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
-        self.request = request
-        self.error_at = 4 + 4 + 1 + 1 + 1 + len(topic) + 1 + 4  # where the error code stands
-        self.received = bytearray()
+        self.requests = memoryview(request * DEPTH)
+        self.request_bytes = len(request)
+        error_at = 4 + 4 + 1 + 1 + 1 + len(topic) + 1 + 4  # where the error code stands
+        rest = 2 + 8 + 8 + 8 + 1 + 1 + 1 + 1 + 4 + 1  # from the error code to the end, see KIP-467
+        self.response_bytes = error_at + rest
+        size = struct.pack(">i", self.response_bytes - 4)
+        self.expected = [(0, size[0]), (1, size[1]), (2, size[2]), (3, size[3])]
+        self.expected += [(7, CORRELATION_ID), (error_at, 0), (error_at + 1, 0)]
+        self.received = b""
         self.answered = 0
-        self.outgoing = memoryview(request * DEPTH)
+        self.outgoing = self.requests
+        self.unsent = 0  # requests that follow `outgoing`
 
     def send(self) -> None:
-        while self.outgoing:
+        """Send what waits, as far as the socket takes it."""
+        while self.outgoing or self.unsent:
+            if not self.outgoing:
+                self.outgoing = self.requests[: self.unsent * self.request_bytes]
+                self.unsent = 0
             try:
                 self.outgoing = self.outgoing[self.socket.send(self.outgoing) :]
             except BlockingIOError:
                 return
 
     def receive(self) -> None:
-        """Count whole responses and send as many new requests."""
+        """Check and count whole responses and send as many new requests."""
         data = self.socket.recv(1 << 16)
         assert data, "the broker closed the connection"
-        self.received += data
-        position = count = 0
-        while len(self.received) - position >= 4:
-            end = position + 4 + int.from_bytes(self.received[position : position + 4], "big")
-            if end > len(self.received):
-                break
-            error = self.received[position + self.error_at : position + self.error_at + 2]
-            assert error == b"\x00\x00", f"error code {error.hex()}"
-            position, count = end, count + 1
-        del self.received[:position]
+        data = self.received + data
+        count = len(data) // self.response_bytes
+        whole = count * self.response_bytes
+        for at, byte in self.expected:
+            assert data[at : whole : self.response_bytes].count(byte) == count, data[:64].hex()
+        self.received = data[whole:]
         self.answered += count
-        self.outgoing = memoryview(bytes(self.outgoing) + self.request * count)
+        self.unsent += count
         self.send()
 
 
 def measure(broker: Broker, topic: str, seconds: float) -> float:
     """Requests answered a second."""
-    request = encode_request(topic, 1)
+    request = encode_request(topic, CORRELATION_ID)
     clients = [Client(broker, request, topic) for _ in range(CONNECTIONS)]
     selector = selectors.EpollSelector()
     for client in clients:
@@ -112,16 +125,26 @@ def measure(broker: Broker, topic: str, seconds: float) -> float:
     return answered / elapsed
 
 
+def wait_for_leader(broker: Broker, topic: str) -> None:
+    """One record with retries: Kafka answers NOT_LEADER_OR_FOLLOWER for a while after creation."""
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(topic, b"x" * 100, partition=0)
+    assert producer.flush(30) == 0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--warm-up", type=float, default=20.0, help="seconds for each broker")
     arguments = parser.parse_args()
     rates: dict[str, list[float]] = defaultdict(list)
     with both() as brokers:
         for broker in brokers:
             broker.create_topic("small")
-            measure(broker, "small", 2 * arguments.seconds)  # warm-up: Kafka compiles itself
+            wait_for_leader(broker, "small")
+            rate = measure(broker, "small", arguments.warm_up)  # Kafka compiles itself meanwhile
+            print(f"warm-up {broker.name:6} {rate:9.0f} requests/s", flush=True)
         for number in range(arguments.rounds):
             for broker in brokers if number % 2 == 0 else brokers[::-1]:
                 rate = measure(broker, "small", arguments.seconds)
