@@ -286,6 +286,8 @@ class Log(LogView):
             self._indexes_checked_ms = now_ms
             for segment in self._segments:
                 segment.drop_idle_indexes()
+        if not (self.config.compacts or self.config.deletes):
+            return False  # nobody waits for the segment to close
         if not self._roll_rule.is_idle_due(now_ms):
             return False
         self.roll(now_ms)

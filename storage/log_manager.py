@@ -195,6 +195,7 @@ class LogManager:
             told = self._serve(folder, home, checkpoints[folder.directory_id], config_of)
             notes += [(folder.partition, note) for note in told]
         self._confirm_absent(found)
+        changed |= self._skip_known_producers()
         if changed or loaded is None or self._store.stale or self._confirmed:
             self.save_metadata(self.metadata)
         return OpenReport(
@@ -270,6 +271,15 @@ class LogManager:
             except OSError as error:
                 self.fail_directory(home.path, str(error))
         return removed
+
+    def _skip_known_producers(self) -> bool:
+        """Give out no producer id that a log knows already; whether that changed the metadata."""
+        known = max((one for log in self.logs.values() for one in log.last_records()), default=-1)
+        first = known + 1
+        if first <= self.metadata.next_producer_id:
+            return False
+        self.metadata = replace(self.metadata, next_producer_id=first)
+        return True
 
     def _confirm_absent(self, found: Sequence[FoundFolder]) -> None:
         """Directories that hold nothing of a deleted topic any more."""

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from config.topic_keys import TopicConfig
 from storage.batch import Record, build_batch, read_header, verify_crc
 from storage.errors import (
     InvalidProducerEpochError,
@@ -125,6 +126,17 @@ def test_an_idle_segment_rolls_on_a_timer(env: MemoryEnv) -> None:
     assert not log.roll_if_due(NOW_MS + 1000)
     assert log.roll_if_due(NOW_MS + 1001)
     assert [base for base, _ in segments_of(log)] == [0, 1]
+    assert not log.roll_if_due(NOW_MS + 10**6)
+
+
+@pytest.mark.parametrize(
+    "config", [replace(SMALL, policy_known=False), replace(SMALL, cleanup_policy=())]
+)
+def test_an_idle_segment_that_nobody_will_clean_or_expire_stays(
+    env: MemoryEnv, config: TopicConfig
+) -> None:
+    log = open_log(env, replace(config, segment_ms=1000))
+    append(log, b"a")
     assert not log.roll_if_due(NOW_MS + 10**6)
 
 

@@ -433,6 +433,16 @@ def test_an_adopted_folder_without_an_id_gets_one(env: MemoryEnv) -> None:
         assert decode_partition_metadata(env.read_file(path), path) == given
 
 
+def test_no_producer_id_that_a_log_knows_is_given_out_again(env: MemoryEnv) -> None:
+    manager, _ = opened(env, ONE)
+    log = make_topic(manager, partitions=1)[0]
+    known = manager.metadata.next_producer_id + 41
+    append(log, b"v", producer_id=known, producer_epoch=0, base_sequence=0)
+    manager.close()
+    again, _ = opened(env, ONE)
+    assert again.metadata.next_producer_id == known + 1
+
+
 def test_other_folders_are_left_alone(env: MemoryEnv) -> None:
     left = [
         "__cluster_metadata-0",
