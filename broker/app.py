@@ -38,7 +38,7 @@ from broker.stats import BrokerStats
 from broker.topics import Topics
 from cleaner.pool import CleanerPool
 from config.address import Address
-from config.settings import Settings
+from config.settings import CleanerSettings, Settings
 from storage.env import Env, RealEnv
 from storage.errors import LogDirectoryError, StorageError
 from storage.log import Log
@@ -66,7 +66,7 @@ class Broker:
             settings,
             self._make_partition,
             hold=self._hold_cleaner,
-            configure_cleaner=lambda cleaner: self.pool.configure(cleaner),
+            configure_cleaner=self._configure_cleaner,
         )
         wall_ms, monotonic_ms = env.wall_ms(), env.monotonic() * 1000
         self.housekeeping = Housekeeping(
@@ -250,6 +250,9 @@ class Broker:
     def _make_partition(self, opened: Log) -> Partition:
         stats = self.stats.topics[opened.partition.topic]
         return Partition(opened, stats, _flush_in_thread, self.fail_directory)
+
+    def _configure_cleaner(self, settings: CleanerSettings) -> None:
+        self.pool.configure(settings)
 
     def _hold_cleaner(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
         return self.pool.paused(partition)

@@ -13,6 +13,7 @@ It does not know how requests look on the wire, nor which topics exist.
 """
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -137,7 +138,8 @@ class GroupCoordinator:
             live = self._groups[group_id] = LiveGroup(state, self._around)
             live.offsets.update(loaded.offsets.get(group_id, {}))
             live.perform(effects)
-        log.info(
+        log.log(
+            logging.INFO if loaded.records else logging.DEBUG,
             "groups_loaded",
             partition=partition,
             groups=len(loaded.groups.keys() | loaded.offsets.keys()),

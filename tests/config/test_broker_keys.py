@@ -43,7 +43,6 @@ def rows(settings: Settings, dynamic: dict[str, str] | None = None) -> dict[str,
         ("offsets.topic.replication.factor", "1"),
         ("offsets.retention.minutes", "10080"),
         ("message.max.bytes", "1048588"),
-        ("group.initial.rebalance.delay.ms", "3000"),
     ],
 )
 def test_what_tools_look_for_is_shown_with_kafkas_defaults(name: str, value: str) -> None:

@@ -16,7 +16,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize(("have", "want"), itertools.product(range(5), range(5)))
+@pytest.mark.parametrize(("have", "want"), list(itertools.product(range(5), range(5))))
 def test_a_batch_in_another_codec_holds_the_same_records_and_header(have: int, want: int) -> None:
     name = CODEC_NAMES[want] if want else "uncompressed"
     config = TopicConfig(compression_type=name)
@@ -36,9 +36,8 @@ def test_a_batch_in_another_codec_holds_the_same_records_and_header(have: int, w
 
 def test_a_topic_of_type_producer_keeps_what_comes() -> None:
     for codec in range(5):
-        assert not needs_recompression(
-            read_header(build_batch(RECORDS, codec=codec)), TopicConfig()
-        )
+        header = read_header(build_batch(RECORDS, codec=codec))
+        assert not needs_recompression(header, TopicConfig())
 
 
 def test_a_batch_that_grows_above_the_limit_is_refused() -> None:
