@@ -439,14 +439,18 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage() -> None:
 
 @pytest.mark.parametrize("codec", [NONE, LZ4])
 @pytest.mark.parametrize("chunk_keys", [2, 4096])
+@pytest.mark.parametrize("fault", ["a length", "a byte too many"])
 def test_no_key_of_a_damaged_batch_is_believed_however_long_it_is(
-    monkeypatch: pytest.MonkeyPatch, codec: int, chunk_keys: int
+    monkeypatch: pytest.MonkeyPatch, codec: int, chunk_keys: int, fault: str
 ) -> None:
     monkeypatch.setattr(offset_map, "CHUNK_KEYS", chunk_keys)
     env = MemoryEnv()
     whole = bytes(build_batch([record(i, f"k{i}") for i in range(6)]))
     records = bytearray(whole[61:])
-    records[records.rindex(b"k5") - 5] = 0x7F  # the length of the last record: -64
+    if fault == "a length":
+        records[records.rindex(b"k5") - 5] = 0x7F  # of the last record: -64
+    else:
+        records += b"\0"
     lying = bytearray(whole[:61]) + (compress(codec, bytes(records)) if codec else records)
     lying[22] = codec
     lying[8:12] = (len(lying) - 12).to_bytes(4, "big")

@@ -4,6 +4,7 @@ import ctypes
 import mmap
 import random
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from cleaner.kernels.hashing import siphash128
 from cleaner.kernels.layout import CHUNK_KEYS, Code, Workspace
 from cleaner.kernels.memory import SLACK_BYTES
 from cleaner.kernels.rewrite import any_bit, filter_unpacked, rewrite_batches
+from cleaner.kernels.table import grow
 from cleaner.kernels.walk import count_records, index_batches, index_unpacked
 from cleaner.offset_map import OffsetMap
 from storage.batch import (
@@ -429,3 +431,9 @@ def test_what_plain_python_can_read_the_kernel_indexes_alike(
     table = space.table.reshape(-1, 3)
     found = {(int(a), int(b)): int(c) - 1 for a, b, c in table if c}
     assert found == {siphash_oracle(key, 0, 0): offset for key, offset in last.items()}
+
+
+def test_compiled_kernels_are_kept_per_state_of_their_sources() -> None:
+    folders = {Path(dispatcher._cache.cache_path) for dispatcher in (index_batches, grow)}
+    for folder in folders:
+        assert any(part.startswith("cleaner-") for part in folder.parts)
