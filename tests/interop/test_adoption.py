@@ -35,6 +35,7 @@ from tests.support.reading import View, assert_same_view, read_topics
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
+MADE_HERE = "made-here"
 ISOLATIONS = ("read_uncommitted", "read_committed")
 
 
@@ -228,6 +229,10 @@ def alter(admin: AdminClient, topic: str, settings: dict[str, str]) -> None:
     admin.incremental_alter_configs([resource])[resource].result(30)
 
 
+def quiet_admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+
 def quiet_producer(bootstrap: str, codec: str = "none", *, idempotent: bool = False) -> Producer:
     return Producer(
         {
@@ -250,6 +255,8 @@ def test_kafka_opens_what_is_left_to_it_and_serves_what_both_wrote(
     try:
         add_records(broker)
         commit(broker)
+        admin = quiet_admin(broker.bootstrap)
+        admin.create_topics([NewTopic(MADE_HERE)])[MADE_HERE].result(30)
         ours = {
             isolation: read_topics(broker.bootstrap, TOPICS, isolation) for isolation in ISOLATIONS
         }
@@ -267,8 +274,14 @@ def test_kafka_opens_what_is_left_to_it_and_serves_what_both_wrote(
         assert committed_offsets(kafka.bootstrap) == offsets
         assert topic_ids(kafka.bootstrap, TOPICS) == killed_kafka.topic_ids
         still_works(kafka)
+        theirs = read_topics(kafka.bootstrap, TOPICS)
     strays = [path.name for path in broker.data.iterdir() if path.name.endswith("-stray")]
-    assert not strays
+    assert [name.split("-0.")[0] for name in strays] == [MADE_HERE], "Kafka does not know that one"
+    again = start_varve(tmp_path, ADOPTER_SETTINGS)
+    try:
+        assert_same_view(read_topics(again.bootstrap, TOPICS), theirs)
+    finally:
+        assert again.stop() == 0
 
 
 def assert_committed_view(kafka: KafkaBroker, ours: View) -> None:
