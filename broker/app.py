@@ -41,6 +41,7 @@ from config.address import Address
 from config.settings import CleanerSettings, Settings
 from storage.env import Env, RealEnv
 from storage.errors import LogDirectoryError, StorageError
+from storage.kernels import warm_up
 from storage.log import Log
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
@@ -96,6 +97,7 @@ class Broker:
 
     async def start(self) -> None:
         """Open, listen, be ready. Raises StorageError and OSError when that cannot be."""
+        warm_up()  # importing the compiler later would hold up the loop
         report = self.manager.open(self.topics.config_of)
         for line in report.lines():
             log.warning("opened", **line)
