@@ -146,10 +146,11 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
             Segment(loading.env, loading.directory, base_offset, loading.limits, create=False)
         )
     count = len(loading.segments)
+    ends = [segment.base_offset for segment in loading.segments[1:]]
+    recovery_point = loading.recovery_point
     first_unclean = count
     if not was_clean:
-        ends = [segment.base_offset for segment in loading.segments[1:]]
-        first_unclean = sum(1 for end in ends if end <= loading.recovery_point)
+        first_unclean = sum(1 for end in ends if end <= recovery_point)
     for index, segment in enumerate(loading.segments[:first_unclean]):
         has_txn_index = segment.base_offset in files.txn_indexes
         try:
@@ -159,6 +160,12 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
             if index == count - 1 or has_txn_index:
                 return index
             segment.rebuild()
+        else:
+            if not was_clean and index == first_unclean - 1 and ends[index] == recovery_point:
+                # It was flushed to its end before it was closed, so its indexes perhaps were not.
+                if has_txn_index:
+                    return index
+                segment.rebuild()
     return first_unclean
 
 

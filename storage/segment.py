@@ -50,6 +50,7 @@ class Segment:
     __slots__ = (
         "_bytes_since_entry",
         "_env",
+        "_facts",
         "_first_timestamp_ms",
         "_hints",
         "_indexes",
@@ -88,6 +89,7 @@ class Segment:
         self.max_timestamp_offset = base_offset
         self.txn_entries: list[TxnIndexEntry] = []
         self._first_timestamp_ms: int | None = None
+        self._facts: SegmentFacts | None = None  # of a closed segment
         self._bytes_since_entry = 0
         self._hints: dict[int, int] = {}
         self._txn_file: File | None = None
@@ -163,6 +165,7 @@ class Segment:
 
     def open_for_append(self) -> None:
         """Make this the active segment: indexes loaded, their files open and cut to the entries."""
+        self._facts = None
         self._load_indexes()
         self._indexes.trim()
         self.is_sealed = False
@@ -233,6 +236,7 @@ class Segment:
 
     def start_rebuild(self) -> None:
         """Forget what the indexes said; `index_batch` and at last `finish_rebuild` follow."""
+        self._facts = None
         self._indexes.start()
         self._hints.clear()
         self._bytes_since_entry = 0
@@ -315,6 +319,7 @@ class Segment:
 
     def write_txn_entries(self, entries: Sequence[TxnIndexEntry]) -> None:
         """Replace the transaction index; no entries, no file."""
+        self._facts = None
         path = self._path(filenames.TXN_INDEX)
         if not entries:
             self._txn_file = None
@@ -328,6 +333,7 @@ class Segment:
 
     def cut_back(self, position: int) -> None:
         """Cut log file and indexes to the batches that begin before `position`."""
+        self._facts = None
         self._load_indexes()
         self.file.truncate(position)
         self.size_bytes = position
@@ -499,8 +505,11 @@ class Segment:
 
     def facts(self, next_base_offset: int) -> SegmentFacts:
         """What planning needs to know; `next_base_offset` is the log end offset for the last."""
+        known = self._facts
+        if known is not None and known.next_base_offset == next_base_offset:
+            return known
         index_bytes, time_index_bytes = self._indexes.sizes()
-        return SegmentFacts(
+        facts = SegmentFacts(
             base_offset=self.base_offset,
             next_base_offset=next_base_offset,
             size_bytes=self.size_bytes,
@@ -512,6 +521,9 @@ class Segment:
             has_transactions=self.has_transactions,
             files=self.file_names(),
         )
+        if self.is_sealed:
+            self._facts = facts
+        return facts
 
     def file_names(self) -> tuple[str, ...]:
         """The names of its files: log, indexes, and a transaction index if it has entries."""

@@ -532,3 +532,17 @@ def test_a_segment_file_begins_with_the_entries_of_its_own_markers(env: MemoryEn
     assert len(content(env, 0, TXN_INDEX)) == 34
     assert len(content(env, 4, TXN_INDEX)) == 34
     assert content(env, 0, TXN_INDEX)[:10] == bytes(2) + (2).to_bytes(8, "big")
+
+
+def test_a_segment_flushed_before_it_was_closed_gets_its_indexes_anew(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    for timestamp in (10, 90, 20, 30, 40):
+        append(log, b"v", timestamp=timestamp)
+    log.flush()
+    log.roll(NOW_MS)
+    # The indexes were not synced: of the time index less came to the disk than there was, and
+    # neither its own form nor the end of the log shows it.
+    resize(env, file_name(0, TIME_INDEX), 0)
+    overwrite(env, file_name(0, TIME_INDEX), (10).to_bytes(8, "big") + bytes(4))
+    again = open_log(env.kill(), recovery_point=5)
+    assert again.segment_facts()[0].largest_timestamp_ms == 90
