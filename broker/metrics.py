@@ -62,7 +62,7 @@ class BrokerCollector(Collector):
             yield family
         unknown = GaugeMetricFamily(
             "varve_topic_policy_unknown",
-            "1 for a topic that was found on disk and has no cleanup.policy yet: it is kept as it is",
+            "1 for a topic found on disk that has no cleanup.policy yet: it is kept as it is",
             labels=["topic"],
         )
         for one in self._services.topics:

@@ -159,7 +159,7 @@ def resolve(layers: TopicLayers) -> TopicConfig:
 
 
 def policy_known(layers: TopicLayers) -> bool:
-    """Whether somebody said what is to become of this very topic; a default does not speak of it."""
+    """Whether somebody said what is to become of this very topic; a default does not count."""
     return not layers.adopted or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
 
 

@@ -86,7 +86,7 @@ def start_varve(
     port: int | None = None,
     environment: dict[str, str] | None = None,
 ) -> VarveBroker:
-    """Start the daemon on `directory`/data (as left by an earlier one) and wait until it is ready."""
+    """Start the daemon on `directory`/data, as left by an earlier one; wait until it is ready."""
     directory.mkdir(parents=True, exist_ok=True)
     port, http_port = port or free_port(), free_port()
     config = {
