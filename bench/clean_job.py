@@ -2,7 +2,7 @@
 
     python bench/clean_job.py [--records N] [--batch-bytes N] [--codec none|lz4|zstd|snappy|gzip]
 
-Records have a 16-byte key and a value that make 100 bytes; every key is written ten times, in
+Records have a 16-byte key and a value that make 100 bytes (--payload-bytes); every key is written ten times, in
 random order. A clean is what the cleaner does: read, verify, index the keys, read again, filter,
 checksum, write, index, sync. Prints records and bytes of the log per second; the first round
 compiles and is not counted.
@@ -11,6 +11,7 @@ compiles and is not counted.
 import argparse
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -32,7 +33,7 @@ from storage.model import TopicPartition
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 KEY_BYTES = 16
-PAYLOAD_BYTES = 100
+
 OVERWRITES = 10
 TIME_MS = 1_700_000_000_000
 
@@ -62,8 +63,8 @@ class Unlimited:
 class Template:
     """One batch of `count` records as bytes, and where each key stands in it."""
 
-    def __init__(self, count: int, rng: np.random.Generator) -> None:
-        value_bytes = PAYLOAD_BYTES - KEY_BYTES
+    def __init__(self, count: int, payload_bytes: int, rng: np.random.Generator) -> None:
+        value_bytes = payload_bytes - KEY_BYTES
         # Values that compress to about half, as records of services do.
         words = rng.integers(97, 113, size=(count, value_bytes), dtype=np.uint8)
         words[:, : value_bytes // 3] = 32
@@ -92,7 +93,9 @@ def key_bytes(keys: np.ndarray) -> np.ndarray:
 
 def generate(directory: str, args: argparse.Namespace) -> tuple[SourceSegment, ...]:
     rng = np.random.default_rng(args.seed)
-    template = Template(max(1, args.batch_bytes // 110), rng)
+    template = Template(
+        max(1, args.batch_bytes // (args.payload_bytes + 10)), args.payload_bytes, rng
+    )
     keys = rng.permutation(args.records) % max(1, args.records // OVERWRITES)
     sources: list[SourceSegment] = []
     offset = 0
@@ -150,6 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--batch-bytes", type=int, default=16_384)
+    parser.add_argument("--payload-bytes", type=int, default=100, help="of a record: key and value")
     parser.add_argument("--segment-bytes", type=int, default=64 << 20)
     parser.add_argument("--codec", choices=sorted(CODECS), default="none")
     parser.add_argument("--read-buffer", type=int, default=1 << 20)
@@ -181,6 +185,8 @@ def show(report: CleanReport, took: float, cpu: float, args: argparse.Namespace)
         "rewrite_seconds": round(report.rewrite_seconds, 3),
         "records_per_second": round(report.records_before / took),
         "megabytes_per_second": round(report.bytes_before / took / 1e6),
+        "map_full": report.map_full,
+        "resident_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }  # fmt: skip
     if args.json:
         print(json.dumps(figures))
