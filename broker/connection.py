@@ -9,16 +9,24 @@ itself. Whatever goes wrong with the bytes of a client closes that connection an
 import asyncio
 import inspect
 from collections.abc import Awaitable, Sequence
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import structlog
 
 from broker.context import RequestContext
 from broker.framing import FrameReader
+from broker.protocol.api import ApiKey
 from broker.protocol.errors import ProtocolError
 from broker.socket_writer import Part, SocketWriter
+from storage.log import FetchSlice
 
 log = structlog.get_logger("broker.connection")
+
+# Answers to pipelined requests are sent together, but no more than this is kept for it: a hundred
+# bytes of requests may ask for megabytes of metadata.
+GATHERED_BYTES_MAX: Final = 1 << 20
+WAITING_APIS: Final = frozenset((ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP))
+STOPPING: Final = "the broker is stopping"
 
 Response = bytes | Sequence[Part] | None  # None: nothing is sent (acks=0)
 
@@ -64,8 +72,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._writer: SocketWriter
         self._waiting: asyncio.Future[Response] | None = None
+        self._only_waits = False  # the request that is waited for changes nothing
         self._reading = True
         self._open = False
+        self._finishing = False  # the broker is stopping: no further request is taken
         self._loop = asyncio.get_running_loop()
         self.peer_host = ""
         self.peer_port = 0
@@ -141,20 +151,34 @@ class Connection(asyncio.BufferedProtocol):
             self._writer.close()
             self._transport.abort()
 
+    def finish(self) -> None:
+        """Take no further request, and close as soon as the present one is answered.
+
+        What only waits for news (a long poll, a join) is cut off: its client asks again elsewhere.
+        """
+        self._finishing = True
+        if not self.busy or (self._waiting is not None and self._only_waits):
+            self.close(STOPPING)
+
     # The one place where requests are worked on ---------------------------------
 
     def _pump(self) -> None:
         out: list[Part] = []
+        out_bytes = 0
         try:
-            while self._open and self._waiting is None and self._writer.idle:
+            while self._takes_requests():
                 frame = self._reader.next_frame()
                 if frame is None:
                     break
                 answer = self._handler.handle(self, frame)
                 if inspect.isawaitable(answer):
+                    self._only_waits = frame[0] == 0 and frame[1] in WAITING_APIS
                     self._wait_for(answer)
                 elif answer is not None:
-                    _collect(out, answer)
+                    out_bytes += _collect(out, answer)
+                    if out_bytes > GATHERED_BYTES_MAX:
+                        self._flush(out)
+                        out, out_bytes = [], 0
         except (CloseConnectionError, ProtocolError) as error:
             self._flush(out)
             self.close(str(error))
@@ -165,7 +189,12 @@ class Connection(asyncio.BufferedProtocol):
             self.close(f"internal error: {type(error).__name__}")
             return
         self._flush(out)
+        if self._finishing and not self.busy:
+            self.close(STOPPING)
         self._mute_or_listen()
+
+    def _takes_requests(self) -> bool:
+        return self._open and self._waiting is None and self._writer.idle and not self._finishing
 
     def _flush(self, out: list[Part]) -> None:
         if out and not self._writer.closed:
@@ -219,8 +248,12 @@ class Connection(asyncio.BufferedProtocol):
         return f"{self.peer_host}:{self.peer_port}"
 
 
-def _collect(out: list[Part], answer: Response) -> None:
+def _collect(out: list[Part], answer: Response) -> int:
+    """Add an answer to what is to be sent. -> bytes of memory that it holds"""
     if isinstance(answer, bytes):
         out.append(answer)
-    elif answer is not None:
-        out.extend(answer)
+        return len(answer)
+    if answer is None:
+        return 0
+    out.extend(answer)
+    return sum(len(part) for part in answer if not isinstance(part, FetchSlice))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from broker.connection import Connection, RequestHandler
+from broker.connection import STOPPING, Connection, RequestHandler
 
 log = structlog.get_logger("broker.listener")
 
@@ -90,13 +90,15 @@ class Listener:
             server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        for connection in tuple(self.connections):
+            connection.finish()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + drain_seconds
         # Polled: this happens once, and an event would be bookkeeping on every request.
         while loop.time() < deadline and any(c.busy for c in self.connections):  # noqa: ASYNC110
             await asyncio.sleep(DRAIN_POLL_SECONDS)
         for connection in tuple(self.connections):
-            connection.close("the broker is stopping")
+            connection.close(STOPPING)
         self._servers.clear()
 
     async def _sweep(self) -> None:

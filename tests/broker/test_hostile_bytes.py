@@ -511,6 +511,30 @@ def test_clients_that_stop_reading_stop_only_themselves(attacked: Attacked) -> N
     attacked.daemon.get("/healthz")
 
 
+def test_pipelined_requests_with_large_answers_are_not_gathered_in_memory(
+    attacked: Attacked,
+) -> None:
+    admin = AdminClient({"bootstrap.servers": attacked.daemon.bootstrap, "log_level": 0})
+    new = [NewTopic(f"many-{'x' * 200}-{number}") for number in range(200)]
+    for future in admin.create_topics(new).values():
+        future.result(60)
+    before = attacked.resident_bytes()
+    ask = encode_request(ApiKey.METADATA, 1, 1, "", MetadataRequest(topics=None))
+    with RawClient(attacked.port, receive_buffer_bytes=4096) as client:
+        client.socket.settimeout(0.2)
+        try:
+            for _ in range(100):
+                client.send(ask * 4000)  # each a request for 50 KB
+        except TimeoutError:
+            pass  # it stopped reading, as it should
+        else:
+            raise AssertionError("20 GB of answers were taken on")
+        with attacked.client() as polite:
+            assert polite.produce(SCRATCH, bytes(batch())).error_code == 0
+        assert attacked.resident_bytes() - before < GROWTH_BYTES_MAX
+    assert not admin.delete_topics([topic.topic for topic in new])[new[0].topic].result(60)
+
+
 def test_two_thousand_connections_opened_and_dropped_leave_nothing_behind(
     attacked: Attacked,
 ) -> None:
