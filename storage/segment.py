@@ -368,7 +368,7 @@ class Segment:
         """The files whose sync makes durable what `needs_sync` speaks of."""
         if not self.is_sealed or self._is_synced:
             return [self.file]
-        files = [self.file, *self._indexes.files()]
+        files = [self.file, *self._indexes.open_files]
         if self._txn_file is not None:
             files.append(self._txn_file)
         return files

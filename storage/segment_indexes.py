@@ -141,6 +141,11 @@ class SegmentIndexes:
             self._time_file = self._env.open(self._time_path, create=True)
         return self._index_file, self._time_file
 
+    @property
+    def open_files(self) -> tuple[File, ...]:
+        """The files that are open: those with something in them that no sync has covered."""
+        return tuple(file for file in (self._index_file, self._time_file) if file is not None)
+
     def close_files(self) -> None:
         """Close the files once they are complete and synced."""
         self._index_file = self._time_file = None

@@ -297,6 +297,20 @@ def test_a_lookup_during_the_swap_uses_what_was_pinned(env: MemoryEnv) -> None:
     assert offsets_in(log)[0] == 3
 
 
+def test_a_flush_may_come_while_segments_are_swapped(env: MemoryEnv) -> None:
+    log = five_segments(env)
+    plan = cleaned(env, log, [0, 5], {3})
+    log.pin([0, 5])
+    task = log.flush_begin()
+    execute_swap(env, plan)
+    task.run()
+    log.replace_segments(plan)
+    log.flush_done(task)
+    assert log.recovery_point == 22
+    assert not log.flush_due(env.wall_ms() + 10**6)
+    assert offsets_in(open_log(env.crash(), recovery_point=22)) == [3, *range(10, 22)]
+
+
 def test_nothing_may_be_left_of_a_group(env: MemoryEnv) -> None:
     log = five_segments(env)
     publish(env, log, [0, 5], set())
