@@ -135,7 +135,11 @@ class Crew:
             began = loop.time()
             self._lost = [link for link in self._lost if not link.is_gone()]
             if len(self._lost) < LOST_MAX:
-                await self._one_life(index)
+                try:
+                    await self._one_life(index)
+                except Exception:
+                    # Supervised: a mistake of ours costs one worker, not its place.
+                    log.exception("cleaner_worker_end_not_handled", worker=index)
             if not self._keeps(index):
                 break
             if loop.time() - began >= LONG_LIFE_SECONDS:

@@ -75,7 +75,8 @@ class CleanerPool:
         self._env = env
         self._limits = limits or PoolLimits()
         self._crew = Crew(spawn, self, self.stats, self._limits.crew)
-        self._throttle: Throttle | None = None
+        rates = settings.read_bytes_per_second, settings.write_bytes_per_second
+        self._throttle = Throttle(*rates, now=0.0)  # its buckets are full: the past adds nothing
         self._runs: dict[TopicPartition, Run] = {}
         self._run_number = 0
         self._waiting: defaultdict[TopicPartition, deque[asyncio.Future[None]]]
@@ -113,9 +114,8 @@ class CleanerPool:
     def configure(self, settings: CleanerSettings) -> None:
         """Take other settings; running jobs go on. `enabled` is read at the start only."""
         self._settings = settings
-        if self._throttle is not None:
-            rates = settings.read_bytes_per_second, settings.write_bytes_per_second
-            self._throttle.set_rates(*rates, self._now())
+        rates = settings.read_bytes_per_second, settings.write_bytes_per_second
+        self._throttle.set_rates(*rates, self._now())
         if self._scheduler is not None:
             self._crew.resize(settings.workers, settings.nice)
         self.wake()
@@ -269,36 +269,33 @@ class CleanerPool:
         partition = facts.partition
         self._handle(partition, states.Grabbed(self._now_ms()))
         try:
-            now_ms = self._env.wall_ms()
-            job = plan_job(
-                facts,
-                verdict,
-                self._host.job_inputs(partition),
-                self._settings,
-                run_id=f"{now_ms:x}-{self._env.random_bytes(4).hex()}",
-                now_ms=now_ms,
-            )
-            assert job is not None
-            self._run_number += 1
-            worker.link.send(RunJob(self._run_number, job))
+            run = self._start(worker, facts, verdict)
         except Exception as error:
             log.exception("cleaner_job_not_started", partition=str(partition))
             self._handle(partition, self._failure(partition, f"not started: {error!r}"))
             return
-        now = self._now()
-        run = Run.begin(self._run_number, job, worker, now)
         worker.busy = True
         self._runs[partition] = run
-        self._budgets().join(worker.index, worker.side, now)
         if self._ticker is None:
             self._tick()
-        log.debug("cleaner_job_started", partition=str(partition), run_id=job.run_id)
+        log.debug("cleaner_job_started", partition=str(partition), run_id=run.job.run_id)
 
-    def _budgets(self) -> Throttle:
-        if self._throttle is None:
-            rates = self._settings.read_bytes_per_second, self._settings.write_bytes_per_second
-            self._throttle = Throttle(*rates, self._now())
-        return self._throttle
+    def _start(self, worker: Worker, facts: LogFacts, verdict: Verdict) -> Run:
+        now_ms = self._env.wall_ms()
+        job = plan_job(
+            facts,
+            verdict,
+            self._host.job_inputs(facts.partition),
+            self._settings,
+            run_id=f"{now_ms:x}-{self._env.random_bytes(4).hex()}",
+            now_ms=now_ms,
+        )
+        assert job is not None
+        self._run_number += 1
+        run = Run.begin(self._run_number, job, worker, self._now())
+        worker.link.send(RunJob(run.number, job))
+        self._throttle.join(worker.index, worker.side, self._now())
+        return run
 
     def _tick(self) -> None:
         """Top the grants up and look for stalled workers, as long as jobs run."""
@@ -306,7 +303,7 @@ class CleanerPool:
         if not self._runs:
             return
         now = self._now()
-        self._budgets().top_up(now)
+        self._throttle.top_up(now)
         for run in list(self._runs.values()):
             self._check_stall(run, now)
         self._ticker = asyncio.get_running_loop().call_later(TOP_UP_SECONDS, self._tick)
@@ -443,21 +440,30 @@ class CleanerPool:
 
         False if somebody had asked for it, and nothing but what was published counts.
         """
+        try:
+            if finished is None or run.unpublished:
+                await self._remove_leftovers(run)
+            self._settle(run)
+        finally:
+            # Whatever went wrong here: a partition that nobody works on is not kept from anybody.
+            aborted = self._release(run, reason, finished, reached)
+        return not aborted
+
+    def _release(
+        self, run: Run, reason: str, finished: states.Finished | None, reached: int | None
+    ) -> bool:
         partition = run.job.partition
-        if finished is None or run.unpublished:
-            await self._remove_leftovers(run)
         reason = run.failure or reason
         event: states.Event = finished or states.Stopped()
         if reason:
             event = self._failure(partition, reason, reached)
         aborted = self._aborting(run)
         self.stats.aborted += aborted
-        self._settle(run)
         self._handle(partition, event)
         del self._runs[partition]
         run.disarm()
         run.worker.busy = False
-        return not aborted
+        return aborted
 
     async def _remove_leftovers(self, run: Run) -> None:
         """While the partition is still held: whoever is granted a pause finds a clean folder."""
@@ -484,7 +490,7 @@ class CleanerPool:
     def _settle(self, run: Run) -> None:
         """Give unspent bytes back and count what was spent and waited."""
         side, stats = run.worker.side, self.stats
-        self._budgets().leave(run.worker.index, self._now())
+        self._throttle.leave(run.worker.index, self._now())
         stats.read_bytes += side.spent(Direction.READ) - run.spent_before[0]
         stats.written_bytes += side.spent(Direction.WRITE) - run.spent_before[1]
         stats.read_wait_seconds += side.waited_seconds(Direction.READ) - run.waited_before[0]

@@ -7,9 +7,8 @@ import pytest
 
 from cleaner import context, offset_map
 from cleaner.clean import run_clean
-from cleaner.job import CleanAbortedError
+from cleaner.job import CleanAbortedError, TransactionalBatchError
 from cleaner.kernels import warm_up
-from cleaner.source import TransactionalBatchError
 from storage import filenames
 from storage.batch import (
     CONTROL,

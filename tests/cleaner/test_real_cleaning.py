@@ -1,0 +1,212 @@
+"""Real worker processes clean a real log on a real disk, through the pool, under disturbance."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cleaner import states as s
+from cleaner.pool import CleanerPool
+from config.settings import CleanerSettings
+from config.topic_keys import TopicConfig
+from storage.batch import Record, build_batch, decode_records, read_header, walk_headers
+from storage.env import RealEnv
+from storage.log import Log
+from storage.log_manager import LogManager
+from storage.model import TopicPartition
+from tests.support.log_host import LogHost
+
+T0 = TopicPartition("orders", 0)
+CONFIG = TopicConfig(
+    cleanup_policy=("compact",), segment_bytes=64 * 1024, min_cleanable_dirty_ratio=0.01
+)
+SETTINGS = CleanerSettings(
+    workers=1, backoff_ms=50, retry_backoff_ms=100, retry_backoff_max_ms=400, nice=0
+)
+KEYS = 50
+
+
+class Shop:
+    """A log, what was written to it, and the pool that cleans it."""
+
+    def __init__(self, folder: Path, settings: CleanerSettings) -> None:
+        self.env = RealEnv()
+        self.manager = LogManager(self.env, [str(folder)])
+        self.manager.open(lambda topic: CONFIG)
+        self.log: Log = self.manager.create(T0, bytes(range(16)), CONFIG)
+        self.host = LogHost(self.env, self.manager)
+        self.pool = CleanerPool(self.host, settings, self.env)
+        self.latest: dict[bytes, tuple[int, bytes | None]] = {}
+        self.rng = random.Random(7)
+
+    def produce(self, batches: int, codec: int = 0) -> None:
+        now_ms = self.env.wall_ms()
+        for _ in range(batches):
+            base = self.log.log_end_offset
+            records = []
+            for offset in range(base, base + 10):
+                key = b"key-%03d" % self.rng.randrange(KEYS)
+                value = b"%d-" % offset + bytes(100)
+                records.append(Record(offset, now_ms, key, value, ()))
+                self.latest[key] = (offset, value)
+            batch = build_batch(records, base_offset=base, codec=codec)
+            self.log.append(batch, read_header(batch), now_ms=now_ms)
+
+    def roll(self) -> int:
+        self.log.roll(self.env.wall_ms())
+        return self.log.log_end_offset
+
+    def records(self) -> list[Record]:
+        found: list[Record] = []
+        offset = self.log.log_start_offset
+        while offset < self.log.log_end_offset:
+            data = self.log.read_batches(offset, self.log.log_end_offset, 1 << 20)
+            assert data
+            for position, header in walk_headers(data):
+                found += decode_records(data, header, position)
+                offset = header.next_offset
+        return found
+
+    def check(self, *, compacted: bool = True) -> None:
+        """Every key's last value is there; if all is compacted, nothing else is."""
+        records = self.records()
+        last = {record.key: (record.offset, record.value) for record in records}
+        assert last == self.latest
+        assert [r.offset for r in records] == sorted({r.offset for r in records})
+        if compacted:
+            assert len(records) == len(self.latest)
+
+    def leftovers(self) -> list[str]:
+        return [n for n in os.listdir(self.log.directory) if "cleaned" in n or "swap" in n]
+
+    async def until(self, holds: Callable[[], object], seconds: float = 90) -> None:
+        async with asyncio.timeout(seconds):
+            while not holds():  # noqa: ASYNC110 - another process is what is waited for
+                await asyncio.sleep(0.005)
+
+    async def cleaned(self, offset: int) -> None:
+        async with asyncio.timeout(90):
+            await self.pool.await_cleaned(T0, offset)
+
+
+@asynccontextmanager
+async def open_shop(folder: Path, settings: CleanerSettings = SETTINGS) -> AsyncIterator[Shop]:
+    shop = Shop(folder, settings)
+    await shop.pool.start()
+    try:
+        yield shop
+    finally:
+        await shop.pool.stop()
+        shop.manager.close()
+    assert shop.leftovers() == []
+
+
+async def test_a_log_is_cleaned_by_a_worker_and_reads_back(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        shop.produce(300)
+        size_before = shop.log.size_bytes
+        await shop.cleaned(shop.roll())
+        shop.check()
+        assert shop.log.size_bytes < size_before / 10
+        assert shop.host.published == sum(len(job.groups) for job, _ in shop.host.done)
+        stats = shop.pool.stats
+        assert stats.cleans == len(shop.host.done) >= 1
+        assert stats.read_bytes >= size_before
+        assert stats.written_bytes > 0
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+async def test_round_after_round_leaves_one_record_a_key(tmp_path: Path, codec: int) -> None:
+    async with open_shop(tmp_path) as shop:
+        for _ in range(3):
+            shop.produce(60, codec)
+            await shop.cleaned(shop.roll())
+            shop.check()
+        assert shop.host.failures == []
+
+
+async def test_the_checkpoint_and_the_cleaned_log_survive_a_reopening(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        shop.produce(100)
+        end = shop.roll()
+        await shop.cleaned(end)
+        before = shop.records()
+    manager = LogManager(RealEnv(), [str(tmp_path)])
+    manager.open(lambda topic: CONFIG)
+    try:
+        assert manager.cleaner_offsets == {T0: end}
+        shop.log = manager.logs[T0]
+        assert shop.records() == before
+        shop.check()
+    finally:
+        manager.close()
+
+
+async def test_a_killed_worker_costs_one_attempt(tmp_path: Path) -> None:
+    slow = SETTINGS.model_copy(update={"read_bytes_per_second": 64 * 1024})
+    async with open_shop(tmp_path, slow) as shop:
+        shop.produce(200)
+        end = shop.roll()
+        await shop.until(lambda: isinstance(shop.pool.registry.state(T0), s.Cleaning))
+        os.kill(shop.pool.status().workers[0].pid, signal.SIGKILL)
+        await shop.until(lambda: shop.host.failures)
+        assert "signal 9" in shop.host.failures[0][1]
+        assert shop.leftovers() == []
+        shop.check(compacted=False)
+        shop.pool.configure(SETTINGS)
+        await shop.cleaned(end)
+        shop.check()
+        assert shop.pool.registry.quarantines() == {}
+
+
+async def test_a_pause_takes_the_partition_from_a_slow_job_and_truncation_is_safe(
+    tmp_path: Path,
+) -> None:
+    slow = SETTINGS.model_copy(update={"read_bytes_per_second": 64 * 1024})
+    async with open_shop(tmp_path, slow) as shop:
+        shop.produce(400)
+        shop.roll()
+        await shop.until(lambda: isinstance(shop.pool.registry.state(T0), s.Cleaning))
+        async with asyncio.timeout(10), shop.pool.paused(T0):
+            assert shop.leftovers() == []
+            shop.log.truncate_to(1000, now_ms=shop.env.wall_ms())
+            shop.latest = {
+                record.key or b"": (record.offset, record.value) for record in shop.records()
+            }
+        shop.pool.configure(SETTINGS)
+        shop.produce(20)
+        await shop.cleaned(shop.roll())
+        shop.check()
+
+
+async def test_an_explicit_rate_is_kept(tmp_path: Path) -> None:
+    rate = 256 * 1024
+    slow = SETTINGS.model_copy(update={"read_bytes_per_second": rate})
+    async with open_shop(tmp_path, slow) as shop:
+        shop.produce(400)  # half a megabyte, read twice
+        end = shop.roll()
+        await shop.until(lambda: shop.pool.status().workers and shop.pool.status().workers[0].ready)
+        began = asyncio.get_running_loop().time()
+        await shop.cleaned(end)
+        seconds = asyncio.get_running_loop().time() - began
+        assert shop.pool.stats.read_bytes <= rate * (seconds + 1) + 1
+        assert shop.pool.stats.read_wait_seconds > 0
+        shop.check()
+
+
+async def test_stopping_in_the_middle_of_a_job_leaves_the_log_whole(tmp_path: Path) -> None:
+    slow = SETTINGS.model_copy(update={"read_bytes_per_second": 64 * 1024})
+    async with open_shop(tmp_path, slow) as shop:
+        shop.produce(200)
+        shop.roll()
+        await shop.until(lambda: isinstance(shop.pool.registry.state(T0), s.Cleaning))
+        began = asyncio.get_running_loop().time()
+        await shop.pool.stop()
+        assert asyncio.get_running_loop().time() - began < 10
+        assert shop.pool.registry.in_progress() == {}
+        shop.check(compacted=False)

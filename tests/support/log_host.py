@@ -1,0 +1,63 @@
+"""A broker for the pool that has nothing but logs: real facts, real swaps."""
+
+import asyncio
+from collections.abc import Iterator
+
+from cleaner.host import JobInputs, LogFacts, PublishOutcome
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from storage.env import Env
+from storage.log_manager import LogManager
+from storage.model import TopicPartition
+from storage.swap import execute_swap, plan_swap
+
+
+class LogHost:
+    def __init__(self, env: Env, manager: LogManager) -> None:
+        self.env = env
+        self.manager = manager
+        self.done: list[tuple[CleanJob, CleanReport]] = []
+        self.failures: list[tuple[TopicPartition, str, int]] = []
+        self.published = 0
+
+    def facts(self) -> Iterator[LogFacts]:
+        for partition, log in list(self.manager.logs.items()):
+            yield LogFacts(
+                partition=partition,
+                directory=log.directory,
+                config=log.config,
+                segments=log.segment_facts(),
+                log_start_offset=log.log_start_offset,
+                log_end_offset=log.log_end_offset,
+                undecided_offset=min(log.high_watermark, log.last_stable_offset),
+                checkpoint_offset=self.manager.cleaner_offsets.get(partition),
+                generation=log.generation,
+            )
+
+    def job_inputs(self, partition: TopicPartition) -> JobInputs:
+        return JobInputs(bytes(16))
+
+    def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
+        if self.manager.logs[partition].generation == generation:
+            self.manager.set_cleaner_offset(partition, offset)
+
+    async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
+        log = self.manager.logs[job.partition]
+        if log.generation != job.generation:
+            return PublishOutcome.STALE
+        facts = {segment.base_offset: segment for segment in log.segment_facts()[:-1]}
+        if not facts.keys() >= set(group.source_base_offsets):
+            return PublishOutcome.SOURCES_GONE
+        outputs = [group.output] if group.output is not None else []
+        sources = [facts[base] for base in group.source_base_offsets]
+        plan = plan_swap(log.directory, sources, outputs)
+        log.pin(group.source_base_offsets)
+        await asyncio.to_thread(execute_swap, self.env, plan)
+        log.replace_segments(plan)
+        self.published += 1
+        return PublishOutcome.PUBLISHED
+
+    def finished(self, job: CleanJob, report: CleanReport) -> None:
+        self.done.append((job, report))
+
+    def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
+        self.failures.append((partition, reason, retry_at_ms))
