@@ -1,8 +1,8 @@
 """How fast is one clean? Generated segments, one core, files in the page cache.
 
-    python bench/clean_job.py [--records N] [--batch-bytes N] [--codec none|lz4|zstd|snappy|gzip]
+    python bench/clean_job.py [--records N] [--batch-bytes N] [--payload-bytes N] [--codec lz4]
 
-Records have a 16-byte key and a value that make 100 bytes (--payload-bytes); every key is written ten times, in
+    python bench/clean_job.py [--records N] [--batch-bytes N] [--payload-bytes N] [--codec zstd]
 random order. A clean is what the cleaner does: read, verify, index the keys, read again, filter,
 checksum, write, index, sync. Prints records and bytes of the log per second; the first round
 compiles and is not counted.

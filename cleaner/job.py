@@ -8,6 +8,7 @@ never renames or deletes a source; publishing is the broker's alone (storage/swa
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from storage.errors import StorageError
 from storage.model import TopicPartition
 from storage.swap import CleanedSegment
 
@@ -89,6 +90,18 @@ class CleanReport:
 
 class CleanAbortedError(Exception):
     """The broker asked for the partition back. Not a failure; raised out of `run_clean`."""
+
+
+class TransactionalBatchError(StorageError):
+    """A batch of a transaction, or a control batch, in a log that was said to hold none.
+
+    The job fails, and nothing of the group that holds it is written.
+    """
+
+    def __init__(self, path: str, position: int) -> None:
+        super().__init__(f"{path} holds a transactional or control batch at byte {position}")
+        self.path = path
+        self.position = position
 
 
 class JobControl(Protocol):

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from cleaner.job import SourceSegment
+from cleaner.job import SourceSegment, TransactionalBatchError
 from cleaner.kernels.compile import Bytes
 from cleaner.kernels.crc import crc32c_extended
 from cleaner.kernels.layout import HEADER_BYTES, LENGTH_BYTES, REASONS, Code
@@ -24,15 +24,6 @@ from storage.errors import DamagedSegmentError, StorageError
 
 BUFFER_BYTES_MIN: Final = 1024  # a header, and room to verify an oversize batch through
 _CRC_FROM: Final = 21
-
-
-class TransactionalBatchError(StorageError):
-    """A batch of a transaction, or a control batch, where the cleaner expects none."""
-
-    def __init__(self, path: str, position: int) -> None:
-        super().__init__(f"{path} holds a transactional or control batch at byte {position}")
-        self.path = path
-        self.position = position
 
 
 class SourceReader:
