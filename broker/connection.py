@@ -22,8 +22,10 @@ from storage.log import FetchSlice
 
 log = structlog.get_logger("broker.connection")
 
-# Answers to pipelined requests are sent together, but no more than this is kept for it: a hundred
-# bytes of requests may ask for megabytes of metadata.
+# One client's turn on the loop, before others have theirs: so many requests (a few milliseconds),
+# and answers of so many bytes, which are gathered and sent together. A hundred bytes of requests
+# may ask for megabytes of metadata.
+REQUESTS_PER_TURN: Final = 256
 GATHERED_BYTES_MAX: Final = 1 << 20
 WAITING_APIS: Final = frozenset((ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP))
 STOPPING: Final = "the broker is stopping"
@@ -72,6 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._writer: SocketWriter
         self._waiting: asyncio.Future[Response] | None = None
+        self._next_turn: asyncio.Handle | None = None  # others have theirs first
         self._only_waits = False  # the request that is waited for changes nothing
         self._reading = True
         self._open = False
@@ -117,6 +120,8 @@ class Connection(asyncio.BufferedProtocol):
         """Let go of everything that belongs to this client."""
         self._open = False
         self._writer.close()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
         self._owner.disconnected(self)
@@ -165,8 +170,13 @@ class Connection(asyncio.BufferedProtocol):
     def _pump(self) -> None:
         out: list[Part] = []
         out_bytes = 0
+        taken = 0
         try:
             while self._takes_requests():
+                if taken == REQUESTS_PER_TURN or out_bytes > GATHERED_BYTES_MAX:
+                    self._next_turn = self._loop.call_soon(self._take_turn)
+                    break
+                taken += 1
                 frame = self._reader.next_frame()
                 if frame is None:
                     break
@@ -176,9 +186,6 @@ class Connection(asyncio.BufferedProtocol):
                     self._wait_for(answer)
                 elif answer is not None:
                     out_bytes += _collect(out, answer)
-                    if out_bytes > GATHERED_BYTES_MAX:
-                        self._flush(out)
-                        out, out_bytes = [], 0
         except (CloseConnectionError, ProtocolError) as error:
             self._flush(out)
             self.close(str(error))
@@ -194,7 +201,12 @@ class Connection(asyncio.BufferedProtocol):
         self._mute_or_listen()
 
     def _takes_requests(self) -> bool:
-        return self._open and self._waiting is None and self._writer.idle and not self._finishing
+        idle = self._waiting is None and self._writer.idle and self._next_turn is None
+        return idle and self._open and not self._finishing
+
+    def _take_turn(self) -> None:
+        self._next_turn = None
+        self._pump()
 
     def _flush(self, out: list[Part]) -> None:
         if out and not self._writer.closed:
@@ -231,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
     def _mute_or_listen(self) -> None:
         if not self._open:
             return
-        listen = self._waiting is None and self._writer.idle
+        listen = self._waiting is None and self._writer.idle and self._next_turn is None
         if listen and not self._reading:
             self._transport.resume_reading()
         elif not listen and self._reading:

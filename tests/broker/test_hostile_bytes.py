@@ -2,11 +2,13 @@
 one log line. The process lives, nobody else waits, nothing acknowledged changes.
 """
 
+import contextlib
 import gzip
 import json
 import random
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,6 +27,8 @@ from broker.protocol.errors import ErrorCode
 from broker.protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsRequestResource,
     ListOffsetsRequest,
     ListOffsetsRequestPartition,
     ListOffsetsRequestTopic,
@@ -68,7 +72,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
             NewTopic(SCRATCH),
             NewTopic(BIG),
         ]
-        admin = AdminClient({"bootstrap.servers": running.bootstrap})
+        admin = AdminClient({"bootstrap.servers": running.bootstrap, "log_level": 0})
         for future in admin.create_topics(new).values():
             future.result(30)
         producer = Producer({"bootstrap.servers": running.bootstrap, "log_level": 0})
@@ -514,25 +518,63 @@ def test_clients_that_stop_reading_stop_only_themselves(attacked: Attacked) -> N
 def test_pipelined_requests_with_large_answers_are_not_gathered_in_memory(
     attacked: Attacked,
 ) -> None:
-    admin = AdminClient({"bootstrap.servers": attacked.daemon.bootstrap, "log_level": 0})
-    new = [NewTopic(f"many-{'x' * 200}-{number}") for number in range(200)]
-    for future in admin.create_topics(new).values():
-        future.result(60)
+    topic = DescribeConfigsRequestResource(
+        resource_type=2, resource_name=KEPT, configuration_keys=None
+    )
+    wanted = DescribeConfigsRequest(
+        resources=[topic], include_synonyms=True, include_documentation=True
+    )
+    ask = encode_request(ApiKey.DESCRIBE_CONFIGS, 3, 1, "", wanted)
     before = attacked.resident_bytes()
-    ask = encode_request(ApiKey.METADATA, 1, 1, "", MetadataRequest(topics=None))
     with RawClient(attacked.port, receive_buffer_bytes=4096) as client:
-        client.socket.settimeout(0.2)
+        # A large request first, so that there is room for many small ones behind it.
+        client.produce(SCRATCH, with_body(b"x" * MIB))
+        client.socket.settimeout(1)
         try:
-            for _ in range(100):
-                client.send(ask * 4000)  # each a request for 50 KB
+            client.send(ask * (64 * MIB // len(ask)))
         except TimeoutError:
-            pass  # it stopped reading, as it should
+            pass  # the broker stopped reading, as it should
         else:
-            raise AssertionError("20 GB of answers were taken on")
+            raise AssertionError("everything was taken on")
         with attacked.client() as polite:
             assert polite.produce(SCRATCH, bytes(batch())).error_code == 0
         assert attacked.resident_bytes() - before < GROWTH_BYTES_MAX
-    assert not admin.delete_topics([topic.topic for topic in new])[new[0].topic].result(60)
+
+
+def test_a_client_that_pipelines_without_end_leaves_the_loop_to_others(
+    attacked: Attacked,
+) -> None:
+    ask = encode_request(ApiKey.API_VERSIONS, 0, 1, "", ApiVersionsRequest())
+    stop = threading.Event()
+    greedy = attacked.client()
+    greedy.produce(SCRATCH, with_body(b"x" * MIB))  # leaves room for many small requests
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            while not stop.is_set():  # some 15 bytes each: 2 MB at a time
+                greedy.send(ask * 150_000)
+
+    def receive() -> None:
+        with contextlib.suppress(OSError):
+            while greedy.socket.recv(1 << 20):
+                pass
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (send, receive)]
+    for thread in threads:
+        thread.start()
+    waits = []
+    with attacked.client() as polite:
+        for _ in range(100):
+            started = time.monotonic()
+            assert polite.produce(SCRATCH, bytes(batch())).error_code == 0
+            waits.append(time.monotonic() - started)
+    stop.set()
+    greedy.socket.shutdown(socket.SHUT_RDWR)
+    for thread in threads:
+        thread.join(10)
+    greedy.socket.close()
+    # 1 MB of such requests is 80,000, and one after another they would take most of a second.
+    assert sorted(waits)[50] < 0.2, sorted(waits)[50]
 
 
 def test_two_thousand_connections_opened_and_dropped_leave_nothing_behind(
