@@ -83,6 +83,8 @@ class Cleaning:
     async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
         """Put one group in the place of its sources. Raises SwapRefusedError, LogDirectoryError."""
         found = self._topics.partition(job.partition)
+        if found is not None and not found.log.are_flushed(group.source_base_offsets):
+            await found.flush()
         if found is None or found.log.generation != job.generation:
             return PublishOutcome.STALE
         facts = {segment.base_offset: segment for segment in found.log.segment_facts()[:-1]}

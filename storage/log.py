@@ -471,11 +471,19 @@ class Log(LogView):
 
     # Cleaning
 
+    def are_flushed(self, base_offsets: Iterable[int]) -> bool:
+        """Whether the records of these segments are durable; of one that is gone nothing counts."""
+        found = [self._segments.find(base_offset) for base_offset in base_offsets]
+        return all(one is None or one.synced_bytes == one.size_bytes for one in found)
+
     def pin(self, base_offsets: Iterable[int]) -> None:
         """Hold segments whose names are about to be given to others; retention leaves them.
 
-        `replace_segments` or `unpin` follows.
+        They have to be flushed: after a crash the swap is finished by their sizes. What follows is
+        `replace_segments` or `unpin`.
         """
+        base_offsets = tuple(base_offsets)
+        assert self.are_flushed(base_offsets)
         for base_offset in base_offsets:
             segment = self._segments.find(base_offset)
             assert segment is not None

@@ -17,6 +17,7 @@ from tests.support.logs import (
     fill,
     offsets_in,
     open_log,
+    publish,
     read_records,
     value_at,
 )
@@ -78,11 +79,28 @@ def work(log: Log, rng: random.Random, witness: Witness, steps: int) -> None:
             witness.start = max(witness.start, offset)
             log.delete_records(offset)
             log.expire(NOW_MS)
-        elif what < 0.95:
+        elif what < 0.93:
+            clean(log, rng, witness)
+        elif what < 0.96:
             log.purge_deleted(NOW_MS + 10**9)
         else:
             witness.recovery_point = log.recovery_point
         witness.see(log)
+
+
+def clean(log: Log, rng: random.Random, witness: Witness) -> None:
+    """Publish two neighbours as one, without some of their records."""
+    bases = [facts.base_offset for facts in log.segment_facts()]
+    if len(bases) < 3:
+        return
+    first = rng.randrange(len(bases) - 2)
+    inside = range(bases[first], bases[first + 2])
+    if inside.stop > log.high_watermark:
+        return
+    present = {record.offset for record in read_records(log) if record.offset in inside}
+    keep = {offset for offset in present if rng.random() < 0.5}
+    witness.lost |= present - keep  # from now on either is right
+    publish(log._env, log, bases[first : first + 2], keep)
 
 
 def reopen(env: MemoryEnv, config: object, witness: Witness, rng: random.Random) -> Log:

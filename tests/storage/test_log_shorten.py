@@ -6,27 +6,25 @@ from dataclasses import replace
 import pytest
 
 from storage.errors import DamagedSegmentError, LogDirectoryError, OffsetOutOfRangeError
-from storage.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, cleaned_name, file_name
+from storage.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, file_name
 from storage.log import Log
 from storage.retention import ExpiryReason
-from storage.swap import CleanedFile, CleanedSegment, SwapPlan, execute_swap, plan_swap
+from storage.swap import execute_swap
 from tests.support.logs import (
     FOLDER,
     NOW_MS,
     SMALL,
     append,
+    cleaned,
     fill,
     loaded_segment,
     offsets_in,
     open_log,
     overwrite,
+    publish,
     segments_of,
-    value_at,
 )
 from tests.support.memory_env import MemoryEnv
-from tests.support.swaps import put
-
-from crc32c import crc32c  # isort: skip
 
 
 @pytest.fixture
@@ -105,6 +103,7 @@ def test_retention_does_not_change_the_generation(env: MemoryEnv) -> None:
 
 def test_nothing_that_is_being_swapped_expires(env: MemoryEnv) -> None:
     log = five_segments(env)
+    log.flush()
     log.pin([5])
     assert [one.facts.base_offset for one in log.expire(NOW_MS + 1001)] == [0]
     log.unpin([5])
@@ -234,34 +233,6 @@ def test_where_damage_hides_the_place_nothing_is_cut(env: MemoryEnv) -> None:
 # --- swapped segments ---------------------------------------------------------------------------
 
 
-def cleaned(env: MemoryEnv, log: Log, sources: list[int], keep: set[int]) -> SwapPlan:
-    """What a cleaner would leave of these segments, and the plan to publish it."""
-    other = MemoryEnv()
-    made = open_log(other, replace(SMALL, segment_bytes=1 << 20), log_start_offset=sources[0],
-                    was_clean=True)  # fmt: skip
-    for offset in sorted(keep):
-        made.log_end_offset = offset
-        append(made, value_at(offset))
-    made.close()
-    base = sources[0]
-    files = []
-    for kind in (LOG, INDEX, TIME_INDEX):
-        data = other.read_file(f"{FOLDER}/{file_name(base, kind)}")
-        name = cleaned_name(base, kind, "run1")
-        put(env, f"{FOLDER}/{name}", data)
-        files.append(CleanedFile(name, len(data), crc32c(data)))
-    facts = [one for one in log.segment_facts() if one.base_offset in sources]
-    outputs = [CleanedSegment(base, "run1", tuple(files))] if keep else []
-    return plan_swap(FOLDER, facts, outputs)
-
-
-def publish(env: MemoryEnv, log: Log, sources: list[int], keep: set[int]) -> None:
-    plan = cleaned(env, log, sources, keep)
-    log.pin(sources)
-    execute_swap(env, plan)
-    log.replace_segments(plan)
-
-
 def test_readers_see_what_was_swapped_in(env: MemoryEnv) -> None:
     log = five_segments(env)
     publish(env, log, [0, 5, 10], {1, 8, 12})
@@ -289,6 +260,7 @@ def test_a_lookup_during_the_swap_uses_what_was_pinned(env: MemoryEnv) -> None:
     for _ in range(3):
         log.roll_if_due(env.wall_ms() + 10**9)  # gives up idle indexes
     plan = cleaned(env, log, [0, 5], {3})
+    log.flush()
     log.pin([0, 5])
     execute_swap(env, plan)
     data = log.read(7, 1 << 20, end_offset=22).read()
@@ -298,17 +270,32 @@ def test_a_lookup_during_the_swap_uses_what_was_pinned(env: MemoryEnv) -> None:
 
 
 def test_a_flush_may_come_while_segments_are_swapped(env: MemoryEnv) -> None:
-    log = five_segments(env)
-    plan = cleaned(env, log, [0, 5], {3})
-    log.pin([0, 5])
+    log = open_log(env, DELETE)
+    for _ in range(3):
+        fill(log, 4)
+        log.flush()
+        log.roll(NOW_MS)  # the indexes are complete only now, and not synced
+    fill(log, 1)
+    plan = cleaned(env, log, [0, 4], {3})
+    log.pin([0, 4])
     task = log.flush_begin()
     execute_swap(env, plan)
     task.run()
     log.replace_segments(plan)
     log.flush_done(task)
-    assert log.recovery_point == 22
+    assert log.recovery_point == 13
     assert not log.flush_due(env.wall_ms() + 10**6)
-    assert offsets_in(open_log(env.crash(), recovery_point=22)) == [3, *range(10, 22)]
+    assert offsets_in(open_log(env.crash(), recovery_point=13)) == [3, 8, 9, 10, 11, 12]
+
+
+def test_only_what_is_flushed_may_be_swapped(env: MemoryEnv) -> None:
+    log = five_segments(env)
+    assert not log.are_flushed([0, 5])
+    with pytest.raises(AssertionError):
+        log.pin([0, 5])
+    log.flush()
+    assert log.are_flushed([0, 5])
+    log.pin([0, 5])
 
 
 def test_nothing_may_be_left_of_a_group(env: MemoryEnv) -> None:

@@ -50,6 +50,7 @@ class LogHost:
         outputs = [group.output] if group.output is not None else []
         sources = [facts[base] for base in group.source_base_offsets]
         plan = plan_swap(log.directory, sources, outputs)
+        log.flush()
         log.pin(group.source_base_offsets)
         await asyncio.to_thread(execute_swap, self.env, plan)
         log.replace_segments(plan)

@@ -1,7 +1,10 @@
 """One log in a folder, on disk or in memory, and records to put into it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import count
+
+from crc32c import crc32c
 
 from config.topic_keys import TopicConfig
 from storage.batch import (
@@ -13,12 +16,15 @@ from storage.batch import (
     walk_headers,
 )
 from storage.env import Env, mkdir_durably
-from storage.filenames import file_name
+from storage.filenames import INDEX, LOG, TIME_INDEX, cleaned_name, file_name
 from storage.log import Log, LogContext, index_limits
 from storage.log_directory import LogDirectory
 from storage.model import AppendInfo, TopicPartition
 from storage.recovery import LoadedLog, load_log
 from storage.segment import Segment
+from storage.swap import CleanedFile, CleanedSegment, SwapPlan, execute_swap, plan_swap
+from tests.support.memory_env import MemoryEnv
+from tests.support.swaps import RUN, put
 
 HOME = "/data"
 PARTITION = TopicPartition("orders", 0)
@@ -170,3 +176,31 @@ def loaded_segment(env: Env, base_offset: int, config: TopicConfig = SMALL) -> S
     segment = Segment(env, FOLDER, base_offset, index_limits(config), create=False)
     segment.load_or_rebuild()
     return segment
+
+
+def cleaned(env: Env, log: Log, sources: Sequence[int], keep: Collection[int]) -> SwapPlan:
+    """What a cleaner would leave of these segments, and the plan to publish it."""
+    base = sources[0]
+    made_in = MemoryEnv()
+    config = replace(SMALL, segment_bytes=1 << 20)
+    made = open_log(made_in, config, log_start_offset=base, was_clean=True)
+    for offset in sorted(keep):
+        made.log_end_offset = offset
+        append(made, value_at(offset))
+    made.close()
+    files = []
+    for kind in (LOG, INDEX, TIME_INDEX):
+        data = made_in.read_file(f"{FOLDER}/{file_name(base, kind)}")
+        name = cleaned_name(base, kind, RUN)
+        put(env, f"{FOLDER}/{name}", data)
+        files.append(CleanedFile(name, len(data), crc32c(data)))
+    facts = [one for one in log.segment_facts() if one.base_offset in sources]
+    return plan_swap(FOLDER, facts, [CleanedSegment(base, RUN, tuple(files))] if keep else [])
+
+
+def publish(env: Env, log: Log, sources: Sequence[int], keep: Collection[int]) -> None:
+    plan = cleaned(env, log, sources, keep)
+    log.flush()
+    log.pin(sources)
+    execute_swap(env, plan)
+    log.replace_segments(plan)
