@@ -15,7 +15,7 @@ from storage.model import TopicPartition
 from storage.swap import CleanedFile, CleanedSegment
 
 LENGTH_BYTES: Final = 4
-# A job names every segment of its partition: this is room for some 800,000 of them.
+# A job names every segment of its partition: this is room for some two million of them.
 FRAME_BYTES_MAX: Final = 64 << 20
 
 

@@ -19,7 +19,10 @@ from storage.env import Env
 from storage.errors import StorageError
 from storage.model import TopicPartition
 
-LOOK_CHUNK: Final = 32  # partitions judged in one turn of the loop: a millisecond or so
+# One turn of the loop judges so many partitions, or so long: a log of thousands of segments takes a
+# millisecond or two.
+LOOK_CHUNK: Final = 32
+LOOK_TURN_SECONDS: Final = 0.002
 
 log = structlog.get_logger("cleaner")
 
@@ -49,15 +52,19 @@ class Lookout:
         verdicts: dict[TopicPartition, Verdict] = {}
         known: dict[TopicPartition, LogFacts] = {}
         seen: set[TopicPartition] = set()
-        for count, facts in enumerate(self._host.facts(), 1):
+        clock = asyncio.get_running_loop().time
+        turn_began, count = clock(), 0
+        for facts in self._host.facts():
             seen.add(facts.partition)
             verdict = self._judge(facts)
             if verdict is not None:
                 verdicts[facts.partition] = verdict
                 if verdict.to_clean:
                     known[facts.partition] = facts
-            if count % LOOK_CHUNK == 0:
+            count += 1
+            if count == LOOK_CHUNK or clock() - turn_began >= LOOK_TURN_SECONDS:
                 await asyncio.sleep(0)
+                turn_began, count = clock(), 0
         self.verdicts, self.seen = verdicts, frozenset(seen)
         self._count(verdicts)
         order = ranked(verdicts.values())
