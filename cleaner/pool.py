@@ -168,11 +168,6 @@ class CleanerPool:
         """What the last look found, by partition."""
         return self._lookout.verdicts
 
-    def quarantined(self) -> dict[TopicPartition, states.Quarantined]:
-        """Partitions that failed `attempts` times in a row or more; fewer is a retry on its way."""
-        marks = self.registry.quarantines()
-        return {p: mark for p, mark in marks.items() if mark.failures >= self._settings.attempts}
-
     def status(self) -> PoolStatus:
         """What is going on."""
         workers = sorted(self._crew.workers.values(), key=lambda worker: worker.index)
@@ -180,7 +175,7 @@ class CleanerPool:
         return PoolStatus(
             tuple(worker_status(worker, self._run_of(worker), now) for worker in workers),
             self.registry.in_progress(),
-            self.quarantined(),
+            self.registry.quarantines(),
             dict(self.verdicts),
         )
 
