@@ -26,14 +26,18 @@ from config.topic_keys import (
     resolve,
 )
 from config.topic_names import INTERNAL_TOPICS, InvalidTopicNameError, check_new_name
+from storage.errors import StorageError
 from storage.log import Log
 from storage.log_manager import LogManager
 from storage.metadata import ClusterMetadata, TopicEntry
 from storage.model import TopicPartition
+from storage.partition_homes import ADOPTED
 
 log = structlog.get_logger("broker.topics")
 
-ADOPTED: Final = "adopted"  # TopicEntry.created_by of a folder that was found
+# The dynamic layer as it stands -> as it is to be. Raises TopicError.
+Change = Callable[[Mapping[str, str]], Mapping[str, str]]
+
 # Kafka's own topics are compacted whatever the defaults say; small segments let them shrink.
 INTERNAL_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
     name: {"cleanup.policy": "compact", "segment.bytes": str(100 << 20)}
@@ -175,7 +179,7 @@ class Topics:
                 )
 
     async def finish_interrupted(self) -> None:
-        """Undo creations that a crash cut off, and deletions that it left half done."""
+        """Undo creations that a crash cut off; their folders are gone already."""
         metadata = self._manager.metadata
         for name, entry in metadata.topics.items():
             if not entry.partitions:
@@ -223,7 +227,11 @@ class Topics:
             self.check_new(name, partitions, dynamic)
             entry = TopicEntry(uuid.uuid4().bytes, {}, dict(dynamic), created_by)
             await self._save(self._manager.metadata.with_topic(name, entry))
-            entry = await self._make_folders(name, entry, range(partitions))
+            try:
+                entry = await self._make_folders(name, entry, range(partitions))
+            except StorageError:
+                await self._save(self._manager.metadata.without_topic(name))
+                raise
             topic = self._enter(name, entry)
         log.info("topic created", topic=name, partitions=partitions, created_by=created_by)
         return topic
@@ -269,58 +277,48 @@ class Topics:
         """Delete a topic; durable when this returns. Raises TopicError."""
         async with self._changing:
             topic = self._known(name)
-            async with self._held(topic):
+            async with _hold_all(self._hold, [p.partition for p in topic.partitions.values()]):
                 await self._save(self._manager.metadata.without_topic(name))
                 del self._by_name[name]
                 del self._by_id[topic.topic_id]
                 gone = TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted")
-                for index, partition in topic.partitions.items():
+                for partition in topic.partitions.values():
                     partition.close(gone)
-                    where = TopicPartition(name, index)
-                    await asyncio.to_thread(self._manager.delete, where)
+                await self._remove_folders(name, topic.partitions.keys() | topic.offline.keys())
         log.info("topic deleted", topic=name)
 
-    async def alter(self, name: str, dynamic: Mapping[str, str]) -> None:
-        """Replace a topic's dynamic settings. Raises TopicError."""
+    async def alter(self, name: str, change: Change, *, validate_only: bool = False) -> None:
+        """Change a topic's dynamic settings, or only say whether that may be. Raises TopicError.
+
+        `change` is called when no other change is under way, so that none overwrites another.
+        """
         async with self._changing:
             topic = self._known(name)
-            layers = replace(topic.layers, dynamic=dict(dynamic))
-            config = self._resolve(layers)
-            policy_changes = config.cleanup_policy != topic.config.cleanup_policy
-            held = self._held(topic) if policy_changes else AsyncExitStack()
-            async with held:
-                entry = replace(self._manager.metadata.topics[name], dynamic=dict(dynamic))
-                await self._save(self._manager.metadata.with_topic(name, entry))
-                topic.layers, topic.config = layers, config
-                for partition in topic.partitions.values():
-                    partition.log.update_config(config)
-        log.info("topic settings changed", topic=name, dynamic=dict(dynamic))
+            entry = self._manager.metadata.topics[name]
+            dynamic = dict(change(entry.dynamic))
+            layers = self.layers_of(name, dynamic, adopted=topic.layers.adopted)
+            resettled = [(topic, layers, self._resolve(layers))]
+            if validate_only:
+                return
+            entry = replace(entry, dynamic=dynamic)
+            await self._settle(resettled, self._manager.metadata.with_topic(name, entry))
+        log.info("topic settings changed", topic=name, dynamic=dynamic)
 
-    def check_settings(self, name: str, dynamic: Mapping[str, str]) -> None:
-        """Refuse settings that do not fit together. Raises TopicError."""
-        self._resolve(replace(self._known(name).layers, dynamic=dict(dynamic)))
-
-    async def alter_broker(self, dynamic: Mapping[str, str]) -> None:
-        """Replace the broker's dynamic settings (Kafka's names). Raises TopicError."""
+    async def alter_broker(self, change: Change, *, validate_only: bool = False) -> None:
+        """Change the broker's dynamic settings (Kafka's names); as `alter`. Raises TopicError."""
         async with self._changing:
-            changed = []
+            metadata = self._manager.metadata
+            dynamic = dict(change(metadata.broker_dynamic))
+            resettled = []
             for topic in self:
-                layers = replace(topic.layers, broker_dynamic=dict(dynamic))
-                changed.append((topic, layers, self._resolve(layers)))
+                layers = replace(topic.layers, broker_dynamic=dynamic)
+                resettled.append((topic, layers, self._resolve(layers)))
             cleaner = self._cleaner_settings(dynamic)
-            metadata = replace(self._manager.metadata, broker_dynamic=dict(dynamic))
-            await self._save(metadata)
+            if validate_only:
+                return
+            await self._settle(resettled, replace(metadata, broker_dynamic=dynamic))
             self._configure_cleaner(cleaner)
-            for topic, layers, config in changed:
-                topic.layers, topic.config = layers, config
-                for partition in topic.partitions.values():
-                    partition.log.update_config(config)
-
-    def check_broker_settings(self, dynamic: Mapping[str, str]) -> None:
-        """Refuse broker-wide settings that do not fit together. Raises TopicError."""
-        self._cleaner_settings(dynamic)
-        for topic in self:
-            self._resolve(replace(topic.layers, broker_dynamic=dict(dynamic)))
+        log.info("broker settings changed", dynamic=dynamic)
 
     async def take_producer_ids(self, count: int) -> int:
         """The first of `count` producer ids that nobody was given before; durable."""
@@ -345,16 +343,46 @@ class Topics:
     async def _save(self, metadata: ClusterMetadata) -> None:
         await asyncio.to_thread(self._manager.save_metadata, metadata)
 
+    async def _settle(
+        self, resettled: list[tuple[Topic, TopicLayers, TopicConfig]], metadata: ClusterMetadata
+    ) -> None:
+        """Make changed settings durable, then valid; no worker has a log whose policy changes."""
+        held = [
+            partition.partition
+            for topic, _, config in resettled
+            if config.cleanup_policy != topic.config.cleanup_policy
+            for partition in topic.partitions.values()
+        ]
+        async with _hold_all(self._hold, held):
+            await self._save(metadata)
+            for topic, layers, config in resettled:
+                topic.layers, topic.config = layers, config
+                for partition in topic.partitions.values():
+                    partition.log.update_config(config)
+
     async def _make_folders(self, name: str, entry: TopicEntry, indexes: range) -> TopicEntry:
+        """All of them, or none: what was made before a failure is taken away again."""
         config = self._resolve(self.layers_of(name, entry.dynamic, adopted=False))
         homes = dict(entry.partitions)
-        for index in indexes:
-            where = TopicPartition(name, index)
-            made = await asyncio.to_thread(self._manager.create, where, entry.topic_id, config)
-            homes[index] = self._manager.directory_id_of(made.partition)
+        try:
+            for index in indexes:
+                where = TopicPartition(name, index)
+                made = await asyncio.to_thread(self._manager.create, where, entry.topic_id, config)
+                homes[index] = self._manager.directory_id_of(made.partition)
+        except StorageError:
+            await self._remove_folders(name, indexes)
+            raise
         entry = replace(entry, partitions=homes)
         await self._save(self._manager.metadata.with_topic(name, entry))
         return entry
+
+    async def _remove_folders(self, name: str, indexes: Iterable[int]) -> None:
+        """Those that cannot be removed now are when their directory is opened again."""
+        for index in sorted(indexes):
+            try:
+                await asyncio.to_thread(self._manager.delete, TopicPartition(name, index))
+            except StorageError as error:
+                log.error("folder stays", topic=name, partition=index, reason=str(error))
 
     def _enter(self, name: str, entry: TopicEntry) -> Topic:
         topic = self._by_name.get(name)
@@ -371,9 +399,6 @@ class Topics:
         self._by_name[name] = topic
         self._by_id[topic.topic_id] = topic
         return topic
-
-    def _held(self, topic: Topic) -> AbstractAsyncContextManager[None]:
-        return _hold_all(self._hold, [p.partition for p in topic.partitions.values()])
 
     def _known(self, name: str) -> Topic:
         topic = self._by_name.get(name)

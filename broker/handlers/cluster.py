@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import Final
 
 from broker.context import RequestContext
+from broker.groups.offsets_store import OFFSETS_TOPIC
 from broker.partition import Partition
 from broker.protocol.api import ApiRange
 from broker.protocol.codec import RequestHeader
@@ -121,7 +122,13 @@ async def _look_up(
             if not (create and services.settings.auto_create_topics):
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 return MetadataResponseTopic(error_code=code, name=name)
-            topic = await services.topics.ensure(name)
+            if name == OFFSETS_TOPIC:
+                code = await context.wait_offsets_topic()
+                topic = services.topics.get(name)
+                if topic is None:
+                    return MetadataResponseTopic(error_code=code, name=name)
+            else:
+                topic = await services.topics.ensure(name)
         except TopicError as error:
             return MetadataResponseTopic(error_code=error.code, name=name)
         except StorageError as error:

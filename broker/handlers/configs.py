@@ -1,6 +1,6 @@
 """DescribeConfigs, IncrementalAlterConfigs, AlterConfigs."""
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from broker.context import RequestContext
@@ -23,7 +23,7 @@ from broker.protocol.messages import (
     IncrementalAlterConfigsResponse,
     IncrementalAlterConfigsResponseResource,
 )
-from broker.topics import TopicError
+from broker.topics import Change, TopicError
 from config.broker_keys import describe_broker, parse_broker_value
 from config.topic_keys import (
     TOPIC_KEYS,
@@ -113,9 +113,11 @@ async def incremental_alter_configs(
     async def alter(resource: IncrementalAlterConfigsRequestResource) -> None:
         changes = [(one.name, one.config_operation, one.value) for one in resource.configs]
         kind, name = resource.resource_type, resource.resource_name
-        present = _dynamic(context, kind, name)
-        dynamic = _apply(context, kind, name, present, changes)
-        await _store(context, kind, name, dynamic, validate_only=body.validate_only)
+
+        def change(present: Mapping[str, str]) -> Mapping[str, str]:
+            return _apply(context, kind, name, present, changes)
+
+        await _alter(context, kind, name, change, validate_only=body.validate_only)
 
     results = []
     for resource in body.resources:
@@ -138,10 +140,12 @@ async def alter_configs(
 
     async def alter(resource: AlterConfigsRequestResource) -> None:
         kind, name = resource.resource_type, resource.resource_name
-        _dynamic(context, kind, name)
         changes = [(one.name, SET, one.value) for one in resource.configs if one.value is not None]
-        dynamic = _apply(context, kind, name, {}, changes)
-        await _store(context, kind, name, dynamic, validate_only=body.validate_only)
+
+        def change(_present: Mapping[str, str]) -> Mapping[str, str]:
+            return _apply(context, kind, name, {}, changes)
+
+        await _alter(context, kind, name, change, validate_only=body.validate_only)
 
     results = []
     for resource in body.resources:
@@ -167,17 +171,17 @@ async def _outcome(change: Awaitable[None]) -> tuple[ErrorCode, str | None]:
     return ErrorCode.NONE, None
 
 
-def _dynamic(context: RequestContext, kind: int, name: str) -> dict[str, str]:
-    """The dynamic layer of a resource. Raises TopicError."""
+async def _alter(
+    context: RequestContext, kind: int, name: str, change: Change, *, validate_only: bool
+) -> None:
+    topics = context.services.topics
     if kind == TOPIC:
-        topic = context.services.topics.get(name)
-        if topic is None:
-            raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
-        return dict(context.services.manager.metadata.topics[name].dynamic)
-    if kind == BROKER:
+        await topics.alter(name, change, validate_only=validate_only)
+    elif kind == BROKER:
         _check_broker(context, name)
-        return dict(context.services.manager.metadata.broker_dynamic)
-    raise TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
+        await topics.alter_broker(change, validate_only=validate_only)
+    else:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
 
 
 def _check_broker(context: RequestContext, name: str) -> None:
@@ -187,9 +191,10 @@ def _check_broker(context: RequestContext, name: str) -> None:
 
 
 def _apply(
-    context: RequestContext, kind: int, name: str, dynamic: dict[str, str], changes: Changes
-) -> dict[str, str]:
+    context: RequestContext, kind: int, name: str, present: Mapping[str, str], changes: Changes
+) -> Mapping[str, str]:
     """The dynamic layer after the changes. Raises TopicError."""
+    dynamic = dict(present)
     parse: Parse = parse_setting if kind == TOPIC else _parse_broker_setting
     entries = {entry.name: entry for entry in _entries(context, kind, name)}
     for key, operation, value in changes:
@@ -233,17 +238,3 @@ def _parse_broker_setting(key: str, value: str) -> str:
         return parse_broker_value(key, value)
     except InvalidTopicConfigError as error:
         raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error
-
-
-async def _store(
-    context: RequestContext, kind: int, name: str, dynamic: dict[str, str], *, validate_only: bool
-) -> None:
-    topics = context.services.topics
-    if kind == TOPIC:
-        topics.check_settings(name, dynamic)
-        if not validate_only:
-            await topics.alter(name, dynamic)
-    elif validate_only:
-        topics.check_broker_settings(dynamic)
-    else:
-        await topics.alter_broker(dynamic)

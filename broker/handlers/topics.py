@@ -26,6 +26,7 @@ from broker.protocol.messages import (
 )
 from broker.topics import Topic, TopicError
 from config.topic_keys import InvalidTopicConfigError, describe, parse_value
+from config.topic_names import INTERNAL_TOPICS
 from storage.errors import StorageError
 from storage.model import TopicPartition
 
@@ -61,6 +62,7 @@ async def _create(
     context: RequestContext, wanted: CreateTopicsRequestTopic, *, validate_only: bool
 ) -> CreateTopicsResponseTopic:
     topics = context.services.topics
+    _refuse_internal(wanted.name)
     count = _partition_count(context, wanted)
     dynamic = {}
     for config in wanted.configs:
@@ -149,8 +151,7 @@ async def _delete(
     try:
         if not services.settings.delete_topics:
             raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
-        if topic.is_internal:
-            raise TopicError(ErrorCode.INVALID_REQUEST, f"{topic.name} is internal")
+        _refuse_internal(topic.name)
         await services.topics.delete(topic.name)
         await services.groups.forget_topic(topic.name)
     except (TopicError, StorageError) as error:
@@ -168,6 +169,7 @@ async def create_partitions(
     for wanted in body.topics:
         result = CreatePartitionsResponseTopic(name=wanted.name)
         try:
+            _refuse_internal(wanted.name)
             _check_assignment(context, wanted)
             if body.validate_only:
                 context.services.topics.check_growth(wanted.name, wanted.count)
@@ -235,6 +237,12 @@ def _delete_before(
             except StorageError as error:
                 result.error_code = code_of(error)
     return result
+
+
+def _refuse_internal(name: str) -> None:
+    """Their number of partitions decides where a group is kept: it is the broker's to choose."""
+    if name in INTERNAL_TOPICS:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"{name} is internal")
 
 
 def parse_setting(key: str, value: str) -> str:

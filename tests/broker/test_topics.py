@@ -1,0 +1,285 @@
+"""Topics come, change and go: what is durable when, and what a crash or a full disk leaves."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from broker.partition import Partition
+from broker.protocol.errors import ErrorCode
+from broker.stats import TopicStats
+from broker.topics import TopicError, Topics
+from config.settings import CleanerSettings, Settings
+from storage.errors import InconsistentDirectoryError, LogDirectoryError
+from storage.log import Log
+from storage.log_manager import LogManager
+from storage.model import TopicPartition
+from tests.support.memory_env import MemoryEnv, SimulatedCrash
+
+COMPACT = {"cleanup.policy": "compact"}
+
+
+class TopicsOnDisk:
+    """Topics over an in-memory disk, opened as the broker does; remembers who was held."""
+
+    def __init__(self, env: MemoryEnv, *directories: str, **settings: Any) -> None:
+        self.env = env
+        self.held: list[TopicPartition] = []
+        self.cleaner: list[CleanerSettings] = []
+        loaded = Settings.model_validate({"log_dirs": list(directories or ["/disk1"]), **settings})
+        self.manager = LogManager(env, loaded.log_dirs)
+        self.topics = Topics(
+            self.manager,
+            loaded,
+            self._partition,
+            hold=self._hold,
+            configure_cleaner=self.cleaner.append,
+        )
+
+    async def open(self) -> Topics:
+        self.manager.open(self.topics.config_of)
+        self.topics.load()
+        await self.topics.finish_interrupted()
+        await self.topics.apply_yaml()
+        return self.topics
+
+    async def reopen(self, **settings: Any) -> Topics:
+        self.manager.close()
+        return await TopicsOnDisk(self.env, *self._directories(), **settings).open()
+
+    def _directories(self) -> list[str]:
+        return [directory.path for directory in self.manager.directories]
+
+    def _partition(self, opened: Log) -> Partition:
+        return Partition(opened, TopicStats(), self._flush, lambda _error: None)
+
+    async def _flush(self, _opened: Log) -> None:
+        await asyncio.Event().wait()  # a disk that takes its time
+
+    @asynccontextmanager
+    async def _hold(self, partition: TopicPartition) -> AsyncIterator[None]:
+        self.held.append(partition)
+        yield
+
+
+def folders(env: MemoryEnv, directory: str = "/disk1") -> list[str]:
+    names = [name for name in env.listdir(directory) if env.is_dir(f"{directory}/{name}")]
+    return [name for name in names if not name.endswith("-delete")]
+
+
+def setting(key: str, value: str) -> Any:
+    """A change of one key, as a client asks for it."""
+
+    def change(present: Mapping[str, str]) -> Mapping[str, str]:
+        return {**present, key: value}
+
+    return change
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=11)
+
+
+# --- creation -----------------------------------------------------------------------------------
+
+
+async def test_a_creation_that_a_crash_cut_off_is_undone_at_the_next_start() -> None:
+    crash_at, outcomes = 0, set()
+    while "created" not in outcomes:
+        crash_at += 1
+        env = MemoryEnv(seed=crash_at)
+        disk = TopicsOnDisk(env)
+        topics = await disk.open()
+        env.settle()
+        env.crash_at = env.operations + crash_at
+        try:
+            await topics.create("orders", 3, COMPACT)
+            outcomes.add("created")
+            env = env.kill()
+        except SimulatedCrash:
+            env = env.crash()
+        again = await TopicsOnDisk(env).open()
+        found = again.get("orders")
+        if found is not None:
+            assert sorted(found.partitions) == [0, 1, 2], f"seed and step {crash_at}"
+            assert found.config.compacts
+            outcomes.add("whole")
+        else:
+            assert folders(env) == [], f"seed and step {crash_at}"
+            await again.create("orders", 3, COMPACT)
+            outcomes.add("undone")
+    assert outcomes == {"created", "whole", "undone"}
+
+
+async def test_a_creation_that_fails_can_be_tried_again(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env, "/disk1", "/disk2")
+    topics = await disk.open()
+    env.mkdir("/disk1/orders-2/of-somebody-else")
+    env.open("/disk1/orders-2/00000000000000000000.log", create=True).pwrite(b"records", 0)
+    env.mkdir("/disk2/orders-2")
+    env.open("/disk2/orders-2/00000000000000000000.log", create=True).pwrite(b"records", 0)
+    for _ in range(2):
+        with pytest.raises(InconsistentDirectoryError, match="topic id"):
+            await topics.create("orders", 3, {})
+    assert topics.get("orders") is None
+    assert "orders" not in disk.manager.metadata.topics
+    env.remove_tree("/disk1/orders-2")
+    env.remove_tree("/disk2/orders-2")
+    assert (await topics.create("orders", 3, {})).partition_count == 3
+
+
+async def test_a_growth_that_fails_leaves_the_topic_as_it_was(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    await topics.create("orders", 1, {})
+    full = env.fail_on(lambda op, path: op == "mkdir" and "orders-2" in path, errno.ENOSPC)
+    with pytest.raises(LogDirectoryError):
+        await topics.add_partitions("orders", 3)
+    full.remove()
+    assert sorted(disk.manager.metadata.topics["orders"].partitions) == [0]
+
+
+async def test_a_topic_is_created_once_whoever_uses_it_first(env: MemoryEnv) -> None:
+    topics = await TopicsOnDisk(env).open()
+    first, second = await asyncio.gather(topics.ensure("orders"), topics.ensure("orders"))
+    assert first is second
+
+
+async def test_there_is_a_limit_of_partitions(env: MemoryEnv) -> None:
+    topics = await TopicsOnDisk(env, limits={"partitions": 3}).open()
+    await topics.create("orders", 2, {})
+    for refused in (topics.create("more", 2, {}), topics.add_partitions("orders", 4)):
+        with pytest.raises(TopicError, match=r"limits\.partitions is 3"):
+            await refused
+
+
+# --- the settings file --------------------------------------------------------------------------
+
+
+async def test_the_file_creates_and_grows_and_never_takes_away(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env, topics={"orders": {"partitions": 2, "keys": COMPACT}})
+    topics = await disk.open()
+    assert topics.get("orders").partition_count == 2  # type: ignore[union-attr]
+    for settings in ({"topics": {"orders": {"partitions": n}}} for n in (3, 1)):
+        disk.manager.close()
+        disk = TopicsOnDisk(env, **settings)
+        topics = await disk.open()
+        assert topics.get("orders").partition_count == 3  # type: ignore[union-attr]
+    assert (await disk.reopen()).get("orders").partition_count == 3  # type: ignore[union-attr]
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+async def test_a_change_of_policy_holds_the_cleaner_and_others_do_not(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    topic = await topics.create("orders", 2, {})
+    before = topic.partitions[0].log.generation
+    await topics.alter("orders", setting("retention.ms", "1000"))
+    assert disk.held == []
+    assert topic.partitions[0].log.config.retention_ms == 1000
+    await topics.alter("orders", setting("cleanup.policy", "compact"))
+    assert disk.held == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+    assert topic.partitions[0].log.generation != before
+
+
+async def test_a_change_of_the_brokers_policy_holds_the_cleaner_too(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    await topics.create("follows", 1, {})
+    await topics.create("has-its-own", 1, COMPACT)
+    await topics.alter_broker(setting("log.cleanup.policy", "compact"))
+    assert disk.held == [TopicPartition("follows", 0)]
+    assert len(disk.cleaner) == 1
+
+
+async def test_two_changes_at_once_are_both_made(env: MemoryEnv) -> None:
+    topics = await TopicsOnDisk(env).open()
+    await topics.create("orders", 1, {})
+    await asyncio.gather(
+        topics.alter("orders", setting("retention.ms", "1000")),
+        topics.alter("orders", setting("segment.ms", "2000")),
+    )
+    config = topics.get("orders").config  # type: ignore[union-attr]
+    assert (config.retention_ms, config.segment_ms) == (1000, 2000)
+
+
+async def test_a_change_that_is_only_checked_changes_nothing(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    topic = await topics.create("orders", 1, {})
+    before = disk.manager.metadata
+    await topics.alter("orders", setting("retention.ms", "1000"), validate_only=True)
+    await topics.alter_broker(setting("log.cleaner.threads", "2"), validate_only=True)
+    assert disk.manager.metadata is before
+    assert topic.config.retention_ms != 1000
+    assert disk.cleaner == []
+
+
+async def test_the_offsets_topic_stays_compacted_when_something_else_is_set(
+    env: MemoryEnv,
+) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    topic = await topics.ensure_internal("__consumer_offsets", 2)
+    await topics.alter("__consumer_offsets", setting("min.cleanable.dirty.ratio", "0.3"))
+    assert topic.config.cleanup_policy == ("compact",)
+    assert topic.config.min_cleanable_dirty_ratio == 0.3
+    again = await disk.reopen()
+    assert again.get("__consumer_offsets").config == topic.config  # type: ignore[union-attr]
+
+
+async def test_settings_of_a_client_survive_a_restart_and_win_over_the_file(
+    env: MemoryEnv,
+) -> None:
+    disk = TopicsOnDisk(env, topics={"orders": {"keys": {"retention.ms": "5000"}}})
+    topics = await disk.open()
+    await topics.alter("orders", setting("retention.ms", "1000"))
+    again = await disk.reopen(topics={"orders": {"keys": {"retention.ms": "7000"}}})
+    assert again.get("orders").config.retention_ms == 1000  # type: ignore[union-attr]
+
+
+# --- deletion and failure -----------------------------------------------------------------------
+
+
+async def test_a_deleted_topic_stays_deleted_and_its_name_is_free(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    old = await topics.create("orders", 2, {})
+    await topics.delete("orders")
+    assert disk.held == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+    new = await topics.create("orders", 1, {})
+    assert new.topic_id != old.topic_id
+    await topics.delete("orders")
+    again = await disk.reopen()
+    assert again.get("orders") is None
+
+
+async def test_a_deletion_goes_on_where_one_directory_fails(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env, "/disk1", "/disk2")
+    topics = await disk.open()
+    topic = await topics.create("orders", 4, {})
+    waiting = [one.wait_flushed(1) for one in topic.partitions.values()]
+    env.fail_on(lambda op, path: op == "rename" and path.startswith("/disk1/orders"), errno.EIO)
+    await topics.delete("orders")
+    assert folders(env, "/disk2") == []
+    assert [key for key in disk.manager.logs if key.topic == "orders"] == []
+    for future in waiting:
+        with pytest.raises(TopicError, match="was deleted") as caught:
+            await future
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_partitions_of_a_failed_directory_are_known_and_not_served(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env, "/disk1", "/disk2")
+    topics = await disk.open()
+    topic = await topics.create("orders", 2, {})
+    topics.fail(disk.manager.fail_directory("/disk1", "burnt"), "burnt")
+    assert topic.partition_count == 2
+    assert list(topic.offline.values()) == ["burnt"]
+    assert len(topic.partitions) == 1
