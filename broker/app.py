@@ -35,7 +35,7 @@ from broker.offsets_topic import OffsetsTopic
 from broker.partition import Partition
 from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
-from broker.topics import Topics
+from broker.topics import TopicError, Topics
 from cleaner.pool import CleanerPool
 from config.address import Address
 from config.settings import CleanerSettings, Settings
@@ -43,7 +43,7 @@ from storage.env import Env, RealEnv
 from storage.errors import LogDirectoryError, StorageError
 from storage.kernels import warm_up
 from storage.log import Log
-from storage.log_manager import LogManager
+from storage.log_manager import LogManager, OpenReport
 from storage.model import TopicPartition
 
 log = structlog.get_logger("broker.app")
@@ -92,15 +92,25 @@ class Broker:
         self.http: HttpServer
         self.addresses: list[Address] = []
         self.http_address = settings.http
+        self._failed: set[str] = set()  # data directories that are known to be offline
 
     # Start --------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open, listen, be ready. Raises StorageError and OSError when that cannot be."""
+        """Open, listen, be ready. Raises StorageError, OSError, TopicError when that cannot be."""
         warm_up()  # importing the compiler later would hold up the loop
         report = self.manager.open(self.topics.config_of)
-        for line in report.lines():
-            log.warning("opened", **line)
+        try:
+            await self._start(report)
+        except BaseException:
+            # So that the next start, on a free port perhaps, has nothing to recover.
+            await asyncio.to_thread(self.manager.close)
+            raise
+
+    async def _start(self, report: OpenReport) -> None:
+        self._failed.update(report.offline_directories)
+        for what, fields in report.lines():
+            log.warning(what, **fields)
         self._distrust_jumped_clock()
         self.topics.load()
         await self.topics.finish_interrupted()
@@ -164,7 +174,7 @@ class Broker:
         registry.register(BrokerCollector(services, self.listener, self.housekeeping, self.pool))
         ProcessCollector(registry=registry)
         address = self.settings.http
-        allowed = {"localhost", "127.0.0.1", "::1"} if address.is_loopback else set()
+        allowed = {"localhost", "127.0.0.1", "::1", address.host} if address.is_loopback else set()
         self.http = HttpServer(registry, self, allowed)
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
@@ -174,7 +184,7 @@ class Broker:
         last = self.manager.metadata.last_wall_ms
         now = self._env.wall_ms()
         if now < last:
-            self.housekeeping.clock.look(now - last, 0)
+            self.housekeeping.clock.distrust(self._env.monotonic() * 1000)
             log.warning("wall clock is behind the last run; retention suspended", by_ms=last - now)
 
     # Stop ---------------------------------------------------------------------
@@ -236,16 +246,16 @@ class Broker:
         return "no data directory is online"
 
     def fail_directory(self, error: LogDirectoryError) -> None:
-        """Take a data directory offline; the rest goes on."""
+        """Take a data directory offline, and tell of it once; the rest goes on."""
         lost = self.manager.fail_directory(error.directory, error.reason)
-        if not lost and not error.reason:
-            return
-        log.error(
-            "data directory is offline",
-            directory=error.directory,
-            reason=error.reason,
-            partitions=len(lost),
-        )
+        if error.directory not in self._failed:
+            self._failed.add(error.directory)
+            log.error(
+                "data directory is offline",
+                directory=error.directory,
+                reason=error.reason,
+                partitions=len(lost),
+            )
         self.topics.fail(lost, error.reason)
         self.offsets_topic.fail(lost)
 
@@ -284,7 +294,7 @@ async def _serve(settings: Settings) -> int:
         loop.add_signal_handler(signum, broker.request_stop)
     try:
         await broker.start()
-    except (StorageError, OSError) as error:
+    except (StorageError, OSError, TopicError) as error:
         sys.stderr.write(f"varve: cannot start: {error}\n")
         log.error("cannot start", reason=str(error))
         return EXIT_CANNOT_START

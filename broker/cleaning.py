@@ -6,7 +6,7 @@ The pool keeps truncation, deletion and policy changes away meanwhile; retention
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import structlog
 
@@ -41,11 +41,10 @@ class Cleaning:
         self._clock_trusted = clock_trusted
 
     def facts(self) -> Iterable[LogFacts]:
-        """Every partition, served or offline."""
+        """Every partition that is served; of one that is offline there is nothing to clean."""
         trusted = self._clock_trusted()
-        for topic in self._topics:
-            for partition in tuple(topic.partitions.values()):
-                yield self._facts_of(partition, clock_trusted=trusted)
+        for partition in self._topics.partitions():
+            yield self._facts_of(partition, clock_trusted=trusted)
 
     def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
         one = partition.log
@@ -135,10 +134,3 @@ class Cleaning:
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         """One line per failed attempt."""
         log.error("clean failed", partition=str(partition), reason=reason, retry_at_ms=retry_at_ms)
-
-
-def offline_partitions(topics: Topics) -> Iterator[tuple[TopicPartition, str]]:
-    """Partitions that are known and not served, with the reason."""
-    for topic in topics:
-        for index, reason in topic.offline.items():
-            yield TopicPartition(topic.name, index), reason

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from storage.log_manager import LogManager
-
 from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator
 from broker.offsets_topic import OffsetsTopic
@@ -13,6 +11,7 @@ from broker.topics import Topics
 from config.address import Address
 from config.settings import Settings
 from storage.env import Env
+from storage.log_manager import LogManager
 
 
 @dataclass(slots=True)

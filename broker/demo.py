@@ -227,7 +227,7 @@ def _verify(bootstrap: str, topic: str, last: list[int], progress: Progress) -> 
         if update >= 0 and seen.get(f"key-{key:05}") != _value(update)
     ]
     if wrong or len(seen) != sum(1 for update in last if update >= 0):
-        raise DemoError(f"{len(wrong)} keys have a wrong last value, e.g. key-{wrong[:1]}")
+        raise DemoError(f"{len(wrong)} keys have a wrong last value {wrong[:1]}")
     return records
 
 

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 
 import structlog
 
-from broker.partition import Partition
+from broker.partition import OfflinePartitionError, Partition
+from broker.topics import TopicError
 from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
 from storage.log_manager import LogManager
 
 log = structlog.get_logger("broker.housekeeping")
 
+WATCH_SECONDS = 1.0  # a jumped clock, or a failed directory, is noticed this much late
 ROLL_SECONDS = 1.0  # idle segments roll this much late at most
 FLUSH_SECONDS = 1.0  # flush.ms is kept to this much
 PURGE_SECONDS = 1.0  # file.delete.delay.ms is kept to this much
@@ -42,8 +44,12 @@ class ClockWatch:
         self.last_wall_ms, self.last_monotonic_ms = wall_ms, monotonic_ms
         if abs(drift) <= JUMP_MS:
             return 0
-        self.distrusted_until_ms = monotonic_ms + CONFIRM_MS
+        self.distrust(monotonic_ms)
         return int(drift)
+
+    def distrust(self, monotonic_ms: float) -> None:
+        """Believe wall time again only when it has been steady for a while."""
+        self.distrusted_until_ms = monotonic_ms + CONFIRM_MS
 
     def trusted(self, monotonic_ms: float) -> bool:
         """True while deleting by time is allowed."""
@@ -97,7 +103,8 @@ class Housekeeping:
     def start(self) -> None:
         """Start every timer."""
         for name, seconds, work in (
-            ("clock", ROLL_SECONDS, self.watch_clock),
+            ("clock", WATCH_SECONDS, self.watch_clock),
+            ("directories", WATCH_SECONDS, self.watch_directories),
             ("retention", self._periods.retention, self.expire),
             ("roll", ROLL_SECONDS, self.roll),
             ("flush", FLUSH_SECONDS, self.flush),
@@ -124,6 +131,12 @@ class Housekeeping:
         if jump:
             self.stats.clock_jumps += 1
             log.warning("wall clock jumped; retention suspended", jump_ms=jump, for_ms=CONFIRM_MS)
+
+    async def watch_directories(self) -> None:
+        """Tell of directories that failed while nobody was there to be told, as in a thread."""
+        for directory in self._manager.directories:
+            if directory.offline_reason is not None:
+                self._fail_directory(LogDirectoryError(directory.path, directory.offline_reason))
 
     async def expire(self) -> None:
         """Retention by time, size and log start offset."""
@@ -160,7 +173,12 @@ class Housekeeping:
             if not partition.log.flush_due(self._env.wall_ms()):
                 continue
             self.stats.flushes += 1
-            await partition.flush()
+            try:
+                await partition.flush()
+            except LogDirectoryError as error:
+                self._fail_directory(error)
+            except (OfflinePartitionError, TopicError) as error:  # told already, or deleted
+                log.debug("not flushed", partition=str(partition.partition), reason=str(error))
 
     async def purge(self) -> None:
         """Unlink `.deleted` files whose delay is over, and folders of deleted topics."""
@@ -169,9 +187,7 @@ class Housekeeping:
 
     async def checkpoint(self) -> None:
         """Write recovery points, log start offsets and cleaner offsets in Kafka's files."""
-        captured = self._manager.checkpoint_begin()
-        await asyncio.to_thread(captured.run)
-        self._manager.checkpoint_done(captured)
+        await asyncio.to_thread(self._manager.checkpoint_begin().run)
 
     async def expire_producers(self) -> None:
         """Forget idempotent producers that have been silent for producer.id.expiration.ms."""
@@ -206,3 +222,7 @@ class Housekeeping:
             except StorageError as error:
                 self.stats.errors += 1
                 log.error("task failed", task=work.__name__, reason=str(error))
+            except Exception:
+                # Supervised: a mistake in one round must not silently end all that follow.
+                self.stats.errors += 1
+                log.exception("task failed", task=work.__name__)

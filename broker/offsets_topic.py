@@ -121,6 +121,11 @@ class OffsetsTopic:
             log.error("groups cannot be loaded", partition=index, reason=str(error))
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
+        except Exception:
+            # Whatever it is: the others are loaded, and these groups do not wait for ever.
+            log.exception("groups cannot be loaded", partition=index)
+            self.coordinator.deactivate(index, PartitionState.OFFLINE)
+            return
         if self._topics.partition(found.partition) is found:  # its directory may have failed
             self.coordinator.activate(index, loaded)
 
@@ -128,5 +133,9 @@ class OffsetsTopic:
         """Forget offsets that nobody has committed or used for the retention time."""
         while True:
             await asyncio.sleep(self._check_seconds)
-            if self._clock_trusted():
-                await self.coordinator.expire_offsets(self._env.wall_ms())
+            try:
+                if self._clock_trusted():
+                    await self.coordinator.expire_offsets(self._env.wall_ms())
+            except Exception:
+                # Supervised: a mistake in one round must not silently end all that follow.
+                log.exception("offsets cannot be expired")

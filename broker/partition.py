@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from broker.stats import TopicStats
 from storage.batch import BatchHeader
-from storage.errors import LogDirectoryError
+from storage.errors import LogDirectoryError, StorageError
 from storage.log import Log
 from storage.model import AppendInfo, TopicPartition
 
@@ -147,7 +147,7 @@ class Partition:
         self.wake()
 
 
-class OfflinePartitionError(Exception):
+class OfflinePartitionError(StorageError):
     """The partition is known and cannot be served: its directory failed, or its data is damaged."""
 
     def __init__(self, partition: TopicPartition, reason: str) -> None:

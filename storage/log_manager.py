@@ -18,7 +18,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 from config.topic_keys import TopicConfig
 from storage import filenames
@@ -65,20 +65,20 @@ class OpenReport:
     removed: tuple[str, ...]  # folders
     notes: tuple[tuple[TopicPartition, str], ...]  # what had to be mended
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """One set of fields per line of a structured log."""
+    def lines(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """What happened, and its fields: one line each of a structured log."""
         for directory, reason in self.offline_directories.items():
-            yield {"what": "directory is offline", "directory": directory, "reason": reason}
+            yield "data directory is offline", {"directory": directory, "reason": reason}
         for partition, reason in self.offline.items():
-            yield {"what": "partition is offline", "partition": str(partition), "reason": reason}
+            yield "partition is offline", {"partition": str(partition), "reason": reason}
         for partition in self.adopted:
-            yield {"what": "folder adopted", "partition": str(partition)}
+            yield "folder adopted", {"partition": str(partition)}
         for folder, reason in self.refused:
-            yield {"what": "folder refused", "folder": folder, "reason": reason}
+            yield "folder refused", {"folder": folder, "reason": reason}
         for folder in self.removed:
-            yield {"what": "folder of a deleted topic removed", "folder": folder}
+            yield "folder of a deleted topic removed", {"folder": folder}
         for partition, note in self.notes:
-            yield {"what": "mended", "partition": str(partition), "reason": note}
+            yield "mended", {"partition": str(partition), "reason": note}
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,15 +526,9 @@ class LogManager:
             ]
         return CheckpointTask(self._env, tuple(files))
 
-    def checkpoint_done(self, task: CheckpointTask) -> None:
-        """A checkpoint was written: purely informative, nothing waits for it."""
-        assert task.env is self._env
-
     def checkpoint(self) -> None:
         """Write recovery points, log starts and cleaner offsets, here and now."""
-        task = self.checkpoint_begin()
-        task.run()
-        self.checkpoint_done(task)
+        self.checkpoint_begin().run()
 
     # Closing
 

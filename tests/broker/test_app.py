@@ -1,0 +1,235 @@
+"""The broker as a whole, over an in-memory disk: starting, failing in parts, what HTTP says."""
+
+import asyncio
+import errno
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker import systemd
+from broker.app import Broker
+from broker.protocol.api import ApiKey
+from broker.protocol.errors import ErrorCode
+from broker.protocol.messages import (
+    CreatePartitionsRequest,
+    CreatePartitionsRequestTopic,
+    CreatePartitionsResponse,
+    CreateTopicsRequest,
+    CreateTopicsRequestTopic,
+    CreateTopicsResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from broker.topics import TopicError
+from storage import filenames
+from tests.support.broker_in_memory import broker_in_memory, broker_settings
+from tests.support.logs import batch_of
+from tests.support.memory_env import MemoryEnv
+from tests.support.raw_client import RawClient
+
+OFFSETS = "__consumer_offsets"
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=5)
+
+
+def get(broker: Broker, path: str, host: str | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(f"http://{broker.http_address}{path}")
+    if host is not None:
+        request.add_header("Host", host)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def client_of(broker: Broker) -> RawClient:
+    return RawClient(broker.addresses[0].port)
+
+
+# --- starting -------------------------------------------------------------------------------------
+
+
+async def test_a_start_without_a_free_port_leaves_the_data_as_an_orderly_stop(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env) as broker:
+        await broker.topics.create("orders", 1, {})
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        second = Broker(broker_settings(listeners=[address]), env)
+        with pytest.raises(OSError, match="in use"):
+            await second.start()
+        await second.http.stop()
+        await second.listener.stop(0)
+    assert env.exists(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
+    async with broker_in_memory(env) as broker:  # the lock was given back, too
+        assert broker.topics.get("orders") is not None
+
+
+async def test_a_topic_of_the_file_that_cannot_be_made_ends_the_start(env: MemoryEnv) -> None:
+    limits = {"partitions": 2}
+    async with broker_in_memory(env, limits=limits) as broker:
+        await broker.topics.create("large", 2, {})
+    settings = broker_settings(topics={"orders": {}}, limits=limits)
+    with pytest.raises(TopicError, match="partitions"):
+        await Broker(settings, env).start()
+    assert env.exists(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
+
+
+async def test_a_clock_that_was_set_back_is_distrusted_until_it_has_held(env: MemoryEnv) -> None:
+    env.advance_ms(10 * 86_400_000)  # a machine that has been up for days
+    async with broker_in_memory(env):
+        pass
+    env.jump_wall_ms(-3_600_000)
+    async with broker_in_memory(env) as broker:
+        assert not broker.housekeeping.clock_trusted()
+        await broker.housekeeping.watch_clock()
+        assert broker.housekeeping.stats.clock_jumps == 0
+        env.advance_ms(600_000)
+        assert broker.housekeeping.clock_trusted()
+
+
+# --- parts that fail ------------------------------------------------------------------------------
+
+
+async def test_a_directory_that_fails_in_a_thread_is_noticed_and_told_of_once(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env, "/disk1", "/disk2") as broker:
+        topic = await broker.topics.create("orders", 2, {})
+        env.fail_on(lambda op, path: op == "rename" and path.startswith("/disk2/"), errno.EIO)
+        with capture_logs() as lines:
+            await broker.topics.take_producer_ids(1)  # writes the metadata everywhere
+            await broker.housekeeping.watch_directories()
+            await broker.housekeeping.watch_directories()
+        told = [line for line in lines if line["event"] == "data directory is offline"]
+        assert [(line["directory"], line["partitions"]) for line in told] == [("/disk2", 1)]
+        assert len(topic.partitions) == len(topic.offline) == 1
+        assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
+        _, text = await asyncio.to_thread(get, broker, "/metrics")
+        assert "kafka_log_logmanager_offlinelogdirectorycount 1.0" in text
+        broker.manager.fail_directory("/disk1", "gone, too")
+        status, reason = await asyncio.to_thread(get, broker, "/healthz")
+        assert (status, reason) == (503, "no data directory is online\n")
+
+
+async def test_a_topic_deleted_during_a_flush_does_not_end_the_flushing(env: MemoryEnv) -> None:
+    async with broker_in_memory(env) as broker:
+        topic = await broker.topics.create("orders", 1, {"flush.messages": "1"})
+        client = client_of(broker)
+        with client:
+            await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"value")))
+        flushing = asyncio.create_task(broker.housekeeping.flush())
+        await asyncio.sleep(0)
+        topic.partitions[0].close(TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "deleted"))
+        await flushing
+        assert broker.housekeeping.stats.errors == 0
+
+
+# --- internal topics ------------------------------------------------------------------------------
+
+
+async def test_the_offsets_topic_is_made_whole_however_it_is_first_asked_for(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env, groups={"offsets_partitions": 3}) as broker:
+        client = client_of(broker)
+        with client:
+            asked = MetadataRequest(topics=[MetadataRequestTopic(name=OFFSETS)])
+            answer = await asyncio.to_thread(client.request, ApiKey.METADATA, 9, asked)
+        assert isinstance(answer, MetadataResponse)
+        assert len(answer.topics[0].partitions) == 3
+        assert broker.groups.availability("any") is ErrorCode.NONE
+
+
+async def test_clients_neither_make_nor_grow_internal_topics(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, groups={"offsets_partitions": 3}) as broker:
+        client = client_of(broker)
+        with client:
+            made = await asyncio.to_thread(
+                client.request,
+                ApiKey.CREATE_TOPICS,
+                7,
+                CreateTopicsRequest(
+                    topics=[
+                        CreateTopicsRequestTopic(
+                            name=OFFSETS, num_partitions=1, replication_factor=1
+                        )
+                    ]
+                ),
+            )
+            await broker.offsets_topic.ensure()
+            grown = await asyncio.to_thread(
+                client.request,
+                ApiKey.CREATE_PARTITIONS,
+                3,
+                CreatePartitionsRequest(
+                    topics=[CreatePartitionsRequestTopic(name=OFFSETS, count=9)]
+                ),
+            )
+        assert isinstance(made, CreateTopicsResponse)
+        assert made.topics[0].error_code == ErrorCode.INVALID_REQUEST
+        assert isinstance(grown, CreatePartitionsResponse)
+        assert grown.results[0].error_code == ErrorCode.INVALID_REQUEST
+        assert broker.offsets_topic.partition_count == 3
+
+
+# --- HTTP and systemd -----------------------------------------------------------------------------
+
+
+async def test_http_answers_names_of_this_machine_only(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, http="127.0.0.2:0") as broker:
+        port = broker.http_address.port
+        for host in (None, f"localhost:{port}", "LOCALHOST", f"[::1]:{port}"):
+            assert (await asyncio.to_thread(get, broker, "/readyz", host))[0] == 200
+        for host in (f"rebound.example:{port}", "127.0.0.1.example"):
+            assert (await asyncio.to_thread(get, broker, "/metrics", host))[0] == 403
+
+
+async def test_a_stopping_broker_is_not_ready(env: MemoryEnv) -> None:
+    async with broker_in_memory(env) as broker:
+        broker.request_stop()
+        assert await asyncio.to_thread(get, broker, "/readyz") == (503, "stopping\n")
+
+
+@pytest.fixture
+def listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(tmp_path / "notify"))
+        channel.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        yield channel
+
+
+def test_systemd_gets_the_datagram(listening: socket.socket) -> None:
+    assert systemd.notify("READY=1")
+    assert listening.recv(100) == b"READY=1"
+
+
+def test_systemd_may_listen_in_the_abstract_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"varve-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(f"\0{name}")
+        channel.settimeout(5)
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+        assert systemd.notify("STOPPING=1")
+        assert channel.recv(100) == b"STOPPING=1"
+
+
+def test_where_nobody_listens_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    assert not systemd.notify("READY=1")
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/at/all")
+    assert not systemd.notify("READY=1")
