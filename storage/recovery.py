@@ -98,7 +98,7 @@ def load_log(
     loading = _Loading(env, directory, limits, recovery_point)
     swap = recover_swap(env, directory)
     if swap.changed:
-        loading.note(f"an interrupted swap was finished: {swap}")
+        loading.note(f"after an interrupted swap: {swap}")
     files = filenames.classify(env.listdir(directory))
     _remove_leftovers(loading, files)
     _read_epochs(loading)

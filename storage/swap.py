@@ -309,6 +309,16 @@ class SwapRecovery:
         """Whether anything was there to be done."""
         return self != SwapRecovery()
 
+    def __str__(self) -> str:
+        """In words, for the log."""
+        done = [f"run {run_id} carried out" for run_id in self.redone]
+        done += [f"run {run_id} undone, {why}" for run_id, why in self.rolled_back]
+        done += [f"{journal} not believed, {why}" for journal, why in self.refused]
+        done += [f"{name} put in place" for name in self.completed]
+        if self.removed:
+            done.append(f"{len(self.removed)} left-over files removed")
+        return "; ".join(done) or "nothing"
+
 
 def recover_swap(env: Env, directory: str) -> SwapRecovery:
     """Bring a partition's folder to all old or all new; to be called before its files are opened.

@@ -175,7 +175,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(
         writer.start(broker.bootstrap)
     try:
         for _ in range(KILLS):
-            wait_for_acknowledgements(writers, rng.randrange(500, 12_000))
+            wait_for_acknowledgements(writers, rng.randrange(500, 9_000))
             broker.kill()
             acked = [dict(writer.acked) for writer in writers]
             broker = start_varve(tmp_path, SETTINGS, port=port)
