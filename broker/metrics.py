@@ -79,6 +79,11 @@ class BrokerCollector(Collector):
              rejects.invalid_offset_or_sequence),
         ):  # fmt: skip
             yield _counter(f"kafka_server_brokertopicmetrics_{name}", text, count)
+        yield _counter(
+            "varve_decompression_limit_batches",
+            "Batches above varve.decompressed.batch.bytes",
+            rejects.decompression_limit,
+        )
 
     def _requests(self) -> Iterator[Metric]:
         stats = self._services.stats
@@ -158,6 +163,8 @@ class BrokerCollector(Collector):
              len(self._listener.connections)),
             ("kafka_server_fetchsessioncache_numincrementalfetchsessions", "Fetch sessions",
              len(self._services.sessions)),
+            ("kafka_server_fetchsessioncache_numincrementalfetchpartitionscached",
+             "Partitions in fetch sessions", self._services.sessions.partitions),
             ("varve_clock_trusted", "1 while deleting by time is allowed",
              int(self._housekeeping.clock_trusted())),
         ):  # fmt: skip
@@ -166,6 +173,14 @@ class BrokerCollector(Collector):
             ("varve_connections_accepted", "Connections accepted", self._listener.stats.accepted),
             ("varve_connections_refused", "Connections above the limit",
              self._listener.stats.refused),
+            ("varve_connections_closed_idle", "Connections closed for their silence",
+             self._listener.stats.closed_idle),
+            ("varve_connections_closed_stalled", "Connections closed for not reading",
+             self._listener.stats.closed_stalled),
+            ("kafka_server_fetchsessioncache_incrementalfetchsessionevictions",
+             "Fetch sessions that gave way to others", self._services.sessions.evictions),
+            ("varve_timer_flushes", "Flushes asked for by flush.ms and flush.messages",
+             stats.flushes),
             ("varve_retention_segments", "Segments removed by retention", stats.segments_expired),
             ("varve_retention_bytes", "Bytes removed by retention", stats.bytes_expired),
             ("varve_timer_rolls", "Segments rolled by the timer", stats.segments_rolled),
@@ -180,10 +195,29 @@ class BrokerCollector(Collector):
         yield _gauge(prefix, "Consumer groups", counts.total())
         for state in ("stable", "empty", "dead", "preparingrebalance", "completingrebalance"):
             yield _gauge(prefix + state, f"Consumer groups that are {state}", counts[state])
+        stats = self._services.groups.stats
+        for name, text, value in (
+            ("rebalances", "Rebalances begun", stats.rebalances),
+            ("generations_stable", "Rebalances completed", stats.generations_stable),
+            ("members_expired", "Members that fell silent", stats.members_expired),
+            ("offsets_committed", "Offsets committed", stats.offsets_committed),
+            ("offsets_expired", "Offsets past their retention", stats.offsets_expired),
+            ("deleted", "Groups deleted", stats.groups_deleted),
+            ("append_errors", "Appends to __consumer_offsets that failed", stats.append_errors),
+            ("records_loaded", "Records read from __consumer_offsets", stats.records_loaded),
+            ("records_unknown", "Of these, of a kind not known here", stats.records_unknown),
+            ("records_invalid", "Of these, not decodable", stats.records_invalid),
+            ("offsets_undecided", "Of these, of open transactions", stats.offsets_undecided),
+        ):
+            yield _counter(f"varve_group_{name}", text, value)
 
     def _cleaner(self) -> Iterator[Metric]:
+        yield from self._cleaner_state()
+        yield from self._cleaner_work()
+        yield self._quarantined()
+
+    def _cleaner_state(self) -> Iterator[Metric]:
         stats = self._pool.stats
-        quarantined = self._pool.registry.quarantines()
         last = [one.report for one in stats.last.values()]
         slowest = max((one.seconds for one in stats.last.values()), default=0.0)
         written = sum(report.bytes_after for report in last)
@@ -201,8 +235,14 @@ class BrokerCollector(Collector):
              stats.cleanable_bytes),
             ("varve_cleaner_over_lag_partitions", "Partitions over max.compaction.lag.ms",
              stats.over_lag_partitions),
+            ("varve_cleaner_candidates", "Partitions that are due", stats.candidates),
+            ("varve_cleaner_look_seconds", "Time of the last look over all partitions",
+             stats.scan_seconds),
         ):  # fmt: skip
             yield _gauge(name, text, value)
+
+    def _cleaner_work(self) -> Iterator[Metric]:
+        stats = self._pool.stats
         for name, text, value in (
             ("varve_cleaner_cleans", "Jobs that ended well", stats.cleans),
             ("varve_cleaner_aborts", "Jobs given up because somebody wanted the partition",
@@ -221,16 +261,33 @@ class BrokerCollector(Collector):
              stats.records_after),
             ("varve_cleaner_bytes_before", "Bytes before, of finished jobs", stats.bytes_before),
             ("varve_cleaner_bytes_after", "Bytes after, of finished jobs", stats.bytes_after),
+            ("varve_cleaner_tombstones_removed", "Tombstones removed, of finished jobs",
+             stats.tombstones_removed),
+            ("varve_cleaner_maps_full", "Jobs whose key map was full before the dirty end",
+             stats.maps_full),
+            ("varve_cleaner_stale_jobs", "Jobs void because the log had changed under them",
+             stats.stale),
+            ("varve_cleaner_groups_published", "Output segments put in place",
+             stats.groups_published),
+            ("varve_cleaner_groups_dropped", "Output segments whose sources had gone",
+             stats.groups_dropped),
+            ("varve_cleaner_looks", "Looks over all partitions", stats.scans),
+            ("varve_cleaner_look_failures", "Looks, or logs in one, that failed",
+             stats.scan_failures),
+            ("varve_cleaner_worker_starts", "Workers started", stats.worker_starts),
             ("varve_cleaner_worker_deaths", "Workers that died", stats.worker_deaths),
+            ("varve_cleaner_worker_kills", "Workers killed for not heeding", stats.worker_kills),
         ):  # fmt: skip
             yield _counter(name, text, value)
+
+    def _quarantined(self) -> Metric:
         uncleanable = GaugeMetricFamily(
             "kafka_log_logcleanermanager_uncleanable_partitions_count",
             "Quarantined partitions: retried later, never given up",
             labels=["logDirectory"],
         )
         topics = self._services.topics
-        found = [topics.partition(one) for one in quarantined]
+        found = [topics.partition(one) for one in self._pool.registry.quarantines()]
         for directory in self._services.manager.directories:
             here = sum(
                 1
@@ -238,7 +295,7 @@ class BrokerCollector(Collector):
                 if one is not None and os.path.dirname(one.log.directory) == directory.path
             )
             uncleanable.add_metric([directory.path], here)
-        yield uncleanable
+        return uncleanable
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
