@@ -54,7 +54,7 @@ def serve(
     sys.exit(run(settings))
 
 
-@main.command("check-config")
+@main.command("check-config", short_help="Say what is wrong with a settings file.")
 @click.argument("file", metavar="FILE")
 def check_config(file: str) -> None:
     """Say what is wrong with a settings file, as `serve` would, without starting anything."""
@@ -68,7 +68,7 @@ def check_config(file: str) -> None:
     click.echo(f"{file}: good: {listeners}, {len(settings.topics)} topics")
 
 
-@main.command()
+@main.command(short_help="A first session: watch a log shrink, lose nothing.")
 @click.option("--bootstrap", metavar=ADDRESS, help="A running broker; without it a temporary one.")
 def demo(bootstrap: str | None) -> None:
     """Produce a million keyed updates, watch the log shrink, check every key's last value."""
@@ -83,7 +83,7 @@ def demo(bootstrap: str | None) -> None:
     sys.exit(run(bootstrap))
 
 
-@main.command()
+@main.command(short_help="Compile the kernels, before the first clean needs them.")
 def warmup() -> None:
     """Compile the kernels now, so that the first clean does not wait for it."""
     import time
