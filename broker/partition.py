@@ -126,6 +126,9 @@ class Partition:
         except LogDirectoryError as error:
             self._fail(error)
             self.close(error)
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            self.close(StorageError(f"fsync of {self.partition} ended: {error!r}"))
+            raise
         finally:
             self._flusher = None
 
