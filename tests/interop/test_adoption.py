@@ -15,6 +15,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from broker.protocol.errors import ErrorCode
+from storage.batch import Record, build_batch, stamp, walk_headers
 from tests.support.kafka import KafkaBroker, running_kafka
 from tests.support.killed_kafka import (
     ADOPTER_SETTINGS,
@@ -31,6 +33,7 @@ from tests.support.killed_kafka import (
     topic_ids,
 )
 from tests.support.killed_kafka import SETTINGS as KAFKA_SETTINGS
+from tests.support.raw_client import RawClient
 from tests.support.reading import View, assert_same_view, read_topics
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
@@ -82,6 +85,40 @@ def test_a_group_goes_on_where_kafka_let_it_stop(killed_kafka: KilledKafka, tmp_
         assert first.error() is None, first.error()
         assert first.offset() == killed_kafka.offsets["members", CLOCKED, 0][0]
         consumer.close()
+    finally:
+        assert broker.stop() == 0
+
+
+def test_an_idempotent_producer_of_kafka_goes_on_where_its_sequence_stopped(
+    killed_kafka: KilledKafka, tmp_path: Path
+) -> None:
+    log = sorted((killed_kafka.directory / "data" / f"{EVENTS}-2").glob("*.log"))[-1].read_bytes()
+    batches = [(at, header) for at, header in walk_headers(log) if header.producer_id >= 0]
+    position, last = batches[-1]
+    again = bytearray(log[position : position + last.size_bytes])
+    stamp(again, 0, 0, -1)  # as a producer sends it
+    record = Record(0, LONG_AGO_MS, b"k", b"v", ())
+
+    def batch(sequence: int) -> bytes:
+        return bytes(
+            build_batch(
+                [record],
+                producer_id=last.producer_id,
+                producer_epoch=last.producer_epoch,
+                base_sequence=sequence,
+            )
+        )
+
+    broker = start_varve(killed_kafka.copy_to(tmp_path), ADOPTER_SETTINGS)
+    try:
+        with RawClient(broker.port) as client:
+            end = client.fetch(EVENTS, offset=last.base_offset, partition=2).high_watermark
+            duplicate = client.produce(EVENTS, bytes(again), 2)
+            assert (duplicate.error_code, duplicate.base_offset) == (0, last.base_offset)
+            gap = client.produce(EVENTS, batch(last.last_sequence + 5), 2)
+            assert ErrorCode(gap.error_code) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+            following = client.produce(EVENTS, batch(last.last_sequence + 1), 2)
+            assert (following.error_code, following.base_offset) == (0, end)
     finally:
         assert broker.stop() == 0
 
