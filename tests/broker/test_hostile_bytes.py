@@ -10,16 +10,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import cramjam
 import lz4.frame
 import psutil
 import pytest
-import zstandard
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from crc32c import crc32c
 
 from broker.protocol.api import ApiKey
 from broker.protocol.codec import decode_response, encode_request
@@ -35,8 +32,17 @@ from broker.protocol.messages import (
     MetadataRequest,
     MetadataRequestTopic,
 )
-from storage.batch import Record, build_batch
-from storage.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
+from storage.compression import LZ4
+from tests.support.hostile import (
+    CODECS,
+    MIB,
+    PACKERS,
+    batch,
+    bomb,
+    patched,
+    record_bytes,
+    with_body,
+)
 from tests.support.raw_client import (
     FETCH_VERSION,
     PRODUCE_VERSION,
@@ -49,9 +55,7 @@ from tests.support.varve import VarveBroker, running_varve
 from tests.support.waiting import wait_until
 
 KEPT, TABLE, SCRATCH, BIG = "kept", "table", "scratch", "big"
-CODECS = {"none": NONE, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
 BOMB_LIMIT_BYTES = 4 << 20
-MIB = 1 << 20
 # What the process may grow by under any one attack: buffers of a few requests, not what they say.
 GROWTH_BYTES_MAX = 48 * MIB
 IDLE_MS = 4000
@@ -149,35 +153,6 @@ def attacked(daemon: VarveBroker, acknowledged: bytes) -> Iterator[Attacked]:
 # Batches ------------------------------------------------------------------------------------
 
 
-def batch(*, key: bytes | None = b"k", codec: int = NONE, count: int = 3) -> bytearray:
-    now_ms = int(time.time() * 1000)
-    records = [Record(number, now_ms, key, b"v-%d" % number, ()) for number in range(count)]
-    return build_batch(records, base_offset=0, codec=codec)
-
-
-def sealed(data: bytearray) -> bytes:
-    """With a CRC that is right for what the bytes are now."""
-    struct.pack_into(">I", data, 17, crc32c(memoryview(data)[21:]))
-    return bytes(data)
-
-
-def patched(position: int, layout: str, value: int, *, seal: bool = True) -> bytes:
-    """A good batch with one field of its header replaced (byte positions: the batch format)."""
-    data = batch()
-    struct.pack_into(layout, data, position, value)
-    return sealed(data) if seal else bytes(data)
-
-
-def with_body(body: bytes, *, codec: int = NONE, count: int = 1) -> bytes:
-    """A batch header, right in every field, in front of any bytes."""
-    data = batch(count=1)[:61] + body
-    struct.pack_into(">i", data, 8, len(data) - 12)
-    struct.pack_into(">h", data, 21, codec)
-    struct.pack_into(">i", data, 23, count - 1)
-    struct.pack_into(">i", data, 57, count)
-    return sealed(data)
-
-
 CORRUPT, INVALID = ErrorCode.CORRUPT_MESSAGE, ErrorCode.INVALID_RECORD
 BAD_BATCHES: dict[str, tuple[bytes | None, ErrorCode]] = {
     "no records": (None, INVALID),
@@ -241,18 +216,6 @@ def attacked_end(attacked: Attacked, topic: str) -> int:
         return int(client.fetch(topic, offset=1).high_watermark)
 
 
-def record_bytes(*varints: int, tail: bytes = b"") -> bytes:
-    """Zig-zag varints one after another, then bytes."""
-    out = bytearray()
-    for value in varints:
-        rest = value << 1 ^ value >> 63
-        while rest > 127:
-            out.append(rest & 127 | 128)
-            rest >>= 7
-        out.append(rest)
-    return bytes(out) + tail
-
-
 LYING_RECORDS = {
     "a record longer than the batch": record_bytes(1_000_000, 0, 0, 0, 1, tail=b"k"),
     "a record of negative length": record_bytes(-5, 0, 0, 0, tail=b"kkkkkkkkkk"),
@@ -276,25 +239,6 @@ def test_lengths_that_lie_inside_a_batch_of_a_compacted_topic_are_refused(
         answer = client.produce(TABLE, data)
         assert ErrorCode(answer.error_code) in (INVALID, CORRUPT), answer
         assert client.produce(TABLE, bytes(batch())).error_code == 0
-
-
-PACKERS: dict[str, Callable[[bytes], bytes]] = {
-    "none": bytes,
-    "gzip": gzip.compress,
-    "snappy": lambda data: bytes(cramjam.snappy.compress_raw(data)),
-    "lz4": lz4.frame.compress,
-    "zstd": lambda data: zstandard.ZstdCompressor(19).compress(data),
-}
-
-
-def bomb(codec: str) -> bytes:
-    """As much as can be packed into a batch below max.message.bytes: 20 MB to a gigabyte."""
-    if codec == "zstd":
-        packer = zstandard.ZstdCompressor(3).compressobj()
-        zeros = bytes(16 * MIB)
-        return b"".join(packer.compress(zeros) for _ in range(64)) + packer.flush()
-    size = {"gzip": 200 * MIB, "snappy": 20 * MIB, "lz4": 240 * MIB}[codec]
-    return PACKERS[codec](bytes(size))
 
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
