@@ -17,8 +17,8 @@ from storage.log_reader import FetchSlice
 Part = bytes | bytearray | memoryview | FetchSlice
 
 MAX_BUFFERS = 64  # per writev: enough for a pipelined burst, far below IOV_MAX (1024)
-# Per call, so that one fast reader cannot hold the loop: about a millisecond. A socket takes no more
-# at once (net.ipv4.tcp_wmem), so an answer of that size needs no second turn.
+# Per call, so that one fast reader cannot hold the loop: about a millisecond. A socket takes no
+# more at once (net.ipv4.tcp_wmem), so an answer of that size needs no second turn.
 MAX_SENDFILE_BYTES = 4 << 20
 
 
