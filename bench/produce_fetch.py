@@ -102,6 +102,8 @@ def main() -> None:
                             f"produce {produced:7.1f}  fetch {fetched:7.1f} MB/s",
                             flush=True,
                         )
+        for broker in brokers:
+            print(f"{broker.name} holds {broker.resident_mb():.0f} MB after all this")
     report(rates, kafka=len(brokers) > 1)
 
 
