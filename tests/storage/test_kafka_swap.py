@@ -163,7 +163,7 @@ def test_a_swap_file_of_kafka_that_is_damaged_deletes_nothing(env: MemoryEnv) ->
 
 
 def test_a_swap_file_of_old_messages_covers_their_offsets(env: MemoryEnv) -> None:
-    body = struct.pack(">bbqiI", 1, 0, 1_000, -1, 0)  # magic 1, attributes, time, null key, no value
+    body = struct.pack(">bbqiI", 1, 0, 1_000, -1, 0)  # magic 1, a null key, no value
     message = struct.pack(">I", zlib.crc32(body)) + body
     data = b"".join(struct.pack(">qi", offset, len(message)) + message for offset in (3, 29))
     put(env, f"{FOLDER}/{file_name(0, LOG)}.swap", data)
