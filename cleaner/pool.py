@@ -338,7 +338,7 @@ class CleanerPool:
                 unasked = "" if self._aborting(run) else "stopped without being asked"
                 await self._let_go(run, unasked)
             case JobFailed(_, reason, traceback, file_missing):
-                log.debug("cleaner_job_raised", run_id=run.job.run_id, traceback=traceback)
+                log.info("cleaner_job_raised", run_id=run.job.run_id, traceback=traceback)
                 if file_missing and self._is_outdated(run.job):
                     self.abort(run.job.partition)
                     reason = ""

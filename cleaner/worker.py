@@ -99,11 +99,20 @@ def execute(
     except CleanAbortedError:
         ending = JobStopped(order.run)
     except Exception as error:  # noqa: BLE001 - whatever it was, it costs this job and no other
-        reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
+        reason = _named(error)[:REASON_CHARS_MAX]
         details = "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_CHARS_MAX:]
         missing = isinstance(error, FileNotFoundError)
         ending = JobFailed(order.run, reason, details, missing)
     send(ending)
+
+
+def _named(error: Exception) -> str:
+    """What went wrong and, where the error has no words of its own, in which line."""
+    kind, text = type(error).__name__, str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    if text or not frames:
+        return f"{kind}: {text}"
+    return f"{kind} in {frames[-1].name}: {frames[-1].line}"
 
 
 def serve(sock: socket.socket, memory_fd: int, runner: Runner, env: Env, started: float) -> None:

@@ -36,6 +36,7 @@ from broker.groups.model import (
     StopSyncTimer,
     StoreGroup,
     SyncTimeout,
+    Unloaded,
     WaiterGone,
 )
 from broker.groups.offset_records import CommittedOffset
@@ -254,7 +255,8 @@ class LiveGroup:
         if type(self.state) is type(before):
             return
         stats.generations_stable += isinstance(self.state, Stable)
-        report = log.info if isinstance(self.state, Stable | Empty | Dead) else log.debug
+        worth = isinstance(self.state, Stable | Empty | Dead) and not isinstance(event, Unloaded)
+        report = log.info if worth else log.debug
         report(
             "group_state",
             group=group.group_id,

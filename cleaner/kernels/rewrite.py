@@ -216,11 +216,9 @@ def filter_records(
     log_start = state[fields.LOG_START] - base
     map_end = state[fields.MAP_END] - base
     bit_0 = base - state[fields.BITS_FIRST]
-    first_byte = written
-    run = at
-    previous = -1
+    first_byte, run = written, at
+    previous = latest = -1
     kept = tombstones = removed = keyless = 0
-    latest = -1
     for i in range(count):
         start = at
         at, time_delta, delta, _, key_bytes, value_bytes = read_record(source, start, end)

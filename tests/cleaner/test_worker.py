@@ -76,7 +76,7 @@ def test_an_aborted_job_says_so_and_nothing_else() -> None:
     [
         (FileNotFoundError(2, "gone", "0.log"), "FileNotFoundError: ", True),
         (OSError(28, "No space left on device"), "OSError: [Errno 28] No space", False),
-        (MemoryError(), "MemoryError: ", False),
+        (MemoryError(), "MemoryError in runner: raise error", False),
         (AssertionError("x" * 9999), "AssertionError: xxx", False),
     ],
     ids=lambda value: type(value).__name__,

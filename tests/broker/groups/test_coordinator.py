@@ -2,116 +2,25 @@
 
 import asyncio
 import random
-from collections.abc import Coroutine
-from dataclasses import replace
-from itertools import count
-from typing import TypeVar
 
 import pytest
 
-from broker.groups.coordinator import GroupCoordinator, GroupSettings, PartitionState
+from broker.groups.coordinator import PartitionState
 from broker.groups.model import (
     CommitRequested,
     CompletingRebalance,
     Empty,
     GroupRules,
     HeartbeatReceived,
-    JoinAnswer,
     LeaveRequested,
     Stable,
-    SyncAnswer,
-    SyncRequested,
 )
 from broker.groups.offset_records import CommittedOffset
-from broker.groups.offsets_store import LoadedPartition, OffsetsStore
 from broker.protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError
 from tests.support.group_machine import REBALANCE_MS, SESSION_MS, join_request
-from tests.support.offsets_log import OffsetsLog
-from tests.support.virtual_clock import VirtualClock, settle
-
-T = TypeVar("T")
-DAY_MS = 24 * 3600 * 1000
-KEY = ("orders", 0)
-# Version 0 of the consumer protocol: subscribed to "orders".
-SUBSCRIBED = (("range", b"\x00\x00\x00\x00\x00\x01\x00\x06orders\x00\x00\x00\x00"),)
-
-
-class World:
-    """A coordinator with everything around it."""
-
-    def __init__(self, partition_count: int = 1, **settings: object) -> None:
-        self.clock = VirtualClock()
-        self.log = OffsetsLog(partition_count)
-        self.settings = GroupSettings(**settings)  # type: ignore[arg-type]
-        self.coordinator = self._coordinator()
-        for partition in range(partition_count):
-            self.coordinator.activate(partition, LoadedPartition())
-
-    def _coordinator(self) -> GroupCoordinator:
-        ids = count()
-        store = OffsetsStore(len(self.log.batches), self.log.append)
-        return GroupCoordinator(store, self.clock, self.settings, lambda: f"id{next(ids)}")
-
-    def restart(self) -> None:
-        self.coordinator = self._coordinator()
-        for partition in range(len(self.log.batches)):
-            self.coordinator.activate(partition, self.log.load(partition))
-
-    async def begin(self, work: Coroutine[object, object, T]) -> "asyncio.Task[T]":
-        task = asyncio.ensure_future(work)
-        await settle()
-        return task
-
-    async def join(self, member_id: str = "", group_id: str = "g", **options: object) -> JoinAnswer:
-        request = join_request(member_id, **options)  # type: ignore[arg-type]
-        answer = await self.coordinator.join(group_id, request)
-        if answer.error is ErrorCode.MEMBER_ID_REQUIRED:
-            return await self.join(answer.member_id, group_id, **options)
-        return answer
-
-    async def sync(
-        self, member_id: str, generation: int, group_id: str = "g", **assignments: bytes
-    ) -> SyncAnswer:
-        request = SyncRequested(0, member_id, None, generation, None, None, assignments)
-        return await self.coordinator.sync(group_id, request)
-
-    async def stable(self, group_id: str = "g", **options: object) -> str:
-        answer = await self.join(group_id=group_id, **options)
-        assert answer.error is ErrorCode.NONE
-        request = SyncRequested(
-            0, answer.member_id, None, answer.generation, None, None, {answer.member_id: b"a"}
-        )
-        synced = await self.coordinator.sync(group_id, request)
-        assert synced.assignment == b"a"
-        return answer.member_id
-
-    def heartbeat(self, member_id: str, generation: int = 1, group_id: str = "g") -> ErrorCode:
-        request = HeartbeatReceived(0, member_id, None, generation)
-        return self.coordinator.heartbeat(group_id, request)
-
-    async def commit(
-        self,
-        offset: int = 5,
-        *,
-        group_id: str = "g",
-        member_id: str = "",
-        generation: int = -1,
-        key: tuple[str, int] = KEY,
-        expire_timestamp_ms: int = -1,
-    ) -> ErrorCode:
-        value = CommittedOffset(offset, -1, "", self.clock.wall_ms(), expire_timestamp_ms)
-        request = CommitRequested(0, member_id, None, generation)
-        return await self.coordinator.commit(group_id, request, {key: value})
-
-    def offsets(self, group_id: str = "g") -> dict[tuple[str, int], int]:
-        error, offsets = self.coordinator.offsets(group_id)
-        assert error is ErrorCode.NONE
-        return {key: value.offset for key, value in offsets.items()}
-
-    def state(self, group_id: str = "g") -> object:
-        return self.coordinator.describe(group_id)[1]
-
+from tests.support.group_world import KEY, World
+from tests.support.virtual_clock import settle
 
 # Members ------------------------------------------------------------------------------------------
 
@@ -419,184 +328,6 @@ async def test_a_large_commit_goes_out_in_several_appends() -> None:
     assert sum(map(len, world.log.appends)) == 1_000
     assert max(len(b) for b in world.log.batches[0]) < 512 * 1024
     assert world.log.load().offsets["g"] == offsets
-
-
-# Deletion and expiry ------------------------------------------------------------------------------
-
-
-async def test_a_deleted_group_is_gone_from_the_log_with_its_offsets() -> None:
-    world = World()
-    await world.stable()
-    await world.clock.advance(SESSION_MS)
-    await world.commit(5)
-    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
-    assert world.state() is None
-    assert world.offsets() == {}
-    loaded = world.log.load()
-    assert loaded.groups == {}
-    assert loaded.offsets == {}
-
-
-async def test_a_live_group_is_not_deleted() -> None:
-    world = World()
-    await world.stable()
-    assert await world.coordinator.delete_group("g") is ErrorCode.NON_EMPTY_GROUP
-
-
-async def test_an_unknown_group_cannot_be_deleted() -> None:
-    assert await World().coordinator.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
-
-
-async def test_while_a_group_is_deleted_everyone_is_sent_away_and_may_come_back_after() -> None:
-    world = World()
-    await world.commit(5)
-    world.log.held = True
-    deletion = await world.begin(world.coordinator.delete_group("g"))
-    gone = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    assert (await world.join()).error is gone
-    assert await world.commit(6) is gone
-    assert await world.coordinator.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
-    assert world.offsets() == {}
-    world.log.held = False
-    world.log.release()
-    assert await deletion is ErrorCode.NONE
-    assert await world.commit(7) is ErrorCode.NONE
-    assert world.offsets() == {KEY: 7}
-    assert world.log.load().offsets["g"][KEY].offset == 7
-
-
-async def test_a_commit_under_way_is_deleted_with_the_group() -> None:
-    world = World()
-    await world.commit(5, key=("orders", 1))
-    world.log.held = True
-    commit = await world.begin(world.commit(5))
-    deletion = await world.begin(world.coordinator.delete_group("g"))
-    world.log.release()
-    assert await commit is ErrorCode.NONE
-    assert await deletion is ErrorCode.NONE
-    assert world.offsets() == {}
-    assert world.log.load().offsets == {}
-
-
-async def test_a_deletion_that_failed_leaves_everything_as_it_was() -> None:
-    world = World()
-    await world.commit(5)
-    world.log.error = LogDirectoryError("/d", "disk")
-    assert await world.coordinator.delete_group("g") is ErrorCode.COORDINATOR_NOT_AVAILABLE
-    world.log.error = None
-    assert world.offsets() == {KEY: 5}
-    assert await world.commit(6) is ErrorCode.NONE
-
-
-async def test_offsets_of_topics_in_use_are_not_deleted() -> None:
-    world = World()
-    member = await world.stable(protocols=SUBSCRIBED)
-    await world.commit(5, member_id=member, generation=1)
-    await world.commit(5, member_id=member, generation=1, key=("old", 0))
-    error, errors = await world.coordinator.delete_offsets("g", [KEY, ("old", 0), ("old", 9)])
-    assert error is ErrorCode.NONE
-    assert errors == {
-        KEY: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
-        ("old", 0): ErrorCode.NONE,
-        ("old", 9): ErrorCode.NONE,
-    }
-    assert world.offsets() == {KEY: 5}
-    assert world.log.load().offsets["g"].keys() == {KEY}
-
-
-async def test_offsets_of_an_empty_group_may_be_deleted() -> None:
-    world = World()
-    await world.commit(5)
-    assert await world.coordinator.delete_offsets("g", [KEY]) == (
-        ErrorCode.NONE,
-        {KEY: ErrorCode.NONE},
-    )
-    assert world.offsets() == {}
-
-
-async def test_offsets_of_another_kind_of_live_group_are_not_deleted() -> None:
-    world = World()
-    await world.stable(protocol_type="connect")
-    error, _ = await world.coordinator.delete_offsets("g", [KEY])
-    assert error is ErrorCode.NON_EMPTY_GROUP
-    error, _ = await world.coordinator.delete_offsets("nobody", [KEY])
-    assert error is ErrorCode.GROUP_ID_NOT_FOUND
-
-
-async def test_what_was_committed_for_a_deleted_topic_goes_with_it() -> None:
-    world = World()
-    await world.commit(5)
-    await world.commit(6, key=("other", 0))
-    assert await world.coordinator.forget_topic("orders") == 1
-    assert world.offsets() == {("other", 0): 6}
-    assert world.log.load().offsets["g"].keys() == {("other", 0)}
-
-
-async def test_offsets_of_a_simple_group_expire_a_week_after_their_commit() -> None:
-    world = World()
-    await world.commit(5)
-    await world.clock.advance(3 * DAY_MS)
-    await world.commit(6, key=("orders", 1))
-    await world.clock.advance(4 * DAY_MS - 1)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
-    await world.clock.advance(1)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
-    assert world.offsets() == {("orders", 1): 6}
-
-
-async def test_offsets_of_a_group_expire_a_week_after_its_last_member_left() -> None:
-    world = World()
-    member = await world.stable(session_timeout_ms=1_800_000)
-    await world.commit(5, member_id=member, generation=1)
-    await world.clock.advance(1_700_000)
-    world.coordinator.leave("g", LeaveRequested(0, ((member, None),)))
-    await world.clock.advance(7 * DAY_MS - 1)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
-    await world.clock.advance(1)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
-    assert world.state() is None
-    assert world.log.load() == replace(
-        LoadedPartition(), records=world.log.ends[0], groups={}, offsets={}
-    )
-
-
-async def test_a_live_group_keeps_the_offsets_of_what_it_is_subscribed_to() -> None:
-    world = World()
-    member = await world.stable(protocols=SUBSCRIBED, session_timeout_ms=1_800_000)
-    await world.commit(5, member_id=member, generation=1)
-    await world.commit(5, member_id=member, generation=1, key=("old", 0))
-    for _ in range(400):
-        await world.clock.advance(1_700_000)
-        assert world.heartbeat(member) is ErrorCode.NONE
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
-    assert world.offsets() == {KEY: 5}
-
-
-async def test_a_group_whose_subscription_cannot_be_read_keeps_everything() -> None:
-    world = World()
-    member = await world.stable(session_timeout_ms=1_800_000)
-    await world.commit(5, member_id=member, generation=1)
-    now_ms = world.clock.wall_ms() + 30 * DAY_MS
-    assert await world.coordinator.expire_offsets(now_ms) == 0
-
-
-async def test_a_retention_time_of_its_own_goes_before_the_brokers() -> None:
-    world = World()
-    await world.commit(5, expire_timestamp_ms=world.clock.wall_ms() + 1_000)
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms() + 999) == 0
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms() + 1_000) == 1
-
-
-async def test_an_offset_committed_again_just_now_does_not_expire() -> None:
-    world = World()
-    await world.commit(5)
-    await world.clock.advance(8 * DAY_MS)
-    world.log.held = True
-    commit = await world.begin(world.commit(6))
-    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
-    world.log.release()
-    assert await commit is ErrorCode.NONE
-    assert world.offsets() == {KEY: 6}
 
 
 # The partitions of the log ------------------------------------------------------------------------

@@ -1,0 +1,187 @@
+"""Groups and offsets that go: deleted, expired, forgotten with their topic."""
+
+from dataclasses import replace
+
+from broker.groups.model import (
+    LeaveRequested,
+)
+from broker.groups.offsets_store import LoadedPartition
+from broker.protocol.errors import ErrorCode
+from storage.errors import LogDirectoryError
+from tests.support.group_machine import SESSION_MS
+from tests.support.group_world import DAY_MS, KEY, SUBSCRIBED, World
+
+
+async def test_a_deleted_group_is_gone_from_the_log_with_its_offsets() -> None:
+    world = World()
+    await world.stable()
+    await world.clock.advance(SESSION_MS)
+    await world.commit(5)
+    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
+    assert world.state() is None
+    assert world.offsets() == {}
+    loaded = world.log.load()
+    assert loaded.groups == {}
+    assert loaded.offsets == {}
+
+
+async def test_a_live_group_is_not_deleted() -> None:
+    world = World()
+    await world.stable()
+    assert await world.coordinator.delete_group("g") is ErrorCode.NON_EMPTY_GROUP
+
+
+async def test_an_unknown_group_cannot_be_deleted() -> None:
+    assert await World().coordinator.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_while_a_group_is_deleted_everyone_is_sent_away_and_may_come_back_after() -> None:
+    world = World()
+    await world.commit(5)
+    world.log.held = True
+    deletion = await world.begin(world.coordinator.delete_group("g"))
+    gone = ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert (await world.join()).error is gone
+    assert await world.commit(6) is gone
+    assert await world.coordinator.delete_group("g") is ErrorCode.GROUP_ID_NOT_FOUND
+    assert world.offsets() == {}
+    world.log.held = False
+    world.log.release()
+    assert await deletion is ErrorCode.NONE
+    assert await world.commit(7) is ErrorCode.NONE
+    assert world.offsets() == {KEY: 7}
+    assert world.log.load().offsets["g"][KEY].offset == 7
+
+
+async def test_a_commit_under_way_is_deleted_with_the_group() -> None:
+    world = World()
+    await world.commit(5, key=("orders", 1))
+    world.log.held = True
+    commit = await world.begin(world.commit(5))
+    deletion = await world.begin(world.coordinator.delete_group("g"))
+    world.log.release()
+    assert await commit is ErrorCode.NONE
+    assert await deletion is ErrorCode.NONE
+    assert world.offsets() == {}
+    assert world.log.load().offsets == {}
+
+
+async def test_a_deletion_that_failed_leaves_everything_as_it_was() -> None:
+    world = World()
+    await world.commit(5)
+    world.log.error = LogDirectoryError("/d", "disk")
+    assert await world.coordinator.delete_group("g") is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    world.log.error = None
+    assert world.offsets() == {KEY: 5}
+    assert await world.commit(6) is ErrorCode.NONE
+
+
+async def test_offsets_of_topics_in_use_are_not_deleted() -> None:
+    world = World()
+    member = await world.stable(protocols=SUBSCRIBED)
+    await world.commit(5, member_id=member, generation=1)
+    await world.commit(5, member_id=member, generation=1, key=("old", 0))
+    error, errors = await world.coordinator.delete_offsets("g", [KEY, ("old", 0), ("old", 9)])
+    assert error is ErrorCode.NONE
+    assert errors == {
+        KEY: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,
+        ("old", 0): ErrorCode.NONE,
+        ("old", 9): ErrorCode.NONE,
+    }
+    assert world.offsets() == {KEY: 5}
+    assert world.log.load().offsets["g"].keys() == {KEY}
+
+
+async def test_offsets_of_an_empty_group_may_be_deleted() -> None:
+    world = World()
+    await world.commit(5)
+    assert await world.coordinator.delete_offsets("g", [KEY]) == (
+        ErrorCode.NONE,
+        {KEY: ErrorCode.NONE},
+    )
+    assert world.offsets() == {}
+
+
+async def test_offsets_of_another_kind_of_live_group_are_not_deleted() -> None:
+    world = World()
+    await world.stable(protocol_type="connect")
+    error, _ = await world.coordinator.delete_offsets("g", [KEY])
+    assert error is ErrorCode.NON_EMPTY_GROUP
+    error, _ = await world.coordinator.delete_offsets("nobody", [KEY])
+    assert error is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_what_was_committed_for_a_deleted_topic_goes_with_it() -> None:
+    world = World()
+    await world.commit(5)
+    await world.commit(6, key=("other", 0))
+    assert await world.coordinator.forget_topic("orders") == 1
+    assert world.offsets() == {("other", 0): 6}
+    assert world.log.load().offsets["g"].keys() == {("other", 0)}
+
+
+async def test_offsets_of_a_simple_group_expire_a_week_after_their_commit() -> None:
+    world = World()
+    await world.commit(5)
+    await world.clock.advance(3 * DAY_MS)
+    await world.commit(6, key=("orders", 1))
+    await world.clock.advance(4 * DAY_MS - 1)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
+    await world.clock.advance(1)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
+    assert world.offsets() == {("orders", 1): 6}
+
+
+async def test_offsets_of_a_group_expire_a_week_after_its_last_member_left() -> None:
+    world = World()
+    member = await world.stable(session_timeout_ms=1_800_000)
+    await world.commit(5, member_id=member, generation=1)
+    await world.clock.advance(1_700_000)
+    world.coordinator.leave("g", LeaveRequested(0, ((member, None),)))
+    await world.clock.advance(7 * DAY_MS - 1)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
+    await world.clock.advance(1)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
+    assert world.state() is None
+    assert world.log.load() == replace(
+        LoadedPartition(), records=world.log.ends[0], groups={}, offsets={}
+    )
+
+
+async def test_a_live_group_keeps_the_offsets_of_what_it_is_subscribed_to() -> None:
+    world = World()
+    member = await world.stable(protocols=SUBSCRIBED, session_timeout_ms=1_800_000)
+    await world.commit(5, member_id=member, generation=1)
+    await world.commit(5, member_id=member, generation=1, key=("old", 0))
+    for _ in range(400):
+        await world.clock.advance(1_700_000)
+        assert world.heartbeat(member) is ErrorCode.NONE
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 1
+    assert world.offsets() == {KEY: 5}
+
+
+async def test_a_group_whose_subscription_cannot_be_read_keeps_everything() -> None:
+    world = World()
+    member = await world.stable(session_timeout_ms=1_800_000)
+    await world.commit(5, member_id=member, generation=1)
+    now_ms = world.clock.wall_ms() + 30 * DAY_MS
+    assert await world.coordinator.expire_offsets(now_ms) == 0
+
+
+async def test_a_retention_time_of_its_own_goes_before_the_brokers() -> None:
+    world = World()
+    await world.commit(5, expire_timestamp_ms=world.clock.wall_ms() + 1_000)
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms() + 999) == 0
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms() + 1_000) == 1
+
+
+async def test_an_offset_committed_again_just_now_does_not_expire() -> None:
+    world = World()
+    await world.commit(5)
+    await world.clock.advance(8 * DAY_MS)
+    world.log.held = True
+    commit = await world.begin(world.commit(6))
+    assert await world.coordinator.expire_offsets(world.clock.wall_ms()) == 0
+    world.log.release()
+    assert await commit is ErrorCode.NONE
+    assert world.offsets() == {KEY: 6}
