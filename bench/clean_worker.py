@@ -22,6 +22,7 @@ import numpy as np
 
 from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
 from bench.report import markdown_table
+from broker.logging import configure
 from cleaner.job import CleanReport
 from cleaner.pool import CleanerPool
 from config.settings import CleanerSettings
@@ -32,7 +33,7 @@ from storage.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support.log_host import LogHost
 
-RECORD_BYTES = 110  # in a batch: 100 of key and value, and the fields around them
+PAYLOAD_BYTES = 100  # key and value of a record; the fields around them are 10 more
 CLEAN_SECONDS_MAX = 300.0
 CONFIG = TopicConfig(cleanup_policy=("compact",), segment_bytes=64 << 20)
 
@@ -40,7 +41,8 @@ CONFIG = TopicConfig(cleanup_policy=("compact",), segment_bytes=64 << 20)
 def make_batches(arguments: argparse.Namespace) -> Iterator[bytes]:
     """The batches of one log; the offsets in them are stamped when they are appended."""
     rng = np.random.default_rng(arguments.seed)
-    template = Template(max(1, arguments.batch_bytes // RECORD_BYTES), rng)
+    count = max(1, arguments.batch_bytes // (PAYLOAD_BYTES + 10))
+    template = Template(count, PAYLOAD_BYTES, rng)
     keys = rng.permutation(arguments.records) % max(1, arguments.records // OVERWRITES)
     for first in range(0, arguments.records - template.count + 1, template.count):
         chosen = keys[first : first + template.count]
@@ -116,6 +118,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    configure("warning")
     directory = tempfile.mkdtemp(prefix="varve-bench-")
     try:
         asyncio.run(measure(directory, arguments))
