@@ -8,7 +8,8 @@ Rules
 - What exists is what the metadata says. A folder it does not know is adopted; a partition it knows
   and that is not found is offline, and never begun anew. See storage/partition_homes.py.
 - Recovery point and log start are written after what they speak of is durable, so that a crash
-  only ever finds them too low.
+  only ever finds them too low. Before a partition is created nothing is left in its directory's
+  checkpoints that was said of an earlier one of that name.
 - `create`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run` may run in a thread,
   one at a time each; everything else belongs to the event loop.
 """
@@ -17,7 +18,7 @@ import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from config.topic_keys import TopicConfig
@@ -38,6 +39,7 @@ from storage.errors import (
 )
 from storage.filenames import DirectoryKind
 from storage.log import Log, LogContext, index_limits
+from storage.log_checkpoints import CheckpointTask, FoundCheckpoints, Offsets, WrittenCheckpoints
 from storage.log_directory import LogDirectory, OpenedDirectories, open_directories
 from storage.metadata import ClusterMetadata, MetadataStore, new_metadata
 from storage.model import TopicPartition
@@ -45,8 +47,6 @@ from storage.partition_homes import FoundFolder, settle_homes
 from storage.recovery import load_log
 
 ConfigOf = Callable[[str], TopicConfig]
-Offsets = dict[TopicPartition, int]
-
 # Errors that speak of one folder, not of the device it is on.
 FOLDER_ERRORS: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
@@ -81,37 +81,6 @@ class OpenReport:
             yield "mended", {"partition": str(partition), "reason": note}
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointTask:
-    """The checkpoints of all online directories, captured; `run` writes them."""
-
-    env: Env
-    files: tuple[tuple[LogDirectory, str, Mapping[TopicPartition, int]], ...]
-
-    def run(self) -> None:
-        """Write every file; may run in a thread. Raises LogDirectoryError after trying all."""
-        failures: list[LogDirectoryError] = []
-        for directory, name, offsets in self.files:
-            if not directory.is_online:
-                continue
-            try:
-                write_offsets(self.env, directory.file(name), offsets)
-            except OSError as error:
-                directory.fail(f"{name}: {error}")
-                failures.append(LogDirectoryError(directory.path, f"{name}: {error}"))
-        if failures:
-            raise failures[0]
-
-
-@dataclass(slots=True)
-class _Checkpoints:
-    """What a directory's checkpoints said when it was opened."""
-
-    recovery_points: Offsets = field(default_factory=dict)
-    log_starts: Offsets = field(default_factory=dict)
-    cleaner: Offsets = field(default_factory=dict)
-
-
 class LogManager:
     """The logs, their directories and the metadata."""
 
@@ -129,6 +98,7 @@ class LogManager:
         self._opened: OpenedDirectories
         self._store: MetadataStore
         self._homes: dict[TopicPartition, LogDirectory] = {}
+        self._written = WrittenCheckpoints()
         self._confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
         self._doomed: list[tuple[int, LogDirectory, str, bytes | None]] = []
         boot_id = env.random_bytes(6).hex()
@@ -169,11 +139,12 @@ class LogManager:
         self.metadata = loaded or new_metadata(
             self._env, self._opened.cluster_id, self._opened.node_id
         )
-        checkpoints: dict[str, _Checkpoints] = {}
+        checkpoints: dict[str, FoundCheckpoints] = {}
         found: list[FoundFolder] = []
         for directory in online:
             try:
-                checkpoints[directory.directory_id] = self._read_checkpoints(directory)
+                read = checkpoints[directory.directory_id] = self._read_checkpoints(directory)
+                self._written.partitions[directory.path] = read.partitions
                 found += self._look(directory)
             except (OSError, CorruptCheckpointError) as error:
                 directory.fail(str(error))
@@ -211,9 +182,9 @@ class LogManager:
             tuple(notes),
         )
 
-    def _read_checkpoints(self, directory: LogDirectory) -> _Checkpoints:
+    def _read_checkpoints(self, directory: LogDirectory) -> FoundCheckpoints:
         """Raises CorruptCheckpointError: without them flushed data could be taken for a tail."""
-        found = _Checkpoints(
+        found = FoundCheckpoints(
             read_offsets(self._env, directory.file(filenames.RECOVERY_POINT_CHECKPOINT)),
             read_offsets(self._env, directory.file(filenames.LOG_START_CHECKPOINT)),
         )
@@ -296,7 +267,7 @@ class LogManager:
         self,
         folder: FoundFolder,
         home: LogDirectory,
-        checkpoints: _Checkpoints,
+        checkpoints: FoundCheckpoints,
         config_of: ConfigOf,
     ) -> Sequence[str]:
         """Open one log, or note why it is offline."""
@@ -332,7 +303,7 @@ class LogManager:
         home: LogDirectory,
         partition: TopicPartition,
         config: TopicConfig,
-        checkpoints: _Checkpoints,
+        checkpoints: FoundCheckpoints,
     ) -> tuple[Log, tuple[str, ...]]:
         path = home.file(str(partition))
         loaded = load_log(
@@ -393,6 +364,9 @@ class LogManager:
                 raise InconsistentDirectoryError(
                     home.path, f"topic id of {partition}", found, encode_topic_id(topic_id)
                 )
+        if partition in self._written.partitions.get(home.path, ()):
+            # Their offsets would cut, or hide, what is about to be written under this name.
+            self.checkpoint_begin(home).run()
         mkdir_durably(self._env, path)
         self._write_partition_metadata(path, topic_id)
         loaded = load_log(
@@ -497,14 +471,15 @@ class LogManager:
         """The first dirty offset; durable with the next checkpoint. Losing it costs time only."""
         self.cleaner_offsets[partition] = offset
 
-    def checkpoint_begin(self) -> CheckpointTask:
-        """Capture the checkpoints of all online directories."""
+    def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
+        """Capture the checkpoints of all online directories, or of one."""
         files: list[tuple[LogDirectory, str, Mapping[TopicPartition, int]]] = []
+        captured = dict(self.logs)  # at one stroke: a thread may be creating or deleting some
         for directory in self.directories:
-            if not directory.is_online:
+            if not directory.is_online or (only is not None and directory is not only):
                 continue
             logs = {
-                where: log for where, log in self.logs.items() if self._homes[where] is directory
+                where: log for where, log in captured.items() if self._homes.get(where) is directory
             }
             cleaner = {
                 where: self.cleaner_offsets[where]
@@ -524,7 +499,7 @@ class LogManager:
                 (directory, filenames.REPLICATION_CHECKPOINT, marks),
                 (directory, filenames.CLEANER_CHECKPOINT, cleaner),
             ]
-        return CheckpointTask(self._env, tuple(files))
+        return CheckpointTask(self._env, tuple(files), captured, self.logs, self._written)
 
     def checkpoint(self) -> None:
         """Write recovery points, log starts and cleaner offsets, here and now."""

@@ -222,6 +222,40 @@ def test_a_topic_can_be_made_again_under_another_id(env: MemoryEnv) -> None:
     assert {log.topic_id for log in again.logs.values()} == {other}
 
 
+def test_nothing_said_of_a_deleted_topic_holds_for_the_next_one_of_its_name(env: MemoryEnv) -> None:
+    manager, _ = opened(env)
+    for log in make_topic(manager):
+        fill(log, 50)
+        log.flush()
+        log.delete_records(40)
+    manager.checkpoint()
+    late = manager.checkpoint_begin()  # a round that is under way all the while
+    drop_topic(manager)
+    for log in make_topic(manager, topic_id=bytes(range(16, 32))):
+        fill(log, 5)
+        log.flush()
+    late.run()
+    manager, report = opened(env.kill())
+    assert report.notes == ()
+    for log in manager.logs.values():
+        assert (log.log_start_offset, offsets_in(log)) == (0, [0, 1, 2, 3, 4])
+
+
+def test_nothing_said_before_a_restart_holds_for_a_topic_of_the_same_name(env: MemoryEnv) -> None:
+    manager, _ = opened(env)
+    for log in make_topic(manager):
+        fill(log, 50)
+        log.flush()
+    manager.checkpoint()
+    drop_topic(manager)
+    env = env.kill()
+    manager, _ = opened(env)
+    for log in make_topic(manager, topic_id=bytes(range(16, 32))):
+        fill(log, 5)
+    manager, _ = opened(env.kill())
+    assert [log.log_end_offset for log in manager.logs.values()] == [5] * 4
+
+
 # --- directories that fail ----------------------------------------------------------------------
 
 

@@ -1,0 +1,84 @@
+"""Checkpoints of a data directory: what they said when it was opened, and writing them anew.
+
+Rules
+- What is written was captured on the event loop; the writing may be done in a thread.
+- Kafka's formats name a partition and not its topic's id. So nothing may be left that was said of
+  a deleted partition when another one of that name is created: a start after a kill would take
+  the offsets for the new one's, and cut or hide its records.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from storage.checkpoints import write_offsets
+from storage.env import Env
+from storage.errors import LogDirectoryError
+from storage.log import Log
+from storage.log_directory import LogDirectory
+from storage.model import TopicPartition
+
+Offsets = dict[TopicPartition, int]
+
+
+@dataclass(slots=True)
+class FoundCheckpoints:
+    """What a directory's checkpoints said when it was opened."""
+
+    recovery_points: Offsets = field(default_factory=dict)
+    log_starts: Offsets = field(default_factory=dict)
+    cleaner: Offsets = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> set[TopicPartition]:
+        """Of which they say anything."""
+        return {*self.recovery_points, *self.log_starts, *self.cleaner}
+
+
+@dataclass(slots=True)
+class WrittenCheckpoints:
+    """Which partitions the checkpoint files of each directory may speak of.
+
+    One writer at a time: rounds and creations come from different threads.
+    """
+
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    partitions: dict[str, set[TopicPartition]] = field(default_factory=dict)  # by directory
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTask:
+    """The checkpoints of all online directories, captured; `run` writes them."""
+
+    env: Env
+    files: tuple[tuple[LogDirectory, str, Mapping[TopicPartition, int]], ...]
+    captured: Mapping[TopicPartition, Log]
+    live: Mapping[TopicPartition, Log]
+    written: WrittenCheckpoints
+
+    def run(self) -> None:
+        """Write every file; may run in a thread. Raises LogDirectoryError after trying all.
+
+        Partitions that were deleted since the capture are left out: the next one of that name may
+        exist already.
+        """
+        with self.written.writing:
+            self._write()
+
+    def _write(self) -> None:
+        failures: list[LogDirectoryError] = []
+        gone = {where for where, log in self.captured.items() if self.live.get(where) is not log}
+        spoken: dict[str, set[TopicPartition]] = {}
+        for directory, name, offsets in self.files:
+            if not directory.is_online:
+                continue
+            left = {where: offset for where, offset in offsets.items() if where not in gone}
+            spoken.setdefault(directory.path, set()).update(left)
+            try:
+                write_offsets(self.env, directory.file(name), left)
+            except OSError as error:
+                directory.fail(f"{name}: {error}")
+                failures.append(LogDirectoryError(directory.path, f"{name}: {error}"))
+        self.written.partitions.update(spoken)
+        if failures:
+            raise failures[0]
