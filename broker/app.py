@@ -81,6 +81,7 @@ class Broker:
             ),
             producer_expiration_ms=settings.producer_id_expiration_ms,
             clock=ClockWatch(wall_ms, monotonic_ms),
+            note_time=self.topics.note_time,
         )
         self.cleaning = Cleaning(
             env, self.manager, self.topics, self.fail_directory, self.housekeeping.clock_trusted
@@ -205,6 +206,7 @@ class Broker:
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("listener", lambda: self.listener.stop(budget)),
             ("groups", self.groups.close),
+            ("topics", lambda: self.topics.wait_idle(budget)),
             ("offsets topic", self.offsets_topic.stop),
             ("cleaner", self.pool.stop),
             ("housekeeping", self.housekeeping.stop),

@@ -126,10 +126,13 @@ class Cleaning:
             seconds=round(seconds, 3),
             damaged=len(report.damaged),
         )
+        found = self._topics.partition(job.partition)
         for path, position, reason in report.damaged:
             log.error(
                 "damaged segment is left as it is", path=path, position=position, reason=reason
             )
+            if found is not None and found.log.generation == job.generation:
+                found.log.mark_damaged(path, position, reason)  # readers get an error there
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         """One line per failed attempt."""

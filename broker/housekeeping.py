@@ -89,6 +89,7 @@ class Housekeeping:
         periods: Periods,
         producer_expiration_ms: int,
         clock: ClockWatch,
+        note_time: Callable[[], Awaitable[None]],
     ) -> None:
         self._env = env
         self._manager = manager
@@ -97,6 +98,7 @@ class Housekeeping:
         self._periods = periods
         self._producer_expiration_ms = producer_expiration_ms
         self._tasks: list[asyncio.Task[None]] = []
+        self._note_time = note_time
         self.clock = clock
         self.stats = HousekeepingStats()
 
@@ -186,8 +188,9 @@ class Housekeeping:
         await asyncio.to_thread(self._manager.purge_deleted, self._env.wall_ms())
 
     async def checkpoint(self) -> None:
-        """Write recovery points, log start offsets and cleaner offsets in Kafka's files."""
+        """Write recovery points, log starts and cleaner offsets; note what time it is."""
         await asyncio.to_thread(self._manager.checkpoint_begin().run)
+        await self._note_time()
 
     async def expire_producers(self) -> None:
         """Forget idempotent producers that have been silent for producer.id.expiration.ms."""

@@ -1,17 +1,18 @@
 """The topics of this broker: names, ids, partitions, settings - and how they change.
 
 Rules. One change at a time (`_changing`), each durable before it is answered: intent, folders,
-then the metadata that names them. A topic is seen by clients only when all of it exists. Settings
-come in layers (config/topic_keys.py); AlterConfigs touches the dynamic layer only, YAML never
-deletes a topic or takes partitions away.
+then the metadata that names them. A change that has begun goes on to its end though the client
+that asked for it is gone: half of one would be neither here nor there. A topic is seen by clients
+only when all of it exists. Settings come in layers (config/topic_keys.py); AlterConfigs touches the
+dynamic layer only, YAML never deletes a topic or takes partitions away.
 """
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
@@ -37,6 +38,7 @@ log = structlog.get_logger("broker.topics")
 
 # The dynamic layer as it stands -> as it is to be. Raises TopicError.
 Change = Callable[[Mapping[str, str]], Mapping[str, str]]
+_T = TypeVar("_T")
 
 # Kafka's own topics are compacted whatever the defaults say; small segments let them shrink.
 INTERNAL_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -108,6 +110,7 @@ class Topics:
         self._settings = settings
         self._make_partition = make_partition
         self._changing = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Any]] = set()  # changes that wait for it, or have it
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._hold = hold
@@ -223,6 +226,11 @@ class Topics:
         """Create a topic; durable when this returns. Raises TopicError, LogDirectoryError."""
         if partitions == -1:
             partitions = self._settings.partitions(name)
+        return await self._to_the_end(self._create(name, partitions, dynamic, created_by))
+
+    async def _create(
+        self, name: str, partitions: int, dynamic: Mapping[str, str], created_by: str
+    ) -> Topic:
         async with self._changing:
             self.check_new(name, partitions, dynamic)
             entry = TopicEntry(uuid.uuid4().bytes, {}, dict(dynamic), created_by)
@@ -255,6 +263,9 @@ class Topics:
 
     async def add_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions. Raises TopicError, LogDirectoryError."""
+        await self._to_the_end(self._add_partitions(name, total))
+
+    async def _add_partitions(self, name: str, total: int) -> None:
         async with self._changing:
             topic = self.check_growth(name, total)
             entry = self._manager.metadata.topics[name]
@@ -275,6 +286,9 @@ class Topics:
 
     async def delete(self, name: str) -> None:
         """Delete a topic; durable when this returns. Raises TopicError."""
+        await self._to_the_end(self._delete(name))
+
+    async def _delete(self, name: str) -> None:
         async with self._changing:
             topic = self._known(name)
             async with _hold_all(self._hold, [p.partition for p in topic.partitions.values()]):
@@ -292,6 +306,9 @@ class Topics:
 
         `change` is called when no other change is under way, so that none overwrites another.
         """
+        await self._to_the_end(self._alter(name, change, validate_only=validate_only))
+
+    async def _alter(self, name: str, change: Change, *, validate_only: bool) -> None:
         async with self._changing:
             topic = self._known(name)
             entry = self._manager.metadata.topics[name]
@@ -306,6 +323,9 @@ class Topics:
 
     async def alter_broker(self, change: Change, *, validate_only: bool = False) -> None:
         """Change the broker's dynamic settings (Kafka's names); as `alter`. Raises TopicError."""
+        await self._to_the_end(self._alter_broker(change, validate_only=validate_only))
+
+    async def _alter_broker(self, change: Change, *, validate_only: bool) -> None:
         async with self._changing:
             metadata = self._manager.metadata
             dynamic = dict(change(metadata.broker_dynamic))
@@ -320,8 +340,16 @@ class Topics:
             self._configure_cleaner(cleaner)
         log.info("broker settings changed", dynamic=dynamic)
 
+    async def note_time(self) -> None:
+        """Write down what time it is, so that a clock that was set back shows at the next start."""
+        async with self._changing:
+            await self._save(self._manager.metadata)
+
     async def take_producer_ids(self, count: int) -> int:
         """The first of `count` producer ids that nobody was given before; durable."""
+        return await self._to_the_end(self._take_producer_ids(count))
+
+    async def _take_producer_ids(self, count: int) -> int:
         async with self._changing:
             first, metadata = self._manager.metadata.take_producer_ids(count)
             await self._save(metadata)
@@ -338,7 +366,18 @@ class Topics:
             if partition is not None:
                 partition.close(OfflinePartitionError(where, reason))
 
+    async def wait_idle(self, seconds: float) -> None:
+        """Until no change is under way, but not longer than that."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=seconds)
+
     # Steps ----------------------------------------------------------------------
+
+    async def _to_the_end(self, change: Coroutine[Any, Any, _T]) -> _T:
+        task = asyncio.create_task(change)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        return await asyncio.shield(task)
 
     async def _save(self, metadata: ClusterMetadata) -> None:
         await asyncio.to_thread(self._manager.save_metadata, metadata)

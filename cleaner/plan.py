@@ -143,7 +143,8 @@ def _standing(facts: LogFacts) -> list[Finding]:
     elif not facts.segments:
         findings.append(Finding(Reason.OFFLINE, True, (("why", "its log is not open"),)))
     if facts.damaged is not None:
-        findings.append(Finding(Reason.DAMAGED, True, (("where", facts.damaged),)))
+        # What is damaged stays as it is, the rest is cleaned around it.
+        findings.append(Finding(Reason.DAMAGED, False, (("where", facts.damaged),)))
     first = next((s.base_offset for s in facts.segments if s.has_transactions), None)
     if first is not None:
         findings.append(Finding(Reason.TRANSACTIONS, True, (("segment", first),)))

@@ -33,6 +33,7 @@ from broker.protocol.fetch import (
     encode_fetch_response,
 )
 from broker.protocol.produce import TopicRef
+from broker.stats import BrokerStats, TopicStats
 from storage.errors import StorageError
 from storage.log_reader import FetchSlice
 
@@ -50,6 +51,19 @@ class Collected:
     slices: list[FetchSlice] = field(default_factory=list)
     record_bytes: int = 0
     has_error: bool = False
+    asked: list[tuple[TopicStats, Fetched]] = field(default_factory=list)
+
+    def count(self, stats: BrokerStats) -> None:
+        """Count what is sent; a pass that was not enough is not counted."""
+        for topic, fetched in self.asked:
+            topic.fetch_requests += 1
+            topic.failed_fetch_requests += fetched.error_code != 0
+            if isinstance(fetched.records, FetchSlice):
+                topic.bytes_out += fetched.records.length
+        if self.has_error:
+            for _, fetched in self.partitions:
+                if fetched.error_code:
+                    stats.errors["Fetch", ErrorCode(fetched.error_code).name] += 1
 
 
 def fetch(
@@ -121,6 +135,8 @@ def _collect(
             collected.slices.append(fetched.records)
             collected.record_bytes += fetched.records.length
             left -= fetched.records.length
+        if isinstance(partition, Partition):
+            collected.asked.append((partition.stats, fetched))
     return collected
 
 
@@ -153,7 +169,6 @@ def _read(
     if fenced is not None:
         return Fetched(target.partition, fenced)
     log = partition.log
-    partition.stats.fetch_requests += 1
     end = log.last_stable_offset if committed else log.high_watermark
     limit = min(left, max(target.partition_max_bytes, 0))
     aborted: list[tuple[int, int]] | None = [] if committed else None
@@ -162,11 +177,9 @@ def _read(
         if first or limit > 0:
             found = log.read(target.fetch_offset, limit, end_offset=end, at_least_one=first)
             records = found
-            partition.stats.bytes_out += found.length
             if committed and found.length:
                 aborted = log.aborted_transactions(target.fetch_offset, end)
     except StorageError as error:
-        partition.stats.failed_fetch_requests += 1
         return Fetched(target.partition, code_of(error))
     return Fetched(
         target.partition,
@@ -187,7 +200,7 @@ def _answer(
     collected: Collected,
 ) -> Response:
     """Encode; an incremental answer leaves out what has not changed."""
-    del services
+    collected.count(services.stats)
     incremental = session is not None and not is_full(request.session_epoch)
     rows: dict[TopicRef, list[Fetched]] = {}
     for key, fetched in collected.partitions:

@@ -70,7 +70,6 @@ def test_a_never_cleaned_compacted_log_is_cleaned_up_to_its_active_segment() -> 
         (facts(even(4), config=replace(COMPACTED, policy_known=False)), Reason.POLICY_UNKNOWN),
         (facts([], offline="EIO on /data"), Reason.OFFLINE),
         (facts([]), Reason.OFFLINE),
-        (facts(even(4), damaged="00.log at 17"), Reason.DAMAGED),
         (
             facts([segment(0, 10), segment(10, 20, has_transactions=True), segment(20, 21)]),
             Reason.TRANSACTIONS,
@@ -94,7 +93,14 @@ def test_compact_and_delete_together_is_compacted() -> None:
 def test_all_obstacles_are_named_not_only_the_first() -> None:
     log = facts(even(4), damaged="x", config=TopicConfig(cleanup_policy=("delete",)))
     verdict = judge(log, s.Paused(1))
-    assert blockers(verdict) == [Reason.POLICY, Reason.DAMAGED, Reason.PAUSED]
+    assert blockers(verdict) == [Reason.POLICY, Reason.PAUSED]
+    assert Reason.DAMAGED in reasons(verdict)
+
+
+def test_damage_is_named_and_the_rest_is_cleaned_around_it() -> None:
+    verdict = judge(facts(even(4), damaged="00.log at 17"))
+    assert verdict.to_clean
+    assert Reason.DAMAGED in reasons(verdict)
 
 
 @pytest.mark.parametrize("state", [s.Cleaning(), s.Publishing(), s.Aborting(0), s.Aborting(2)])
