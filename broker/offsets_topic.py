@@ -36,7 +36,7 @@ class OffsetsTopic:
         self._configured = settings.offsets_partitions
         self._check_seconds = settings.offsets_retention_check_interval_ms / 1000
         self._clock_trusted = clock_trusted
-        self._creating = asyncio.Lock()
+        self._creating: asyncio.Task[ErrorCode] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.coordinator: GroupCoordinator
 
@@ -54,23 +54,29 @@ class OffsetsTopic:
 
     async def stop(self) -> None:
         """Stop loading and expiring."""
-        for task in self._tasks:
+        tasks = self._tasks if self._creating is None else [*self._tasks, self._creating]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def ensure(self) -> ErrorCode:
         """Create the topic if there is none. NONE when it is there."""
-        async with self._creating:
+        if self._creating is None or self._creating.done():
             if self._topics.get(OFFSETS_TOPIC) is not None:
                 return ErrorCode.NONE
-            try:
-                await self._topics.ensure_internal(OFFSETS_TOPIC, self._configured)
-            except TopicError as error:
-                return error.code
-            except StorageError as error:
-                return code_of(error)
-            await self._load_all()
-            return ErrorCode.NONE
+            # A task of its own: the client that asked first may leave, and others wait for it.
+            self._creating = asyncio.create_task(self._create(), name="create offsets topic")
+        return await asyncio.shield(self._creating)
+
+    async def _create(self) -> ErrorCode:
+        try:
+            await self._topics.ensure_internal(OFFSETS_TOPIC, self._configured)
+        except TopicError as error:
+            return error.code
+        except StorageError as error:
+            return code_of(error)
+        await self._load_all()
+        return ErrorCode.NONE
 
     def append(self, partition: int, records: Sequence[LogRecord]) -> Awaitable[object]:
         """The coordinator's Append: records have their place when this returns."""

@@ -1,8 +1,8 @@
 """The topics of this broker: names, ids, partitions, settings - and how they change.
 
 Rules. One change at a time (`_changing`), each durable before it is answered: intent, folders,
-then the metadata that names them. A change that has begun goes on to its end though the client
-that asked for it is gone: half of one would be neither here nor there. A topic is seen by clients
+then the metadata that names them. A change that has begun goes on to its end though the client that
+asked for it leaves: half of one would be in the way of all that follow. A topic is seen by clients
 only when all of it exists. Settings come in layers (config/topic_keys.py); AlterConfigs touches the
 dynamic layer only, YAML never deletes a topic or takes partitions away.
 """

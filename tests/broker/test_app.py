@@ -154,6 +154,17 @@ async def test_the_offsets_topic_is_made_whole_however_it_is_first_asked_for(
         assert broker.groups.availability("any") is ErrorCode.NONE
 
 
+async def test_groups_are_served_though_the_client_that_was_first_leaves(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, groups={"offsets_partitions": 3}) as broker:
+        asked = asyncio.create_task(broker.offsets_topic.ensure())
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert await broker.offsets_topic.ensure() is ErrorCode.NONE
+        assert broker.groups.availability("any") is ErrorCode.NONE
+
+
 async def test_clients_neither_make_nor_grow_internal_topics(env: MemoryEnv) -> None:
     async with broker_in_memory(env, groups={"offsets_partitions": 3}) as broker:
         client = client_of(broker)

@@ -283,3 +283,26 @@ async def test_partitions_of_a_failed_directory_are_known_and_not_served(env: Me
     assert topic.partition_count == 2
     assert list(topic.offline.values()) == ["burnt"]
     assert len(topic.partitions) == 1
+
+
+async def test_a_change_goes_on_to_its_end_though_its_client_leaves(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    for change in (
+        lambda: topics.create("left", 3, {}),
+        lambda: topics.add_partitions("left", 5),
+        lambda: topics.alter("left", setting("retention.ms", "1")),
+        lambda: topics.delete("left"),
+        lambda: topics.create("left", 2, {}),
+    ):
+        asked = asyncio.create_task(change())
+        await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        await topics.wait_idle(10)
+    topic = topics.get("left")
+    assert topic is not None
+    assert topic.partition_count == 2
+    assert disk.manager.metadata.topics["left"].topic_id == topic.topic_id
+    assert folders(env) == ["left-0", "left-1"]
