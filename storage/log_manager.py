@@ -41,7 +41,12 @@ from storage.filenames import DirectoryKind
 from storage.log import Log, LogContext, index_limits
 from storage.log_checkpoints import CheckpointTask, FoundCheckpoints, Offsets, WrittenCheckpoints
 from storage.log_directory import LogDirectory, OpenedDirectories, open_directories
-from storage.metadata import ClusterMetadata, MetadataStore, new_metadata
+from storage.metadata import (
+    INVENTED_PRODUCER_ID,
+    ClusterMetadata,
+    MetadataStore,
+    new_metadata,
+)
 from storage.model import TopicPartition
 from storage.partition_homes import FoundFolder, settle_homes
 from storage.recovery import load_log
@@ -245,7 +250,8 @@ class LogManager:
 
     def _skip_known_producers(self) -> bool:
         """Give out no producer id that a log knows already; whether that changed the metadata."""
-        known = max((one for log in self.logs.values() for one in log.last_records()), default=-1)
+        ids = (one for log in self.logs.values() for one in log.last_records())
+        known = max((one for one in ids if one < INVENTED_PRODUCER_ID), default=-1)
         first = known + 1
         if first <= self.metadata.next_producer_id:
             return False

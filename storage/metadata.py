@@ -35,6 +35,9 @@ HASH_KEY_BYTES: Final = 16
 # Apache Kafka counts its producer ids up from 0. Ours begin where it will not come: a log that both
 # have written must not know two producers by one id (docs/decisions/0010).
 FIRST_PRODUCER_ID: Final = 1 << 40
+# No broker has come that far: an id from here on was invented by a client. To go on counting behind
+# the largest of them would leave no id for anybody.
+INVENTED_PRODUCER_ID: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)

@@ -477,6 +477,15 @@ def test_no_producer_id_that_a_log_knows_is_given_out_again(env: MemoryEnv) -> N
     assert again.metadata.next_producer_id == known + 1
 
 
+def test_an_id_that_a_client_invented_does_not_use_up_all_others(env: MemoryEnv) -> None:
+    manager, _ = opened(env, ONE)
+    log = make_topic(manager, partitions=1)[0]
+    append(log, b"v", producer_id=(1 << 63) - 1, producer_epoch=0, base_sequence=0)
+    manager.close()
+    again, _ = opened(env, ONE)
+    assert again.metadata.next_producer_id == manager.metadata.next_producer_id
+
+
 def test_other_folders_are_left_alone(env: MemoryEnv) -> None:
     left = [
         "__cluster_metadata-0",
