@@ -208,13 +208,17 @@ class Topics:
 
     # Changing -------------------------------------------------------------------
 
-    def check_new(self, name: str, partitions: int, dynamic: Mapping[str, str]) -> TopicConfig:
-        """Refuse a topic that may not be created. Raises TopicError."""
+    def check_name(self, name: str) -> None:
+        """Refuse a name that no topic may have. Raises TopicError."""
         if name not in INTERNAL_SETTINGS:
             try:
                 check_new_name(name)
             except InvalidTopicNameError as error:
                 raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, str(error)) from error
+
+    def check_new(self, name: str, partitions: int, dynamic: Mapping[str, str]) -> TopicConfig:
+        """Refuse a topic that may not be created. Raises TopicError."""
+        self.check_name(name)
         if name in self._by_name:
             raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
         self._check_count(partitions)
@@ -463,7 +467,7 @@ class Topics:
                 ErrorCode.INVALID_PARTITIONS,
                 f"a topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {partitions}",
             )
-        present = sum(topic.partition_count for topic in self)
+        present = len(self._manager.logs) + len(self._manager.offline)
         limit = self._settings.limits.partitions
         if present + (partitions if added is None else added) > limit:
             raise TopicError(

@@ -1,5 +1,6 @@
 """DescribeConfigs, IncrementalAlterConfigs, AlterConfigs."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -34,6 +35,7 @@ from config.topic_keys import (
 )
 from storage.errors import StorageError
 
+RESOURCES_PER_TURN: Final = 16  # a quarter of a millisecond each; then others have their turn
 # Resource types and operations of the Kafka protocol guide.
 TOPIC: Final = 2
 BROKER: Final = 4
@@ -43,13 +45,20 @@ Changes = Iterable[tuple[str, int, str | None]]  # key, operation, value
 Parse = Callable[[str, str], str]
 
 
-def describe_configs(
+async def describe_configs(
     context: RequestContext, _header: RequestHeader, body: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
-    """Every setting of a topic or of this broker, with where it comes from."""
-    return DescribeConfigsResponse(
-        results=[_describe(context, resource, body) for resource in body.resources]
-    )
+    """Every setting of a topic or of this broker, with where it comes from.
+
+    Of a resource that is named more than once the last row counts: each makes forty of its own.
+    """
+    once = {(one.resource_type, one.resource_name): one for one in body.resources}
+    results = []
+    for index, resource in enumerate(once.values()):
+        if index % RESOURCES_PER_TURN == RESOURCES_PER_TURN - 1:
+            await asyncio.sleep(0)
+        results.append(_describe(context, resource, body))
+    return DescribeConfigsResponse(results=results)
 
 
 def _describe(

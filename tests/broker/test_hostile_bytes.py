@@ -26,11 +26,13 @@ from broker.protocol.messages import (
     ApiVersionsResponse,
     DescribeConfigsRequest,
     DescribeConfigsRequestResource,
+    DescribeConfigsResponse,
     ListOffsetsRequest,
     ListOffsetsRequestPartition,
     ListOffsetsRequestTopic,
     MetadataRequest,
     MetadataRequestTopic,
+    MetadataResponse,
 )
 from storage.compression import LZ4
 from tests.support.hostile import (
@@ -363,6 +365,21 @@ def test_a_later_apiversions_is_answered_in_version_0(attacked: Attacked) -> Non
         again = client.request(ApiKey.API_VERSIONS, 4, named)
         assert isinstance(again, ApiVersionsResponse)
         assert again.error_code == 0
+
+
+def test_a_topic_that_is_named_a_thousand_times_is_told_of_once(attacked: Attacked) -> None:
+    often = MetadataRequest(topics=[MetadataRequestTopic(name=SCRATCH)] * 1000)
+    topic = DescribeConfigsRequestResource(
+        resource_type=2, resource_name=SCRATCH, configuration_keys=None
+    )
+    with attacked.client() as client:
+        metadata = client.request(ApiKey.METADATA, 9, often)
+        configs = client.request(
+            ApiKey.DESCRIBE_CONFIGS, 4, DescribeConfigsRequest(resources=[topic] * 1000)
+        )
+    assert isinstance(metadata, MetadataResponse)
+    assert isinstance(configs, DescribeConfigsResponse)
+    assert (len(metadata.topics), len(configs.results)) == (1, 1)
 
 
 def valid_frames() -> list[bytes]:
