@@ -13,7 +13,7 @@ def make_dispatcher(services: Services) -> Dispatcher:
     producer_ids = lookups.ProducerIds()
     fast: dict[int, FastPath] = {ApiKey.PRODUCE: produce, ApiKey.FETCH: fetch}
     handlers: dict[int, Handler] = {
-        ApiKey.LIST_OFFSETS: lookups.list_offsets,
+        ApiKey.LIST_OFFSETS: lookups.OffsetLookups().list_offsets,
         ApiKey.OFFSET_FOR_LEADER_EPOCH: lookups.offset_for_leader_epoch,
         ApiKey.INIT_PRODUCER_ID: producer_ids.init_producer_id,
         ApiKey.METADATA: cluster.metadata,

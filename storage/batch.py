@@ -332,8 +332,17 @@ def decode_records(
     batch unpacks to. Raises CorruptBatchError, DecompressionLimitError and
     UnsupportedCompressionError.
     """
+    return list(iterate_records(buffer, header, position, limit_bytes))
+
+
+def iterate_records(
+    buffer: Buffer,
+    header: BatchHeader,
+    position: int = 0,
+    limit_bytes: int = UNPACKED_BYTES_MAX,
+) -> Iterator[Record]:
+    """As `decode_records`, one by one: a small batch may unpack to millions."""
     data = unpack_records(buffer, header, position, limit_bytes)
-    records: list[Record] = []
     at = 0
     last_delta = -1
     for _ in range(header.record_count):
@@ -341,10 +350,9 @@ def decode_records(
         if not last_delta < delta <= header.last_offset_delta:
             raise CorruptBatchError(f"offset delta {delta} after {last_delta}", position)
         last_delta = delta
-        records.append(record)
+        yield record
     if at != len(data):
         raise CorruptBatchError("bytes behind the last record", position)
-    return records
 
 
 def _decode_record(data: Buffer, position: int, header: BatchHeader) -> tuple[Record, int, int]:

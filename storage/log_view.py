@@ -18,7 +18,7 @@ from storage.model import TimestampOffset, TopicPartition
 from storage.recovery import LoadedLog
 from storage.retention import SegmentFacts
 from storage.segment import DamagedSegment
-from storage.timestamp_lookup import first_at_or_after, first_of_largest
+from storage.timestamp_lookup import Search, finish, first_at_or_after, first_of_largest
 from storage.txn_index import aborted_in
 
 
@@ -147,21 +147,30 @@ class LogView:
             end = position + header.size_bytes
         return data[:end]
 
+    def search_timestamp(self, timestamp_ms: int) -> Search:
+        """For the first record whose timestamp is at least that. See storage/timestamp_lookup.py.
+
+        Raises OSError, as each look does that it asks for.
+        """
+        limit_bytes = self.config.varve_decompressed_batch_bytes
+        return first_at_or_after(self._segments, timestamp_ms, self.log_start_offset, limit_bytes)
+
+    def search_max_timestamp(self) -> Search:
+        """For the first of the records with the largest timestamp; as `search_timestamp`."""
+        limit_bytes = self.config.varve_decompressed_batch_bytes
+        return first_of_largest(self._segments, self.log_start_offset, limit_bytes)
+
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
         """The first record whose timestamp is at least that. Raises CorruptBatchError."""
-        limit_bytes = self.config.varve_decompressed_batch_bytes
-        try:
-            return first_at_or_after(
-                self._segments, timestamp_ms, self.log_start_offset, limit_bytes
-            )
-        except OSError as error:
-            raise self._failed("read of", error) from error
+        return self._finish(self.search_timestamp(timestamp_ms))
 
     def offset_for_max_timestamp(self) -> TimestampOffset | None:
         """The first of the records with the largest timestamp. Raises CorruptBatchError."""
-        limit_bytes = self.config.varve_decompressed_batch_bytes
+        return self._finish(self.search_max_timestamp())
+
+    def _finish(self, search: Search) -> TimestampOffset | None:
         try:
-            return first_of_largest(self._segments, self.log_start_offset, limit_bytes)
+            return finish(search)
         except OSError as error:
             raise self._failed("read of", error) from error
 

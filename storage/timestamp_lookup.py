@@ -3,24 +3,76 @@
 Rules: indexes and batch headers only say where it is worth looking; what is answered is the
 timestamp and the offset of a record that is there. A header that lies about its timestamps, or a
 segment that compaction emptied, costs time and does not end the search.
+
+A search is a generator: it looks at indexes and headers, and asks for each batch that has to be
+looked into. That is the long part - some kilobytes may unpack to millions of records - and touches
+nothing of the log, so it may be done in a thread.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
 
-from storage.batch import Record, decode_records
+from storage.batch import Record, iterate_records
+from storage.env import File
 from storage.log_scan import ScannedBatch, read_batch
 from storage.log_segments import SegmentList
 from storage.model import TimestampOffset
 from storage.segment import Segment
 
 
+class Look(NamedTuple):
+    """A batch to be looked into: for the first record of at least that time, or the largest."""
+
+    file: File
+    position: int
+    at_least_ms: int | None  # None: the largest
+    log_start_offset: int
+    limit_bytes: int  # bounds what the batch unpacks to
+
+    def run(self) -> TimestampOffset | None:
+        """Read and unpack; may run in a thread.
+
+        Raises CorruptBatchError, DecompressionLimitError and OSError.
+        """
+        best: Record | None = None
+        whole = read_batch(self.file, self.position)
+        for record in iterate_records(whole.buffer, whole.header, limit_bytes=self.limit_bytes):
+            if record.offset < self.log_start_offset:
+                continue
+            if self.at_least_ms is not None:
+                if record.timestamp >= self.at_least_ms:
+                    best = record
+                    break
+            elif record.timestamp > (-1 if best is None else best.timestamp):
+                best = record
+        if best is None:
+            return None
+        epoch = whole.header.partition_leader_epoch
+        return TimestampOffset(best.timestamp, best.offset, epoch)
+
+
+Search = Generator[Look, TimestampOffset | None, TimestampOffset | None]
+
+
+def finish(search: Search) -> TimestampOffset | None:
+    """Do all of a search here and now. Raises what a look raises."""
+    found: TimestampOffset | None = None
+    try:
+        look = next(search)
+        while True:
+            found = look.run()
+            look = search.send(found)
+    except StopIteration as stop:
+        result: TimestampOffset | None = stop.value
+        return result
+
+
 def first_at_or_after(
     segments: SegmentList, timestamp_ms: int, log_start_offset: int, limit_bytes: int
-) -> TimestampOffset | None:
+) -> Search:
     """The first record, by offset, whose timestamp is at least `timestamp_ms`.
 
-    `limit_bytes` bounds what a batch unpacks to. Raises CorruptBatchError, DecompressionLimitError
-    and OSError.
+    `limit_bytes` bounds what a batch unpacks to. Raises OSError.
     """
     for segment in segments.since(log_start_offset):
         if segment.max_timestamp_ms < timestamp_ms:
@@ -30,20 +82,18 @@ def first_at_or_after(
         for batch in _batches_from(segment, start):
             if batch.header.max_timestamp < timestamp_ms:
                 continue
-            found = _pick(
-                segment, batch, log_start_offset, limit_bytes, lambda one: one >= timestamp_ms
+            found = yield Look(
+                segment.file, batch.position, timestamp_ms, log_start_offset, limit_bytes
             )
             if found is not None:
                 return found
     return None
 
 
-def first_of_largest(
-    segments: SegmentList, log_start_offset: int, limit_bytes: int
-) -> TimestampOffset | None:
+def first_of_largest(segments: SegmentList, log_start_offset: int, limit_bytes: int) -> Search:
     """The first record, by offset, of those with the largest timestamp; None in an empty log.
 
-    Raises as `first_at_or_after`.
+    Raises OSError.
     """
     best: TimestampOffset | None = None
     candidates = sorted(
@@ -55,7 +105,7 @@ def first_of_largest(
             break
         if best is not None and segment.max_timestamp_ms < best.timestamp_ms:
             break
-        found = _largest_of(segment, log_start_offset, limit_bytes)
+        found = yield from _largest_of(segment, log_start_offset, limit_bytes)
         if found is not None and (best is None or _is_better(found, best)):
             best = found
     return best
@@ -65,9 +115,7 @@ def _is_better(found: TimestampOffset, best: TimestampOffset) -> bool:
     return (-found.timestamp_ms, found.offset) < (-best.timestamp_ms, best.offset)
 
 
-def _largest_of(
-    segment: Segment, log_start_offset: int, limit_bytes: int
-) -> TimestampOffset | None:
+def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Search:
     """The first record with the segment's largest timestamp."""
     target_ms = segment.max_timestamp_ms
     best: TimestampOffset | None = None
@@ -77,27 +125,17 @@ def _largest_of(
     if start <= segment.max_timestamp_offset:
         for batch in _batches_from(segment, start):
             if batch.header.max_timestamp >= target_ms:
-                best = _largest_in(segment, batch, log_start_offset, limit_bytes)
+                best = yield Look(segment.file, batch.position, None, log_start_offset, limit_bytes)
                 break
     if best is not None and best.timestamp_ms >= target_ms:
         return best
     # The header lied, or the record went below the log start: every batch has to be looked at.
     for batch in _batches_from(segment, max(segment.base_offset, log_start_offset)):
         if best is None or batch.header.max_timestamp > best.timestamp_ms:
-            found = _largest_in(segment, batch, log_start_offset, limit_bytes)
+            found = yield Look(segment.file, batch.position, None, log_start_offset, limit_bytes)
             if found is not None and (best is None or _is_better(found, best)):
                 best = found
     return best
-
-
-def _largest_in(
-    segment: Segment, batch: ScannedBatch, log_start_offset: int, limit_bytes: int
-) -> TimestampOffset | None:
-    records = _records(segment, batch, log_start_offset, limit_bytes)
-    largest_ms = max((record.timestamp for record in records), default=-1)
-    if largest_ms < 0:
-        return None
-    return _pick(segment, batch, log_start_offset, limit_bytes, lambda one: one == largest_ms)
 
 
 def _batches_from(segment: Segment, offset: int) -> Iterator[ScannedBatch]:
@@ -105,25 +143,3 @@ def _batches_from(segment: Segment, offset: int) -> Iterator[ScannedBatch]:
     for batch in segment.readable_batches(position):
         if not batch.header.is_control and batch.header.record_count:
             yield batch
-
-
-def _pick(
-    segment: Segment,
-    batch: ScannedBatch,
-    log_start_offset: int,
-    limit_bytes: int,
-    wanted: Callable[[int], bool],
-) -> TimestampOffset | None:
-    for record in _records(segment, batch, log_start_offset, limit_bytes):
-        if wanted(record.timestamp):
-            epoch = batch.header.partition_leader_epoch
-            return TimestampOffset(record.timestamp, record.offset, epoch)
-    return None
-
-
-def _records(
-    segment: Segment, batch: ScannedBatch, log_start_offset: int, limit_bytes: int
-) -> list[Record]:
-    whole = read_batch(segment.file, batch.position)
-    records = decode_records(whole.buffer, whole.header, limit_bytes=limit_bytes)
-    return [record for record in records if record.offset >= log_start_offset]

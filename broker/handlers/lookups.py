@@ -1,5 +1,6 @@
 """ListOffsets, OffsetForLeaderEpoch, InitProducerId."""
 
+import asyncio
 from typing import Final
 
 from broker.context import RequestContext
@@ -21,7 +22,8 @@ from broker.protocol.messages import (
     OffsetForLeaderEpochResponseTopic,
 )
 from storage.errors import StorageError
-from storage.model import TopicPartition
+from storage.model import TimestampOffset, TopicPartition
+from storage.timestamp_lookup import Search
 
 # Timestamps with a meaning of their own (KIP-79, KIP-734, KIP-405, KIP-1005).
 LATEST: Final = -1
@@ -41,6 +43,7 @@ SINCE_VERSION: Final = {
 }
 READ_COMMITTED: Final = 1
 MAX_EPOCH: Final = 32767
+ROWS_PER_TURN: Final = 256  # some microseconds each; then others have their turn on the loop
 
 
 def find_partition(
@@ -66,68 +69,100 @@ def epoch_error(partition: Partition, current_leader_epoch: int) -> ErrorCode | 
     return ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-def list_offsets(
-    context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
-) -> ListOffsetsResponse:
-    """Offsets by time, and the ends of the log."""
-    return ListOffsetsResponse(
-        topics=[
-            ListOffsetsResponseTopic(
-                name=topic.name,
-                partitions=[
-                    _list_offset(context, header.api_version, body.isolation_level, topic.name, one)
-                    for one in topic.partitions
-                ],
+class OffsetLookups:
+    """Answers ListOffsets."""
+
+    def __init__(self) -> None:
+        # One look into a batch at a time: threads that decode compete with the loop for one
+        # interpreter.
+        self._looks = asyncio.Semaphore(1)
+
+    async def list_offsets(
+        self, context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
+    ) -> ListOffsetsResponse:
+        """Offsets by time, and the ends of the log."""
+        topics = []
+        rows = 0
+        for topic in body.topics:
+            partitions = []
+            for one in topic.partitions:
+                rows += 1
+                if rows % ROWS_PER_TURN == 0:
+                    await asyncio.sleep(0)
+                partitions.append(
+                    await self._list_offset(
+                        context, header.api_version, body.isolation_level, topic.name, one
+                    )
+                )
+            topics.append(ListOffsetsResponseTopic(name=topic.name, partitions=partitions))
+        return ListOffsetsResponse(topics=topics)
+
+    async def _list_offset(
+        self,
+        context: RequestContext,
+        version: int,
+        isolation_level: int,
+        topic: str,
+        wanted: ListOffsetsRequestPartition,
+    ) -> ListOffsetsResponsePartition:
+        result = ListOffsetsResponsePartition(partition_index=wanted.partition_index)
+        where = TopicPartition(topic, wanted.partition_index)
+        found = find_partition(context, where, wanted.current_leader_epoch)
+        if isinstance(found, ErrorCode):
+            result.error_code = found
+            return result
+        if wanted.timestamp < 0 and version < SINCE_VERSION.get(wanted.timestamp, 1 << 15):
+            result.error_code = ErrorCode.UNSUPPORTED_VERSION
+            return result
+        try:
+            await self._fill(
+                result, found, wanted.timestamp, committed=isolation_level == READ_COMMITTED
             )
-            for topic in body.topics
-        ]
-    )
-
-
-def _list_offset(
-    context: RequestContext,
-    version: int,
-    isolation_level: int,
-    topic: str,
-    wanted: ListOffsetsRequestPartition,
-) -> ListOffsetsResponsePartition:
-    result = ListOffsetsResponsePartition(partition_index=wanted.partition_index)
-    where = TopicPartition(topic, wanted.partition_index)
-    found = find_partition(context, where, wanted.current_leader_epoch)
-    if isinstance(found, ErrorCode):
-        result.error_code = found
+        except StorageError as error:
+            result.error_code = code_of(error)
+        except OSError as error:
+            failed = context.services.manager.directory_error(found.log.directory, error)
+            result.error_code = code_of(failed)
         return result
-    if wanted.timestamp < 0 and version < SINCE_VERSION.get(wanted.timestamp, 1 << 15):
-        result.error_code = ErrorCode.UNSUPPORTED_VERSION
-        return result
-    try:
-        _fill(result, found, wanted.timestamp, committed=isolation_level == READ_COMMITTED)
-    except StorageError as error:
-        result.error_code = code_of(error)
-    return result
 
-
-def _fill(
-    result: ListOffsetsResponsePartition, partition: Partition, timestamp: int, *, committed: bool
-) -> None:
-    log = partition.log
-    end = log.last_stable_offset if committed else log.high_watermark
-    if timestamp == LATEST:
-        result.offset, result.leader_epoch = end, log.leader_epoch
-    elif timestamp in (EARLIEST, EARLIEST_LOCAL):
-        result.offset = log.log_start_offset
-        result.leader_epoch = log.epoch_of(log.log_start_offset)
-    elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
-        return  # nothing is tiered: -1
-    else:
-        if timestamp == MAX_TIMESTAMP:
-            found = log.offset_for_max_timestamp()
+    async def _fill(
+        self,
+        result: ListOffsetsResponsePartition,
+        partition: Partition,
+        timestamp: int,
+        *,
+        committed: bool,
+    ) -> None:
+        log = partition.log
+        end = log.last_stable_offset if committed else log.high_watermark
+        if timestamp == LATEST:
+            result.offset, result.leader_epoch = end, log.leader_epoch
+        elif timestamp in (EARLIEST, EARLIEST_LOCAL):
+            result.offset = log.log_start_offset
+            result.leader_epoch = log.epoch_of(log.log_start_offset)
+        elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+            return  # nothing is tiered: -1
         else:
-            found = log.offset_for_timestamp(timestamp)
-        if found is not None and found.offset < end:
-            result.timestamp = found.timestamp_ms
-            result.offset = found.offset
-            result.leader_epoch = found.leader_epoch
+            if timestamp == MAX_TIMESTAMP:
+                found = await self._wait_found(log.search_max_timestamp())
+            else:
+                found = await self._wait_found(log.search_timestamp(timestamp))
+            if found is not None and found.offset < end:
+                result.timestamp = found.timestamp_ms
+                result.offset = found.offset
+                result.leader_epoch = found.leader_epoch
+
+    async def _wait_found(self, search: Search) -> TimestampOffset | None:
+        """A search whose looks into batches are taken in a thread."""
+        try:
+            look = next(search)
+            while True:
+                async with self._looks:
+                    found = await asyncio.to_thread(look.run)
+                look = search.send(found)
+        except StopIteration as stop:
+            result: TimestampOffset | None = stop.value
+            return result
 
 
 def offset_for_leader_epoch(

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,12 +24,19 @@ from broker.protocol.messages import (
     CreateTopicsRequest,
     CreateTopicsRequestTopic,
     CreateTopicsResponse,
+    ListOffsetsRequest,
+    ListOffsetsRequestPartition,
+    ListOffsetsRequestTopic,
+    ListOffsetsResponse,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
 )
 from broker.topics import TopicError
 from storage import filenames
+from storage.batch import read_header
+from storage.model import TimestampOffset
+from storage.timestamp_lookup import Look
 from tests.support.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.logs import batch_of
 from tests.support.memory_env import MemoryEnv
@@ -195,6 +203,40 @@ async def test_clients_neither_make_nor_grow_internal_topics(env: MemoryEnv) -> 
         assert isinstance(grown, CreatePartitionsResponse)
         assert grown.results[0].error_code == ErrorCode.INVALID_REQUEST
         assert broker.offsets_topic.partition_count == 3
+
+
+async def test_a_look_into_a_batch_for_a_time_does_not_hold_the_loop(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_in: list[int] = []
+    run = Look.run
+
+    def noted(look: Look) -> TimestampOffset | None:
+        looked_in.append(threading.get_ident())
+        return run(look)
+
+    monkeypatch.setattr(Look, "run", noted)
+    async with broker_in_memory(env) as broker:
+        topic = await broker.topics.create("timed", 1, {})
+        batch = memoryview(batch_of(b"a", b"b", timestamps=[10, 20]))
+        topic.partitions[0].append(batch, read_header(batch), 0)
+        with client_of(broker) as client:
+            asked = [
+                ListOffsetsRequestPartition(partition_index=0, timestamp=timestamp)
+                for timestamp in (11, -3)
+            ]
+            answer = await asyncio.to_thread(
+                client.request,
+                ApiKey.LIST_OFFSETS,
+                7,
+                ListOffsetsRequest(
+                    topics=[ListOffsetsRequestTopic(name="timed", partitions=asked)]
+                ),
+            )
+    assert isinstance(answer, ListOffsetsResponse)
+    assert [one.offset for one in answer.topics[0].partitions] == [1, 1]
+    assert len(looked_in) == 2
+    assert threading.get_ident() not in looked_in
 
 
 # --- HTTP and systemd -----------------------------------------------------------------------------
