@@ -129,7 +129,7 @@ def test_waiting_for_a_partition_to_be_clean_ends_with_the_job_or_at_once() -> N
 def test_the_status_names_what_each_worker_does_and_what_stands_in_the_way() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
-        b.dirty(T1, damaged="somewhere")
+        b.dirty(T1, offline="somewhere")
         await until_job(b)
         b.link.progress("map", 100, 400)
         await until(lambda: b.pool.status().workers[0].stage)
@@ -137,7 +137,7 @@ def test_the_status_names_what_each_worker_does_and_what_stands_in_the_way() -> 
         assert (worker.partition, worker.done_bytes, worker.total_bytes) == (T0, 100, 400)
         assert b.pool.status().in_progress == {T0: s.Cleaning()}
         findings = b.pool.verdicts[T1].findings
-        assert [f.reason for f in findings if f.blocks] == [Reason.DAMAGED]
+        assert [f.reason for f in findings if f.blocks] == [Reason.OFFLINE]
 
     on_the_bench(scenario)
 
