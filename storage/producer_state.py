@@ -8,6 +8,8 @@ Rules
   producer of whom nothing is known may start anywhere: what was known of it has expired.
 - State from the log is taken as it is: whoever wrote it had checked it. Sequences are counted by
   the batch header, so batches that compaction thinned out count in full.
+- Of more than PRODUCERS_MAX the one that was silent longest is forgotten, unless its transaction is
+  open: ids cost their inventor nothing. It may start anywhere then, as one that has expired.
 - A transaction is open from its first batch to its marker. `first_undecided_offset` is the first
   offset of the oldest open one.
 
@@ -33,6 +35,9 @@ from storage.txn_index import TxnIndexEntry
 # As many batches as an idempotent producer may have in flight (max.in.flight 5).
 KNOWN_BATCHES: Final = 5
 NO_EPOCH: Final = -1
+# Of one log: some 10 MB, and a snapshot that is made in 10 ms. One that is in use is never near
+# the silent end.
+PRODUCERS_MAX: Final = 10_000
 
 SNAPSHOT_VERSION: Final = 1
 _SNAPSHOT_HEAD: Final = struct.Struct(">hI")  # version, CRC-32C of all that follows
@@ -103,7 +108,7 @@ class ProducerStates:
     __slots__ = ("_open_transactions", "_producers")
 
     def __init__(self) -> None:
-        self._producers: dict[int, ProducerEntry] = {}
+        self._producers: dict[int, ProducerEntry] = {}  # the silent ones first
         # First offset -> producer id, in the order of the log, so the first one is the oldest.
         self._open_transactions: dict[int, int] = {}
 
@@ -165,9 +170,12 @@ class ProducerStates:
             return
         assert not header.is_control
         assert first_offset <= last_offset
-        entry = self._producers.get(header.producer_id)
+        entry = self._producers.pop(header.producer_id, None)
         if entry is None:
-            entry = self._producers[header.producer_id] = ProducerEntry(header.producer_id)
+            if len(self._producers) >= PRODUCERS_MAX:
+                self._forget_one()
+            entry = ProducerEntry(header.producer_id)
+        self._producers[header.producer_id] = entry
         entry.move_to_epoch(header.producer_epoch)
         timestamp = header.max_timestamp if timestamp_ms is None else timestamp_ms
         entry.batches.append(
@@ -254,6 +262,12 @@ class ProducerStates:
         for producer_id in expired:
             del self._producers[producer_id]
         return len(expired)
+
+    def _forget_one(self) -> None:
+        for producer_id, entry in self._producers.items():
+            if entry.transaction_first_offset is None:
+                del self._producers[producer_id]
+                return
 
     def clear(self) -> None:
         """Forget everything, before the state is rebuilt from a snapshot and the log."""

@@ -17,7 +17,7 @@ from storage.errors import (
     InvalidTransactionStateError,
     OutOfOrderSequenceError,
 )
-from storage.producer_state import KNOWN_BATCHES, Duplicate, ProducerStates
+from storage.producer_state import KNOWN_BATCHES, PRODUCERS_MAX, Duplicate, ProducerStates
 from storage.txn_index import TxnIndexEntry
 from tests.support.formats import START_MS, ask_kafka, golden_bytes
 
@@ -78,6 +78,23 @@ class Appender:
 
 
 # Sequences
+
+
+def test_of_too_many_producers_those_silent_longest_are_forgotten() -> None:
+    log = Appender()
+    log.data(1, 0, 0, txn=True)
+    log.data(2, 0, 0)
+    log.data(3, 0, 0)
+    for stranger in range(PRODUCERS_MAX - 3):
+        log.data(1000 + stranger, 0, 0)
+    log.data(2, 0, 1)
+    log.data(999_998, 0, 0)
+    log.data(999_999, 0, 0)
+    known = {entry.producer_id for entry in log.states.producers}
+    assert len(known) == PRODUCERS_MAX
+    assert {1, 2, 999_998, 999_999} <= known
+    assert not {3, 1000} & known
+    log.data(3, 0, 7)  # as one that has expired
 
 
 def test_batches_without_a_producer_are_not_looked_at() -> None:
