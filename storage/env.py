@@ -359,7 +359,12 @@ class RealEnv:
 
     def remove_tree(self, path: str) -> None:
         """See Env."""
-        shutil.rmtree(path)
+        if os.path.islink(path):
+            os.unlink(
+                path
+            )  # a folder that was moved elsewhere: what is there is not ours to delete
+        else:
+            shutil.rmtree(path)
 
     def sync_dir(self, path: str) -> None:
         """See Env."""

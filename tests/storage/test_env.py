@@ -144,6 +144,15 @@ def test_renaming_what_is_absent_fails_and_changes_nothing(env: Env, root: str) 
     assert env.read_file(path) == b"1"
 
 
+def test_a_folder_that_is_a_link_is_removed_without_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    RealEnv().remove_tree(str(tmp_path / "link"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere"]
+    assert (tmp_path / "elsewhere" / "kept").exists()
+
+
 def test_folders_are_listed_sorted_and_removed_when_empty(env: Env, root: str) -> None:
     env.mkdir(os.path.join(root, "x", "y"))
     env.mkdir(os.path.join(root, "x", "y"))
