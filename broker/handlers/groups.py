@@ -278,7 +278,7 @@ def handle_describe_groups(
     """DescribeGroups 0-6; an unknown group is Dead, from version 6 on an error too (KIP-1043)."""
     operations = ALL_OPERATIONS if body.include_authorized_operations else NOT_ASKED
     described = []
-    for group_id in body.groups:
+    for group_id in dict.fromkeys(body.groups):  # once, however often a large one is named
         group = _describe(context.coordinator, group_id, header.api_version)
         group.authorized_operations = operations
         described.append(group)

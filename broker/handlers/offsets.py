@@ -104,7 +104,8 @@ def handle_offset_fetch(
     version = header.api_version
     if version >= 8:
         groups = []
-        for group in body.groups:
+        # Once each, however often it is named: a short name may stand for many offsets.
+        for group in {group.group_id: group for group in body.groups}.values():
             wanted = None
             if group.topics is not None:
                 wanted = [(t.name, t.partition_indexes) for t in group.topics]

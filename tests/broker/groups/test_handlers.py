@@ -466,6 +466,19 @@ async def test_a_stable_group_is_described_with_its_members(version: int) -> Non
     assert (described.member_metadata, described.member_assignment) == (b"meta", b"mine")
 
 
+async def test_a_group_that_is_named_often_is_told_of_once() -> None:
+    client = Client()
+    await client.stable()
+    body = m.DescribeGroupsRequest(groups=["g", "h"] * 500)
+    answer = await client.ask(ApiKey.DESCRIBE_GROUPS, 5, body)
+    assert [group.group_id for group in answer.groups] == ["g", "h"]
+    all_of_it = m.OffsetFetchRequestGroup(group_id="g", topics=None)
+    answer = await client.ask(
+        ApiKey.OFFSET_FETCH, 8, m.OffsetFetchRequest(groups=[all_of_it] * 500)
+    )
+    assert [group.group_id for group in answer.groups] == ["g"]
+
+
 @pytest.mark.parametrize("version", versions(ApiKey.DESCRIBE_GROUPS))
 async def test_an_unknown_group_is_dead(version: int) -> None:
     body = m.DescribeGroupsRequest(groups=["nobody"])
