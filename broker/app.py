@@ -27,7 +27,7 @@ from broker.groups.coordinator import GroupCoordinator, GroupSettings
 from broker.groups.live_group import LoopClock
 from broker.groups.model import GroupRules
 from broker.groups.offsets_store import OffsetsStore
-from broker.housekeeping import ClockWatch, Housekeeping, Periods
+from broker.housekeeping import CONFIRM_MS, ClockWatch, Housekeeping, Periods
 from broker.http import HttpServer
 from broker.listener import ConnectionLimits, Listener, raise_file_limit
 from broker.metrics import BrokerCollector
@@ -48,6 +48,8 @@ from storage.model import TopicPartition
 
 log = structlog.get_logger("broker.app")
 
+# A broker that stood still for longer waits with deleting until its clock has held for a while.
+PAUSE_BELIEVED_MS = 86_400_000
 EXIT_OK = 0
 EXIT_CANNOT_START = 1
 
@@ -181,12 +183,17 @@ class Broker:
         self.http_address = Address(host, port)
 
     def _distrust_jumped_clock(self) -> None:
-        """A wall clock behind the last time that was written down has been set back."""
-        last = self.manager.metadata.last_wall_ms
-        now = self._env.wall_ms()
-        if now < last:
+        """A wall clock behind the last time that was written down was set back, and one far ahead
+        of it may have been set: for a while nothing is deleted by it.
+        """
+        passed_ms = self._env.wall_ms() - self.manager.metadata.last_wall_ms
+        if not 0 <= passed_ms <= PAUSE_BELIEVED_MS:
             self.housekeeping.clock.distrust(self._env.monotonic() * 1000)
-            log.warning("wall clock is behind the last run; retention suspended", by_ms=last - now)
+            log.warning(
+                "wall clock is far from that of the last run; retention suspended",
+                passed_ms=passed_ms,
+                for_ms=CONFIRM_MS,
+            )
 
     # Stop ---------------------------------------------------------------------
 

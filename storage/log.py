@@ -164,7 +164,7 @@ class Log(LogView):
                     known.first_offset, known.last_offset, append_ms, self.log_start_offset, True
                 )
         if not self._epoch_is_entered:
-            self._enter_epoch()
+            self.enter_epoch()
         first_offset = self.log_end_offset
         next_offset = first_offset + header.last_offset_delta + 1
         size_bytes = header.batch_length + LENGTH_END
@@ -232,8 +232,12 @@ class Log(LogView):
             self._home.fail(failure.reason)
             raise failure from error
 
-    def _enter_epoch(self) -> None:
-        """Note durably where the present leader epoch begins."""
+    def enter_epoch(self) -> None:
+        """Note durably where the present leader epoch begins.
+
+        A new log does so while it is made, so that its first append waits for no disk; one that
+        is opened does so at the first append, for an epoch without records needs no trace.
+        """
         if self._epochs.assign(self.leader_epoch, self.log_end_offset):
             self._write_epochs()
         self._epoch_is_entered = True

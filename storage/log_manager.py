@@ -384,7 +384,9 @@ class LogManager:
             log_start_offset=0,
         )
         context = LogContext(self._env, home, self._new_generation)
-        return Log(context, partition, topic_id, path, config, loaded=loaded)
+        log = Log(context, partition, topic_id, path, config, loaded=loaded)
+        log.enter_epoch()
+        return log
 
     def _write_partition_metadata(self, folder: str, topic_id: bytes) -> None:
         path = f"{folder}/{filenames.PARTITION_METADATA}"

@@ -166,9 +166,12 @@ async def _unpack_in_thread(
     services: Services, partition: Partition, batch: _Batch, acks: int
 ) -> ProducedPartition:
     """Check the records and change the codec where the topic asks for it, then append."""
-    index, _, header, now_ms = batch
+    index, records, header, now_ms = batch
     try:
-        records = await asyncio.to_thread(_unpack, batch, partition.log.config)
+        config = None
+        while config is not partition.log.config:  # a topic may become compacted meanwhile
+            config = partition.log.config
+            records = await asyncio.to_thread(_unpack, batch, config)
         header = read_batch_header(records)
         info = partition.append(records, header, now_ms)
     except StorageError as error:

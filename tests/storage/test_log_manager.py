@@ -564,3 +564,12 @@ def test_a_topic_is_there_whole_or_not_at_all_after_a_crash(seed: int) -> None:
         assert served == {ORDERS[0], ORDERS[1]}
     else:
         assert served == set()
+
+
+def test_the_first_append_to_a_new_log_waits_for_no_disk(env: MemoryEnv) -> None:
+    manager, _ = opened(env, "/disk1")
+    log = manager.create(TopicPartition("fresh", 0), bytes(range(16)), TopicConfig())
+    before = len(env.history)
+    append(log, b"value")
+    assert [operation for operation, _ in env.history[before:]] == ["pwrite"]
+    manager.close()
