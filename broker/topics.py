@@ -142,6 +142,19 @@ class Topics:
         topic = self._by_name.get(partition.topic)
         return topic.partitions.get(partition.partition) if topic else None
 
+    def find(self, topic: str | bytes, index: int) -> Partition | ErrorCode:
+        """A served partition of a topic by name or id, or the code that says why there is none."""
+        by_id = isinstance(topic, bytes)
+        found = self._by_id.get(topic) if isinstance(topic, bytes) else self._by_name.get(topic)
+        if found is None:
+            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return ErrorCode.UNKNOWN_TOPIC_ID if by_id else unknown
+        partition = found.partitions.get(index)
+        if partition is not None:
+            return partition
+        offline = index in found.offline
+        return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
     def layers_of(self, name: str, dynamic: Mapping[str, str], *, adopted: bool) -> TopicLayers:
         """The layers of settings of a topic, present or to be."""
         return replace(

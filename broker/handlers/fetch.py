@@ -141,19 +141,14 @@ def _collect(
 
 
 def _partition_of(services: Services, key: PartitionKey, version: int) -> Partition | ErrorCode:
-    name, index = key
-    topic = services.topics.by_id(name) if isinstance(name, bytes) else services.topics.get(name)
-    if topic is None:
-        if isinstance(name, bytes):
-            return ErrorCode.UNKNOWN_TOPIC_ID
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    partition = topic.partitions.get(index)
-    if partition is None:
-        offline = index in topic.offline
-        return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if version < FIRST_ZSTD_VERSION and topic.config.compression_type == "zstd":
+    found = services.topics.find(*key)
+    if (
+        version < FIRST_ZSTD_VERSION
+        and isinstance(found, Partition)
+        and found.log.config.compression_type == "zstd"
+    ):
         return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-    return partition
+    return found
 
 
 def _read(

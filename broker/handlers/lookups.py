@@ -49,15 +49,11 @@ ROWS_PER_TURN: Final = 256  # some microseconds each; then others have their tur
 def find_partition(
     context: RequestContext, where: TopicPartition, current_leader_epoch: int = -1
 ) -> Partition | ErrorCode:
-    """A partition that may be read, or the code that says why not (gotcha: KIP-320 epochs)."""
-    topic = context.services.topics.get(where.topic)
-    if topic is None:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    partition = topic.partitions.get(where.partition)
-    if partition is None:
-        offline = where.partition in topic.offline
-        return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    return epoch_error(partition, current_leader_epoch) or partition
+    """A partition that may be read, or the code that says why not (leader epochs: KIP-320)."""
+    found = context.services.topics.find(*where)
+    if isinstance(found, ErrorCode):
+        return found
+    return epoch_error(found, current_leader_epoch) or found
 
 
 def epoch_error(partition: Partition, current_leader_epoch: int) -> ErrorCode | None:

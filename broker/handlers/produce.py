@@ -16,7 +16,6 @@ from broker.partition import OfflinePartitionError, Partition
 from broker.protocol.codec import RequestHeader, read_header
 from broker.protocol.errors import ErrorCode, code_of
 from broker.protocol.produce import (
-    FIRST_TOPIC_ID_VERSION,
     PartitionRecords,
     ProducedPartition,
     ProduceRequest,
@@ -25,8 +24,9 @@ from broker.protocol.produce import (
     encode_produce_response,
     encode_produced,
 )
-from broker.topics import Topic, TopicError
+from broker.topics import TopicError
 from config.topic_keys import TopicConfig
+from config.topic_names import INTERNAL_TOPICS
 from storage.batch import BatchHeader
 from storage.batch import read_header as read_batch_header
 from storage.errors import (
@@ -121,27 +121,25 @@ def _produce_one(
     if acks not in LEGAL_ACKS:
         return ProducedPartition(index, ErrorCode.INVALID_REQUIRED_ACKS)
     version = request.api_version
-    topic = _topic_of(services, name, version)
-    partition = topic.partitions.get(index) if topic is not None else None
-    if topic is None or partition is None:
-        return ProducedPartition(index, _missing(topic, index, version))
-    if topic.is_internal:
+    partition = services.topics.find(name, index)
+    if isinstance(partition, ErrorCode):
+        return ProducedPartition(index, partition)
+    config = partition.log.config
+    if partition.partition.topic in INTERNAL_TOPICS:
         return _refused(
             partition, index, records, ErrorCode.INVALID_TOPIC_EXCEPTION, "an internal topic"
         )
     partition.stats.produce_requests += 1
     now_ms = services.env.wall_ms()
     try:
-        header = check_produced(
-            records or _NOTHING, topic.config, produce_version=version, now_ms=now_ms
-        )
+        header = check_produced(records or _NOTHING, config, produce_version=version, now_ms=now_ms)
         assert records is not None
-        checks = needs_record_check(header, topic.config, now_ms)
-        if (checks and header.codec) or needs_recompression(header, topic.config):
+        checks = needs_record_check(header, config, now_ms)
+        if (checks and header.codec) or needs_recompression(header, config):
             batch = _Batch(index, records, header, now_ms)
             return _unpack_in_thread(services, partition, batch, acks)
         if checks:
-            check_records(records, header, topic.config, now_ms)
+            check_records(records, header, config, now_ms)
         info = partition.append(records, header, now_ms)
     except StorageError as error:
         return _failed(services, partition, index, records, error)
@@ -203,22 +201,6 @@ async def _wait_flushed(
     return ProducedPartition(
         index, 0, info.first_offset, info.log_append_time_ms, info.log_start_offset
     )
-
-
-def _topic_of(services: Services, name: TopicRef, version: int) -> Topic | None:
-    if version >= FIRST_TOPIC_ID_VERSION:
-        assert isinstance(name, bytes)
-        return services.topics.by_id(name)
-    assert isinstance(name, str)
-    return services.topics.get(name)
-
-
-def _missing(topic: Topic | None, index: int, version: int) -> ErrorCode:
-    if topic is not None and index in topic.offline:
-        return ErrorCode.KAFKA_STORAGE_ERROR
-    if topic is None and version >= FIRST_TOPIC_ID_VERSION:
-        return ErrorCode.UNKNOWN_TOPIC_ID
-    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _produced(

@@ -214,17 +214,14 @@ def delete_records(
 def _delete_before(
     context: RequestContext, where: TopicPartition, offset: int
 ) -> DeleteRecordsResponsePartition:
-    topic = context.services.topics.get(where.topic)
-    partition = topic.partitions.get(where.partition) if topic else None
+    found = context.services.topics.find(*where)
     result = DeleteRecordsResponsePartition(partition_index=where.partition, low_watermark=-1)
-    if topic is None or (partition is None and where.partition not in topic.offline):
-        result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    elif partition is None:
-        result.error_code = ErrorCode.KAFKA_STORAGE_ERROR
-    elif not topic.config.deletes:
+    if isinstance(found, ErrorCode):
+        result.error_code = found
+    elif not found.log.config.deletes:
         result.error_code = ErrorCode.POLICY_VIOLATION
     else:
-        log = partition.log
+        log = found.log
         before = log.high_watermark if offset == HIGH_WATERMARK else offset
         if before < 0 or before > log.high_watermark:
             result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -232,7 +229,7 @@ def _delete_before(
             try:
                 if before > log.log_start_offset:
                     log.delete_records(before)
-                    partition.wake()
+                    found.wake()
                 result.low_watermark = log.log_start_offset
             except StorageError as error:
                 result.error_code = code_of(error)
