@@ -86,7 +86,12 @@ class Broker:
             note_time=self.topics.note_time,
         )
         self.cleaning = Cleaning(
-            env, self.manager, self.topics, self.fail_directory, self.housekeeping.clock_trusted
+            env,
+            self.manager,
+            self.topics,
+            self.fail_directory,
+            self.housekeeping.clock_trusted,
+            self.stats.foreground,
         )
         self.pool = CleanerPool(self.cleaning, settings.cleaner, env)
         self.offsets_topic: OffsetsTopic

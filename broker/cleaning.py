@@ -6,13 +6,14 @@ The pool keeps truncation, deletion and policy changes away meanwhile; retention
 """
 
 import asyncio
+import os.path
 from collections.abc import Callable, Iterable
 
 import structlog
 
 from broker.partition import Partition
 from broker.topics import Topics
-from cleaner.host import JobInputs, LogFacts, PublishOutcome
+from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.errors import LogDirectoryError, SwapRefusedError
@@ -33,12 +34,14 @@ class Cleaning:
         topics: Topics,
         fail_directory: Callable[[LogDirectoryError], None],
         clock_trusted: Callable[[], bool],
+        foreground: Callable[[], Foreground],
     ) -> None:
         self._env = env
         self._manager = manager
         self._topics = topics
         self._fail_directory = fail_directory
         self._clock_trusted = clock_trusted
+        self._foreground = foreground
 
     def facts(self) -> Iterable[LogFacts]:
         """Every partition that is served; of one that is offline there is nothing to clean."""
@@ -49,6 +52,7 @@ class Cleaning:
     def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
         one = partition.log
         damaged = one.damaged
+        pending = one.open_transaction()
         return LogFacts(
             partition=one.partition,
             directory=one.directory,
@@ -61,17 +65,25 @@ class Cleaning:
             generation=one.generation,
             damaged=damaged[0].reason if damaged else None,
             clock_trusted=clock_trusted,
+            topic_id=one.topic_id,
+            data_directory=os.path.dirname(one.directory),
+            open_transaction=None if pending is None else OpenTransaction(*pending),
         )
 
-    def job_inputs(self, partition: TopicPartition) -> JobInputs:
-        """The hash key, and the last record of every live idempotent producer."""
+    def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
+        """The hash key, last records of live producers, aborted transactions of [first, end)."""
         found = self._topics.partition(partition)
         assert found is not None, partition
         last = found.log.last_records()
         return JobInputs(
             self._manager.metadata.hash_key,
             tuple((producer_id, epoch, offset) for producer_id, (epoch, offset) in last.items()),
+            tuple(found.log.aborted_transactions(first, end)),
         )
+
+    def foreground(self) -> Foreground:
+        """What was done for clients so far."""
+        return self._foreground()
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         """Remember the first dirty offset, unless the log is another one by now."""

@@ -3,6 +3,8 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from cleaner.host import Foreground
+
 LATENCY_BUCKETS = 40  # powers of two of 1 us: up to 6 days
 QUANTILES = (0.5, 0.75, 0.95, 0.99, 0.999)
 
@@ -77,3 +79,11 @@ class BrokerStats:
     errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     delayed_fetches: int = 0  # waiting now
     delayed_produces: int = 0  # waiting for an fsync now
+
+    def foreground(self) -> Foreground:
+        """What was done for clients so far, all topics together."""
+        topics = self.topics.values()
+        return Foreground(
+            requests=sum(t.produce_requests + t.fetch_requests for t in topics),
+            bytes=sum(t.bytes_in + t.bytes_out for t in topics),
+        )

@@ -10,9 +10,10 @@ import pickle
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from cleaner.job import CleanedGroup, CleanJob, CleanReport, SourceSegment
+from cleaner.job import CleanedGroup, CleanJob, CleanReport, SegmentHorizon, SourceSegment
 from storage.model import TopicPartition
 from storage.swap import CleanedFile, CleanedSegment
+from storage.txn_index import TxnIndexEntry
 
 LENGTH_BYTES: Final = 4
 # A job names every segment of its partition: this is room for some two million of them.
@@ -95,6 +96,8 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         SourceSegment,
         CleanedGroup,
         CleanReport,
+        SegmentHorizon,
+        TxnIndexEntry,
         TopicPartition,
         CleanedSegment,
         CleanedFile,

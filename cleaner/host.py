@@ -13,6 +13,24 @@ from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from config.topic_keys import TopicConfig
 from storage.model import TopicPartition
 from storage.retention import SegmentFacts
+from storage.txn_index import TxnIndexEntry
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """The transaction that holds the last stable offset."""
+
+    producer_id: int
+    first_offset: int
+    since_ms: int  # wall time of its producer's last append; -1 unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Foreground:
+    """What the broker has done for its clients since it started; only ever grows."""
+
+    requests: int
+    bytes: int  # produced and fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,9 @@ class LogFacts:
     offline: str | None = None  # why its data directory cannot be used
     damaged: str | None = None  # where flushed data is no longer what was written
     clock_trusted: bool = True  # False while wall time is suspected of having jumped
+    topic_id: bytes = b""  # 16 bytes; what is remembered of a log is void for another id
+    data_directory: str = ""  # the log directory that `directory` lies in
+    open_transaction: OpenTransaction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +65,7 @@ class JobInputs:
 
     hash_key: bytes  # 16 bytes, of the data directory
     last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset)
+    aborted: tuple[TxnIndexEntry, ...] = ()  # aborted transactions that overlap the job's segments
 
 
 class PublishOutcome(Enum):
@@ -62,8 +84,11 @@ class CleanerHost(Protocol):
         partitions come and go meanwhile.
         """
 
-    def job_inputs(self, partition: TopicPartition) -> JobInputs:
-        """The rest of what a job of this partition needs."""
+    def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
+        """The rest of what a job over the offsets [first, end) of this partition needs."""
+
+    def foreground(self) -> Foreground:
+        """What was done for clients so far: the measure of how busy the broker is with them."""
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         """Save the first dirty offset, unless `generation` is no longer the log's."""

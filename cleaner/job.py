@@ -11,6 +11,7 @@ from typing import Protocol
 from storage.errors import StorageError
 from storage.model import TopicPartition
 from storage.swap import CleanedSegment
+from storage.txn_index import TxnIndexEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,11 @@ class SourceSegment:
 
 @dataclass(frozen=True, slots=True)
 class CleanJob:
-    """One clean of one partition: index the keys of [first_dirty, end), rewrite `groups`."""
+    """One clean of one partition: index the keys of [first_dirty, end), rewrite `groups`.
+
+    `expired_only`: nothing is dirty. `groups` are then some of the log's segments, not all (those
+    of one group are still neighbours), and only what carries a delete horizon that has passed goes.
+    """
 
     partition: TopicPartition
     directory: str  # the partition's folder
@@ -49,6 +54,17 @@ class CleanJob:
     segment_bytes: int
     compression_levels: tuple[tuple[int, int], ...]  # (codec id, level)
     last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset)
+    aborted: tuple[TxnIndexEntry, ...] = ()  # that overlap the groups, by their markers' offsets
+    expired_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHorizon:
+    """When a segment as it stands after the clean can lose its next tombstone or marker."""
+
+    base_offset: int
+    size_bytes: int
+    horizon_ms: int  # the earliest delete horizon in it; -1: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +81,11 @@ class CleanedGroup:
 
 @dataclass(frozen=True, slots=True)
 class CleanReport:
-    """A whole job's result. `next_dirty_offset` is what the checkpoint becomes."""
+    """A whole job's result. `next_dirty_offset` is what the checkpoint becomes.
+
+    `cleaned` are stretches [first, end) of the dirty section beyond it that are clean all the same:
+    the progress that is no prefix, as behind a damaged segment. In order, not touching each other.
+    """
 
     partition: TopicPartition
     generation: str
@@ -86,6 +106,12 @@ class CleanReport:
     rewrite_seconds: float
     damaged: tuple[tuple[str, int, str], ...] = field(default=())  # (path, position, reason)
     records_without_key: int = 0  # dropped: a log that became compacted later may hold some
+    records_aborted: int = 0  # dropped with their aborted transactions
+    markers_removed: int = 0
+    cleaned: tuple[tuple[int, int], ...] = ()
+    horizons: tuple[SegmentHorizon, ...] = ()  # of every segment read, as it is left
+    map_utilization: float = 0.0  # keys in the map of those it could hold, 0..1
+    passes: int = 2  # over the dirty section: 1 where the map surely held every key
 
 
 class CleanAbortedError(Exception):

@@ -299,6 +299,7 @@ def plan_job(
             (ZSTD, config.compression_zstd_level),
         ),
         last_records=inputs.last_records,
+        aborted=inputs.aborted,
     )
 
 

@@ -285,7 +285,7 @@ class CleanerPool:
         job = plan_job(
             facts,
             verdict,
-            self._host.job_inputs(facts.partition),
+            self._host.job_inputs(facts.partition, facts.log_start_offset, facts.log_end_offset),
             self._settings,
             run_id=f"{now_ms:x}-{self._env.random_bytes(4).hex()}",
             now_ms=now_ms,

@@ -175,6 +175,14 @@ class LogProducers:
         self._states = states
         self._ended = []
 
+    def open_transaction(self) -> tuple[int, int, int] | None:
+        """The oldest open one: producer id, first offset, when its producer last wrote (ms)."""
+        first = self._states.first_undecided_offset
+        for entry in self._states.producers if first is not None else ():
+            if entry.transaction_first_offset == first:
+                return entry.producer_id, first, entry.timestamp_ms
+        return None
+
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """See ProducerStates.expire."""
         return self._states.expire(now_ms, expiration_ms)

@@ -19,7 +19,7 @@ from storage.recovery import LoadedLog
 from storage.retention import SegmentFacts
 from storage.segment import DamagedSegment
 from storage.timestamp_lookup import Search, finish, first_at_or_after, first_of_largest
-from storage.txn_index import aborted_in
+from storage.txn_index import TxnIndexEntry, aborted_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +174,13 @@ class LogView:
         except OSError as error:
             raise self._failed("read of", error) from error
 
-    def aborted_transactions(self, first: int, end: int) -> list[tuple[int, int]]:
-        """(producer id, first offset) of the aborted transactions that overlap `[first, end)`."""
+    def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
+        """The aborted transactions that overlap `[first, end)`, by their markers' offsets."""
         entries = (
             entry for segment in self._segments.since(first) for entry in segment.txn_entries
         )
-        return [(one.producer_id, one.first_offset) for one in aborted_in(entries, first, end)]
+        return aborted_in(entries, first, end)
+
+    def open_transaction(self) -> tuple[int, int, int] | None:
+        """The oldest one: producer id, first offset, and when its producer last wrote (ms)."""
+        return self._producers.open_transaction()

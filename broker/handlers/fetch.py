@@ -173,7 +173,8 @@ def _read(
             found = log.read(target.fetch_offset, limit, end_offset=end, at_least_one=first)
             records = found
             if committed and found.length:
-                aborted = log.aborted_transactions(target.fetch_offset, end)
+                entries = log.aborted_transactions(target.fetch_offset, end)
+                aborted = [(one.producer_id, one.first_offset) for one in entries]
     except StorageError as error:
         return Fetched(target.partition, code_of(error))
     return Fetched(

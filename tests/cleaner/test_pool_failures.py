@@ -183,7 +183,7 @@ def test_a_job_without_progress_is_not_repeated_at_once() -> None:
 
 def test_a_job_that_cannot_be_planned_is_a_named_failure() -> None:
     async def scenario(b: Bench) -> None:
-        b.host.job_inputs = lambda partition: 1 / 0  # type: ignore[method-assign]
+        b.host.job_inputs = lambda *_: 1 / 0  # type: ignore[method-assign]
         b.dirty()
         await until(lambda: b.host.failures)
         assert "ZeroDivisionError" in b.host.failures[0][1]

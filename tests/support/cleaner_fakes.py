@@ -15,7 +15,7 @@ from cleaner.channel import (
     WorkerReady,
     encode,
 )
-from cleaner.host import JobInputs, LogFacts, PublishOutcome
+from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.throttle import Direction, SharedMemory, Slots, WorkerSide
 from storage.model import TopicPartition
@@ -35,6 +35,7 @@ class FakeHost:
     failures: list[tuple[TopicPartition, str, int]] = field(default_factory=list)
     publishing: set[TopicPartition] = field(default_factory=set)
     broken: Exception | None = None  # raised by facts
+    load: Foreground = Foreground(0, 0)
 
     def add(self, facts: LogFacts) -> None:
         self.logs[facts.partition] = facts
@@ -46,8 +47,11 @@ class FakeHost:
             if partition in self.logs:
                 yield self.logs[partition]
 
-    def job_inputs(self, partition: TopicPartition) -> JobInputs:
+    def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         return JobInputs(bytes(16))
+
+    def foreground(self) -> Foreground:
+        return self.load
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         log = self.logs.get(partition)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 
-from cleaner.host import JobInputs, LogFacts, PublishOutcome
+from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.log_manager import LogManager
@@ -33,8 +33,13 @@ class LogHost:
                 generation=log.generation,
             )
 
-    def job_inputs(self, partition: TopicPartition) -> JobInputs:
-        return JobInputs(bytes(16))
+    def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
+        log = self.manager.logs[partition]
+        last = tuple((who, epoch, at) for who, (epoch, at) in log.last_records().items())
+        return JobInputs(bytes(16), last, tuple(log.aborted_transactions(first, end)))
+
+    def foreground(self) -> Foreground:
+        return Foreground(0, 0)
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         if self.manager.logs[partition].generation == generation:
