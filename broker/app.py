@@ -89,9 +89,9 @@ class Broker:
             env,
             self.manager,
             self.topics,
-            self.fail_directory,
-            self.housekeeping.clock_trusted,
-            self.stats.foreground,
+            fail_directory=self.fail_directory,
+            clock_trusted=self.housekeeping.clock_trusted,
+            foreground=self.stats.foreground,
         )
         self.pool = CleanerPool(self.cleaning, settings.cleaner, env)
         self.offsets_topic: OffsetsTopic

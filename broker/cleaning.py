@@ -32,6 +32,7 @@ class Cleaning:
         env: Env,
         manager: LogManager,
         topics: Topics,
+        *,
         fail_directory: Callable[[LogDirectoryError], None],
         clock_trusted: Callable[[], bool],
         foreground: Callable[[], Foreground],

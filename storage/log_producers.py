@@ -178,10 +178,10 @@ class LogProducers:
     def open_transaction(self) -> tuple[int, int, int] | None:
         """The oldest open one: producer id, first offset, when its producer last wrote (ms)."""
         first = self._states.first_undecided_offset
-        for entry in self._states.producers if first is not None else ():
-            if entry.transaction_first_offset == first:
-                return entry.producer_id, first, entry.timestamp_ms
-        return None
+        if first is None:
+            return None
+        holder = next(e for e in self._states.producers if e.transaction_first_offset == first)
+        return holder.producer_id, first, holder.timestamp_ms
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """See ProducerStates.expire."""

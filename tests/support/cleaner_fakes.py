@@ -35,7 +35,7 @@ class FakeHost:
     failures: list[tuple[TopicPartition, str, int]] = field(default_factory=list)
     publishing: set[TopicPartition] = field(default_factory=set)
     broken: Exception | None = None  # raised by facts
-    load: Foreground = Foreground(0, 0)
+    load: Foreground = field(default_factory=lambda: Foreground(0, 0))
 
     def add(self, facts: LogFacts) -> None:
         self.logs[facts.partition] = facts
