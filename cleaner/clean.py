@@ -14,11 +14,13 @@ Rules
   one of them fails the job by name and nothing of its group is written.
 """
 
+from collections.abc import Collection
 from itertools import pairwise
 
 from cleaner.context import CleanContext
 from cleaner.index_pass import index_section
 from cleaner.job import CleanJob, CleanReport, JobControl
+from cleaner.outcome import CleanOutcome
 from cleaner.rewrite_pass import RewritePass
 from storage.env import Env
 
@@ -32,21 +34,37 @@ def run_clean(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
     _check(job)
     context = CleanContext(env, job, control)
     try:
-        started = env.monotonic()
-        damaged = index_section(context)
-        mapped = env.monotonic()
-        rewrite = RewritePass(context, damaged)
-        rewrite.run()
-        finished = env.monotonic()
+        outcome = _clean_in_two_passes(context)
     finally:
         context.reader.close()
+    return _report(context, outcome)
+
+
+def _clean_in_two_passes(context: CleanContext) -> CleanOutcome:
+    """First the keys of the whole dirty section, then every group from the oldest on."""
+    env = context.env
+    started = env.monotonic()
+    damaged = index_section(context)
+    mapped = env.monotonic()
+    rewrite = RewritePass(context, damaged)
+    rewrite.run()
+    return CleanOutcome(
+        totals=rewrite.totals,
+        damaged=damaged,
+        map_seconds=mapped - started,
+        rewrite_seconds=env.monotonic() - mapped,
+    )
+
+
+def _report(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
+    job, totals, damaged = context.job, outcome.totals, outcome.damaged
     reach = min([context.map_end, *damaged])
-    totals = rewrite.totals
+    next_dirty_offset = max(job.first_dirty_offset, reach)
     return CleanReport(
         partition=job.partition,
         generation=job.generation,
         run_id=job.run_id,
-        next_dirty_offset=max(job.first_dirty_offset, reach),
+        next_dirty_offset=next_dirty_offset,
         groups=totals.groups,
         bytes_read=context.reader.bytes_read,
         bytes_written=totals.bytes_written,
@@ -58,14 +76,34 @@ def run_clean(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
         tombstones_removed=totals.tombstones_removed,
         keys_indexed=context.map.entries,
         map_full=context.map_end < job.end_offset,
-        map_seconds=mapped - started,
-        rewrite_seconds=finished - mapped,
+        map_seconds=outcome.map_seconds,
+        rewrite_seconds=outcome.rewrite_seconds,
         damaged=tuple(
             (damaged[base].path, damaged[base].position, damaged[base].reason)
             for base in sorted(damaged)
         ),
         records_without_key=totals.keyless,
+        cleaned=_cleaned_beyond(context, next_dirty_offset, damaged),
+        map_utilization=context.map.utilization,
+        passes=outcome.passes,
     )
+
+
+def _cleaned_beyond(
+    context: CleanContext, next_dirty_offset: int, damaged: Collection[int]
+) -> tuple[tuple[int, int], ...]:
+    """The stretches of [next dirty offset, end of the map) outside of damaged segments."""
+    stretches: list[tuple[int, int]] = []
+    for group in context.job.groups:
+        for source in group:
+            first = max(source.base_offset, next_dirty_offset)
+            end = min(source.next_base_offset, context.map_end)
+            if first >= end or source.base_offset in damaged:
+                continue
+            if stretches and stretches[-1][1] == first:
+                first = stretches.pop()[0]
+            stretches.append((first, end))
+    return tuple(stretches)
 
 
 def _check(job: CleanJob) -> None:

@@ -35,6 +35,7 @@ class OffsetMap:
         """`keys_max`: an upper bound of the keys to come (records, or offsets, in the section)."""
         assert len(hash_key) == 16
         slots_max = slots_for(limit_bytes, keys_max)
+        self._keys_at_limit = max(limit_bytes // SLOT_BYTES, SLOTS_MIN) * 9 // 10
         self.table: Words = np.zeros(slots_max * SLOT_WORDS, dtype=np.uint64)
         self.state: Ints = new_state()
         self.state[fields.SLOTS] = min(slots_max, SLOTS_AT_FIRST)
@@ -53,6 +54,11 @@ class OffsetMap:
     def entries_max(self) -> int:
         """Keys that fit at most."""
         return int(self.state[fields.SLOTS_MAX]) * 9 // 10
+
+    @property
+    def utilization(self) -> float:
+        """Keys in the map of those that the whole limit has room for, 0 to 1."""
+        return min(self.entries / self._keys_at_limit, 1.0)
 
     def reserve(self, count: int) -> None:
         """Grow, as far as it may, until `count` more keys find room."""

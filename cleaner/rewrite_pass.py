@@ -10,7 +10,6 @@ Rules
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,14 +23,9 @@ from cleaner.kernels.layout import (
     Code,
 )
 from cleaner.kernels.memory import SLACK_BYTES
-from cleaner.kernels.rewrite import (
-    copy_whole,
-    filter_unpacked,
-    pass_batch,
-    rewrite_batches,
-    settle_empty,
-    write_header,
-)
+from cleaner.kernels.remains import copy_whole, settle_empty, write_header
+from cleaner.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
+from cleaner.outcome import RewriteTotals
 from cleaner.output import CleanedOutput, OutputBuffers
 from storage.batch import BatchHeader, unpack_header
 from storage.compression import compress
@@ -42,21 +36,6 @@ from storage.errors import CorruptBatchError, DamagedSegmentError, Decompression
 _FLUSH_SHARE = 2
 # A batch can grow by a new horizon in each of its smallest records: 18 bytes where 7 were.
 _GROWTH = 3
-
-
-@dataclass(slots=True)
-class RewriteTotals:
-    """Sums over the groups of a job, the unchanged ones included."""
-
-    groups: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    bytes_written: int = 0
-    records_before: int = 0
-    records_after: int = 0
-    tombstones_kept: int = 0
-    tombstones_removed: int = 0
-    keyless: int = 0
 
 
 class RewritePass:

@@ -22,15 +22,12 @@ import numpy as np
 
 from cleaner.kernels import fields
 from cleaner.kernels.compile import Bytes, Ints, inlined, kernel
-from cleaner.kernels.crc import crc32c
 from cleaner.kernels.hashing import siphash128
 from cleaner.kernels.layout import (
     ATTR_CODEC,
     ATTR_DELETE_HORIZON,
-    ATTR_LOG_APPEND_TIME,
     GROWN_BYTES_PER_RECORD,
     HEADER_BYTES,
-    LENGTH_BYTES,
     RECORD_BYTES_MIN,
     Code,
     Workspace,
@@ -42,13 +39,8 @@ from cleaner.kernels.memory import (
     load_be32,
     load_be64,
     load_u64,
-    read_varint,
-    store_be16,
-    store_be32,
-    store_be64,
-    varint_bytes,
-    write_varint,
 )
+from cleaner.kernels.remains import copy_whole, restamp, settle_empty, write_header
 from cleaner.kernels.table import find_keys
 from cleaner.kernels.walk import (
     BAD_COUNT,
@@ -107,82 +99,6 @@ def _verdict(base: int, last: int, count: int, bits: Bytes, state: Ints) -> int:
         return _WINDOW
     first = state[fields.BITS_FIRST]
     return _ASK_BITS if any_bit(bits, base - first, last - first) else _DROP
-
-
-@inlined
-def stays_empty(buf: Bytes, at: int, last: int, producers: Ints, lasts: Ints, state: Ints) -> bool:
-    """Whether a batch without records has to stay: the log's end, or a producer's last sequence.
-
-    `producers` are ids in ascending order, `lasts` the offset of each one's last record.
-    """
-    if last == state[fields.LAST_OF_LOG]:
-        return True
-    producer = load_be64(buf, at + 43)
-    low = 0
-    high = producers.shape[0]
-    while low < high:
-        middle = (low + high) >> 1
-        if producers[middle] < producer:
-            low = middle + 1
-        else:
-            high = middle
-    return bool(low < producers.shape[0] and producers[low] == producer and lasts[low] == last)
-
-
-@inlined
-def write_empty(buf: Bytes, at: int, out: Bytes, written: int) -> int:
-    """The bare header that stands for an emptied batch -> bytes written so far."""
-    copy_bytes(out, written, buf, at, HEADER_BYTES)
-    store_be32(out, written + 8, HEADER_BYTES - LENGTH_BYTES)
-    attributes = load_be16(buf, at + 21) & ~(ATTR_CODEC | ATTR_DELETE_HORIZON)
-    store_be16(out, written + 21, attributes)
-    store_be64(out, written + 27, -1)
-    store_be32(out, written + 57, 0)
-    store_be32(out, written + 17, crc32c(out, written + 21, written + HEADER_BYTES))
-    return written + HEADER_BYTES
-
-
-@inlined
-def write_header(buf: Bytes, at: int, out: Bytes, written: int, size: int, state: Ints) -> None:
-    """The header of a rebuilt batch whose records, KEPT of them, stand in `out` already.
-
-    KEPT, LATEST_MS and STAMP in `state` are what `filter_records` left there.
-    """
-    copy_bytes(out, written, buf, at, HEADER_BYTES)
-    store_be32(out, written + 8, size - LENGTH_BYTES)
-    attributes = load_be16(buf, at + 21)
-    if state[fields.STAMP] != 0:
-        attributes |= ATTR_DELETE_HORIZON
-        store_be64(out, written + 27, state[fields.HORIZON_MS])
-    store_be16(out, written + 21, attributes)
-    if attributes & ATTR_LOG_APPEND_TIME == 0:
-        store_be64(out, written + 35, state[fields.LATEST_MS])
-    store_be32(out, written + 57, state[fields.KEPT])
-    store_be32(out, written + 17, crc32c(out, written + 21, written + size))
-
-
-@kernel
-def restamp(
-    source: Bytes, end: int, count: int, base_ms: int, horizon_ms: int, out: Bytes, written: int
-) -> int:
-    """Copy `count` records, their time deltas counted from another base -> bytes written.
-
-    `out` needs room for GROWN_BYTES_PER_RECORD more per record.
-    """
-    at = 0
-    for _ in range(count):
-        _, start = read_varint(source, at)
-        after, time_delta, _, _, _, _ = read_record(source, at, end)
-        _, rest = read_varint(source, start + 1)
-        new_delta = time_delta + base_ms - horizon_ms
-        write_varint_length = 1 + varint_bytes(new_delta) + (after - rest)
-        written = write_varint(out, written, write_varint_length)
-        out[written] = source[start]
-        written = write_varint(out, written + 1, new_delta)
-        copy_bytes(out, written, source, rest, after - rest)
-        written += after - rest
-        at = after
-    return written
 
 
 @inlined
@@ -391,34 +307,6 @@ def _finish(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, state: I
     write_header(buf, at, out, written, end - written, state)
     state[fields.BATCHES_REBUILT] += 1
     return end
-
-
-@inlined
-def settle_empty(buf: Bytes, at: int, size: int, out: Bytes, space: Workspace) -> int:
-    """Drop a batch none of whose records survive, or write its bare header -> DONE or BAD_CRC..."""
-    state = space.state
-    last = load_be64(buf, at) + load_be32(buf, at + 23)
-    if not stays_empty(buf, at, last, space.producers, space.last_offsets, state):
-        state[fields.BATCHES_DROPPED] += 1
-        return DONE
-    code = check_content(buf, at, size)
-    if code != DONE:
-        return code
-    if size == HEADER_BYTES:
-        copy_bytes(out, state[fields.WRITTEN], buf, at, HEADER_BYTES)
-        state[fields.WRITTEN] += HEADER_BYTES
-    else:
-        state[fields.WRITTEN] = write_empty(buf, at, out, state[fields.WRITTEN])
-        state[fields.BATCHES_REBUILT] += 1
-    return DONE
-
-
-@inlined
-def copy_whole(buf: Bytes, at: int, size: int, out: Bytes, state: Ints) -> None:
-    """Copy a batch, whose CRC was verified, byte for byte to the end of the output."""
-    copy_bytes(out, state[fields.WRITTEN], buf, at, size)
-    state[fields.WRITTEN] += size
-    state[fields.RECORDS_OUT] += load_be32(buf, at + 57)
 
 
 @kernel

@@ -8,14 +8,8 @@ from cleaner.kernels.crc import crc32c_extended
 from cleaner.kernels.index import add_time_entry, index_output
 from cleaner.kernels.layout import Workspace, new_state
 from cleaner.kernels.memory import load_be32
-from cleaner.kernels.rewrite import (
-    copy_whole,
-    filter_unpacked,
-    pass_batch,
-    rewrite_batches,
-    settle_empty,
-    write_header,
-)
+from cleaner.kernels.remains import copy_whole, settle_empty, write_header
+from cleaner.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
 from cleaner.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
 from cleaner.kernels.walk import count_records, index_batches, index_unpacked
 from storage.batch import HEADER_BYTES, Record, build_batch

@@ -1,0 +1,31 @@
+"""What a way of cleaning leaves for the report, whichever way it was."""
+
+from dataclasses import dataclass, field
+
+from storage.errors import DamagedSegmentError
+
+
+@dataclass(slots=True)
+class RewriteTotals:
+    """Sums over the groups of a job, the unchanged ones included."""
+
+    groups: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    bytes_written: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    tombstones_kept: int = 0
+    tombstones_removed: int = 0
+    keyless: int = 0
+
+
+@dataclass(slots=True)
+class CleanOutcome:
+    """All groups were handed over; the context's map says how far it reached."""
+
+    totals: RewriteTotals
+    damaged: dict[int, DamagedSegmentError] = field(default_factory=dict)  # by base offset
+    map_seconds: float = 0.0
+    rewrite_seconds: float = 0.0
+    passes: int = 2
