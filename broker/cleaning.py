@@ -50,9 +50,13 @@ class Cleaning:
         for partition in self._topics.partitions():
             yield self._facts_of(partition, clock_trusted=trusted)
 
+    def facts_of(self, partition: TopicPartition) -> LogFacts | None:
+        """One partition's facts, if it is served."""
+        found = self._topics.partition(partition)
+        return None if found is None else self._facts_of(found, clock_trusted=self._clock_trusted())
+
     def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
         one = partition.log
-        damaged = one.damaged
         pending = one.open_transaction()
         return LogFacts(
             partition=one.partition,
@@ -64,7 +68,7 @@ class Cleaning:
             undecided_offset=min(one.high_watermark, one.last_stable_offset),
             checkpoint_offset=self._manager.cleaner_offsets.get(one.partition),
             generation=one.generation,
-            damaged=damaged[0].reason if damaged else None,
+            damaged=one.damaged,
             clock_trusted=clock_trusted,
             topic_id=one.topic_id,
             data_directory=os.path.dirname(one.directory),

@@ -13,6 +13,7 @@ from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from config.topic_keys import TopicConfig
 from storage.model import TopicPartition
 from storage.retention import SegmentFacts
+from storage.segment import DamagedSegment
 from storage.txn_index import TxnIndexEntry
 
 
@@ -52,7 +53,7 @@ class LogFacts:
     checkpoint_offset: int | None  # first dirty offset as last saved; None if never
     generation: str
     offline: str | None = None  # why its data directory cannot be used
-    damaged: str | None = None  # where flushed data is no longer what was written
+    damaged: tuple[DamagedSegment, ...] = ()  # where flushed data is not what was written
     clock_trusted: bool = True  # False while wall time is suspected of having jumped
     topic_id: bytes = b""  # 16 bytes; what is remembered of a log is void for another id
     data_directory: str = ""  # the log directory that `directory` lies in
@@ -83,6 +84,9 @@ class CleanerHost(Protocol):
         """Every partition that exists. Iterated over several turns of the loop: it must bear that
         partitions come and go meanwhile.
         """
+
+    def facts_of(self, partition: TopicPartition) -> LogFacts | None:
+        """The facts of one partition; None where it does not exist or is not served."""
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         """The rest of what a job over the offsets [first, end) of this partition needs."""

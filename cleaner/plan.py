@@ -33,7 +33,6 @@ class Reason(Enum):
     POLICY = "policy"
     OFFLINE = "offline"
     DAMAGED = "damaged"
-    TRANSACTIONS = "transactional batches"
     IN_PROGRESS = "in progress"
     PAUSED = "paused"
     QUARANTINED = "quarantined"
@@ -142,12 +141,10 @@ def _standing(facts: LogFacts) -> list[Finding]:
         findings.append(Finding(Reason.OFFLINE, True, (("why", facts.offline),)))
     elif not facts.segments:
         findings.append(Finding(Reason.OFFLINE, True, (("why", "its log is not open"),)))
-    if facts.damaged is not None:
+    for one in facts.damaged:
         # What is damaged stays as it is, the rest is cleaned around it.
-        findings.append(Finding(Reason.DAMAGED, False, (("where", facts.damaged),)))
-    first = next((s.base_offset for s in facts.segments if s.has_transactions), None)
-    if first is not None:
-        findings.append(Finding(Reason.TRANSACTIONS, True, (("segment", first),)))
+        where = (("file", one.path), ("position", one.position), ("reason", one.reason))
+        findings.append(Finding(Reason.DAMAGED, False, where))
     return findings
 
 

@@ -1,11 +1,12 @@
 """One job with one worker, the waits that bound it, and what is shown of it."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cleaner import states
 from cleaner.crew import CrewLimits, Worker
-from cleaner.job import CleanJob
+from cleaner.history import JobRecord, Outcome
+from cleaner.job import CleanJob, CleanReport
 from cleaner.plan import Verdict
 from cleaner.throttle import Direction
 from config.settings import CleanerSettings
@@ -37,21 +38,30 @@ class Run:
     worker: Worker
     started_at: float  # the loop's clock, as `heard_at`
     heard_at: float
+    started_ms: int  # wall clock
+    dirty_bytes: int  # of the dirty section as planned
     spent_before: tuple[int, int]  # by its worker: bytes read and written
     waited_before: tuple[float, float]  # by its worker: seconds lost to the budgets
     spent_seen: int = 0
+    spent: tuple[int, int] = (0, 0)  # at its end: bytes read and written
+    waited: tuple[float, float] = (0.0, 0.0)  # at its end: seconds lost to the budgets
     stage: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
+    published: int = 0  # groups
     unpublished: int = 0  # groups whose files may still be in the folder
     keep_files: bool = (
         False  # a journal that failed half-way may need them: the next start's matter
     )
     failure: str = ""  # set where the end is a failure whatever the worker says
+    stale: str = ""  # set where it was given up because the log had changed under it: how
+    report: CleanReport | None = None
     watch: asyncio.TimerHandle | None = None
 
     @classmethod
-    def begin(cls, number: int, job: CleanJob, worker: Worker, now: float) -> "Run":
+    def begin(
+        cls, number: int, job: CleanJob, worker: Worker, now: float, dirty_bytes: int
+    ) -> "Run":
         """A run that starts now."""
         side = worker.side
         return cls(
@@ -60,6 +70,8 @@ class Run:
             worker=worker,
             started_at=now,
             heard_at=now,
+            started_ms=job.now_ms,
+            dirty_bytes=dirty_bytes,
             spent_before=(side.spent(Direction.READ), side.spent(Direction.WRITE)),
             waited_before=(
                 side.waited_seconds(Direction.READ),
@@ -75,10 +87,82 @@ class Run:
             self.heard_at = now
         return now - self.heard_at
 
+    def settle(self) -> None:
+        """It is over: note what it took, as long as its worker's page can be read."""
+        side = self.worker.side
+        read, written = Direction.READ, Direction.WRITE
+        self.spent = (
+            side.spent(read) - self.spent_before[0],
+            side.spent(written) - self.spent_before[1],
+        )
+        self.waited = (
+            side.waited_seconds(read) - self.waited_before[0],
+            side.waited_seconds(written) - self.waited_before[1],
+        )
+
     def disarm(self) -> None:
         """Nobody waits for its end any more."""
         if self.watch is not None:
             self.watch.cancel()
+
+
+def record_of(run: Run, finished_ms: int, reason: str, *, aborted: bool) -> JobRecord:
+    """What is remembered of a run that is over. `reason` makes it a failure."""
+    job, report = run.job, run.report
+    outcome: Outcome = "finished"
+    if run.stale:
+        outcome, reason = "stale", run.stale
+    elif aborted and not run.failure:
+        outcome = "aborted"
+    elif reason and (report is None or not report.damaged):
+        outcome = "failed"
+    elif report is None:
+        outcome = "aborted"
+    record = JobRecord(
+        partition=job.partition,
+        run_id=job.run_id,
+        started_ms=run.started_ms,
+        finished_ms=finished_ms,
+        outcome=outcome,
+        reason=reason,
+        expired_only=job.expired_only,
+        first_dirty_offset=job.first_dirty_offset,
+        end_offset=job.end_offset,
+        next_dirty_offset=job.first_dirty_offset,
+        segments=sum(len(group) for group in job.groups),
+        groups=len(job.groups),
+        groups_published=run.published,
+        groups_dropped=run.unpublished,
+        bytes_read=run.spent[Direction.READ],
+        bytes_written=run.spent[Direction.WRITE],
+        read_wait_seconds=run.waited[Direction.READ],
+        write_wait_seconds=run.waited[Direction.WRITE],
+        dirty_bytes=run.dirty_bytes,
+    )
+    return record if report is None else _with_report(record, report)
+
+
+def _with_report(record: JobRecord, report: CleanReport) -> JobRecord:
+    return replace(
+        record,
+        next_dirty_offset=report.next_dirty_offset,
+        map_seconds=report.map_seconds,
+        rewrite_seconds=report.rewrite_seconds,
+        bytes_before=report.bytes_before,
+        bytes_after=report.bytes_after,
+        records_before=report.records_before,
+        records_after=report.records_after,
+        records_without_key=report.records_without_key,
+        records_aborted=report.records_aborted,
+        markers_removed=report.markers_removed,
+        tombstones_kept=report.tombstones_kept,
+        tombstones_removed=report.tombstones_removed,
+        keys_indexed=report.keys_indexed,
+        map_utilization=report.map_utilization,
+        map_full=report.map_full,
+        passes=report.passes,
+        damaged=report.damaged,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +205,5 @@ class PoolStatus:
     in_progress: dict[TopicPartition, states.State]
     quarantines: dict[TopicPartition, states.Quarantined]
     verdicts: dict[TopicPartition, Verdict]
+    held: frozenset[TopicPartition]  # paused by an operator
+    rates: tuple[float | None, float | None]  # bytes read, written per second; None: unlimited

@@ -25,10 +25,12 @@ from config.topic_keys import TopicConfig
 from storage.compression import GZIP, LZ4, ZSTD
 from storage.model import TopicPartition
 from storage.retention import SegmentFacts
+from storage.segment import DamagedSegment
 from tests.support.log_facts import COMPACTED, even, facts, segment
 
 NOW = Moment(wall_ms=100_000, monotonic_ms=5_000)
 SETTINGS = CleanerSettings()
+HOLE = DamagedSegment("/data/t-0/10.log", 10, 17, 40, "bad CRC")
 INPUTS = JobInputs(hash_key=bytes(16), last_records=((7, 0, 3),))
 
 
@@ -70,10 +72,6 @@ def test_a_never_cleaned_compacted_log_is_cleaned_up_to_its_active_segment() -> 
         (facts(even(4), config=replace(COMPACTED, policy_known=False)), Reason.POLICY_UNKNOWN),
         (facts([], offline="EIO on /data"), Reason.OFFLINE),
         (facts([]), Reason.OFFLINE),
-        (
-            facts([segment(0, 10), segment(10, 20, has_transactions=True), segment(20, 21)]),
-            Reason.TRANSACTIONS,
-        ),
     ],
     ids=lambda value: value.value if isinstance(value, Reason) else "",
 )
@@ -91,14 +89,14 @@ def test_compact_and_delete_together_is_compacted() -> None:
 
 
 def test_all_obstacles_are_named_not_only_the_first() -> None:
-    log = facts(even(4), damaged="x", config=TopicConfig(cleanup_policy=("delete",)))
+    log = facts(even(4), damaged=(HOLE,), config=TopicConfig(cleanup_policy=("delete",)))
     verdict = judge(log, s.Paused(1))
     assert blockers(verdict) == [Reason.POLICY, Reason.PAUSED]
     assert Reason.DAMAGED in reasons(verdict)
 
 
 def test_damage_is_named_and_the_rest_is_cleaned_around_it() -> None:
-    verdict = judge(facts(even(4), damaged="00.log at 17"))
+    verdict = judge(facts(even(4), damaged=(HOLE,)))
     assert verdict.to_clean
     assert Reason.DAMAGED in reasons(verdict)
 

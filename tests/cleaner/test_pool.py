@@ -322,7 +322,7 @@ def test_grants_are_topped_up_while_a_job_runs_and_returned_when_its_worker_dies
             assert spent <= 64 * 1024 * (now - start + 1) + 1
             await asyncio.sleep(0.03)
         assert spent >= 64 * 1024 * 9.5
-        budget = b.pool._throttle.budgets[Direction.READ]
+        budget = b.pool._runs.throttle.budgets[Direction.READ]
         first.die()
         await until(lambda: b.host.failures)
         assert budget._accounts == {}
@@ -340,7 +340,7 @@ def test_settings_change_without_discarding_running_work() -> None:
         more = {"workers": 3, "write_bytes_per_second": 1 << 20, "backoff_ms": 50}
         b.pool.configure(SETTINGS.model_copy(update=more))
         await until(lambda: len(b.crew.links) == 3)
-        assert b.pool._throttle.budgets[Direction.WRITE].rate == 1 << 20
+        assert b.pool._runs.throttle.budgets[Direction.WRITE].rate == 1 << 20
         b.pool.configure(SETTINGS.model_copy(update={"workers": 1}))
         await until(lambda: sum(link.shut for link in b.crew.links) == 2)
         assert not first.shut

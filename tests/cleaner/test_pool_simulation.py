@@ -139,7 +139,7 @@ class Simulation:
         for partition in PARTITIONS:
             async with asyncio.timeout(120):
                 await pool.await_cleaned(partition, 40)
-        assert not pool._waiting
+        assert not pool._control.is_waited_for
         watcher.cancel()
         async with asyncio.timeout(30):
             await pool.stop()

@@ -47,6 +47,9 @@ class FakeHost:
             if partition in self.logs:
                 yield self.logs[partition]
 
+    def facts_of(self, partition: TopicPartition) -> LogFacts | None:
+        return self.logs.get(partition)
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         return JobInputs(bytes(16))
 

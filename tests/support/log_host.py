@@ -1,6 +1,7 @@
 """A broker for the pool that has nothing but logs: real facts, real swaps."""
 
 import asyncio
+import os.path
 from collections.abc import Iterator
 
 from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
@@ -31,7 +32,13 @@ class LogHost:
                 undecided_offset=min(log.high_watermark, log.last_stable_offset),
                 checkpoint_offset=self.manager.cleaner_offsets.get(partition),
                 generation=log.generation,
+                damaged=log.damaged,
+                topic_id=log.topic_id,
+                data_directory=os.path.dirname(log.directory),
             )
+
+    def facts_of(self, partition: TopicPartition) -> LogFacts | None:
+        return next((facts for facts in self.facts() if facts.partition == partition), None)
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         log = self.manager.logs[partition]

@@ -73,7 +73,7 @@ def on_the_bench(
             pool.registry.validate()
         finally:
             await asyncio.wait_for(pool.stop(), 60)
-        assert not pool._waiting
+        assert not pool._control.is_waited_for
         assert all(link.closed for link in used.links)
         return bench
 

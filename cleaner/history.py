@@ -1,0 +1,206 @@
+"""Jobs that are over: one record each, in memory and in a file of JSON lines per data directory.
+
+Rules. A record is told once, when its run has ended, however it ended. Memory and files are bounded
+(the file by size, with one predecessor): the oldest go. The file is for people: a line that is torn
+or not ours is passed over with one warning, and a directory that cannot be written loses history,
+nothing else.
+"""
+
+import json
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import structlog
+
+from storage.env import Env
+from storage.model import TopicPartition
+
+HISTORY_NAME: Final = "varve.cleaner-history"
+# A record takes some 900 bytes: the two files hold the last two thousand jobs of their directory.
+HISTORY_BYTES_MAX: Final = 1 << 20
+RECORDS_MAX: Final = 2_000  # in memory, over all partitions: some 2 MB
+
+Outcome: TypeAlias = Literal["finished", "failed", "aborted", "stale"]
+
+log = structlog.get_logger("cleaner")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """One job, after its end. Sizes in bytes of log files, times in wall ms unless they say so.
+
+    What the worker reports of a whole job is 0 where it did not come to its end.
+    """
+
+    partition: TopicPartition
+    run_id: str
+    started_ms: int
+    finished_ms: int
+    outcome: Outcome
+    reason: str = ""  # why it failed, or was void; of a finished one: what it had to leave
+    expired_only: bool = False
+    first_dirty_offset: int = 0
+    end_offset: int = 0
+    next_dirty_offset: int = 0  # where the dirty section begins now
+    segments: int = 0  # that it was given
+    groups: int = 0
+    groups_published: int = 0
+    groups_dropped: int = 0
+    bytes_read: int = 0  # charged to the budgets, both passes
+    bytes_written: int = 0
+    read_wait_seconds: float = 0.0
+    write_wait_seconds: float = 0.0
+    map_seconds: float = 0.0
+    rewrite_seconds: float = 0.0
+    dirty_bytes: int = 0  # of the dirty section as it was planned
+    bytes_before: int = 0
+    bytes_after: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    records_without_key: int = 0
+    records_aborted: int = 0
+    markers_removed: int = 0
+    tombstones_kept: int = 0
+    tombstones_removed: int = 0
+    keys_indexed: int = 0
+    map_utilization: float = 0.0  # 0..1
+    map_full: bool = False
+    passes: int = 0
+    damaged: tuple[tuple[str, int, str], ...] = ()  # (path, position, reason)
+
+    @property
+    def seconds(self) -> float:
+        """From its start to its end."""
+        return max(0, self.finished_ms - self.started_ms) / 1000
+
+    @property
+    def bytes_saved_share(self) -> float:
+        """How much smaller the log became, 0..1; Kafka's "size reduction"."""
+        return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
+
+    @property
+    def records_saved_share(self) -> float:
+        """How many records fewer, 0..1; Kafka's "fewer messages"."""
+        return 1 - self.records_after / self.records_before if self.records_before else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For the file and the API."""
+        found = asdict(self)
+        found["topic"], found["partition"] = self.partition
+        return found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "JobRecord":
+        """The record; fields that are not known here are left out. Raises ValueError."""
+        values = {name: found[name] for name in _TYPES if name in found}
+        for name, value in values.items():
+            if not isinstance(value, _TYPES[name]) or isinstance(value, bool) != (
+                _TYPES[name] == (bool,)
+            ):
+                raise ValueError(f"{name} is {value!r:.100}")
+        if values.get("outcome") not in get_args(Outcome):
+            raise ValueError(f"outcome is {values.get('outcome')!r:.100}")
+        topic, number = found.get("topic"), found.get("partition")
+        if not isinstance(topic, str) or not isinstance(number, int):
+            raise ValueError("names no partition")
+        try:
+            values["damaged"] = tuple(
+                (str(path), int(position), str(why))
+                for path, position, why in values.get("damaged", ())
+            )
+            return cls(partition=TopicPartition(topic, number), **values)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+
+_JSON_TYPES: Final[dict[Any, tuple[type, ...]]] = {
+    str: (str,),
+    int: (int,),
+    bool: (bool,),
+    float: (float, int),
+    Outcome: (str,),
+}
+_TYPES: Final = {
+    one.name: _JSON_TYPES.get(one.type, (list, tuple))
+    for one in fields(JobRecord)
+    if one.name != "partition"
+}
+
+
+class History:
+    """The last jobs, newest last."""
+
+    def __init__(self, records_max: int = RECORDS_MAX) -> None:
+        self._records: deque[JobRecord] = deque(maxlen=records_max)
+        self._last: dict[TopicPartition, JobRecord] = {}
+
+    def add(self, record: JobRecord) -> None:
+        """A job is over."""
+        self._records.append(record)
+        self._last[record.partition] = record
+
+    def load(self, records: Iterable[JobRecord]) -> None:
+        """What an earlier process wrote, of any number of directories."""
+        for record in sorted(records, key=lambda one: one.finished_ms):
+            self.add(record)
+
+    def keep_only(self, partitions: frozenset[TopicPartition]) -> None:
+        """Forget the last job of partitions that exist no more; their records stay."""
+        for partition in self._last.keys() - partitions:
+            del self._last[partition]
+
+    def last_of(self, partition: TopicPartition) -> JobRecord | None:
+        """The partition's last job."""
+        return self._last.get(partition)
+
+    def newest(self, partition: TopicPartition | None = None, limit: int = 100) -> list[JobRecord]:
+        """Up to `limit` jobs, newest first: of one partition, or of all."""
+        found = (r for r in reversed(self._records) if partition in (None, r.partition))
+        return [record for record, _ in zip(found, range(limit), strict=False)]
+
+
+# The file ------------------------------------------------------------------------------
+
+
+def append_records(env: Env, directory: str, lines: Iterable[bytes]) -> None:
+    """Add lines to the file; a full one becomes its own predecessor first. Raises OSError."""
+    path = f"{directory}/{HISTORY_NAME}"
+    data = b"".join(lines)
+    size = env.size(path) if env.exists(path) else 0
+    if size and size + len(data) > HISTORY_BYTES_MAX:
+        env.rename(path, f"{path}.1")
+        size = 0
+    file = env.open(path, create=True, write=True)
+    try:
+        if size and file.pread(1, size - 1) != b"\n":
+            data = b"\n" + data  # the last write was torn
+        file.pwrite(data, size)
+    finally:
+        file.close()
+
+
+def encode_record(record: JobRecord) -> bytes:
+    """A record as a line."""
+    return json.dumps(record.to_json(), separators=(",", ":")).encode() + b"\n"
+
+
+def load_records(env: Env, directory: str) -> list[JobRecord]:
+    """What the directory's files hold, oldest first. Raises OSError."""
+    records: list[JobRecord] = []
+    for path in (f"{directory}/{HISTORY_NAME}.1", f"{directory}/{HISTORY_NAME}"):
+        if not env.exists(path):
+            continue
+        foreign = 0
+        for line in env.read_file(path).splitlines():
+            try:
+                found = json.loads(line)
+                if not isinstance(found, dict):
+                    raise ValueError("no object")
+                records.append(JobRecord.from_json(found))
+            except (ValueError, RecursionError):
+                foreign += 1
+        if foreign:
+            log.warning("cleaner_history_lines_passed_over", path=path, lines=foreign)
+    return records
