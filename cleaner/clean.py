@@ -9,9 +9,9 @@ Rules
 - Damage is never made to look sound: a segment with a damaged batch is left as it is and reported.
   The next dirty offset does not pass it, since what is indexed may supersede records in there
   and no later clean would look for them. The rest of the log is cleaned all the same.
-- Batches of transactions do not come here yet. The decisions about them (aborted data, markers,
-  `.txnindex` entries) belong into `rewrite_pass` and the verdicts of `kernels/rewrite`; until then
-  one of them fails the job by name and nothing of its group is written.
+- What was aborted is known from the job alone, so neither a full map nor damage misleads anyone
+  about it; that a marker has lost its batches is found in the second pass (kernels/transactions).
+- A job over what has expired has no first pass, and nothing goes by the map.
 """
 
 from collections.abc import Collection
@@ -28,13 +28,13 @@ from storage.env import Env
 def run_clean(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
     """Clean as `job` says; groups go to `control.group_cleaned` as they are finished.
 
-    Raises CleanAbortedError when asked to stop, TransactionalBatchError, OSError; the files of an
-    unfinished group are removed before.
+    Raises CleanAbortedError when asked to stop, OSError; the files of an unfinished group are
+    removed before.
     """
     _check(job)
     context = CleanContext(env, job, control)
     try:
-        outcome = _clean_in_two_passes(context)
+        outcome = _clean_expired(context) if job.expired_only else _clean_in_two_passes(context)
     finally:
         context.reader.close()
     return _report(context, outcome)
@@ -53,6 +53,19 @@ def _clean_in_two_passes(context: CleanContext) -> CleanOutcome:
         damaged=damaged,
         map_seconds=mapped - started,
         rewrite_seconds=env.monotonic() - mapped,
+    )
+
+
+def _clean_expired(context: CleanContext) -> CleanOutcome:
+    """Only the second pass, over groups that hold something whose horizon has passed."""
+    started = context.env.monotonic()
+    rewrite = RewritePass(context, {})
+    rewrite.run()
+    return CleanOutcome(
+        totals=rewrite.totals,
+        damaged=rewrite.damaged,
+        rewrite_seconds=context.env.monotonic() - started,
+        passes=1,
     )
 
 
@@ -83,7 +96,10 @@ def _report(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
             for base in sorted(damaged)
         ),
         records_without_key=totals.keyless,
+        records_aborted=totals.aborted,
+        markers_removed=totals.markers_removed,
         cleaned=_cleaned_beyond(context, next_dirty_offset, damaged),
+        horizons=tuple(totals.horizons),
         map_utilization=context.map.utilization,
         passes=outcome.passes,
     )
@@ -116,4 +132,9 @@ def _check(job: CleanJob) -> None:
     for source in sources:
         assert 0 <= source.base_offset < source.next_base_offset <= job.end_offset
     for source, following in pairwise(sources):
-        assert source.next_base_offset == following.base_offset
+        assert source.next_base_offset <= following.base_offset
+    # All of the log, or else groups that are no hole inside of themselves.
+    for stretch in job.groups if job.expired_only else [sources]:
+        for source, following in pairwise(stretch):
+            assert source.next_base_offset == following.base_offset
+    assert not job.expired_only or job.first_dirty_offset == job.end_offset

@@ -4,11 +4,12 @@ import numpy as np
 
 from cleaner.job import CleanAbortedError, CleanJob, JobControl
 from cleaner.kernels import fields
-from cleaner.kernels.compile import Bytes
+from cleaner.kernels.compile import Bytes, Ints
 from cleaner.kernels.layout import RECORD_BYTES_MIN, Workspace
 from cleaner.kernels.memory import SLACK_BYTES
 from cleaner.offset_map import OffsetMap
 from cleaner.source import SourceReader
+from cleaner.transactions import Transactions
 from storage.compression import decompress
 from storage.env import Env
 
@@ -30,7 +31,7 @@ class CleanContext:
         self.map = OffsetMap(job.dedupe_buffer_bytes, section, job.hash_key)
         self.state = self.map.state
         self.reader = SourceReader(env, job.directory, job.read_buffer_bytes)
-        last_records = sorted((producer, last) for producer, _, last in job.last_records)
+        self.transactions = Transactions(job)
         self.space = Workspace(
             table=self.map.table,
             state=self.state,
@@ -40,8 +41,10 @@ class CleanContext:
             found=np.empty(len(self.map.ones), dtype=np.int64),
             keep=np.empty(len(self.map.ones), dtype=np.uint8),
             bits=np.zeros(0, dtype=np.uint8),
-            producers=np.array([producer for producer, _ in last_records], dtype=np.int64),
-            last_offsets=np.array([last for _, last in last_records], dtype=np.int64),
+            producers=np.array(sorted(job.last_records), dtype=np.int64).reshape(-1),
+            aborted=self.transactions.aborted,
+            aborted_kept=self.transactions.kept,
+            open_producers=self.transactions.open_producers,
         )
         self.unpacked: Bytes = np.empty(SLACK_BYTES, dtype=np.uint8)
         self._set_rules(section)
@@ -50,7 +53,8 @@ class CleanContext:
         job, state = self.job, self.state
         state[fields.FIRST_DIRTY] = job.first_dirty_offset
         state[fields.MAP_END] = job.end_offset
-        state[fields.LOG_START] = job.log_start_offset
+        state[fields.LOG_START] = 0 if job.expired_only else job.log_start_offset
+        state[fields.EXPIRED_ONLY] = job.expired_only
         state[fields.NOW_MS] = job.now_ms
         state[fields.LAST_OF_LOG] = job.end_offset - 1 if job.log_end_offset_is_end else -1
         windows = -(-section // WINDOW_OFFSETS)
@@ -92,6 +96,17 @@ class CleanContext:
         wanted = record_bytes // RECORD_BYTES_MIN
         if len(self.space.keep) < wanted:
             self.space = self.space._replace(keep=np.empty(wanted, dtype=np.uint8))
+
+    def make_room_for_producers(self) -> None:
+        """Have more slots for producers with batches behind their last markers."""
+        self.transactions.widen(self.state)
+        self.space = self.space._replace(open_producers=self.transactions.open_producers)
+
+    def restore_producers(self, open_producers: Ints, count: int) -> None:
+        """Go back to what was met of them before; `count` is how many are in the set."""
+        self.transactions.open_producers = open_producers
+        self.space = self.space._replace(open_producers=open_producers)
+        self.state[fields.OPEN_COUNT] = count
 
     def open_window(self, first: int) -> None:
         """Let the bitmap of survivors begin at offset `first`."""

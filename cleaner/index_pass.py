@@ -21,7 +21,7 @@ from storage.errors import CorruptBatchError, DamagedSegmentError, Decompression
 def index_section(context: CleanContext) -> dict[int, DamagedSegmentError]:
     """Fill the map from the dirty section; the damaged segments found, by base offset.
 
-    Raises CleanAbortedError, TransactionalBatchError, OSError.
+    Raises CleanAbortedError, OSError.
     """
     job = context.job
     segments = [

@@ -8,7 +8,6 @@ never renames or deletes a source; publishing is the broker's alone (storage/swa
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from storage.errors import StorageError
 from storage.model import TopicPartition
 from storage.swap import CleanedSegment
 from storage.txn_index import TxnIndexEntry
@@ -53,7 +52,7 @@ class CleanJob:
     index_interval_bytes: int
     segment_bytes: int
     compression_levels: tuple[tuple[int, int], ...]  # (codec id, level)
-    last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset)
+    last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset or -1)
     aborted: tuple[TxnIndexEntry, ...] = ()  # that overlap the groups, by their markers' offsets
     expired_only: bool = False
 
@@ -116,18 +115,6 @@ class CleanReport:
 
 class CleanAbortedError(Exception):
     """The broker asked for the partition back. Not a failure; raised out of `run_clean`."""
-
-
-class TransactionalBatchError(StorageError):
-    """A batch of a transaction, or a control batch, in a log that was said to hold none.
-
-    The job fails, and nothing of the group that holds it is written.
-    """
-
-    def __init__(self, path: str, position: int) -> None:
-        super().__init__(f"{path} holds a transactional or control batch at byte {position}")
-        self.path = path
-        self.position = position
 
 
 class JobControl(Protocol):

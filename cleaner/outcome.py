@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from cleaner.job import SegmentHorizon
 from storage.errors import DamagedSegmentError
 
 
@@ -18,6 +19,9 @@ class RewriteTotals:
     tombstones_kept: int = 0
     tombstones_removed: int = 0
     keyless: int = 0
+    aborted: int = 0
+    markers_removed: int = 0
+    horizons: list[SegmentHorizon] = field(default_factory=list)
 
 
 @dataclass(slots=True)

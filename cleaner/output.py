@@ -1,4 +1,4 @@
-"""One cleaned segment on its way to the disk: log, offset index, time index.
+"""One cleaned segment on its way to the disk: log, offset index, time index, transaction index.
 
 Rules
 - The files carry the run's id in their names and are nobody else's until they are published
@@ -8,7 +8,7 @@ Rules
 - `finish` returns when content and names are on the device.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from cleaner.kernels.memory import SLACK_BYTES
 from storage import filenames
 from storage.env import Env, File
 from storage.swap import CleanedFile, CleanedSegment
+from storage.txn_index import TxnIndexEntry, encode_entries
 
 _NO_TIMESTAMP: Final = -1
 
@@ -131,8 +132,13 @@ class CleanedOutput:
         self._append_entries()
         state[fields.WRITTEN] = 0
 
-    def finish(self, last_modified_ms: int) -> CleanedSegment | None:
-        """Complete and sync the files; None if nothing was written. Raises OSError."""
+    def finish(
+        self, last_modified_ms: int, aborted: Sequence[TxnIndexEntry]
+    ) -> CleanedSegment | None:
+        """Complete and sync the files; None if nothing was written. Raises OSError.
+
+        `aborted` are the entries of the abort markers in it; without any there is no such file.
+        """
         self.flush()
         if not self._streams:
             return None
@@ -140,6 +146,12 @@ class CleanedOutput:
         self._state[fields.TIME_INDEX_BYTES] = 0
         add_time_entry(self._buffers.time_entries, self._state)
         self._append_entries()
+        if aborted:
+            raw = np.frombuffer(encode_entries(aborted), dtype=np.uint8)
+            self._charge(len(raw))
+            self._add_stream(filenames.TXN_INDEX)
+            crc = int(crc32c_extended(0, raw, 0, len(raw)))
+            self._streams[-1].append(raw, len(raw), crc)
         for stream in self._streams:
             self._env.set_mtime_ms(stream.path, last_modified_ms)
             stream.sync()
@@ -160,9 +172,12 @@ class CleanedOutput:
         if self._streams:
             return
         for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
-            name = filenames.cleaned_name(self._base_offset, kind, self._run_id)
-            # One by one, so that an error leaves nothing behind that `abandon` does not know.
-            self._streams = (*self._streams, _Stream(self._env, self._directory, name))
+            self._add_stream(kind)
+
+    def _add_stream(self, kind: str) -> None:
+        """Create one file, so that an error leaves nothing behind that `abandon` does not know."""
+        name = filenames.cleaned_name(self._base_offset, kind, self._run_id)
+        self._streams = (*self._streams, _Stream(self._env, self._directory, name))
 
     def _append_entries(self) -> None:
         sizes = (int(self._state[fields.INDEX_BYTES]), int(self._state[fields.TIME_INDEX_BYTES]))

@@ -4,9 +4,11 @@ Rules
 - A group is finished as a whole or leaves nothing behind.
 - A damaged segment is left as it is, and its group is cleaned around it: what stands before it, and
   what stands behind it, become groups of their own.
-- Behind a damaged segment no tombstone goes and none gets a delete horizon. What it deleted may
-  still stand in there.
-- A single segment that would come out as it went in is not replaced.
+- Behind a damaged segment no tombstone or marker goes and none gets a delete horizon. What it
+  deleted, or decided, may still stand in there.
+- A single segment that would come out as it went in is not replaced. Where only what has expired
+  is looked for, no group is.
+- What was met of transactions is taken back when a group has to be begun anew.
 """
 
 from collections import deque
@@ -14,7 +16,7 @@ from collections import deque
 import numpy as np
 
 from cleaner.context import CleanContext, grown
-from cleaner.job import CleanedGroup, SourceSegment
+from cleaner.job import CleanedGroup, SegmentHorizon, SourceSegment
 from cleaner.kernels import fields
 from cleaner.kernels.compile import Bytes
 from cleaner.kernels.layout import (
@@ -44,17 +46,18 @@ class RewritePass:
     def __init__(self, context: CleanContext, damaged: dict[int, DamagedSegmentError]) -> None:
         """`damaged`: segments found damaged so far, by base offset; more are added."""
         self._context = context
-        self._damaged = damaged
+        self.damaged = damaged
         self._levels = dict(context.job.compression_levels)
         self._buffers = OutputBuffers(self._output_bytes())
         self._scratch: Bytes = np.empty(len(context.reader.buffer), dtype=np.uint8)
         self._packed_from: Bytes = np.empty(SLACK_BYTES, dtype=np.uint8)
         self._begun = 0
         self._total = 0
+        self._horizons: list[int] = []  # of the group's segments, as far as it is
         self.totals = RewriteTotals()
 
     def run(self) -> None:
-        """Rewrite all groups. Raises CleanAbortedError, TransactionalBatchError, OSError."""
+        """Rewrite all groups. Raises CleanAbortedError, OSError."""
         context = self._context
         waiting = deque(
             tuple(source for source in group if source.base_offset < context.map_end)
@@ -63,27 +66,30 @@ class RewritePass:
         self._total = sum(source.size_bytes for group in waiting for source in group)
         while waiting:
             group = waiting.popleft()
-            broken = next((i for i, s in enumerate(group) if s.base_offset in self._damaged), None)
-            if broken is not None:
-                self._begun += group[broken].size_bytes
-                waiting.extendleft((group[broken + 1 :], group[:broken]))
+            broken = next((i for i, s in enumerate(group) if s.base_offset in self.damaged), None)
+            if broken == 0:
+                self._begun += group[0].size_bytes
+                self._tell_horizon(group[0].base_offset, group[0].size_bytes, -1)
+                waiting.appendleft(group[1:])
+            elif broken is not None:
+                waiting.extendleft((group[broken:], group[:broken]))
             elif group:
                 begun = self._begun
+                met = context.space.open_producers.copy()
+                met_count = int(context.state[fields.OPEN_COUNT])
                 try:
                     self._rewrite_group(group)
                 except _DamagedInError as error:
-                    self._damaged[error.base_offset] = error.damage
+                    self.damaged[error.base_offset] = error.damage
                     self._begun = begun
+                    context.restore_producers(met, met_count)
                     waiting.appendleft(group)
         context.reader.close()
 
     def _rewrite_group(self, group: tuple[SourceSegment, ...]) -> None:
         context = self._context
         job, state = context.job, context.state
-        state[fields.FIRST_COUNT : fields.END_COUNT] = 0
-        sound = not any(base < group[0].base_offset for base in self._damaged)
-        state[fields.DROP_EXPIRED] = sound and job.drop_expired_tombstones
-        state[fields.HORIZON_MS] = job.now_ms + job.delete_retention_ms if sound else -1
+        self._set_rules(group)
         output = CleanedOutput(
             context.env,
             job.directory,
@@ -99,9 +105,10 @@ class RewritePass:
                 self._rewrite_segment(source, output)
             if self._is_unchanged(group, output):
                 output.abandon()
-                self._count(group, None, group[0].size_bytes)
+                self._leave(group)
                 return
-            cleaned = output.finish(group[-1].last_modified_ms)
+            entries = context.transactions.kept_entries()
+            cleaned = output.finish(group[-1].last_modified_ms, entries)
         except BaseException:
             output.abandon()
             raise
@@ -115,14 +122,40 @@ class RewritePass:
             records_after=int(state[fields.RECORDS_OUT]),
         )
         self._count(group, result, size_bytes)
+        if cleaned is not None:
+            earliest_ms = min((one for one in self._horizons if one >= 0), default=-1)
+            self._tell_horizon(group[0].base_offset, size_bytes, earliest_ms)
         context.control.group_cleaned(result)
+
+    def _set_rules(self, group: tuple[SourceSegment, ...]) -> None:
+        """Say what may go from the group, and forget what was counted in the one before."""
+        job, state = self._context.job, self._context.state
+        state[fields.FIRST_COUNT : fields.END_COUNT] = 0
+        self._context.space.aborted_kept.fill(0)
+        self._horizons.clear()
+        sound = not any(base < group[0].base_offset for base in self.damaged)
+        stamps = sound and not job.expired_only
+        state[fields.SOUND] = sound
+        state[fields.DROP_EXPIRED] = sound and job.drop_expired_tombstones
+        state[fields.HORIZON_MS] = job.now_ms + job.delete_retention_ms if stamps else -1
+
+    def _leave(self, group: tuple[SourceSegment, ...]) -> None:
+        """Count a group that stays as it is."""
+        self._count(group, None, sum(source.size_bytes for source in group))
+        for source, horizon_ms in zip(group, self._horizons, strict=True):
+            self._tell_horizon(source.base_offset, source.size_bytes, horizon_ms)
+
+    def _tell_horizon(self, base_offset: int, size_bytes: int, horizon_ms: int) -> None:
+        self.totals.horizons.append(SegmentHorizon(base_offset, size_bytes, horizon_ms))
 
     def _is_unchanged(self, group: tuple[SourceSegment, ...], output: CleanedOutput) -> bool:
         changed = (
             self._context.state[fields.BATCHES_REBUILT]
             or self._context.state[fields.BATCHES_DROPPED]
         )
-        return len(group) == 1 and not changed and output.size_bytes == group[0].size_bytes
+        alone = len(group) == 1 or self._context.job.expired_only
+        size_bytes = sum(source.size_bytes for source in group)
+        return alone and not changed and output.size_bytes == size_bytes
 
     def _count(
         self, group: tuple[SourceSegment, ...], result: CleanedGroup | None, bytes_after: int
@@ -137,6 +170,8 @@ class RewritePass:
         totals.tombstones_kept += int(state[fields.TOMBSTONES_KEPT])
         totals.tombstones_removed += int(state[fields.TOMBSTONES_REMOVED])
         totals.keyless += int(state[fields.KEYLESS])
+        totals.aborted += int(state[fields.RECORDS_ABORTED])
+        totals.markers_removed += int(state[fields.MARKERS_REMOVED])
 
     def _rewrite_segment(self, source: SourceSegment, output: CleanedOutput) -> None:
         context = self._context
@@ -144,6 +179,9 @@ class RewritePass:
             self._rewrite_batches(source, output)
         except DamagedSegmentError as error:
             raise _DamagedInError(source.base_offset, error) from error
+        # Behind damage nothing can go, whatever horizons there are.
+        sound = context.state[fields.SOUND]
+        self._horizons.append(int(context.state[fields.EARLIEST_MS]) if sound else -1)
         self._begun += source.size_bytes
         context.control.progress("rewrite", self._begun, self._total)
 
@@ -152,6 +190,7 @@ class RewritePass:
         reader, state = context.reader, context.state
         state[fields.NEXT_OFFSET] = source.base_offset
         state[fields.SOURCE_END] = source.next_base_offset
+        state[fields.EARLIEST_MS] = -1
         reader.open(source)
         while not reader.exhausted:
             reader.refill(context.charge_read)
@@ -177,6 +216,8 @@ class RewritePass:
         elif code == Code.NEXT_WINDOW:
             header = unpack_header(context.reader.buffer.data, context.reader.at)
             context.open_window(header.base_offset)
+        elif code == Code.PRODUCERS_FULL:
+            context.make_room_for_producers()
         elif code != Code.MORE:
             raise context.reader.stopped(code)
 

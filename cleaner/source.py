@@ -13,14 +13,14 @@ from typing import Final
 
 import numpy as np
 
-from cleaner.job import SourceSegment, TransactionalBatchError
+from cleaner.job import SourceSegment
 from cleaner.kernels.compile import Bytes
 from cleaner.kernels.crc import crc32c_extended
 from cleaner.kernels.layout import HEADER_BYTES, LENGTH_BYTES, REASONS, Code
 from cleaner.kernels.memory import SLACK_BYTES, load_be32
 from storage import filenames
 from storage.env import Env, File
-from storage.errors import DamagedSegmentError, StorageError
+from storage.errors import DamagedSegmentError
 
 BUFFER_BYTES_MIN: Final = 1024  # a header, and room to verify an oversize batch through
 _CRC_FROM: Final = 21
@@ -126,10 +126,8 @@ class SourceReader:
         """The error that says so, at the present position."""
         return DamagedSegmentError(self.path, self.position, reason)
 
-    def stopped(self, code: int) -> StorageError:
+    def stopped(self, code: int) -> DamagedSegmentError:
         """The error for a kernel's code at the present position."""
-        if code == Code.TRANSACTIONAL:
-            return TransactionalBatchError(self.path, self.position)
         return self.damaged(REASONS[Code(code)])
 
 

@@ -42,18 +42,25 @@ TOMBSTONES_REMOVED: Final = 26
 KEYLESS: Final = 27
 BATCHES_REBUILT: Final = 28
 BATCHES_DROPPED: Final = 29
+RECORDS_ABORTED: Final = 30
+MARKERS_REMOVED: Final = 31
 # the index of the output
-FILE_BASE: Final = 30
-FILE_POSITION: Final = 31
-INDEXED_POSITION: Final = 32
-INDEX_INTERVAL: Final = 33
-TIME_MAX_MS: Final = 34  # largest timestamp so far, and the batch that carries it
-TIME_MAX_OFFSET: Final = 35
-TIME_INDEXED_MS: Final = 36
-FILE_CRC: Final = 37
-INDEX_BYTES: Final = 38
-TIME_INDEX_BYTES: Final = 39
-SIZE: Final = 40
+FILE_BASE: Final = 32
+FILE_POSITION: Final = 33
+INDEXED_POSITION: Final = 34
+INDEX_INTERVAL: Final = 35
+TIME_MAX_MS: Final = 36  # largest timestamp so far, and the batch that carries it
+TIME_MAX_OFFSET: Final = 37
+TIME_INDEXED_MS: Final = 38
+FILE_CRC: Final = 39
+INDEX_BYTES: Final = 40
+TIME_INDEX_BYTES: Final = 41
+# transactions and horizons
+EXPIRED_ONLY: Final = 42  # 1: only what carries a horizon that has passed goes
+SOUND: Final = 43  # 0: a damaged segment precedes, so no marker has surely lost its batches
+OPEN_COUNT: Final = 44  # producers with a batch since their last marker
+EARLIEST_MS: Final = 45  # the earliest horizon left in the segment that is read; -1: none
+SIZE: Final = 46
 
 FIRST_COUNT: Final = RECORDS_IN
-END_COUNT: Final = BATCHES_DROPPED + 1
+END_COUNT: Final = MARKERS_REMOVED + 1

@@ -15,10 +15,13 @@ ATTR_CODEC: Final = 0x07
 ATTR_LOG_APPEND_TIME: Final = 0x08
 ATTR_TRANSACTIONAL: Final = 0x10
 ATTR_CONTROL: Final = 0x20
+ATTR_OF_TRANSACTION: Final = ATTR_TRANSACTIONAL | ATTR_CONTROL
 ATTR_DELETE_HORIZON: Final = 0x40
 LARGEST_INT32: Final = (1 << 31) - 1
 LARGEST_BASE_OFFSET: Final = (1 << 63) - 1 - LARGEST_INT32
 
+LAST_RECORD_WORDS: Final = 3
+ABORTED_WORDS: Final = 3
 SLOT_WORDS: Final = 3  # two words of fingerprint, then offset + 1; 0 there: a free slot
 CHUNK_KEYS: Final = 4096  # fingerprints between two probing loops: 96 KiB, stays in the L2 cache
 GROWN_BYTES_PER_RECORD: Final = 11  # a new horizon: a time delta of 10 bytes, a longer length
@@ -33,7 +36,7 @@ class Code(IntEnum):
     MAP_FULL = auto()
     NEXT_WINDOW = auto()
     DONE = auto()
-    TRANSACTIONAL = auto()
+    PRODUCERS_FULL = auto()
     BAD_LENGTH = auto()
     OLD_FORMAT = auto()
     BAD_MAGIC = auto()
@@ -67,8 +70,10 @@ class Workspace(NamedTuple):
     found: Ints  # last offsets of these keys
     keep: Bytes  # one per record: 0 where a later record of the key exists
     bits: Bytes  # one bit per offset from BITS_FIRST on: the last of its key
-    producers: Ints  # ids, ascending, whose last record is known
-    last_offsets: Ints  # of each of them
+    producers: Ints  # rows of (id, epoch, last data offset or -1), by id, of those that live
+    aborted: Ints  # rows of (producer id, first offset, marker's offset), ascending
+    aborted_kept: Bytes  # one per row: set where the output still has the marker and a batch
+    open_producers: Ints  # hash set: those with a batch since their last marker, as ~id; 0: free
 
 
 def new_state() -> Ints:

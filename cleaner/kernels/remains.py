@@ -4,6 +4,7 @@ Rules
 - A rebuilt batch keeps its base and last offset, its sequences, producer, epoch and flags; count,
   length, maxTimestamp (CreateTime) and CRC are new.
 - A delete horizon takes the place of the base timestamp, and all time deltas are counted from it.
+- EARLIEST_MS in `state` becomes the earliest horizon of what may still hold a tombstone or marker.
 - A bare header stays where a producer's last sequence or the end of the log hangs on it.
 """
 
@@ -14,9 +15,11 @@ from cleaner.kernels.compile import Bytes, Ints, inlined, kernel
 from cleaner.kernels.crc import crc32c
 from cleaner.kernels.layout import (
     ATTR_CODEC,
+    ATTR_CONTROL,
     ATTR_DELETE_HORIZON,
     ATTR_LOG_APPEND_TIME,
     HEADER_BYTES,
+    LAST_RECORD_WORDS,
     LENGTH_BYTES,
     Workspace,
 )
@@ -36,23 +39,30 @@ from cleaner.kernels.walk import DONE, check_content, read_record
 
 
 @inlined
-def stays_empty(buf: Bytes, at: int, last: int, producers: Ints, lasts: Ints, state: Ints) -> bool:
+def stays_empty(buf: Bytes, at: int, last: int, producers: Ints, state: Ints) -> bool:
     """Whether a batch without records has to stay: the log's end, or a producer's last sequence.
 
-    `producers` are ids in ascending order, `lasts` the offset of each one's last record.
+    Of a producer whose last sequence is not known, its last marker: that tells its epoch. See
+    `producers` in the workspace.
     """
     if last == state[fields.LAST_OF_LOG]:
         return True
     producer = load_be64(buf, at + 43)
     low = 0
-    high = producers.shape[0]
+    high = producers.shape[0] // LAST_RECORD_WORDS
     while low < high:
         middle = (low + high) >> 1
-        if producers[middle] < producer:
+        if producers[middle * LAST_RECORD_WORDS] < producer:
             low = middle + 1
         else:
             high = middle
-    return bool(low < producers.shape[0] and producers[low] == producer and lasts[low] == last)
+    row = low * LAST_RECORD_WORDS
+    if row >= producers.shape[0] or producers[row] != producer:
+        return False
+    if producers[row + 2] >= 0:
+        return bool(producers[row + 2] == last)
+    is_control = load_be16(buf, at + 21) & ATTR_CONTROL != 0
+    return bool(is_control and producers[row + 1] == load_be16(buf, at + 51))
 
 
 @inlined
@@ -66,6 +76,14 @@ def write_empty(buf: Bytes, at: int, out: Bytes, written: int) -> int:
     store_be32(out, written + 57, 0)
     store_be32(out, written + 17, crc32c(out, written + 21, written + HEADER_BYTES))
     return written + HEADER_BYTES
+
+
+@inlined
+def note_horizon(horizon_ms: int, state: Ints) -> None:
+    """Remember that something may go when `horizon_ms` has passed."""
+    horizon_ms = max(horizon_ms, 0)
+    if state[fields.EARLIEST_MS] < 0 or horizon_ms < state[fields.EARLIEST_MS]:
+        state[fields.EARLIEST_MS] = horizon_ms
 
 
 @inlined
@@ -116,7 +134,7 @@ def settle_empty(buf: Bytes, at: int, size: int, out: Bytes, space: Workspace) -
     """Drop a batch none of whose records survive, or write its bare header -> DONE or BAD_CRC..."""
     state = space.state
     last = load_be64(buf, at) + load_be32(buf, at + 23)
-    if not stays_empty(buf, at, last, space.producers, space.last_offsets, state):
+    if not stays_empty(buf, at, last, space.producers, state):
         state[fields.BATCHES_DROPPED] += 1
         return DONE
     code = check_content(buf, at, size)

@@ -1,6 +1,7 @@
 """The second pass: which records stay, and the batches that are left of them.
 
 Rules (Kafka's log cleaner; KIP-534 for tombstones)
+- What transactions decide comes first (transactions.py); the rest is for data that is not aborted.
 - Below the log's start: gone. At or above the end of the map: stays, unseen.
 - Without a key: gone. Older than the last offset of its key: gone.
 - A tombstone goes when its batch carries a delete horizon that has passed. A batch that keeps a
@@ -25,7 +26,9 @@ from cleaner.kernels.compile import Bytes, Ints, inlined, kernel
 from cleaner.kernels.hashing import siphash128
 from cleaner.kernels.layout import (
     ATTR_CODEC,
+    ATTR_CONTROL,
     ATTR_DELETE_HORIZON,
+    ATTR_OF_TRANSACTION,
     GROWN_BYTES_PER_RECORD,
     HEADER_BYTES,
     RECORD_BYTES_MIN,
@@ -40,8 +43,9 @@ from cleaner.kernels.memory import (
     load_be64,
     load_u64,
 )
-from cleaner.kernels.remains import copy_whole, restamp, settle_empty, write_header
+from cleaner.kernels.remains import copy_whole, note_horizon, restamp, settle_empty, write_header
 from cleaner.kernels.table import find_keys
+from cleaner.kernels.transactions import settle_transactional
 from cleaner.kernels.walk import (
     BAD_COUNT,
     BAD_RECORD,
@@ -86,8 +90,21 @@ def any_bit(bits: Bytes, first: int, last: int) -> bool:
 
 
 @inlined
-def _verdict(base: int, last: int, count: int, bits: Bytes, state: Ints) -> int:
+def is_expired(buf: Bytes, at: int, state: Ints) -> bool:
+    """Whether a batch carries a delete horizon that has passed, and things may go by it."""
+    return bool(
+        load_be16(buf, at + 21) & ATTR_DELETE_HORIZON != 0
+        and state[fields.DROP_EXPIRED] != 0
+        and state[fields.NOW_MS] >= load_be64(buf, at + 27)
+    )
+
+
+@inlined
+def _verdict(buf: Bytes, at: int, last: int, count: int, bits: Bytes, state: Ints) -> int:
     """What is to be done with a batch, from its header alone."""
+    base = load_be64(buf, at)
+    if state[fields.EXPIRED_ONLY] != 0:
+        return _ASK_MAP if is_expired(buf, at, state) else _COPY
     if base >= state[fields.MAP_END]:
         return _COPY  # the log's start lies below the end of the map
     if last < state[fields.LOG_START] or count == 0:
@@ -125,10 +142,9 @@ def filter_records(
     base_ms = load_be64(buf, header_at + 27)
     last_delta = load_be32(buf, header_at + 23)
     stamped = load_be16(buf, header_at + 21) & ATTR_DELETE_HORIZON != 0
-    expired = stamped and state[fields.DROP_EXPIRED] != 0 and state[fields.NOW_MS] >= base_ms
-    may_stamp = (
-        not stamped and state[fields.HORIZON_MS] >= 0 and base + last_delta < state[fields.MAP_END]
-    )
+    expired = is_expired(buf, header_at, state)
+    seen_whole = base + last_delta < state[fields.MAP_END]
+    may_stamp = not stamped and state[fields.HORIZON_MS] >= 0 and seen_whole
     log_start = state[fields.LOG_START] - base
     map_end = state[fields.MAP_END] - base
     bit_0 = base - state[fields.BITS_FIRST]
@@ -173,6 +189,10 @@ def filter_records(
     state[fields.LATEST_MS] = latest
     state[fields.STAMP] = 1 if may_stamp and tombstones > 0 else 0
     state[fields.RECORD_BYTES] = written - first_byte
+    if stamped and (tombstones > 0 or not seen_whole):
+        note_horizon(base_ms, state)
+    elif may_stamp and tombstones > 0:
+        note_horizon(state[fields.HORIZON_MS], state)
     state[fields.TOMBSTONES_KEPT] += tombstones
     state[fields.TOMBSTONES_REMOVED] += removed
     state[fields.KEYLESS] += keyless
@@ -256,9 +276,9 @@ def _look_ahead(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, i
         last = base + load_be32(buf, position + 23)
         count = load_be32(buf, position + 57)
         if position > at and (
-            load_be16(buf, position + 21) & ATTR_CODEC != 0
+            load_be16(buf, position + 21) & (ATTR_CODEC | ATTR_CONTROL) != 0
             or done + count > chunk
-            or _verdict(base, last, count, space.bits, state) != _ASK_MAP
+            or _verdict(buf, position, last, count, space.bits, state) != _ASK_MAP
         ):
             break
         after = (-1, 0)
@@ -317,8 +337,8 @@ def rewrite_batches(
 
     COMPRESSED: the batch at the position has survivors, perhaps, and a right CRC; it is to be
     unpacked, filtered and finished outside. OUTPUT_FULL: NEEDED bytes of room are wanted.
-    NEXT_WINDOW: the bitmap has to begin at this batch's base offset. WRITTEN in `state` is where
-    the output ends; `scratch` holds one batch.
+    NEXT_WINDOW: the bitmap has to begin at this batch's base offset. PRODUCERS_FULL: see
+    `settle_transactional`. WRITTEN in `state` is where the output ends; `scratch` holds one batch.
     """
     state = space.state
     decided = at  # the records of [at, decided) have been looked up; their flags begin at keep_at
@@ -327,29 +347,43 @@ def rewrite_batches(
         code, size = check_header(buf, at, end, state)
         if code != DONE:
             return code, at
-        base = load_be64(buf, at)
-        last = base + load_be32(buf, at + 23)
+        last = load_be64(buf, at) + load_be32(buf, at + 23)
         count = load_be32(buf, at + 57)
-        verdict = _verdict(base, last, count, space.bits, state)
+        attributes = load_be16(buf, at + 21)
+        verdict = _verdict(buf, at, last, count, space.bits, state)
         if verdict == _WINDOW:
             return NEXT_WINDOW, at
         state[fields.NEEDED] = size + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
         room = out.shape[0] - state[fields.WRITTEN]
-        if room < state[fields.NEEDED] and (verdict != _DROP or room < HEADER_BYTES):
+        of_transaction = attributes & ATTR_OF_TRANSACTION != 0
+        if room < state[fields.NEEDED] and (
+            verdict != _DROP or of_transaction or room < HEADER_BYTES
+        ):
             return OUTPUT_FULL, at
-        if verdict == _DROP:
+        finished = False
+        if of_transaction:
+            code, finished = settle_transactional(buf, at, size, at < decided, out, scratch, space)
+        if code != DONE or finished:
+            if at < decided:
+                keep_at += count
+        elif verdict == _DROP:
             code = settle_empty(buf, at, size, out, space)
         elif verdict == _COPY:
-            code = check_content(buf, at, size)
+            if not of_transaction:
+                code = check_content(buf, at, size)
             if code == DONE:
                 copy_whole(buf, at, size, out, state)
-        elif load_be16(buf, at + 21) & ATTR_CODEC != 0:
-            code = check_content(buf, at, size)
+                if attributes & ATTR_DELETE_HORIZON != 0:
+                    note_horizon(load_be64(buf, at + 27), state)
+        elif attributes & ATTR_CODEC != 0:
+            if not of_transaction:
+                code = check_content(buf, at, size)
             if code == DONE:
                 return COMPRESSED, at
         else:
             if verdict == _ASK_BITS:
-                code = check_content(buf, at, size)
+                if not of_transaction:
+                    code = check_content(buf, at, size)
             elif at >= decided:
                 keep_at = 0
                 code, decided = _look_ahead(buf, at, end, space)
@@ -388,7 +422,7 @@ def filter_unpacked(
     count = load_be32(buf, at + 57)
     if count * RECORD_BYTES_MIN > end:
         return BAD_COUNT
-    ask_bits = _verdict(base, last, count, space.bits, state) == _ASK_BITS
+    ask_bits = _verdict(buf, at, last, count, space.bits, state) == _ASK_BITS
     code = DONE
     if not ask_bits:
         code = look_up(source, end, base, count, space)

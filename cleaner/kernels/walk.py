@@ -17,8 +17,10 @@ from cleaner.kernels.compile import Bytes, Ints, inlined, kernel
 from cleaner.kernels.crc import crc32c
 from cleaner.kernels.hashing import siphash128
 from cleaner.kernels.layout import (
+    ABORTED_WORDS,
     ATTR_CODEC,
     ATTR_CONTROL,
+    ATTR_OF_TRANSACTION,
     ATTR_TRANSACTIONAL,
     HEADER_BYTES,
     LARGEST_BASE_OFFSET,
@@ -36,7 +38,6 @@ MORE = int(Code.MORE)
 DONE = int(Code.DONE)
 COMPRESSED = int(Code.COMPRESSED)
 MAP_FULL = int(Code.MAP_FULL)
-TRANSACTIONAL = int(Code.TRANSACTIONAL)
 BAD_LENGTH = int(Code.BAD_LENGTH)
 OLD_FORMAT = int(Code.OLD_FORMAT)
 BAD_MAGIC = int(Code.BAD_MAGIC)
@@ -96,8 +97,6 @@ def check_content(buf: Bytes, at: int, size: int) -> int:
     if crc32c(buf, at + 21, at + size) != load_be32(buf, at + 17):
         return BAD_CRC
     attributes = load_be16(buf, at + 21)
-    if attributes & (ATTR_TRANSACTIONAL | ATTR_CONTROL) != 0:
-        return TRANSACTIONAL
     count = load_be32(buf, at + 57)
     codec = attributes & ATTR_CODEC
     if codec >= _CODECS:
@@ -146,6 +145,37 @@ def check_records(buf: Bytes, at: int, end: int, count: int, last_delta: int) ->
             return False
         previous = delta
     return at == end
+
+
+@kernel
+def aborted_row(aborted: Ints, producer: int, first: int, last: int) -> int:
+    """The row of the aborted transaction that a batch of [first, last] belongs to, or -1."""
+    low = 0
+    high = aborted.shape[0] // ABORTED_WORDS
+    while low < high:
+        middle = (low + high) >> 1
+        row = middle * ABORTED_WORDS
+        if aborted[row] < producer or (aborted[row] == producer and aborted[row + 1] <= last):
+            low = middle + 1
+        else:
+            high = middle
+    row = (low - 1) * ABORTED_WORDS
+    if low > 0 and aborted[row] == producer and aborted[row + 2] >= first:
+        return low - 1
+    return -1
+
+
+@kernel
+def has_no_keys(buf: Bytes, at: int, aborted: Ints) -> bool:
+    """Whether the records of a batch supersede nothing: a control batch, or aborted data."""
+    attributes = load_be16(buf, at + 21)
+    if attributes & ATTR_CONTROL != 0:
+        return True
+    base = load_be64(buf, at)
+    last = base + load_be32(buf, at + 23)
+    return attributes & ATTR_TRANSACTIONAL != 0 and (
+        aborted_row(aborted, load_be64(buf, at + 43), base, last) >= 0
+    )
 
 
 @inlined
@@ -227,15 +257,17 @@ def index_batches(
             code = check_content(buf, at, size)
             if code != DONE:
                 break
-            if count > 0 and load_be16(buf, at + 21) & ATTR_CODEC != 0:
-                code = COMPRESSED
-                break
-            header = (base, count, last_delta)
-            code, pending = _index_records(
-                buf, at + HEADER_BYTES, at + size, header, space, pending
-            )
-            if code != DONE:
-                break
+            attributes = load_be16(buf, at + 21)
+            if attributes & ATTR_OF_TRANSACTION == 0 or not has_no_keys(buf, at, space.aborted):
+                if count > 0 and attributes & ATTR_CODEC != 0:
+                    code = COMPRESSED
+                    break
+                header = (base, count, last_delta)
+                code, pending = _index_records(
+                    buf, at + HEADER_BYTES, at + size, header, space, pending
+                )
+                if code != DONE:
+                    break
         state[fields.NEXT_OFFSET] = base + last_delta + 1
         at += size
     if code != MAP_FULL and not _flush(space, pending):

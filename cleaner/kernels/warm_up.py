@@ -11,6 +11,7 @@ from cleaner.kernels.memory import load_be32
 from cleaner.kernels.remains import copy_whole, settle_empty, write_header
 from cleaner.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
 from cleaner.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
+from cleaner.kernels.transactions import add_producer
 from cleaner.kernels.walk import count_records, index_batches, index_unpacked
 from storage.batch import HEADER_BYTES, Record, build_batch
 
@@ -40,6 +41,7 @@ def run_all() -> None:
     state[fields.NEXT_OFFSET] = 0
     rewrite_batches(buf, 0, len(batch), out, scratch, space)
     filter_unpacked(records, record_bytes, buf, 0, scratch, space)
+    add_producer(space.open_producers, state, 1)
     write_header(buf, 0, out, 0, len(batch), state)
     copy_whole(buf, 0, len(batch), out, state)
     settle_empty(buf, 0, len(batch), out, space)
@@ -64,5 +66,7 @@ def _workspace() -> Workspace:
         keep=np.zeros(16, dtype=np.uint8),
         bits=np.zeros(16, dtype=np.uint8),
         producers=np.zeros(0, dtype=np.int64),
-        last_offsets=np.zeros(0, dtype=np.int64),
+        aborted=np.zeros(0, dtype=np.int64),
+        aborted_kept=np.zeros(0, dtype=np.uint8),
+        open_producers=np.zeros(8, dtype=np.int64),
     )

@@ -3,12 +3,8 @@
 import pytest
 
 from cleaner import offset_map
-from cleaner.clean import run_clean
-from cleaner.job import TransactionalBatchError
 from storage import filenames
 from storage.batch import (
-    CONTROL,
-    TRANSACTIONAL,
     build_batch,
     crc_of,
     read_header,
@@ -18,7 +14,6 @@ from tests.support.clean_cases import batch, damaged, leftovers, offsets, record
 from tests.support.cleaning import (
     DIRECTORY,
     NOW_MS,
-    Recorder,
     batches_of,
     clean,
     clean_job,
@@ -163,23 +158,3 @@ def test_no_key_of_a_damaged_batch_is_believed_however_long_it_is(
     assert len(report.damaged) == 1
     assert groups == []
     assert report.keys_indexed == 0
-
-
-@pytest.mark.parametrize("flags", [TRANSACTIONAL, CONTROL, TRANSACTIONAL | CONTROL])
-@pytest.mark.parametrize("first_dirty", [0, 2])
-@pytest.mark.parametrize("codec", [NONE, LZ4])
-def test_a_transactional_batch_fails_the_job_by_name_and_nothing_is_written(
-    flags: int, first_dirty: int, codec: int
-) -> None:
-    env = MemoryEnv()
-    part = segment(
-        0,
-        [batch(record(0, "a")), batch(record(1, "a"), attributes=flags, codec=codec)],
-        2,
-    )
-    control = Recorder()
-    job = clean_job([write_segments(env, [part])], first_dirty_offset=first_dirty)
-    with pytest.raises(TransactionalBatchError, match="transactional"):
-        run_clean(env, job, control)
-    assert control.groups == []
-    assert leftovers(env) == []
