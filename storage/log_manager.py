@@ -318,7 +318,7 @@ class LogManager:
             index_limits(config),
             was_clean=home.was_clean,
             recovery_point=checkpoints.recovery_points.get(partition, 0),
-            log_start_offset=checkpoints.log_starts.get(partition, 0),
+            log_start_offset=checkpoints.log_starts.get(partition),
         )
         context = LogContext(self._env, home, self._new_generation)
         topic_id = self.metadata.topics[partition.topic].topic_id
@@ -381,7 +381,7 @@ class LogManager:
             index_limits(config),
             was_clean=True,
             recovery_point=0,
-            log_start_offset=0,
+            log_start_offset=None,
         )
         context = LogContext(self._env, home, self._new_generation)
         log = Log(context, partition, topic_id, path, config, loaded=loaded)
@@ -497,7 +497,7 @@ class LogManager:
             starts = {
                 where: log.log_start_offset
                 for where, log in logs.items()
-                if log.log_start_offset > log.first_base_offset
+                if log.log_start_offset != log.first_base_offset
             }
             recovery = {where: log.recovery_point for where, log in logs.items()}
             marks = {where: log.high_watermark for where, log in logs.items()}

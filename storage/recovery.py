@@ -89,9 +89,12 @@ def load_log(
     *,
     was_clean: bool,
     recovery_point: int,
-    log_start_offset: int,
+    log_start_offset: int | None,
 ) -> LoadedLog:
     """Open a partition's folder.
+
+    `log_start_offset` is what was noted of it, None if nothing was. It may lie below the first
+    segment: where compaction left nothing, offsets are passed over, not gone.
 
     Raises OSError as it comes, UnfinishedSwapError and NewerFormatError of an interrupted swap.
     """
@@ -258,9 +261,10 @@ def _offset_behind(loading: _Loading, segment: Segment, damage: DamagedSegment) 
     return header.next_offset if header.next_offset <= loading.recovery_point else -1
 
 
-def _choose_active(loading: _Loading, log_start_offset: int) -> None:
+def _choose_active(loading: _Loading, noted_start_offset: int | None) -> None:
     """See to it that there is a segment at whose end the log can go on."""
     segments = loading.segments
+    log_start_offset = noted_start_offset or 0
     if segments and loading.next_offset < log_start_offset:
         loading.note(f"the log ends below its start offset {log_start_offset} and begins anew")
         for segment in segments:
@@ -280,7 +284,7 @@ def _choose_active(loading: _Loading, log_start_offset: int) -> None:
         last.open_for_append()
 
 
-def _finish(loading: _Loading, log_start_offset: int, *, was_clean: bool) -> LoadedLog:
+def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: bool) -> LoadedLog:
     """Settle snapshots and epochs, and make removals durable."""
     end_offset = loading.next_offset
     bases = {segment.base_offset for segment in loading.segments}
@@ -293,7 +297,8 @@ def _finish(loading: _Loading, log_start_offset: int, *, was_clean: bool) -> Loa
     # A snapshot of a history that was cut must not come back beside another history.
     if loading.removed_names or strays:
         loading.env.sync_dir(loading.directory)
-    log_start_offset = max(log_start_offset, loading.segments[0].base_offset)
+    first_base_offset = loading.segments[0].base_offset
+    log_start_offset = first_base_offset if noted_start_offset is None else noted_start_offset
     return LoadedLog(
         segments=SegmentList(loading.segments),
         producers=loading.states,

@@ -25,7 +25,17 @@ from storage.log import Log
 from storage.log_manager import LogManager, OpenReport
 from storage.metadata import TopicEntry
 from storage.model import TopicPartition
-from tests.support.logs import SMALL, TOPIC_ID, append, fill, offsets_in, open_log
+from tests.support.logs import (
+    HOME,
+    SMALL,
+    TOPIC_ID,
+    append,
+    fill,
+    offsets_in,
+    open_log,
+    publish,
+    segments_of,
+)
 from tests.support.memory_env import MemoryEnv, SimulatedCrash
 
 ONE, TWO = "/disk1", "/disk2"
@@ -165,6 +175,21 @@ def test_checkpoints_say_what_kafka_would(env: MemoryEnv) -> None:
 
 
 # --- deletion -----------------------------------------------------------------------------------
+
+
+def test_a_log_begins_where_it_did_though_compaction_left_nothing_there(env: MemoryEnv) -> None:
+    manager, _ = opened(env, HOME)
+    (log,) = make_topic(manager, partitions=1)
+    fill(log, 20)
+    first, second, *_ = (base for base, _ in segments_of(log))
+    publish(env, log, [first], keep=[])
+    assert (log.log_start_offset, log.first_base_offset) == (0, second)
+    manager.close()
+    again, _ = opened(env, HOME)
+    log = again.logs[ORDERS[0]]
+    assert log.log_start_offset == 0  # a consumer that stands there goes on behind the hole
+    assert offsets_in(log, start=0) == list(range(second, 20))
+    again.close()
 
 
 def test_a_deleted_partition_gets_another_name_and_goes_later(env: MemoryEnv) -> None:

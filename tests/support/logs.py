@@ -42,7 +42,7 @@ def open_log(
     *,
     was_clean: bool = False,
     recovery_point: int = 0,
-    log_start_offset: int = 0,
+    log_start_offset: int | None = None,
     folder: str = FOLDER,
 ) -> Log:
     log, _ = open_with_notes(
@@ -62,7 +62,7 @@ def open_with_notes(
     *,
     was_clean: bool = False,
     recovery_point: int = 0,
-    log_start_offset: int = 0,
+    log_start_offset: int | None = None,
     folder: str = FOLDER,
 ) -> tuple[Log, LoadedLog]:
     mkdir_durably(env, folder)
