@@ -197,13 +197,16 @@ class ProducerStates:
         """Note a batch read from the log; what it adds to the transaction index, if anything.
 
         `control_type` and `coordinator_epoch` come from the first record of a control batch;
-        None for one that compaction has emptied, which says nothing.
+        None for one that cannot be read, which says nothing, and for one that compaction has
+        emptied: it stays as the last word of its producer, and still says its epoch.
         """
         if header.producer_id < 0:
             return None
         if not header.is_control:
             self.update(header, header.base_offset, header.last_offset)
             return None
+        if header.record_count == 0:
+            self._note_epoch(header)
         if control_type not in (ControlType.ABORT, ControlType.COMMIT):
             return None
         return self.end_transaction(
@@ -214,6 +217,14 @@ class ProducerStates:
             coordinator_epoch=coordinator_epoch,
             timestamp_ms=header.max_timestamp,
         )
+
+    def _note_epoch(self, header: BatchHeader) -> None:
+        entry = self._producers.get(header.producer_id)
+        if entry is None:
+            entry = self._producers[header.producer_id] = ProducerEntry(header.producer_id)
+        if header.producer_epoch >= entry.epoch:
+            entry.move_to_epoch(header.producer_epoch)
+            entry.timestamp_ms = header.max_timestamp
 
     def end_transaction(
         self,

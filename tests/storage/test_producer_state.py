@@ -232,7 +232,19 @@ def test_no_other_batch_while_a_transaction_is_open() -> None:
     assert log.data(1, 0, 1) is None
 
 
-def test_an_emptied_control_batch_and_unknown_types_say_nothing() -> None:
+def test_an_emptied_control_batch_tells_its_producers_epoch_and_nothing_else() -> None:
+    states = ProducerStates()
+    data = header(1, 3, 0, 5, offset=100)
+    emptied = header(1, 4, -1, offset=110, attributes=TRANSACTIONAL | CONTROL)
+    states.update_from_log(data)
+    assert states.update_from_log(emptied._replace(record_count=0)) is None
+    assert states.last_records() == {1: (4, -1)}
+    states.update_from_log(data._replace(producer_epoch=5))
+    states.update_from_log(emptied._replace(record_count=0))
+    assert states.last_records() == {1: (5, 104)}, "an epoch never goes back"
+
+
+def test_unreadable_control_batches_and_unknown_types_say_nothing() -> None:
     states = ProducerStates()
     control = header(1, 3, -1, attributes=TRANSACTIONAL | CONTROL)
     for kind in (None, ControlType.LEADER_CHANGE, 99):
