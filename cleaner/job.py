@@ -55,6 +55,8 @@ class CleanJob:
     last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset or -1)
     aborted: tuple[TxnIndexEntry, ...] = ()  # that overlap the groups, by their markers' offsets
     expired_only: bool = False
+    latest_only: bool = False  # a compacted view is made: no tombstone and no marker stays
+    keep_keyless: bool = False  # with `latest_only`: records without a key stay
 
 
 @dataclass(frozen=True, slots=True)

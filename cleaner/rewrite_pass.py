@@ -134,7 +134,7 @@ class RewritePass:
         self._context.space.aborted_kept.fill(0)
         self._horizons.clear()
         sound = not any(base < group[0].base_offset for base in self.damaged)
-        stamps = sound and not job.expired_only
+        stamps = sound and not job.expired_only and not job.latest_only
         state[fields.SOUND] = sound
         state[fields.DROP_EXPIRED] = sound and job.drop_expired_tombstones
         state[fields.HORIZON_MS] = job.now_ms + job.delete_retention_ms if stamps else -1

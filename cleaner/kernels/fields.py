@@ -60,7 +60,11 @@ EXPIRED_ONLY: Final = 42  # 1: only what carries a horizon that has passed goes
 SOUND: Final = 43  # 0: a damaged segment precedes, so no marker has surely lost its batches
 OPEN_COUNT: Final = 44  # producers with a batch since their last marker
 EARLIEST_MS: Final = 45  # the earliest horizon left in the segment that is read; -1: none
-SIZE: Final = 46
+# a compacted view
+LATEST_ONLY: Final = 46  # 1: no tombstone and no marker stays
+KEEP_KEYLESS: Final = 47  # 1: records without a key stay
+KEYLESS_MET: Final = 48  # 1: the first pass has seen one
+SIZE: Final = 49
 
 FIRST_COUNT: Final = RECORDS_IN
 END_COUNT: Final = MARKERS_REMOVED + 1

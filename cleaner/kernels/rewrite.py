@@ -10,6 +10,7 @@ Rules (Kafka's log cleaner; KIP-534 for tombstones)
 - A batch that loses nothing and gets nothing is copied byte for byte. One that loses some keeps its
   base and last offset, its sequences, producer, epoch and flags; count, length, maxTimestamp
   (CreateTime) and CRC are new. Its record bytes are copied as they are.
+- In a compacted view tombstones go at once, and records without a key may stay.
 - A batch without a survivor goes, or stays as a bare header where a producer's last sequence or the
   end of the log hangs on it.
 - In the indexed section "last of its key" is asked of a bitmap of surviving offsets: one bit, no
@@ -114,6 +115,8 @@ def _verdict(buf: Bytes, at: int, last: int, count: int, bits: Bytes, state: Int
         return _ASK_MAP
     if base < state[fields.BITS_FIRST] or last >= state[fields.BITS_END]:
         return _WINDOW
+    if state[fields.KEEP_KEYLESS] != 0 and state[fields.KEYLESS_MET] != 0:
+        return _ASK_BITS  # the bits say nothing of records without a key
     first = state[fields.BITS_FIRST]
     return _ASK_BITS if any_bit(bits, base - first, last - first) else _DROP
 
@@ -143,6 +146,8 @@ def filter_records(
     last_delta = load_be32(buf, header_at + 23)
     stamped = load_be16(buf, header_at + 21) & ATTR_DELETE_HORIZON != 0
     expired = is_expired(buf, header_at, state)
+    latest_only = state[fields.LATEST_ONLY] != 0
+    keep_keyless = state[fields.KEEP_KEYLESS] != 0
     seen_whole = base + last_delta < state[fields.MAP_END]
     may_stamp = not stamped and state[fields.HORIZON_MS] >= 0 and seen_whole
     log_start = state[fields.LOG_START] - base
@@ -160,15 +165,15 @@ def filter_records(
         alive = delta >= log_start
         if alive and delta < map_end:
             if key_bytes < 0:
-                alive = False
-                keyless += 1
+                alive = keep_keyless
+                keyless += not alive
             elif ask_bits:
                 bit = bit_0 + delta
                 alive = bits[bit >> 3] >> (bit & 7) & 1 != 0
             else:
                 alive = keep[keep_at + i] != 0
-            if alive and value_bytes < 0:
-                if expired:
+            if alive and value_bytes < 0 and key_bytes >= 0:
+                if expired or latest_only:
                     alive = False
                     removed += 1
                 else:

@@ -10,6 +10,7 @@ Rules (Kafka's log cleaner)
   passed. Its batch then goes as any emptied one does (remains.py).
 - Behind a damaged segment no marker goes and none is stamped: its batches may stand in there.
 - Control records that are no markers stay for good. No control record is looked up by its key.
+- In a compacted view no control record stays: what is in it is decided.
 - Where only what has expired is looked for, the stamp is enough: it was given when no batch of the
   transaction was left, and none can have come since.
 """
@@ -161,6 +162,10 @@ def _settle_control(
     buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, space: Workspace
 ) -> int:
     count = load_be32(buf, at + 57)
+    if space.state[fields.LATEST_ONLY] != 0:
+        space.state[fields.BATCHES_DROPPED] += 1
+        space.state[fields.MARKERS_REMOVED] += count
+        return DONE
     if count == 0 and space.state[fields.EXPIRED_ONLY] == 0:
         return settle_empty(buf, at, size, out, space)
     kind = _NO_MARKER

@@ -217,7 +217,10 @@ def _index_records(
         if at < 0 or delta <= previous or delta > last_delta:
             return BAD_RECORD, before
         previous = delta
-        if key_bytes < 0 or delta < first:
+        if key_bytes < 0:
+            state[fields.KEYLESS_MET] = 1
+            continue
+        if delta < first:
             continue
         if pending == chunk:
             if not _flush(space, pending):
