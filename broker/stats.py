@@ -83,7 +83,9 @@ class BrokerStats:
     def foreground(self) -> Foreground:
         """What was done for clients so far, all topics together."""
         topics = self.topics.values()
+        bytes_in = sum(topic.bytes_in for topic in topics)
         return Foreground(
-            requests=sum(t.produce_requests + t.fetch_requests for t in topics),
-            bytes=sum(t.bytes_in + t.bytes_out for t in topics),
+            requests=sum(topic.produce_requests + topic.fetch_requests for topic in topics),
+            bytes=bytes_in + sum(topic.bytes_out for topic in topics),
+            bytes_in=bytes_in,
         )

@@ -32,6 +32,7 @@ class Foreground:
 
     requests: int
     bytes: int  # produced and fetched
+    bytes_in: int = 0  # of these, produced
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from cleaner.throttle import SharedMemory, Slots, new_memory
 
 REAP_SECONDS: Final = 2.0  # a killed process that takes longer hangs in the kernel
 REAP_STEP_SECONDS: Final = 0.01
+NICE_MAX: Final = 19
 
 _PACKAGES: Final = str(Path(__file__).resolve().parent.parent)
 
@@ -56,6 +57,14 @@ class WorkerLink(Protocol):
 
     def is_gone(self) -> bool:
         """Whether nothing is left of it. False after `reap`: it hangs in the kernel."""
+
+    def set_nice(self, nice: int) -> None:
+        """Give it a priority below ours by `nice`. Raises PermissionError where that is more than
+        it has and more may not be given; does nothing for one that is gone.
+        """
+
+    def short_of_core_seconds(self) -> float | None:
+        """How long it could have run and had no core, since it started; None: not known here."""
 
 
 Spawn: TypeAlias = Callable[[int, int], Awaitable[WorkerLink]]  # (index, nice)
@@ -137,6 +146,21 @@ class ProcessLink:
     def is_gone(self) -> bool:
         """Whether the process was reaped."""
         return self._process.poll() is not None
+
+    def set_nice(self, nice: int) -> None:
+        """Its nice value, relative to ours. Raises PermissionError."""
+        # A child that was not reaped keeps its pid to itself: nobody else is meant by it.
+        if self._process.poll() is None:
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, min(NICE_MAX, own + nice))
+
+    def short_of_core_seconds(self) -> float | None:
+        """The second number of Linux' /proc/PID/schedstat, in ns; None elsewhere."""
+        try:
+            with open(f"/proc/{self._process.pid}/schedstat", encoding="ascii") as file:
+                return int(file.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return None
 
 
 async def spawn_process(index: int, nice: int) -> WorkerLink:

@@ -27,10 +27,14 @@ from cleaner.channel import (
 )
 from cleaner.control import Control
 from cleaner.crew import Worker
+from cleaner.grouping import plan_job
 from cleaner.history import History
 from cleaner.host import CleanerHost, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
-from cleaner.plan import Verdict, plan_job
+from cleaner.keeping import Memory
+from cleaner.memory import learn
+from cleaner.plan import Verdict
+from cleaner.priority import DEADLINE_GRACE_MS, Priorities
 from cleaner.run import PoolLimits, Run, record_of, retry_delay_ms
 from cleaner.stats import PoolStats
 from cleaner.throttle import TOP_UP_SECONDS, Direction, Throttle
@@ -56,6 +60,7 @@ class Runs:
         stats: PoolStats,
         limits: PoolLimits,
         history: History,
+        memory: Memory,
     ) -> None:
         self.settings = settings
         self._host = host
@@ -64,8 +69,12 @@ class Runs:
         self._stats = stats
         self._limits = limits
         self._history = history
+        self._memory = memory
         rates = settings.read_bytes_per_second, settings.write_bytes_per_second
-        self.throttle = Throttle(*rates, now=0.0)  # its buckets are full: the past adds nothing
+        floor = settings.floor_bytes_per_second
+        # Its buckets are full: the past adds nothing.
+        self.throttle = Throttle(*rates, now=0.0, floor_bytes_per_second=floor)
+        self._priorities = Priorities(lambda: self.settings.nice)
         self._runs = control.runs
         self._run_number = 0
         self._ticker: asyncio.TimerHandle | None = None
@@ -74,7 +83,8 @@ class Runs:
         """Take other settings; running jobs go on."""
         self.settings = settings
         rates = settings.read_bytes_per_second, settings.write_bytes_per_second
-        self.throttle.set_rates(*rates, self._now())
+        floor = settings.floor_bytes_per_second
+        self.throttle.set_rates(*rates, self._now(), floor_bytes_per_second=floor)
 
     def stop(self) -> None:
         """No more ticks."""
@@ -122,8 +132,15 @@ class Runs:
         assert job is not None
         self._run_number += 1
         section = verdict.section
-        dirty_bytes = 0 if section is None else section.dirty_bytes
-        run = Run.begin(self._run_number, job, worker, self._now(), dirty_bytes)
+        run = Run.begin(
+            self._run_number,
+            job,
+            worker,
+            self._now(),
+            dirty_bytes=0 if section is None or job.expired_only else section.dirty_bytes,
+            data_directory=facts.data_directory,
+        )
+        run.is_far_too_late = verdict.over_lag_ms > DEADLINE_GRACE_MS
         worker.link.send(RunJob(run.number, job))
         self.throttle.join(worker.index, worker.side, self._now())
         return run
@@ -134,7 +151,9 @@ class Runs:
         if not self._runs:
             return
         now = self._now()
-        self.throttle.top_up(now)
+        self.throttle.tick(now, self._host.foreground)
+        busy = ((run.worker, run.is_far_too_late) for run in self._runs.values())
+        self._priorities.look(now, busy, self.throttle.borrowing.floor)
         for run in list(self._runs.values()):
             self._check_stall(run, now)
         self._ticker = asyncio.get_running_loop().call_later(TOP_UP_SECONDS, self._tick)
@@ -251,18 +270,44 @@ class Runs:
         if (report.partition, report.run_id) != (job.partition, job.run_id):
             raise ChannelError(f"a report of {report.partition}, run {report.run_id}")
         run.report = report
-        reason, reached = "", None
-        if report.damaged:
+        reason = ""
+        if report.damaged and not self._is_known_damage(job, report):
             path, position, why = report.damaged[0]
             reason = f"{path} is damaged at byte {position}: {why}"
-            reached = report.next_dirty_offset
-        elif report.next_dirty_offset <= job.first_dirty_offset:
-            reason = "made no progress"
+        elif not (job.expired_only or report.damaged or report.cleaned):
+            if report.next_dirty_offset <= job.first_dirty_offset:
+                reason = "made no progress"
+        if not self._aborting(run):
+            run.clean_below = self._learn(run, report)
         seconds = self._now() - run.started_at
-        finished = states.Finished(report.next_dirty_offset)
-        if await self._let_go(run, reason, finished=finished, reached=reached):
+        reached = run.clean_below
+        if await self._let_go(run, reason, finished=states.Finished(reached), reached=reached):
             self._stats.count_report(run.worker.index, seconds, report)
+            self._stats.expiries += job.expired_only
             self._host.finished(job, report)
+
+    def _is_known_damage(self, job: CleanJob, report: CleanReport) -> bool:
+        """Whether all of it was told before: then it is no news, and no reason to wait."""
+        facts = self._host.facts_of(job.partition)
+        known = set() if facts is None else {one.path for one in facts.damaged}
+        return all(path in known for path, _, _ in report.damaged)
+
+    def _learn(self, run: Run, report: CleanReport) -> int | None:
+        """Remember what the job taught; how far the log is clean now, if that was its matter."""
+        job = run.job
+        facts = self._host.facts_of(job.partition)
+        if facts is None or facts.generation != job.generation:
+            return None
+        known, clean_below = learn(
+            self._memory.recall(facts, self._env.wall_ms()),
+            job,
+            report,
+            facts,
+            dirty_bytes=run.dirty_bytes,
+            alpha=self.settings.survivorship_alpha,
+        )
+        self._memory.put(facts, known)
+        return None if job.expired_only else clean_below
 
     async def _let_go(
         self,
@@ -299,7 +344,9 @@ class Runs:
         del self._runs[partition]
         run.disarm()
         run.worker.busy = False
-        self._history.add(record_of(run, self._env.wall_ms(), reason, aborted=aborted))
+        record = record_of(run, self._env.wall_ms(), reason, aborted=aborted)
+        self._history.add(record)
+        self._memory.record(run.data_directory, record)
         return aborted
 
     async def _remove_leftovers(self, run: Run) -> None:
@@ -327,6 +374,7 @@ class Runs:
     def _settle(self, run: Run) -> None:
         """Give unspent bytes back and count what was spent and waited."""
         self.throttle.leave(run.worker.index, self._now())
+        self._priorities.rest(run.worker)
         run.settle()
         stats = self._stats
         stats.read_bytes += run.spent[Direction.READ]

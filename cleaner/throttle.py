@@ -15,6 +15,7 @@ The arithmetic (TokenBucket, Budget) knows no clock: time comes in as seconds th
 """
 
 import fcntl
+import math
 import mmap
 import os
 import tempfile
@@ -23,12 +24,17 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final, TypeAlias
 
+from cleaner.borrowing import Borrowing
+from cleaner.host import Foreground
 from cleaner.job import CleanAbortedError
 
 BURST_SECONDS: Final = 1.0  # long enough to ride out a late top-up, short enough not to be felt
 TOP_UP_SECONDS: Final = 0.05  # well below the burst, so that a worker seldom runs dry
 # Of the burst, for one worker: one that is busy with other things must not keep the rest waiting.
 SPARE_SHARE: Final = 0.25
+FLOOR_BYTES_PER_SECOND: Final = float(64 << 20)  # where no rate is set, under foreground load
+OBSERVE_SECONDS: Final = 0.25  # between two looks at the foreground: they walk over all topics
+MOVED_SECONDS: Final = 1.0  # the speed of the workers is averaged over so long
 NAP_SECONDS: Final = 0.01  # between two looks at the grant and the abort flag
 UNLIMITED: Final = (1 << 63) - 1  # a grant that no worker can spend
 
@@ -180,10 +186,29 @@ class Budget:
     rate: float | None
     now: float
     bucket: TokenBucket | None = field(init=False, default=None)
+    _speed: float = field(init=False, default=0.0)  # bytes per second, averaged
+    _moved: int = field(init=False, default=0)  # since _measured_at
+    _measured_at: float = field(init=False, default=0.0)
     _accounts: dict[int, _Account] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._measured_at = self.now
         self.set_rate(self.rate, self.now)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a job is under way."""
+        return bool(self._accounts)
+
+    def moved_bytes_per_second(self, now: float) -> float:
+        """What the workers did lately."""
+        self._settle(now)
+        passed = now - self._measured_at
+        if passed > 0:
+            share = 1 - math.exp(-passed / MOVED_SECONDS)
+            self._speed += share * (self._moved / passed - self._speed)
+            self._moved, self._measured_at = 0, now
+        return self._speed
 
     def set_rate(self, rate: float | None, now: float) -> None:
         """Change the rate; takes effect at the next top-up. A new bucket starts full."""
@@ -236,8 +261,10 @@ class Budget:
             self.bucket.earn(now)
         for account in self._accounts.values():
             spent = account.side.spent(self.direction)
+            moved = max(0, spent - account.seen_spent)
+            self._moved += moved
             if self.bucket is not None:
-                self.bucket.spend(max(0, spent - account.seen_spent))
+                self.bucket.spend(moved)
             account.seen_spent = spent
 
 
@@ -256,22 +283,47 @@ def shares(left: int, spare: Sequence[int], spare_max: int) -> list[int]:
 
 
 class Throttle:
-    """Both budgets; the pool calls `top_up` every TOP_UP_SECONDS while jobs run."""
+    """Both budgets; the pool calls `tick` every TOP_UP_SECONDS while jobs run.
+
+    A direction with a rate of its own keeps to it. One without has what `borrowing` allows.
+    """
 
     def __init__(
-        self, read_bytes_per_second: float | None, write_bytes_per_second: float | None, now: float
+        self,
+        read_bytes_per_second: float | None,
+        write_bytes_per_second: float | None,
+        now: float,
+        *,
+        floor_bytes_per_second: float = FLOOR_BYTES_PER_SECOND,
     ) -> None:
+        self._explicit = (read_bytes_per_second, write_bytes_per_second)
         self.budgets = (
             Budget(Direction.READ, read_bytes_per_second, now),
             Budget(Direction.WRITE, write_bytes_per_second, now),
         )
+        self.borrowing = Borrowing(floor_bytes_per_second, now)
+        self._due_at: float | None = None  # of the next tick; None while no job runs
+        self._observe_at = -math.inf
 
-    def set_rates(self, read: float | None, write: float | None, now: float) -> None:
-        """Change both; jobs under way go on."""
-        for budget, rate in zip(self.budgets, (read, write), strict=True):
-            if budget.rate != rate:
-                budget.set_rate(rate, now)
-            budget.top_up(now)
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Bytes per second allowed at this moment, read and write; math.inf is no limit."""
+        read, write = (budget.rate for budget in self.budgets)
+        return (math.inf if read is None else read, math.inf if write is None else write)
+
+    def set_rates(
+        self,
+        read: float | None,
+        write: float | None,
+        now: float,
+        *,
+        floor_bytes_per_second: float | None = None,
+    ) -> None:
+        """Change both, and the floor if given; jobs under way go on."""
+        if floor_bytes_per_second is not None:
+            self.borrowing.set_floor(floor_bytes_per_second)
+        self._explicit = (read, write)
+        self._apply(now)
 
     def join(self, index: int, side: BrokerSide, now: float) -> None:
         """A worker begins a job."""
@@ -283,8 +335,29 @@ class Throttle:
         """A worker's job is over, or the worker is gone."""
         for budget in self.budgets:
             budget.leave(index, now)
+        if not any(budget.has_workers for budget in self.budgets):
+            self._due_at = None
 
-    def top_up(self, now: float) -> None:
-        """Hand out what has been earned."""
-        for budget in self.budgets:
+    def tick(self, now: float, foreground: Callable[[], Foreground]) -> None:
+        """Look at how the broker fares, and hand out what has been earned.
+
+        To be called TOP_UP_SECONDS after the last time, by a timer of the loop: by how much it is
+        later than that is what the loop was held up. `foreground` is CleanerHost.foreground.
+        """
+        late = 0.0 if self._due_at is None else max(0.0, now - self._due_at)
+        self._due_at = now + TOP_UP_SECONDS
+        if now >= self._observe_at:
+            self.borrowing.observe(foreground(), now)
+            self._observe_at = now + OBSERVE_SECONDS
+        moved = max(budget.moved_bytes_per_second(now) for budget in self.budgets)
+        self.borrowing.tick(now, late, moved)
+        self._apply(now)
+
+    def _apply(self, now: float) -> None:
+        allowed = self.borrowing.allowed
+        borrowed = None if allowed == math.inf else allowed
+        for budget, explicit in zip(self.budgets, self._explicit, strict=True):
+            rate = borrowed if explicit is None else explicit
+            if budget.rate != rate:
+                budget.set_rate(rate, now)
             budget.top_up(now)

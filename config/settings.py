@@ -65,10 +65,11 @@ class CleanerSettings(_Model):
     read_buffer_bytes: Annotated[_Bytes, Field(ge=64 << 10, le=256 * MIB)] = 4 * MIB
     read_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
     write_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
+    floor_bytes_per_second: Annotated[_Bytes, Field(ge=MIB)] = 64 * MIB
     backoff_ms: _PeriodMs = 1_000
     retry_backoff_ms: _PeriodMs = 10_000
     retry_backoff_max_ms: _PeriodMs = 3_600_000
-    nice: Annotated[int, Field(ge=0, le=19)] = 10
+    nice: Annotated[int, Field(ge=0, le=19)] = 19
 
     @model_validator(mode="after")
     def _agree(self) -> "CleanerSettings":

@@ -92,6 +92,10 @@ class FakeLink:
         self.sent: list[RunJob] = []
         self.killed = self.shut = self.closed = self.abandoned = self._gone = False
         self.heeds_kill = heeds_kill
+        self.nice = 19
+        self.nices: list[int] = []
+        self.refuses_nice = False
+        self.short_seconds: float | None = None
         self._words: asyncio.Queue[Message | None] = asyncio.Queue()
         self._ordered = asyncio.Event()
 
@@ -134,6 +138,15 @@ class FakeLink:
 
     def is_gone(self) -> bool:
         return self._gone
+
+    def set_nice(self, nice: int) -> None:
+        if nice < self.nice and self.refuses_nice:
+            raise PermissionError(1, "Operation not permitted")
+        self.nice = nice
+        self.nices.append(nice)
+
+    def short_of_core_seconds(self) -> float | None:
+        return self.short_seconds
 
     # What the test does.
 
