@@ -12,7 +12,8 @@ import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
-from cleaner.plan import Moment, Verdict, assess, ranked
+from cleaner.keeping import Memory
+from cleaner.plan import Moment, Strategy, Verdict, assess, ranked
 from cleaner.registry import CleanerRegistry
 from cleaner.stats import PoolStats
 from storage.env import Env
@@ -31,10 +32,19 @@ class Lookout:
     """Verdicts of the last look, and those who wait for a partition to be clean."""
 
     def __init__(
-        self, host: CleanerHost, registry: CleanerRegistry, env: Env, stats: PoolStats
+        self,
+        host: CleanerHost,
+        registry: CleanerRegistry,
+        env: Env,
+        stats: PoolStats,
+        memory: Memory,
     ) -> None:
         self.verdicts: dict[TopicPartition, Verdict] = {}
         self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
+        self.queue: list[TopicPartition] = []  # the last look's candidates, most urgent first
+        self.strategy: Strategy = "dirty-ratio"
+        self.run_now: set[TopicPartition] = set()  # asked for by an operator, and not begun yet
+        self._memory = memory
         self._host = host
         self._registry = registry
         self._env = env
@@ -67,23 +77,39 @@ class Lookout:
                 turn_began, count = clock(), 0
         self.verdicts, self.seen = verdicts, frozenset(seen)
         self._count(verdicts)
-        order = ranked(verdicts.values())
+        order = ranked(verdicts.values(), self._env.wall_ms())
+        self.queue = [verdict.partition for verdict in order]
         return [(v, known[v.partition]) for v in order if v.partition not in self._touched]
 
-    def _judge(self, facts: LogFacts) -> Verdict | None:
+    def judge(self, facts: LogFacts) -> Verdict | None:
+        """A verdict on one partition at this moment; None where its numbers make no sense."""
         partition = facts.partition
         now = Moment(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
         try:
-            verdict = assess(facts, self._registry.state(partition), now)
+            return assess(
+                facts,
+                self._registry.state(partition),
+                now,
+                self._memory.recall(facts, now.wall_ms),
+                strategy=self.strategy,
+                run_now=partition in self.run_now,
+            )
         except Exception:
             # One log with impossible numbers must not keep the others from being cleaned.
             self._stats.scan_failures += 1
             log.exception("cleaner_log_not_judged", partition=str(partition))
             return None
+
+    def _judge(self, facts: LogFacts) -> Verdict | None:
+        """Judge, put the checkpoint right, and tell whoever waits."""
+        partition = facts.partition
+        verdict = self.judge(facts)
+        if verdict is None:
+            return None
         if verdict.checkpoint_offset is not None:
             self.save_checkpoint(partition, facts.generation, verdict.checkpoint_offset)
         elif verdict.section is not None and not states.held(self._registry.state(partition)):
-            self._tell(partition, verdict.section.first_dirty_offset)
+            self._tell(partition, verdict.section.clean_below)
         return verdict
 
     def _count(self, verdicts: dict[TopicPartition, Verdict]) -> None:
@@ -92,6 +118,7 @@ class Lookout:
         stats = self._stats
         stats.scans += 1
         stats.scanned_at = asyncio.get_running_loop().time()
+        stats.damaged_partitions = sum(v.is_damaged for v in verdicts.values())
         stats.candidates = sum(verdict.to_clean for verdict in verdicts.values())
         stats.dirty_ratio_max = max((section.ratio for section in sections), default=0.0)
         stats.cleanable_bytes = sum(section.dirty_bytes for section in sections)

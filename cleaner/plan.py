@@ -1,93 +1,72 @@
-"""What is to be cleaned, and why not the rest. Pure: facts in, verdicts and jobs out.
-
-The arithmetic is Kafka's (LogCleanerManager, LogToClean, Cleaner.groupSegmentsBySize; KIP-58 for
-the minimum lag, KIP-354 for the maximum): the dirty section ends at a segment's base, ratios count
-bytes of log files, the lags look at segments. Two things differ: whoever is over its maximum lag
-goes first, earliest deadline first, and segments wholly below the log start are left to retention.
+"""What is to be cleaned, and why not the rest. Pure: facts in, verdicts out.
 
 A verdict is the whole chain of findings, not the first one that said no: it is what answers "why is
-this not compacting?".
+this not compacting?". Order: whoever is past a deadline goes first, earliest first; then who an
+operator asked for; then by what a clean is expected to gain (Strategy). Deadlines are the maximum
+lag (KIP-354) and, for tombstones past their horizon, a grace (section.py): neither can starve.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
-from cleaner.host import JobInputs, LogFacts
-from cleaner.job import CleanJob, SourceSegment
+from cleaner.findings import Finding, Moment, Reason, Value
+from cleaner.host import LogFacts
+from cleaner.memory import FRESH, Remembered
+from cleaner.section import (
+    DirtySection,
+    ExpiredSection,
+    corrected_checkpoint,
+    dirty_section,
+    expired_section,
+)
 from cleaner.states import Paused, Quarantined, State, held, past_of
-from config.settings import CleanerSettings
-from storage.compression import GZIP, LZ4, ZSTD
+from cleaner.survivorship import gain_per_byte, garbage_bytes
 from storage.model import TopicPartition
-from storage.retention import SegmentFacts
 
-# Offsets inside a segment are stored as 32-bit differences to its base (offset index format).
-RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
+__all__ = [
+    "DirtySection",
+    "ExpiredSection",
+    "Finding",
+    "Moment",
+    "Reason",
+    "Strategy",
+    "Value",
+    "Verdict",
+    "assess",
+    "corrected_checkpoint",
+    "ranked",
+]
 
-
-class Reason(Enum):
-    """What a finding is about."""
-
-    POLICY_UNKNOWN = "policy unknown"
-    POLICY = "policy"
-    OFFLINE = "offline"
-    DAMAGED = "damaged"
-    IN_PROGRESS = "in progress"
-    PAUSED = "paused"
-    QUARANTINED = "quarantined"
-    ACTIVE_SEGMENT = "active segment"
-    UNDECIDED = "high watermark or open transaction"
-    MIN_LAG = "min.compaction.lag.ms"
-    NOTHING_DIRTY = "nothing dirty"
-    MAX_LAG = "max.compaction.lag.ms"
-    RATIO = "min.cleanable.dirty.ratio"
-
-
-Value: TypeAlias = int | float | str
+# "dirty-ratio" is Kafka's: all that is dirty counts as garbage. "survivorship" counts what is
+# expected not to survive, as far as earlier cleans of the partition allow to say.
+Strategy: TypeAlias = Literal["dirty-ratio", "survivorship"]
+_STRATEGIES: Final[dict[str, Strategy]] = {
+    "dirty-ratio": "dirty-ratio",
+    "survivorship": "survivorship",
+}
 
 
-class Finding(NamedTuple):
-    """One link of the chain. `blocks`: as long as this holds, the partition is not cleaned."""
-
-    reason: Reason
-    blocks: bool
-    values: tuple[tuple[str, Value], ...] = ()
-
-
-class Moment(NamedTuple):
-    """Now, on both clocks (ms)."""
-
-    wall_ms: int
-    monotonic_ms: int
-
-
-class DirtySection(NamedTuple):
-    """[first_dirty_offset, end_offset) can be cleaned; sizes in bytes of log files."""
-
-    first_dirty_offset: int
-    end_offset: int  # a segment's base; at or below the first dirty offset: nothing to clean
-    bound: Reason  # why it ends there
-    clean_bytes: int
-    dirty_bytes: int
-    deadline_ms: int | None  # wall time by which the oldest dirty batch has to be cleaned
-
-    @property
-    def ratio(self) -> float:
-        """Dirty bytes of all bytes that a clean would touch."""
-        total = self.clean_bytes + self.dirty_bytes
-        return self.dirty_bytes / total if total else 0.0
+def strategy_of(topic: str, cleaner: Strategy) -> Strategy:
+    """A topic's own strategy (varve.cleaner.strategy), or the cleaner's."""
+    return _STRATEGIES.get(topic, cleaner)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to be done about one partition, and why."""
+    """What is to be done about one partition, and why. Times in wall ms."""
 
     partition: TopicPartition
     findings: tuple[Finding, ...]
     section: DirtySection | None = None  # None where there is nothing to compute it from
     over_lag_ms: int = 0
     checkpoint_offset: int | None = None  # to be saved now, whether cleaned or not
+    expired: ExpiredSection | None = None  # set where only what has expired is to be removed
+    strategy: Strategy = "dirty-ratio"
+    survivorship: float = 0.0  # used by the strategy: 0 for dirty-ratio
+    live_bytes: int = 0  # expected size of the cleanable part after a clean, as learned so far
+    run_now: bool = False
+    next_ms: int | None = None  # when time alone may change this verdict
 
     @property
     def to_clean(self) -> bool:
@@ -95,40 +74,85 @@ class Verdict:
         return not any(finding.blocks for finding in self.findings)
 
     @property
-    def urgency(self) -> tuple[int, float, TopicPartition]:
+    def is_damaged(self) -> bool:
+        """Whether part of it is left as it is, because it cannot be read."""
+        return any(finding.reason is Reason.DAMAGED for finding in self.findings)
+
+    @property
+    def score(self) -> float:
+        """What a clean is expected to gain per byte of I/O, 0..0.5."""
+        if self.section is None or self.expired is not None:
+            return 0.0  # what can go is not known, and it is little
+        section = self.section
+        return gain_per_byte(section.clean_bytes, section.dirty_bytes, self.survivorship)
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When its dirty section, or what has expired, must have been cleaned."""
+        if self.expired is not None:
+            return self.expired.deadline_ms
+        if self.section is None or self.section.dirty_bytes == 0:
+            return None
+        return self.section.deadline_ms
+
+    def urgency(self, now_ms: int) -> tuple[int, float, TopicPartition]:
         """Sorts candidates, most urgent first."""
-        assert self.section is not None
-        if self.over_lag_ms > 0:
-            assert self.section.deadline_ms is not None
-            return (0, self.section.deadline_ms, self.partition)
-        return (1, -self.section.ratio, self.partition)
+        deadline_ms = self.deadline_ms
+        if deadline_ms is not None and deadline_ms < now_ms:
+            return (0, deadline_ms, self.partition)
+        return (1 if self.run_now else 2, -self.score, self.partition)
 
 
-def assess(facts: LogFacts, state: State, now: Moment) -> Verdict:
+def assess(
+    facts: LogFacts,
+    state: State,
+    now: Moment,
+    known: Remembered = FRESH,
+    *,
+    strategy: Strategy = "dirty-ratio",
+    run_now: bool = False,
+) -> Verdict:
     """Judge one partition."""
-    findings = _standing(facts)
-    if any(finding.blocks for finding in findings):
-        return Verdict(facts.partition, (*findings, *_state_findings(state, now)))
-    findings += _state_findings(state, now)
+    standing = _standing(facts)
+    findings = standing + _state_findings(state, now, known)
+    if any(finding.blocks for finding in standing):
+        return Verdict(facts.partition, tuple(findings))
+    strategy = strategy_of(facts.config.varve_cleaner_strategy, strategy)
+    ratio = known.survivorship if strategy == "survivorship" else 0.0
     corrected = corrected_checkpoint(facts)
-    section = dirty_section(facts, facts.log_start_offset if corrected is None else corrected, now)
+    checkpoint = facts.log_start_offset if corrected is None else corrected
+    section = dirty_section(facts, checkpoint, now, known)
     over_lag_ms = 0
     if section.dirty_bytes > 0 and section.deadline_ms is not None:
         over_lag_ms = max(0, now.wall_ms - section.deadline_ms)
-    findings += _dirt(facts, section, over_lag_ms)
+    expired, next_expiry_ms = expired_section(facts, section.clean_below, now, known)
+    dirt = _dirt(facts, section, over_lag_ms, ratio, run_now)
+    if not any(finding.blocks for finding in dirt):
+        expired = None  # the clean sees to it
+    elif expired is not None:
+        dirt = [finding._replace(blocks=False) for finding in dirt]
+        values = (("segments", len(expired.base_offsets)), ("since_ms", expired.since_ms))
+        dirt.append(Finding(Reason.EXPIRED, False, values))
+    survivors = section.dirty_bytes - garbage_bytes(section.dirty_bytes, known.survivorship)
     return Verdict(
         facts.partition,
-        tuple(findings),
+        (*findings, *dirt),
         section,
         over_lag_ms,
         None if held(state) or isinstance(state, Paused) else _to_save(facts, section),
+        expired,
+        strategy,
+        ratio,
+        section.clean_bytes + int(survivors),
+        run_now,
+        _next_ms(section, next_expiry_ms, now),
     )
 
 
-def ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Those to be cleaned: over the maximum lag by deadline, then by ratio; names break ties."""
+def ranked(verdicts: Iterable[Verdict], now_ms: int) -> list[Verdict]:
+    """Those to be cleaned, most urgent first; names break ties."""
     candidates = [verdict for verdict in verdicts if verdict.to_clean]
-    return sorted(candidates, key=lambda verdict: verdict.urgency)
+    return sorted(candidates, key=lambda verdict: verdict.urgency(now_ms))
 
 
 def _standing(facts: LogFacts) -> list[Finding]:
@@ -148,12 +172,16 @@ def _standing(facts: LogFacts) -> list[Finding]:
     return findings
 
 
-def _state_findings(state: State, now: Moment) -> list[Finding]:
+def _state_findings(state: State, now: Moment, known: Remembered) -> list[Finding]:
     findings = []
     if held(state):
         findings.append(Finding(Reason.IN_PROGRESS, True, (("state", type(state).__name__),)))
-    if isinstance(state, Paused):
-        findings.append(Finding(Reason.PAUSED, True, (("pauses", state.pauses),)))
+    holds = 0
+    if known.held_since_ms is not None:
+        holds = 1
+        findings.append(Finding(Reason.HELD, True, (("since_ms", known.held_since_ms),)))
+    if isinstance(state, Paused) and state.pauses > holds:
+        findings.append(Finding(Reason.PAUSED, True, (("pauses", state.pauses - holds),)))
     mark = past_of(state)
     if mark is not None:
         wait_ms = max(0, mark.until_ms - now.monotonic_ms)
@@ -168,176 +196,56 @@ def _state_findings(state: State, now: Moment) -> list[Finding]:
     return findings
 
 
-def corrected_checkpoint(facts: LogFacts) -> int | None:
-    """The first dirty offset: the saved one if it lies in the log; None if there is none to use.
-
-    Below the log start records were deleted; beyond the end the log was cut or replaced, and
-    then all of it is dirty again.
-    """
-    saved = facts.checkpoint_offset
-    if saved is None or not facts.log_start_offset <= saved <= facts.log_end_offset:
-        return None
-    return saved
-
-
-def dirty_section(facts: LogFacts, first_dirty: int, now: Moment) -> DirtySection:
-    """Where the dirty section begins and ends, and how large it and the clean one are."""
-    live = _live(facts)
-    active = live[-1]
-    closed = live[:-1]
-    dirty_closed = [segment for segment in closed if segment.next_base_offset > first_dirty]
-    end, bound = _bound(facts, active, dirty_closed, now)
-    # Rounded down to a segment: the one that holds the bound is excluded as a whole.
-    end = max((s.base_offset for s in live if s.base_offset <= end), default=live[0].base_offset)
-    dirty_bytes = sum(s.size_bytes for s in dirty_closed if s.base_offset < end)
-    clean_bytes = sum(s.size_bytes for s in live if s.base_offset < first_dirty)
-    stamps = [s.first_batch_timestamp_ms for s in dirty_closed if s.first_batch_timestamp_ms > 0]
-    deadline = min(stamps) + facts.config.max_compaction_lag_ms if stamps else None
-    return DirtySection(first_dirty, end, bound, clean_bytes, dirty_bytes, deadline)
-
-
-def _live(facts: LogFacts) -> list[SegmentFacts]:
-    """Segments without those that only wait for retention to unlink them; the active one stays."""
-    *closed, active = facts.segments
-    return [*(s for s in closed if s.next_base_offset > facts.log_start_offset), active]
-
-
-def _bound(
-    facts: LogFacts, active: SegmentFacts, dirty_closed: Sequence[SegmentFacts], now: Moment
-) -> tuple[int, Reason]:
-    """The first offset that may not be cleaned yet, before rounding, and what forbids it."""
-    bounds = [
-        (active.base_offset, Reason.ACTIVE_SEGMENT),
-        (facts.undecided_offset, Reason.UNDECIDED),
-    ]
-    lag_ms = facts.config.min_compaction_lag_ms
-    if lag_ms > 0:
-        young = (s for s in dirty_closed if _newest_ms(s) > now.wall_ms - lag_ms)
-        bounds += [(s.base_offset, Reason.MIN_LAG) for s in young][:1]
-    return min(bounds, key=lambda bound: bound[0])
-
-
-def _newest_ms(segment: SegmentFacts) -> int:
-    stamp = segment.largest_timestamp_ms
-    return stamp if stamp >= 0 else segment.last_modified_ms
-
-
-def _dirt(facts: LogFacts, section: DirtySection, over_lag_ms: int) -> list[Finding]:
+def _dirt(
+    facts: LogFacts, section: DirtySection, over_lag_ms: int, survivorship: float, run_now: bool
+) -> list[Finding]:
     """Whether the dirty section is worth a clean."""
-    where = (("first_dirty_offset", section.first_dirty_offset), ("end_offset", section.end_offset))
+    where = _bound_values(facts, section)
     if section.dirty_bytes == 0:
-        clean = section.first_dirty_offset >= facts.log_end_offset
+        clean = max(section.clean_below, section.end_offset) >= facts.log_end_offset
         return [Finding(Reason.NOTHING_DIRTY if clean else section.bound, True, where)]
     findings = [Finding(section.bound, False, where)]
     limit = facts.config.min_cleanable_dirty_ratio
     late = over_lag_ms > 0
     if late:
         findings.append(Finding(Reason.MAX_LAG, False, (("over_ms", over_lag_ms),)))
-    blocks = not late and section.ratio <= limit
-    values = (("ratio", section.ratio), ("needs more than", limit))
-    return [*findings, Finding(Reason.RATIO, blocks, values)]
+    if run_now:
+        findings.append(Finding(Reason.RUN_NOW, False))
+    ratio = section.ratio * (1 - survivorship)
+    values = (("ratio", ratio), ("needs more than", limit), ("survivorship", survivorship))
+    return [*findings, Finding(Reason.RATIO, not (late or run_now) and ratio <= limit, values)]
+
+
+def _bound_values(facts: LogFacts, section: DirtySection) -> tuple[tuple[str, Value], ...]:
+    values: list[tuple[str, Value]] = [
+        ("first_dirty_offset", section.first_dirty_offset),
+        ("end_offset", section.end_offset),
+    ]
+    if section.bound is Reason.UNDECIDED:
+        pending = facts.open_transaction
+        values.append(("undecided_offset", facts.undecided_offset))
+        if pending is not None and pending.first_offset <= facts.undecided_offset:
+            values += [
+                ("producer_id", pending.producer_id),
+                ("transaction_first_offset", pending.first_offset),
+                ("since_ms", pending.since_ms),
+            ]
+    elif section.ripe_ms is not None:
+        values.append(("until_ms", section.ripe_ms))
+    return tuple(values)
 
 
 def _to_save(facts: LogFacts, section: DirtySection) -> int | None:
     """The checkpoint that should stand on disk and does not."""
-    offset = section.first_dirty_offset
-    if section.dirty_bytes == 0 and section.end_offset > offset:
-        offset = section.end_offset  # a hole, or empty segments: clean without any work
     saved = facts.checkpoint_offset
-    if saved is None and offset == facts.log_start_offset:
+    if saved is None and section.clean_below == facts.log_start_offset:
         return None
-    return None if offset == saved else offset
+    return None if section.clean_below == saved else section.clean_below
 
 
-# From a verdict to a job ------------------------------------------------------
-
-
-def plan_job(
-    facts: LogFacts,
-    verdict: Verdict,
-    inputs: JobInputs,
-    settings: CleanerSettings,
-    *,
-    run_id: str,
-    now_ms: int,
-) -> CleanJob | None:
-    """The job that a verdict asks for; None if there is nothing to clean."""
-    section = verdict.section
-    if not verdict.to_clean or section is None:
-        return None
-    config = facts.config
-    sources = [s for s in _live(facts) if s.base_offset < section.end_offset]
-    groups = group_segments(sources, config.segment_bytes, config.segment_index_bytes)
-    assert groups, verdict
-    assert groups[-1][-1].next_base_offset == section.end_offset, verdict
-    return CleanJob(
-        partition=facts.partition,
-        directory=facts.directory,
-        generation=facts.generation,
-        run_id=run_id,
-        groups=tuple(tuple(_source(segment) for segment in group) for group in groups),
-        first_dirty_offset=section.first_dirty_offset,
-        end_offset=section.end_offset,
-        log_start_offset=facts.log_start_offset,
-        log_end_offset_is_end=section.end_offset == facts.log_end_offset,
-        now_ms=now_ms,
-        delete_retention_ms=config.delete_retention_ms,
-        drop_expired_tombstones=facts.clock_trusted,
-        hash_key=inputs.hash_key,
-        dedupe_buffer_bytes=settings.dedupe_buffer_bytes,
-        read_buffer_bytes=settings.read_buffer_bytes,
-        decompressed_batch_bytes=config.varve_decompressed_batch_bytes,
-        max_message_bytes=config.max_message_bytes,
-        index_interval_bytes=config.index_interval_bytes,
-        segment_bytes=config.segment_bytes,
-        compression_levels=(
-            (GZIP, config.compression_gzip_level),
-            (LZ4, config.compression_lz4_level),
-            (ZSTD, config.compression_zstd_level),
-        ),
-        last_records=inputs.last_records,
-        aborted=inputs.aborted,
-    )
-
-
-def group_segments(
-    sources: Sequence[SegmentFacts], segment_bytes: int, index_bytes: int
-) -> list[list[SegmentFacts]]:
-    """Neighbours that become one segment each, by their sizes before cleaning.
-
-    A group never outgrows a segment's file, its indexes or the 32 bits of a relative offset; the
-    first of a group is taken whatever its size.
-    """
-    groups: list[list[SegmentFacts]] = []
-    log = index = time_index = 0
-    for segment in sources:
-        log += segment.size_bytes
-        index += segment.index_bytes
-        time_index += segment.time_index_bytes
-        fits = log <= segment_bytes and index <= index_bytes and time_index <= index_bytes
-        if groups and fits and _in_reach(groups[-1][0], segment):
-            groups[-1].append(segment)
-        else:
-            groups.append([segment])
-            log, index = segment.size_bytes, segment.index_bytes
-            time_index = segment.time_index_bytes
-    return groups
-
-
-def _in_reach(first: SegmentFacts, segment: SegmentFacts) -> bool:
-    """Whether the last offset can be stored relative to the first base. Nothing needs no storing.
-
-    The last offset is taken from the base of the segment after it: an index may be stale or empty.
-    """
-    last_offset = segment.next_base_offset - 1
-    return segment.size_bytes == 0 or last_offset - first.base_offset <= RELATIVE_OFFSET_MAX
-
-
-def _source(segment: SegmentFacts) -> SourceSegment:
-    return SourceSegment(
-        base_offset=segment.base_offset,
-        next_base_offset=segment.next_base_offset,
-        size_bytes=segment.size_bytes,
-        last_modified_ms=segment.last_modified_ms,
-        largest_timestamp_ms=segment.largest_timestamp_ms,
-    )
+def _next_ms(section: DirtySection, next_expiry_ms: int | None, now: Moment) -> int | None:
+    """The nearest of: a segment is old enough, the maximum lag is over, something expires."""
+    times = [section.ripe_ms, next_expiry_ms]
+    if section.dirty_bytes > 0:
+        times.append(section.deadline_ms)
+    return min((at for at in times if at is not None and at >= now.wall_ms), default=None)

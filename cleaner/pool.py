@@ -8,6 +8,7 @@ know what is inside a log.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -15,9 +16,10 @@ import structlog
 from cleaner import states
 from cleaner.control import Control
 from cleaner.crew import Crew, Worker
-from cleaner.explain import Explanation
+from cleaner.explain import Explanation, next_attempt_ms
 from cleaner.history import History, JobRecord
-from cleaner.host import CleanerHost
+from cleaner.host import CleanerHost, LogFacts
+from cleaner.keeping import Memory
 from cleaner.lookout import Lookout
 from cleaner.plan import Verdict
 from cleaner.process import Spawn, spawn_process
@@ -31,6 +33,7 @@ from storage.model import TopicPartition
 
 LOOK_PAUSE_SECONDS: Final = 0.02  # between two looks, however often the pool is woken
 LOOK_SHARE: Final = 10  # a look that took t seconds is followed by this times t without one
+IDLE_SHARE: Final = 50  # the same, where nobody says that there may be something to do
 
 log = structlog.get_logger("cleaner")
 
@@ -49,7 +52,9 @@ class CleanerPool:
     ) -> None:
         self.registry = CleanerRegistry()
         self.stats = PoolStats()
-        self._lookout = Lookout(host, self.registry, env, self.stats)
+        self._memory = Memory(env)
+        self._lookout = Lookout(host, self.registry, env, self.stats, self._memory)
+        self._lookout.strategy = settings.strategy
         self._host = host
         self._settings = settings
         self._env = env
@@ -73,6 +78,7 @@ class CleanerPool:
             stats=self.stats,
             limits=bounds,
             history=self._history,
+            memory=self._memory,
         )
         self._crew = Crew(spawn, self._runs, self.stats, bounds.crew)
         self._wake = asyncio.Event()
@@ -81,8 +87,18 @@ class CleanerPool:
     # Starting and ending -----------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the workers and look for work. Does nothing where the cleaner is switched off."""
+        """Remember, start the workers and look for work; where it is switched off only the first.
+
+        Operators' holds are in force when this returns.
+        """
         assert self._scheduler is None
+        facts = list(self._host.facts())
+        directories = sorted({one.data_directory for one in facts if one.data_directory})
+        self._history.load(await self._memory.load(directories))
+        for one in facts:
+            self._memory.recall(one, self._env.wall_ms())
+        self._memory.keep_only(frozenset(one.partition for one in facts))
+        self._match_holds()
         if not self._settings.enabled:
             return
         self._crew.resize(self._settings.workers, self._settings.nice)
@@ -102,10 +118,12 @@ class CleanerPool:
             log.error("cleaner_run_given_up", partition=str(partition), run_id=run.job.run_id)
             run.disarm()
         self._lookout.stop()
+        await self._memory.close()
 
     def configure(self, settings: CleanerSettings) -> None:
         """Take other settings; running jobs go on. `enabled` is read at the start only."""
         self._settings = settings
+        self._lookout.strategy = settings.strategy
         self._runs.configure(settings)
         if self._scheduler is not None:
             self._crew.resize(settings.workers, settings.nice)
@@ -132,12 +150,19 @@ class CleanerPool:
 
         A running job is given up; nobody waits for it. Raises KeyError for an unknown partition.
         """
-        self._known(partition)
+        facts = self._known(partition)
+        now_ms = self._env.wall_ms()
+        known = self._memory.recall(facts, now_ms)
+        if known.held_since_ms is None:
+            self._memory.put(facts, replace(known, held_since_ms=now_ms), at_once=True)
         return self._control.hold(partition)
 
     def release(self, partition: TopicPartition) -> bool:
         """End an operator's pause; False if there was none. Raises KeyError."""
-        self._known(partition)
+        facts = self._known(partition)
+        known = self._memory.recall(facts, self._env.wall_ms())
+        if known.held_since_ms is not None:
+            self._memory.put(facts, replace(known, held_since_ms=None), at_once=True)
         return self._control.release(partition)
 
     def abort(self, partition: TopicPartition) -> bool:
@@ -151,10 +176,12 @@ class CleanerPool:
     def run_now(self, partition: TopicPartition) -> None:
         """Clean it next, once: earlier failures and the ratio do not matter. Raises KeyError.
 
-        Lags, the active segment and open transactions bound it as ever.
+        Lags, the active segment and open transactions bound it as ever. Where it is held or paused
+        this waits for the end of that; where nothing is dirty it is forgotten at the next look.
         """
         self._known(partition)
         self.forgive(partition)
+        self._lookout.run_now.add(partition)
         self.wake()
 
     async def await_cleaned(self, partition: TopicPartition, offset: int) -> None:
@@ -183,17 +210,20 @@ class CleanerPool:
 
     def explain(self, partition: TopicPartition) -> Explanation:
         """Why it is not being cleaned, or what is being done. Raises KeyError if it is unknown."""
-        self._known(partition)
-        quarantine = states.past_of(self.registry.state(partition))
+        state = self.registry.state(partition)
+        verdict = self._lookout.judge(self._known(partition))
+        now_ms = self._env.wall_ms()
+        waiting = [one for one in self._lookout.queue if one not in self._control.runs]
+        waits = partition in waiting and verdict is not None and verdict.to_clean
         return Explanation(
             partition=partition,
-            at_ms=self._env.wall_ms(),
-            state=self.registry.state(partition),
-            verdict=self.verdicts.get(partition),
+            at_ms=now_ms,
+            state=state,
+            verdict=verdict,
             story=self.registry.story(partition),
-            queue_position=None,
-            next_attempt_ms=None,
-            quarantine=quarantine,
+            queue_position=waiting.index(partition) + 1 if waits else None,
+            next_attempt_ms=None if verdict is None else next_attempt_ms(verdict, now_ms),
+            quarantine=states.past_of(state),
             last_job=self._history.last_of(partition),
             held=partition in self._control.holds,
         )
@@ -202,9 +232,11 @@ class CleanerPool:
         """The last jobs, newest first: of one partition, or of all."""
         return self._history.newest(partition, limit)
 
-    def _known(self, partition: TopicPartition) -> None:
-        if self._host.facts_of(partition) is None:
+    def _known(self, partition: TopicPartition) -> LogFacts:
+        facts = self._host.facts_of(partition)
+        if facts is None:
             raise KeyError(partition)
+        return facts
 
     def _kill(self, worker: Worker) -> None:
         self._crew.kill(worker)
@@ -221,10 +253,12 @@ class CleanerPool:
                 # Supervised: a mistake in here must not silently end all cleaning.
                 self.stats.scan_failures += 1
                 log.exception("cleaner_look_failed")
-            self.stats.scan_seconds = asyncio.get_running_loop().time() - began
-            await asyncio.sleep(max(LOOK_PAUSE_SECONDS, LOOK_SHARE * self.stats.scan_seconds))
+            took = self.stats.scan_seconds = asyncio.get_running_loop().time() - began
+            await asyncio.sleep(max(LOOK_PAUSE_SECONDS, LOOK_SHARE * took))
             try:
-                async with asyncio.timeout(self._settings.backoff_ms / 1000):
+                async with asyncio.timeout(
+                    max(self._settings.backoff_ms / 1000, IDLE_SHARE * took)
+                ):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -232,7 +266,34 @@ class CleanerPool:
     async def _look(self) -> None:
         """Judge every partition and give the most urgent ones to free workers."""
         candidates = await self._lookout.look()
-        for partition in self.registry.quarantines().keys() - self._lookout.seen:
+        seen = self._lookout.seen
+        for partition in self.registry.quarantines().keys() - seen:
             self.forgive(partition)  # it exists no more
+        self._memory.keep_only(seen)
+        self._history.keep_only(seen)
+        self._match_holds()
+        self._forget_requests()
         for (verdict, facts), worker in zip(candidates, self._crew.idle(), strict=False):
+            self._lookout.run_now.discard(facts.partition)
             self._runs.begin(worker, facts, verdict)
+
+    def _match_holds(self) -> None:
+        """A hold belongs to the partition that it was put on: it goes with it, and comes back."""
+        wanted = self._memory.held()
+        for partition in self._control.holds - wanted:
+            self._control.release(partition)
+        for partition in wanted - self._control.holds:
+            self._control.hold(partition)
+
+    def _forget_requests(self) -> None:
+        """An operator's wish for a clean is over where nothing is dirty, or nothing is left."""
+        for partition in tuple(self._lookout.run_now):
+            verdict = self.verdicts.get(partition)
+            section = None if verdict is None else verdict.section
+            if partition not in self._lookout.seen or (
+                verdict is not None
+                and verdict.run_now
+                and not states.held(self.registry.state(partition))
+                and (section is None or section.dirty_bytes == 0)
+            ):
+                self._lookout.run_now.discard(partition)

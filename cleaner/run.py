@@ -40,6 +40,7 @@ class Run:
     heard_at: float
     started_ms: int  # wall clock
     dirty_bytes: int  # of the dirty section as planned
+    data_directory: str  # that holds its partition
     spent_before: tuple[int, int]  # by its worker: bytes read and written
     waited_before: tuple[float, float]  # by its worker: seconds lost to the budgets
     spent_seen: int = 0
@@ -56,12 +57,20 @@ class Run:
     failure: str = ""  # set where the end is a failure whatever the worker says
     stale: str = ""  # set where it was given up because the log had changed under it: how
     report: CleanReport | None = None
+    clean_below: int | None = None  # set with the report: what the checkpoint becomes
     is_far_too_late: bool = False  # its partition was long beyond its deadline when it began
     watch: asyncio.TimerHandle | None = None
 
     @classmethod
     def begin(
-        cls, number: int, job: CleanJob, worker: Worker, now: float, dirty_bytes: int
+        cls,
+        number: int,
+        job: CleanJob,
+        worker: Worker,
+        now: float,
+        *,
+        dirty_bytes: int,
+        data_directory: str,
     ) -> "Run":
         """A run that starts now."""
         side = worker.side
@@ -73,6 +82,7 @@ class Run:
             heard_at=now,
             started_ms=job.now_ms,
             dirty_bytes=dirty_bytes,
+            data_directory=data_directory,
             spent_before=(side.spent(Direction.READ), side.spent(Direction.WRITE)),
             waited_before=(
                 side.waited_seconds(Direction.READ),
@@ -129,7 +139,7 @@ def record_of(run: Run, finished_ms: int, reason: str, *, aborted: bool) -> JobR
         expired_only=job.expired_only,
         first_dirty_offset=job.first_dirty_offset,
         end_offset=job.end_offset,
-        next_dirty_offset=job.first_dirty_offset,
+        next_dirty_offset=run.clean_below or job.first_dirty_offset,
         segments=sum(len(group) for group in job.groups),
         groups=len(job.groups),
         groups_published=run.published,
@@ -146,7 +156,6 @@ def record_of(run: Run, finished_ms: int, reason: str, *, aborted: bool) -> JobR
 def _with_report(record: JobRecord, report: CleanReport) -> JobRecord:
     return replace(
         record,
-        next_dirty_offset=report.next_dirty_offset,
         map_seconds=report.map_seconds,
         rewrite_seconds=report.rewrite_seconds,
         bytes_before=report.bytes_before,

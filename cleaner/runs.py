@@ -27,10 +27,13 @@ from cleaner.channel import (
 )
 from cleaner.control import Control
 from cleaner.crew import Worker
+from cleaner.grouping import plan_job
 from cleaner.history import History
 from cleaner.host import CleanerHost, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
-from cleaner.plan import Verdict, plan_job
+from cleaner.keeping import Memory
+from cleaner.memory import learn
+from cleaner.plan import Verdict
 from cleaner.priority import DEADLINE_GRACE_MS, Priorities
 from cleaner.run import PoolLimits, Run, record_of, retry_delay_ms
 from cleaner.stats import PoolStats
@@ -57,6 +60,7 @@ class Runs:
         stats: PoolStats,
         limits: PoolLimits,
         history: History,
+        memory: Memory,
     ) -> None:
         self.settings = settings
         self._host = host
@@ -65,6 +69,7 @@ class Runs:
         self._stats = stats
         self._limits = limits
         self._history = history
+        self._memory = memory
         rates = settings.read_bytes_per_second, settings.write_bytes_per_second
         floor = settings.floor_bytes_per_second
         # Its buckets are full: the past adds nothing.
@@ -127,8 +132,14 @@ class Runs:
         assert job is not None
         self._run_number += 1
         section = verdict.section
-        dirty_bytes = 0 if section is None else section.dirty_bytes
-        run = Run.begin(self._run_number, job, worker, self._now(), dirty_bytes)
+        run = Run.begin(
+            self._run_number,
+            job,
+            worker,
+            self._now(),
+            dirty_bytes=0 if section is None or job.expired_only else section.dirty_bytes,
+            data_directory=facts.data_directory,
+        )
         run.is_far_too_late = verdict.over_lag_ms > DEADLINE_GRACE_MS
         worker.link.send(RunJob(run.number, job))
         self.throttle.join(worker.index, worker.side, self._now())
@@ -259,18 +270,48 @@ class Runs:
         if (report.partition, report.run_id) != (job.partition, job.run_id):
             raise ChannelError(f"a report of {report.partition}, run {report.run_id}")
         run.report = report
-        reason, reached = "", None
-        if report.damaged:
+        reason = ""
+        if report.damaged and not self._is_known_damage(job, report):
             path, position, why = report.damaged[0]
             reason = f"{path} is damaged at byte {position}: {why}"
-            reached = report.next_dirty_offset
-        elif report.next_dirty_offset <= job.first_dirty_offset:
+        elif self._made_no_progress(job, report):
             reason = "made no progress"
+        if not self._aborting(run):
+            run.clean_below = self._learn(run, report)
         seconds = self._now() - run.started_at
-        finished = states.Finished(report.next_dirty_offset)
-        if await self._let_go(run, reason, finished=finished, reached=reached):
+        reached = run.clean_below
+        if await self._let_go(run, reason, finished=states.Finished(reached), reached=reached):
             self._stats.count_report(run.worker.index, seconds, report)
+            self._stats.expiries += job.expired_only
             self._host.finished(job, report)
+
+    def _made_no_progress(self, job: CleanJob, report: CleanReport) -> bool:
+        if job.expired_only or report.damaged or report.cleaned:
+            return False
+        return report.next_dirty_offset <= job.first_dirty_offset
+
+    def _is_known_damage(self, job: CleanJob, report: CleanReport) -> bool:
+        """Whether all of it was told before: then it is no news, and no reason to wait."""
+        facts = self._host.facts_of(job.partition)
+        known = set() if facts is None else {one.path for one in facts.damaged}
+        return all(path in known for path, _, _ in report.damaged)
+
+    def _learn(self, run: Run, report: CleanReport) -> int | None:
+        """Remember what the job taught; how far the log is clean now, if that was its matter."""
+        job = run.job
+        facts = self._host.facts_of(job.partition)
+        if facts is None or facts.generation != job.generation:
+            return None
+        known, clean_below = learn(
+            self._memory.recall(facts, self._env.wall_ms()),
+            job,
+            report,
+            facts,
+            dirty_bytes=run.dirty_bytes,
+            alpha=self.settings.survivorship_alpha,
+        )
+        self._memory.put(facts, known)
+        return None if job.expired_only else clean_below
 
     async def _let_go(
         self,
@@ -307,7 +348,9 @@ class Runs:
         del self._runs[partition]
         run.disarm()
         run.worker.busy = False
-        self._history.add(record_of(run, self._env.wall_ms(), reason, aborted=aborted))
+        record = record_of(run, self._env.wall_ms(), reason, aborted=aborted)
+        self._history.add(record)
+        self._memory.record(run.data_directory, record)
         return aborted
 
     async def _remove_leftovers(self, run: Run) -> None:

@@ -91,9 +91,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The worker reported the whole job, after its last group was published."""
+    """The worker reported the whole job, after its last group was published.
 
-    next_dirty_offset: int
+    No offset where nothing was dirty: the job only removed what had expired.
+    """
+
+    next_dirty_offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +267,11 @@ def _work(state: State, event: Event) -> Step | None:
         case Aborting(n, True, past), Published() | Refused():
             return Aborting(n, False, past), ()
 
-        case Cleaning(), Finished(next_dirty_offset):
-            return IDLE, (SaveCheckpoint(next_dirty_offset), WakeScheduler())
+        case Cleaning(), Finished(offset):
+            return IDLE, (*_saved(offset), WakeScheduler())
         case Cleaning(past), Failed():
             mark = _one_more(past, event)
-            offset = event.next_dirty_offset
-            saved = () if offset is None else (SaveCheckpoint(offset),)
+            saved = _saved(event.next_dirty_offset)
             return mark, (*saved, ReportFailure(mark), WakeScheduler())
 
         # The worker lets go after an abort. A finished job is not checkpointed: the abort may
@@ -327,6 +329,10 @@ def _control(state: State, event: Event) -> Step | None:
         case Aborting(n, publishing), Forgiven():
             return Aborting(n, publishing), ()
     return None
+
+
+def _saved(offset: int | None) -> tuple[Effect, ...]:
+    return () if offset is None else (SaveCheckpoint(offset),)
 
 
 def _one_more(past: Quarantined | None, event: Failed) -> Quarantined:

@@ -20,6 +20,7 @@ class PoolStats:
     """Counters since the start, and the findings of the last look over all partitions."""
 
     cleans: int = 0  # jobs that came to their end
+    expiries: int = 0  # of these, for tombstones past their horizon alone
     aborted: int = 0  # jobs given up because somebody wanted the partition
     failures: int = 0  # attempts that failed, for whatever reason
     stale: int = 0  # jobs void because the log had changed under them
@@ -46,6 +47,7 @@ class PoolStats:
     scanned_at: float | None = None  # the loop's clock, seconds
     scan_seconds: float = 0.0
     candidates: int = 0
+    damaged_partitions: int = 0  # with a segment that is left as it is
     dirty_ratio_max: float = 0.0
     over_lag_partitions: int = 0
     over_lag_ms_max: int = 0

@@ -66,6 +66,8 @@ class CleanerSettings(_Model):
     read_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
     write_bytes_per_second: Annotated[_Bytes, Field(ge=64 << 10)] | None = None
     floor_bytes_per_second: Annotated[_Bytes, Field(ge=MIB)] = 64 * MIB
+    strategy: Literal["dirty-ratio", "survivorship"] = "dirty-ratio"
+    survivorship_alpha: Annotated[float, Field(gt=0, le=1)] = 0.3
     backoff_ms: _PeriodMs = 1_000
     retry_backoff_ms: _PeriodMs = 10_000
     retry_backoff_max_ms: _PeriodMs = 3_600_000

@@ -17,6 +17,7 @@ MIB: Final = 1 << 20
 POLICIES: Final = ("compact", "delete")
 CODECS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
+CLEANER_STRATEGIES: Final = ("default", "dirty-ratio", "survivorship")
 
 
 class ValueKind(IntEnum):
@@ -290,6 +291,16 @@ def _own_keys() -> Iterator[TopicKey]:
         ValueKind.BOOLEAN,
         "false",
         "An acknowledgement means that the record has been forced to disk (by group commit).",
+    )
+    yield TopicKey(
+        "varve.cleaner.strategy",
+        "varve.cleaner.strategy",
+        ValueKind.STRING,
+        "default",
+        "When a compacted partition is worth a clean: `dirty-ratio` counts all that was written "
+        "since the last one, `survivorship` only what is expected not to survive; `default` is "
+        "the `cleaner.strategy` of the settings file.",
+        choices=CLEANER_STRATEGIES,
     )
     yield TopicKey(
         "varve.decompressed.batch.bytes",

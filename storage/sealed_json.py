@@ -18,7 +18,13 @@ from storage.errors import CorruptCheckpointError, NewerFormatError
 
 def seal(magic: str, version: int, payload: Mapping[str, object]) -> bytes:
     """The bytes of a sealed file."""
-    body = json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
+    return seal_body(
+        magic, version, json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()
+    )
+
+
+def seal_body(magic: str, version: int, body: bytes) -> bytes:
+    """The bytes of a sealed file whose payload, a JSON object, was encoded before."""
     return _header(magic, version, body) + body
 
 

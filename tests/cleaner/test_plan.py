@@ -8,18 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleaner import states as s
+from cleaner.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
 from cleaner.host import JobInputs, LogFacts
-from cleaner.plan import (
-    RELATIVE_OFFSET_MAX,
-    Moment,
-    Reason,
-    Verdict,
-    assess,
-    corrected_checkpoint,
-    group_segments,
-    plan_job,
-    ranked,
-)
+from cleaner.plan import Moment, Reason, Verdict, assess, corrected_checkpoint, ranked
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage.compression import GZIP, LZ4, ZSTD
@@ -301,7 +292,9 @@ def test_over_lag_goes_first_by_deadline_then_ratio_then_name() -> None:
         dirty(4, 0),
         dirty(5, 30),
     ]
-    order = [verdict.partition.partition for verdict in ranked(judge(log) for log in logs)]
+    order = [
+        verdict.partition.partition for verdict in ranked((judge(log) for log in logs), NOW.wall_ms)
+    ]
     assert order == [3, 2, 1, 4, 0]
 
 

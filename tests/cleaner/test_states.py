@@ -40,6 +40,7 @@ EVENTS: list[s.Event] = [
     s.Published(),
     s.Refused("stale"),
     s.Finished(7),
+    s.Finished(None),
     s.Stopped(),
     s.Failed("boom", 5000),
     s.Failed("damage", 5000, 3),
@@ -76,6 +77,8 @@ def event_name(event: s.Event) -> str:
             return f"Grabbed({now_ms})"
         case s.Failed(_, _, offset):
             return "Failed" if offset is None else f"Failed(at {offset})"
+        case s.Finished(offset):
+            return "Finished(-)" if offset is None else "Finished"
     return type(event).__name__
 
 
@@ -138,9 +141,7 @@ def test_the_rules_of_every_edge() -> None:
         quiet = s.Resumed | s.Forgiven | s.AbortRequested
         granted = isinstance(after, s.Paused) and not isinstance(event, quiet)
         assert (s.GrantPause in kinds) == granted, edge
-        reached = isinstance(event, s.Finished) or (
-            isinstance(event, s.Failed) and event.next_dirty_offset is not None
-        )
+        reached = isinstance(event, s.Finished | s.Failed) and event.next_dirty_offset is not None
         saved = isinstance(before, s.Cleaning) and reached
         assert (s.SaveCheckpoint in kinds) == saved, edge
         signalled = isinstance(after, s.Aborting) and not isinstance(before, s.Aborting)

@@ -1,0 +1,43 @@
+"""What can be said of a partition: the links of the chain that answers "why is it not cleaned?"."""
+
+from enum import Enum
+from typing import NamedTuple, TypeAlias
+
+
+class Reason(Enum):
+    """What a finding is about."""
+
+    POLICY_UNKNOWN = "policy unknown"
+    POLICY = "policy"
+    OFFLINE = "offline"
+    DAMAGED = "damaged"
+    IN_PROGRESS = "in progress"
+    HELD = "held by an operator"
+    PAUSED = "paused"
+    QUARANTINED = "quarantined"
+    ACTIVE_SEGMENT = "active segment"
+    UNDECIDED = "high watermark or open transaction"
+    MIN_LAG = "min.compaction.lag.ms"
+    NOTHING_DIRTY = "nothing dirty"
+    MAX_LAG = "max.compaction.lag.ms"
+    RUN_NOW = "asked for by an operator"
+    RATIO = "min.cleanable.dirty.ratio"
+    EXPIRED = "past delete.retention.ms"
+
+
+Value: TypeAlias = int | float | str
+
+
+class Finding(NamedTuple):
+    """One link of the chain. `blocks`: as long as this holds, the partition is not cleaned."""
+
+    reason: Reason
+    blocks: bool
+    values: tuple[tuple[str, Value], ...] = ()
+
+
+class Moment(NamedTuple):
+    """Now, on both clocks (ms)."""
+
+    wall_ms: int
+    monotonic_ms: int
