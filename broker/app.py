@@ -11,14 +11,12 @@ import gc
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
 
 import structlog
-from prometheus_client import CollectorRegistry
-from prometheus_client.process_collector import ProcessCollector
 
 from broker import systemd
 from broker.banner import ready_text
+from broker.cleaner_metrics import CleanerMetrics
 from broker.cleaning import Cleaning
 from broker.cli import installed_version
 from broker.context import Services
@@ -29,22 +27,24 @@ from broker.groups.model import GroupRules
 from broker.groups.offsets_store import OffsetsStore
 from broker.housekeeping import CONFIRM_MS, ClockWatch, Housekeeping, Periods
 from broker.http import HttpServer
+from broker.http_guard import Guard
 from broker.listener import ConnectionLimits, Listener, raise_file_limit
-from broker.metrics import BrokerCollector
+from broker.metrics import BrokerMetrics
 from broker.offsets_topic import OffsetsTopic
 from broker.partition import Partition
+from broker.reload import Reloader
 from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
 from broker.topics import TopicError, Topics
 from cleaner.pool import CleanerPool
 from config.address import Address
-from config.settings import CleanerSettings, Settings
+from config.settings import Settings
+from config.token import TokenFileError, read_token
 from storage.env import Env, RealEnv
 from storage.errors import LogDirectoryError, StorageError
 from storage.kernels import warm_up
 from storage.log import Log
 from storage.log_manager import LogManager, OpenReport
-from storage.model import TopicPartition
 
 log = structlog.get_logger("broker.app")
 
@@ -57,8 +57,17 @@ EXIT_CANNOT_START = 1
 class Broker:
     """Every part of the running daemon, and their order."""
 
-    def __init__(self, settings: Settings, env: Env) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        env: Env,
+        *,
+        token: bytes | None = None,
+        load: Callable[[], Settings] | None = None,
+    ) -> None:
+        """`token`: of the HTTP API. `load` reads the settings file anew, if there is one."""
         self.settings = settings
+        self._token = token
         self.stats = BrokerStats()
         self._env = env
         self._stopping = asyncio.Event()
@@ -68,8 +77,7 @@ class Broker:
             self.manager,
             settings,
             self._make_partition,
-            hold=self._hold_cleaner,
-            configure_cleaner=self._configure_cleaner,
+            cleaner=lambda: self.pool,
         )
         wall_ms, monotonic_ms = env.wall_ms(), env.monotonic() * 1000
         self.housekeeping = Housekeeping(
@@ -94,6 +102,12 @@ class Broker:
             foreground=self.stats.foreground,
         )
         self.pool = CleanerPool(self.cleaning, settings.cleaner, env)
+        self.reloader: Reloader | None = None
+        if load is not None:
+            self.reloader = Reloader(
+                load, self._reload, lambda: self.settings, lambda: self.manager.metadata
+            )
+        self._services: Services
         self.offsets_topic: OffsetsTopic
         self.groups: GroupCoordinator
         self.listener: Listener
@@ -121,9 +135,10 @@ class Broker:
             log.warning(what, **fields)
         self._distrust_jumped_clock()
         self.topics.load()
+        self.pool.configure(self.topics.cleaner_settings)
         await self.topics.finish_interrupted()
         await self.topics.apply_yaml()
-        services = self._make_services()
+        services = self._services = self._make_services()
         limits = self.settings.limits
         self.listener = Listener(
             make_dispatcher(services),
@@ -178,12 +193,12 @@ class Broker:
         )
 
     async def _start_http(self, services: Services) -> None:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(BrokerCollector(services, self.listener, self.housekeeping, self.pool))
-        ProcessCollector(registry=registry)
+        cleaner = CleanerMetrics(
+            self._env, self.manager, self.topics, self.pool, self._wanted_workers
+        )
+        metrics = BrokerMetrics(services, self.listener, self.housekeeping, cleaner)
         address = self.settings.http
-        allowed = {"localhost", "127.0.0.1", "::1", address.host} if address.is_loopback else set()
-        self.http = HttpServer(registry, self, allowed)
+        self.http = HttpServer(metrics, self, Guard.of(address, self._token))
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
 
@@ -207,6 +222,13 @@ class Broker:
         self._ready = False
         self._stopping.set()
 
+    def request_reload(self) -> None:
+        """SIGHUP: read the settings file anew. Without one it means what it says: stop."""
+        if self.reloader is None:
+            self.request_stop()
+        elif self._ready:
+            self.reloader.request()
+
     async def wait_stopped(self) -> None:
         """Until somebody asks for a stop."""
         await self._stopping.wait()
@@ -218,9 +240,11 @@ class Broker:
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("listener", lambda: self.listener.stop(budget)),
             ("groups", self.groups.close),
+            ("reload", self._stop_reloading),
             ("topics", lambda: self.topics.wait_idle(budget)),
             ("offsets topic", self.offsets_topic.stop),
             ("cleaner", self.pool.stop),
+            ("cleaner checkpoints", self.cleaning.stop),
             ("housekeeping", self.housekeeping.stop),
             ("http", self.http.stop),
         ]
@@ -259,6 +283,16 @@ class Broker:
             return None
         return "no data directory is online"
 
+    async def _reload(self, settings: Settings, token: bytes | None) -> None:
+        await self.topics.reload(settings)
+        self.settings = self._services.settings = settings
+        self._token = token
+        self.http.guard = Guard.of(self.settings.http, token)
+
+    async def _stop_reloading(self) -> None:
+        if self.reloader is not None:
+            await self.reloader.stop()
+
     def fail_directory(self, error: LogDirectoryError) -> None:
         """Take a data directory offline, and tell of it once; the rest goes on."""
         lost = self.manager.fail_directory(error.directory, error.reason)
@@ -272,16 +306,24 @@ class Broker:
             )
         self.topics.fail(lost, error.reason)
         self.offsets_topic.fail(lost)
+        for partition in lost:
+            self.pool.abort(partition)  # what a worker still reads there is of no use
 
     def _make_partition(self, opened: Log) -> Partition:
         stats = self.stats.topics[opened.partition.topic]
+        opened.on_roll = self._cleaner_waker(opened)
         return Partition(opened, stats, _flush_in_thread, self.fail_directory)
 
-    def _configure_cleaner(self, settings: CleanerSettings) -> None:
-        self.pool.configure(settings)
+    def _cleaner_waker(self, opened: Log) -> Callable[[], None]:
+        def wake() -> None:
+            if opened.config.compacts:
+                self.pool.wake()
 
-    def _hold_cleaner(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
-        return self.pool.paused(partition)
+        return wake
+
+    def _wanted_workers(self) -> int:
+        settings = self.topics.cleaner_settings
+        return settings.workers if settings.enabled else 0
 
 
 async def _flush_in_thread(opened: Log) -> None:
@@ -290,25 +332,31 @@ async def _flush_in_thread(opened: Log) -> None:
     opened.flush_done(task)
 
 
-def run(settings: Settings) -> int:
-    """Run the daemon until SIGTERM or SIGINT; returns the exit code."""
+def run(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
+    """Run the daemon until SIGTERM or SIGINT; returns the exit code.
+
+    `load` reads the settings file anew at SIGHUP; without it SIGHUP is one more way to stop.
+    """
     raise_file_limit()
     try:
         import uvloop
     except ImportError:  # not on this platform: the loop of the standard library serves as well
-        return asyncio.run(_serve(settings))
+        return asyncio.run(_serve(settings, load))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings))
+        return runner.run(_serve(settings, load))
 
 
-async def _serve(settings: Settings) -> int:
-    broker = Broker(settings, RealEnv())
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, broker.request_stop)
+async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int:
     try:
+        path = settings.http_token_file
+        token = None if path is None else await asyncio.to_thread(read_token, path)
+        broker = Broker(settings, RealEnv(), token=token, load=load)
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, broker.request_stop)
+        loop.add_signal_handler(signal.SIGHUP, broker.request_reload)
         await broker.start()
-    except (StorageError, OSError, TopicError) as error:
+    except (StorageError, OSError, TopicError, TokenFileError) as error:
         sys.stderr.write(f"varve: cannot start: {error}\n")
         log.error("cannot start", reason=str(error))
         return EXIT_CANNOT_START

@@ -2,12 +2,14 @@
 
 Publication: check that the log is still the one the job was planned for and that its sources are
 still there, execute the swap by journal in a thread (it fsyncs), then switch the log in memory.
-The pool keeps truncation, deletion and policy changes away meanwhile; retention may run, and wins.
+The pool keeps truncation, deletion and policy changes away meanwhile; retention may run, and wins:
+what it left of the sources is replaced.
 """
 
 import asyncio
 import os.path
 from collections.abc import Callable, Iterable
+from typing import Final
 
 import structlog
 
@@ -17,11 +19,14 @@ from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, Publi
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.errors import LogDirectoryError, SwapRefusedError
+from storage.log_directory import LogDirectory
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.swap import execute_swap, plan_swap
 
 log = structlog.get_logger("broker.cleaning")
+
+CHECKPOINT_SECONDS: Final = 1.0  # a clean that a crash makes forgotten is repeated: work, not data
 
 
 class Cleaning:
@@ -43,6 +48,7 @@ class Cleaning:
         self._fail_directory = fail_directory
         self._clock_trusted = clock_trusted
         self._foreground = foreground
+        self._checkpoints = Checkpoints(manager, fail_directory)
 
     def facts(self) -> Iterable[LogFacts]:
         """Every partition that is served; of one that is offline there is nothing to clean."""
@@ -91,30 +97,55 @@ class Cleaning:
         return self._foreground()
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
-        """Remember the first dirty offset, unless the log is another one by now."""
+        """Remember the first dirty offset, unless the log is another one by now.
+
+        It is on the disk some moments later: what finishes meanwhile is written with it.
+        """
         found = self._topics.partition(partition)
         if found is not None and found.log.generation == generation:
             self._manager.set_cleaner_offset(partition, offset)
+            self._checkpoints.ask(self._manager.home_of(partition))
+
+    async def stop(self) -> None:
+        """Write no more checkpoints; closing the logs does so for the last time."""
+        await self._checkpoints.stop()
 
     async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
-        """Put one group in the place of its sources. Raises SwapRefusedError, LogDirectoryError."""
+        """Put one group in the place of its sources, or of what retention has left of them.
+
+        Records that went with the others and are in the output stay hidden below the log start,
+        which is made durable first. Raises SwapRefusedError, LogDirectoryError.
+        """
         found = self._topics.partition(job.partition)
         if found is not None and not found.log.are_flushed(group.source_base_offsets):
             await found.flush()
         if found is None or found.log.generation != job.generation:
             return PublishOutcome.STALE
         facts = {segment.base_offset: segment for segment in found.log.segment_facts()[:-1]}
-        if not all(base in facts for base in group.source_base_offsets):
+        present = tuple(base for base in group.source_base_offsets if base in facts)
+        if not present:
             return PublishOutcome.SOURCES_GONE
-        sources = [facts[base] for base in group.source_base_offsets]
-        outputs = [group.output] if group.output is not None else []
-        plan = plan_swap(found.log.directory, sources, outputs)
-        found.log.pin(group.source_base_offsets)
+        # Only retention takes segments of a partition that is held, and it does so at the front.
+        assert present == group.source_base_offsets[-len(present) :], (job.partition, present)
+        front_is_gone = len(present) < len(group.source_base_offsets)
+        found.log.pin(present)
+        plan = plan_swap(
+            found.log.directory,
+            [facts[base] for base in present],
+            [group.output] if group.output is not None else [],
+            front_is_gone=front_is_gone,
+        )
         try:
+            if front_is_gone:
+                home = self._manager.home_of(job.partition)
+                await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
             await asyncio.to_thread(execute_swap, self._env, plan)
         except SwapRefusedError:
-            found.log.unpin(group.source_base_offsets)
+            found.log.unpin(present)
             raise  # pinned sources do not go by themselves: something else is wrong
+        except LogDirectoryError as error:
+            self._fail_directory(error)
+            raise
         except OSError as error:
             failed = self._manager.directory_error(found.log.directory, error)
             self._fail_directory(failed)
@@ -124,25 +155,13 @@ class Cleaning:
 
     def finished(self, job: CleanJob, report: CleanReport) -> None:
         """One line per job, with the numbers Kafka prints and ours."""
-        seconds = report.map_seconds + report.rewrite_seconds
-        log.info(
-            "cleaned",
-            partition=str(job.partition),
-            first_dirty_offset=job.first_dirty_offset,
-            next_dirty_offset=report.next_dirty_offset,
-            bytes_before=report.bytes_before,
-            bytes_after=report.bytes_after,
-            records_before=report.records_before,
-            records_after=report.records_after,
-            keys=report.keys_indexed,
-            tombstones_kept=report.tombstones_kept,
-            tombstones_removed=report.tombstones_removed,
-            bytes_read=report.bytes_read,
-            bytes_written=report.bytes_written,
-            map_full=report.map_full,
-            seconds=round(seconds, 3),
-            damaged=len(report.damaged),
-        )
+        log.info("cleaned", **job_line(job, report))
+        if report.records_without_key:
+            log.warning(
+                "records without a key were dropped",
+                partition=str(job.partition),
+                records=report.records_without_key,
+            )
         found = self._topics.partition(job.partition)
         for path, position, reason in report.damaged:
             log.error(
@@ -154,3 +173,87 @@ class Cleaning:
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         """One line per failed attempt."""
         log.error("clean failed", partition=str(partition), reason=reason, retry_at_ms=retry_at_ms)
+
+
+class Checkpoints:
+    """Writes the checkpoints of data directories soon after they changed.
+
+    One writer, and one file for all that changed within a second: a directory of a thousand small
+    partitions is not synced a thousand times.
+    """
+
+    def __init__(
+        self, manager: LogManager, fail_directory: Callable[[LogDirectoryError], None]
+    ) -> None:
+        self._manager = manager
+        self._fail_directory = fail_directory
+        self._asked: dict[str, LogDirectory] = {}
+        self._writer: asyncio.Task[None] | None = None
+
+    def ask(self, home: LogDirectory | None) -> None:
+        """Something in this directory changed."""
+        if home is None:
+            return
+        self._asked[home.path] = home
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write(), name="cleaner-checkpoints")
+
+    async def stop(self) -> None:
+        """Wait for a write under way, and begin no other."""
+        if self._writer is not None:
+            self._asked.clear()
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+
+    async def _write(self) -> None:
+        try:
+            while self._asked:
+                await asyncio.sleep(CHECKPOINT_SECONDS)
+                asked, self._asked = self._asked, {}
+                for home in asked.values():
+                    try:
+                        await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
+                    except LogDirectoryError as error:
+                        self._fail_directory(error)
+        finally:
+            self._writer = None
+
+
+def job_line(job: CleanJob, report: CleanReport) -> dict[str, object]:
+    """The fields of a finished job's line. Kafka's are those of LogCleaner.recordStats; its two
+    rates are one here, over all that was read.
+    """
+    seconds = report.map_seconds + report.rewrite_seconds
+    return {
+        "partition": str(job.partition),
+        "run_id": job.run_id,
+        "first_dirty_offset": job.first_dirty_offset,
+        "next_dirty_offset": report.next_dirty_offset,
+        "bytes_before": report.bytes_before,
+        "bytes_after": report.bytes_after,
+        "records_before": report.records_before,
+        "records_after": report.records_after,
+        "size_reduction_percent": _saved(report.bytes_before, report.bytes_after),
+        "fewer_records_percent": _saved(report.records_before, report.records_after),
+        "bytes_read": report.bytes_read,
+        "bytes_written": report.bytes_written,
+        "seconds": round(seconds, 3),
+        "index_seconds": round(report.map_seconds, 3),
+        "read_bytes_per_second": round(report.bytes_read / seconds) if seconds else 0,
+        "buffer_utilization_percent": round(100 * report.map_utilization, 1),
+        "keys": report.keys_indexed,
+        "map_full": report.map_full,
+        "passes": report.passes,
+        "groups": report.groups,
+        "tombstones_kept": report.tombstones_kept,
+        "tombstones_removed": report.tombstones_removed,
+        "records_aborted": report.records_aborted,
+        "markers_removed": report.markers_removed,
+        "records_without_key": report.records_without_key,
+        "expired_only": job.expired_only,
+        "damaged": len(report.damaged),
+    }
+
+
+def _saved(before: int, after: int) -> float:
+    return round(100 * (1 - after / before), 1) if before else 0.0

@@ -7,6 +7,7 @@ that `varve serve` loads no compiler and `varve version` next to nothing.
 
 import os
 import sys
+from functools import partial
 from typing import NoReturn
 
 import click
@@ -25,7 +26,7 @@ def main() -> None:
 @click.option("--data", multiple=True, metavar="DIR", help="Data directory; may be repeated.")
 @click.option("--listen", multiple=True, metavar=ADDRESS, help="Where Kafka clients connect.")
 @click.option("--advertise", metavar=ADDRESS, help="What clients are told to connect to.")
-@click.option("--http", metavar=ADDRESS, help="Where /metrics, /healthz and /readyz are served.")
+@click.option("--http", metavar=ADDRESS, help="Where metrics and the API are served.")
 def serve(
     config_file: str | None,
     data: tuple[str, ...],
@@ -51,7 +52,8 @@ def serve(
     from broker.logging import configure
 
     configure(settings.logging.level, settings.logging.format)
-    sys.exit(run(settings))
+    reload = partial(load, config_file, overrides) if config_file is not None else None
+    sys.exit(run(settings, reload))
 
 
 @main.command("check-config", short_help="Say what is wrong with a settings file.")

@@ -1,19 +1,29 @@
-"""The HTTP side: /metrics, /healthz, /readyz. aiohttp carries it (docs/decisions/0001).
+"""The HTTP side: /metrics, /healthz, /readyz, and the API below /api. aiohttp carries it
+(docs/decisions/0001).
 
-Loopback by default; the Host header is checked, so that a web page opened on this machine cannot
-reach it under another name (DNS rebinding).
+Loopback by default. Every request passes the guard (http_guard.py) first; an error below /api is
+JSON, elsewhere a line of text.
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final, Protocol
 
+import structlog
 from aiohttp import web
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from broker.http_guard import Asked, Guard, Refusal
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-MAX_BODY_BYTES = 1 << 20  # nothing that is served here takes more
+MAX_BODY_BYTES: Final = 64 << 10  # nothing that is served here takes more
+API_PREFIX: Final = "/api/"
+
+log = structlog.get_logger("broker.http")
 
 
 class Health(Protocol):
@@ -28,21 +38,38 @@ class Health(Protocol):
         ...
 
 
+class MetricsSource(Protocol):
+    """Whoever knows the numbers."""
+
+    async def snapshot(self) -> Sequence[Metric]:
+        """Every metric family as it stands; built in turns, so that clients need not wait."""
+        ...
+
+
 class HttpServer:
-    """Serves the observability endpoints; routes of the API are added by `application`."""
+    """Serves metrics and health checks, and the routes it is given."""
 
     def __init__(
-        self, registry: CollectorRegistry, health: Health, allowed_hosts: set[str]
+        self,
+        metrics: MetricsSource,
+        health: Health,
+        guard: Guard,
+        routes: Iterable[web.AbstractRouteDef] = (),
     ) -> None:
-        self._registry = registry
+        self._metrics_source = metrics
         self._health = health
-        self._allowed_hosts = allowed_hosts
+        self.guard = guard  # replaced when the token is read anew
         self.application = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[self._check_host]
+            client_max_size=MAX_BODY_BYTES, middlewares=[self._tell_in_json, self._check]
         )
-        self.application.router.add_get("/metrics", self._metrics)
-        self.application.router.add_get("/healthz", self._healthz)
-        self.application.router.add_get("/readyz", self._readyz)
+        self.application.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+                *routes,
+            ]
+        )
         self._runner = web.AppRunner(
             self.application, handle_signals=False, access_log=None, shutdown_timeout=2.0
         )
@@ -60,14 +87,39 @@ class HttpServer:
         await self._runner.cleanup()
 
     @web.middleware
-    async def _check_host(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._allowed_hosts and _host_name(request.host) not in self._allowed_hosts:
-            raise web.HTTPForbidden(text="unknown Host header\n")
-        return await handler(request)
+    async def _tell_in_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            if request.path.startswith(API_PREFIX) and error.content_type != "application/json":
+                reason = f"{error.reason}: {request.method} {request.path[:200]}"
+                allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+                return error_response(error.status, reason, allow)
+            raise
+        except Exception:
+            log.exception("request failed", method=request.method, path=request.path)
+            return error_response(500, "internal error; the broker's log says more")
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = self.guard.refusal(
+            Asked(
+                method=request.method,
+                path=request.path,
+                host=request.host,
+                origin=request.headers.get("Origin"),
+                authorization=request.headers.get("Authorization", ""),
+                content_type=request.content_type if "Content-Type" in request.headers else "",
+            )
+        )
+        return await handler(request) if refusal is None else _refused(request, refusal)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+        families = await self._metrics_source.snapshot()
+        # Most of the work, and of plain values only: a thread may do it while the loop goes on.
+        body = await asyncio.to_thread(encode, _Snapshot(families))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return _verdict(self._health.unhealthy_because())
@@ -76,14 +128,30 @@ class HttpServer:
         return _verdict(self._health.not_ready_because())
 
 
+class _Snapshot(Collector):
+    """Families that were collected already, in the shape that the encoders take."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
+    """An error as the API tells it."""
+    body = json.dumps({"error": reason}).encode()
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+def _refused(request: web.Request, refusal: Refusal) -> web.Response:
+    headers = {"WWW-Authenticate": 'Bearer realm="varve"'} if refusal.status == 401 else {}
+    if request.path.startswith(API_PREFIX):
+        return error_response(refusal.status, refusal.reason, headers)
+    return web.Response(status=refusal.status, text=f"{refusal.reason}\n", headers=headers)
+
+
 def _verdict(reason: str | None) -> web.Response:
     if reason is None:
         return web.Response(text="ok\n")
     return web.Response(status=503, text=f"{reason}\n")
-
-
-def _host_name(host: str) -> str:
-    """The name in a Host header, without the port; IPv6 literals keep their brackets off."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].lower()
-    return host.partition(":")[0].lower()

@@ -1,23 +1,30 @@
-"""The one Prometheus collector. Reads plain counters when scraped; nothing is counted here.
+"""What Prometheus is told. Reads plain counters when scraped; nothing is counted here.
 
 Names are those that jmx_exporter gives Kafka's own metrics (lower case, `_total` for counters), so
 that existing dashboards work; ours begin with `varve_`. Label values come from fixed sets and from
-the names of topics and data directories.
+the names of topics and data directories. A scrape of thousands of partitions is collected in turns
+(`snapshot`), so that clients do not wait for it.
 """
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client.process_collector import ProcessCollector
 
+from broker.cleaner_metrics import CleanerMetrics
 from broker.context import Services
 from broker.housekeeping import Housekeeping
 from broker.listener import Listener
+from broker.metric_families import counter, gauge
 from broker.stats import QUANTILES, TopicStats
-from cleaner.pool import CleanerPool
+from broker.turns import Turns
+
+# A family, or a place where others may have their turn.
+Step: TypeAlias = Metric | None
+STEP_ROWS = 64  # series of a family between two such places
 
 TOPIC_COUNTERS: tuple[tuple[str, str, Callable[[TopicStats], int]], ...] = (
     ("messagesin", "Records appended", lambda s: s.messages_in),
@@ -31,34 +38,51 @@ TOPIC_COUNTERS: tuple[tuple[str, str, Callable[[TopicStats], int]], ...] = (
 )
 
 
-class BrokerCollector(Collector):
+class BrokerMetrics:
     """Reads everything from the parts of the running broker."""
 
     def __init__(
-        self, services: Services, listener: Listener, housekeeping: Housekeeping, pool: CleanerPool
+        self,
+        services: Services,
+        listener: Listener,
+        housekeeping: Housekeeping,
+        cleaner: CleanerMetrics,
     ) -> None:
         self._services = services
         self._listener = listener
         self._housekeeping = housekeeping
-        self._pool = pool
+        self._cleaner = cleaner
+        self._process = ProcessCollector(registry=None)
 
-    def collect(self) -> Iterator[Metric]:
+    async def snapshot(self) -> Sequence[Metric]:
         """Every metric family, anew."""
+        turns = Turns()
+        families = []
+        for step in self._steps():
+            if step is not None:
+                families.append(step)
+            await turns.take()
+        return families
+
+    def _steps(self) -> Iterator[Step]:
         yield from self._topics()
         yield from self._requests()
         yield from self._logs()
         yield from self._broker()
         yield from self._groups()
-        yield from self._cleaner()
+        yield from self._cleaner.steps()
+        yield from self._process.collect()
 
-    def _topics(self) -> Iterator[Metric]:
+    def _topics(self) -> Iterator[Step]:
         topics = self._services.stats.topics
         for name, text, value in TOPIC_COUNTERS:
             family = CounterMetricFamily(
                 f"kafka_server_brokertopicmetrics_{name}", text, labels=["topic"]
             )
-            for topic, stats in tuple(topics.items()):
+            for index, (topic, stats) in enumerate(tuple(topics.items())):
                 family.add_metric([topic], value(stats))
+                if index % STEP_ROWS == STEP_ROWS - 1:
+                    yield None
             yield family
         unknown = GaugeMetricFamily(
             "varve_topic_policy_unknown",
@@ -78,14 +102,14 @@ class BrokerCollector(Collector):
             ("invalidoffsetorsequencerecords", "Batches out of sequence",
              rejects.invalid_offset_or_sequence),
         ):  # fmt: skip
-            yield _counter(f"kafka_server_brokertopicmetrics_{name}", text, count)
-        yield _counter(
+            yield counter(f"kafka_server_brokertopicmetrics_{name}", text, count)
+        yield counter(
             "varve_decompression_limit_batches",
             "Batches above varve.decompressed.batch.bytes",
             rejects.decompression_limit,
         )
 
-    def _requests(self) -> Iterator[Metric]:
+    def _requests(self) -> Iterator[Step]:
         stats = self._services.stats
         requests = CounterMetricFamily(
             "kafka_network_requestmetrics_requests", "Requests", labels=["request", "version"]
@@ -120,7 +144,7 @@ class BrokerCollector(Collector):
         purgatory.add_metric(["Produce"], stats.delayed_produces)
         yield purgatory
 
-    def _logs(self) -> Iterator[Metric]:
+    def _logs(self) -> Iterator[Step]:
         labels = ["topic", "partition"]
         size = GaugeMetricFamily("kafka_log_log_size", "Bytes on disk", labels=labels)
         start = GaugeMetricFamily("kafka_log_log_logstartoffset", "First offset", labels=labels)
@@ -129,7 +153,9 @@ class BrokerCollector(Collector):
         damaged = GaugeMetricFamily(
             "varve_log_damaged_segments", "Segments with a damaged range", labels=labels
         )
-        for partition in self._services.topics.partitions():
+        for index, partition in enumerate(self._services.topics.partitions()):
+            if index % STEP_ROWS == STEP_ROWS - 1:
+                yield None
             names = [partition.partition.topic, str(partition.partition.partition)]
             log = partition.log
             size.add_metric(names, log.size_bytes)
@@ -140,7 +166,7 @@ class BrokerCollector(Collector):
                 damaged.add_metric(names, len(log.damaged))
         yield from (size, start, end, count, damaged)
 
-    def _broker(self) -> Iterator[Metric]:
+    def _broker(self) -> Iterator[Step]:
         topics = self._services.topics
         served = sum(len(topic.partitions) for topic in topics)
         offline = sum(len(topic.offline) for topic in topics)
@@ -168,7 +194,7 @@ class BrokerCollector(Collector):
             ("varve_clock_trusted", "1 while deleting by time is allowed",
              int(self._housekeeping.clock_trusted())),
         ):  # fmt: skip
-            yield _gauge(name, text, value)
+            yield gauge(name, text, value)
         for name, text, value in (
             ("varve_connections_accepted", "Connections accepted", self._listener.stats.accepted),
             ("varve_connections_refused", "Connections above the limit",
@@ -187,14 +213,14 @@ class BrokerCollector(Collector):
             ("varve_clock_jumps", "Jumps of the wall clock", stats.clock_jumps),
             ("varve_housekeeping_errors", "Tasks that failed for a partition", stats.errors),
         ):  # fmt: skip
-            yield _counter(name, text, value)
+            yield counter(name, text, value)
 
-    def _groups(self) -> Iterator[Metric]:
+    def _groups(self) -> Iterator[Step]:
         prefix = "kafka_coordinator_group_groupmetadatamanager_numgroups"
         counts = Counter(type(state).__name__.lower() for state in self._services.groups.groups())
-        yield _gauge(prefix, "Consumer groups", counts.total())
+        yield gauge(prefix, "Consumer groups", counts.total())
         for state in ("stable", "empty", "dead", "preparingrebalance", "completingrebalance"):
-            yield _gauge(prefix + state, f"Consumer groups that are {state}", counts[state])
+            yield gauge(prefix + state, f"Consumer groups that are {state}", counts[state])
         stats = self._services.groups.stats
         for name, text, value in (
             ("rebalances", "Rebalances begun", stats.rebalances),
@@ -209,102 +235,4 @@ class BrokerCollector(Collector):
             ("records_invalid", "Of these, not decodable", stats.records_invalid),
             ("offsets_undecided", "Of these, of open transactions", stats.offsets_undecided),
         ):
-            yield _counter(f"varve_group_{name}", text, value)
-
-    def _cleaner(self) -> Iterator[Metric]:
-        yield from self._cleaner_state()
-        yield from self._cleaner_work()
-        yield self._quarantined()
-
-    def _cleaner_state(self) -> Iterator[Metric]:
-        stats = self._pool.stats
-        last = [one.report for one in stats.last.values()]
-        slowest = max((one.seconds for one in stats.last.values()), default=0.0)
-        written = sum(report.bytes_after for report in last)
-        recopied = 100 * written / max(1, sum(report.bytes_before for report in last))
-        for name, text, value in (
-            ("kafka_log_logcleaner_cleaner_recopy_percent", "Bytes kept by the last cleans",
-             recopied),
-            ("kafka_log_logcleaner_max_clean_time_secs", "Longest of the last cleans", slowest),
-            ("kafka_log_logcleaner_max_compaction_delay_secs", "Furthest over max.compaction.lag",
-             stats.over_lag_ms_max / 1000),
-            ("kafka_log_logcleaner_deadthreadcount", "Always 0: workers are replaced", 0),
-            ("kafka_log_logcleanermanager_max_dirty_percent", "Largest dirty ratio",
-             100 * stats.dirty_ratio_max),
-            ("varve_cleaner_cleanable_bytes", "Dirty bytes that may be cleaned",
-             stats.cleanable_bytes),
-            ("varve_cleaner_over_lag_partitions", "Partitions over max.compaction.lag.ms",
-             stats.over_lag_partitions),
-            ("varve_cleaner_candidates", "Partitions that are due", stats.candidates),
-            ("varve_cleaner_look_seconds", "Time of the last look over all partitions",
-             stats.scan_seconds),
-        ):  # fmt: skip
-            yield _gauge(name, text, value)
-
-    def _cleaner_work(self) -> Iterator[Metric]:
-        stats = self._pool.stats
-        for name, text, value in (
-            ("varve_cleaner_cleans", "Jobs that ended well", stats.cleans),
-            ("varve_cleaner_aborts", "Jobs given up because somebody wanted the partition",
-             stats.aborted),
-            ("varve_cleaner_failures", "Attempts that failed", stats.failures),
-            ("varve_cleaner_seconds", "Time spent in jobs", stats.clean_seconds),
-            ("varve_cleaner_read_bytes", "Bytes read", stats.read_bytes),
-            ("varve_cleaner_written_bytes", "Bytes written", stats.written_bytes),
-            ("varve_cleaner_read_wait_seconds", "Waiting for the read budget",
-             stats.read_wait_seconds),
-            ("varve_cleaner_write_wait_seconds", "Waiting for the write budget",
-             stats.write_wait_seconds),
-            ("varve_cleaner_records_before", "Records before, of finished jobs",
-             stats.records_before),
-            ("varve_cleaner_records_after", "Records after, of finished jobs",
-             stats.records_after),
-            ("varve_cleaner_bytes_before", "Bytes before, of finished jobs", stats.bytes_before),
-            ("varve_cleaner_bytes_after", "Bytes after, of finished jobs", stats.bytes_after),
-            ("varve_cleaner_tombstones_removed", "Tombstones removed, of finished jobs",
-             stats.tombstones_removed),
-            ("varve_cleaner_maps_full", "Jobs whose key map was full before the dirty end",
-             stats.maps_full),
-            ("varve_cleaner_stale_jobs", "Jobs void because the log had changed under them",
-             stats.stale),
-            ("varve_cleaner_groups_published", "Output segments put in place",
-             stats.groups_published),
-            ("varve_cleaner_groups_dropped", "Output segments whose sources had gone",
-             stats.groups_dropped),
-            ("varve_cleaner_looks", "Looks over all partitions", stats.scans),
-            ("varve_cleaner_look_failures", "Looks, or logs in one, that failed",
-             stats.scan_failures),
-            ("varve_cleaner_worker_starts", "Workers started", stats.worker_starts),
-            ("varve_cleaner_worker_deaths", "Workers that died", stats.worker_deaths),
-            ("varve_cleaner_worker_kills", "Workers killed for not heeding", stats.worker_kills),
-        ):  # fmt: skip
-            yield _counter(name, text, value)
-
-    def _quarantined(self) -> Metric:
-        uncleanable = GaugeMetricFamily(
-            "kafka_log_logcleanermanager_uncleanable_partitions_count",
-            "Quarantined partitions: retried later, never given up",
-            labels=["logDirectory"],
-        )
-        topics = self._services.topics
-        found = [topics.partition(one) for one in self._pool.registry.quarantines()]
-        for directory in self._services.manager.directories:
-            here = sum(
-                1
-                for one in found
-                if one is not None and os.path.dirname(one.log.directory) == directory.path
-            )
-            uncleanable.add_metric([directory.path], here)
-        return uncleanable
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, text)
-    family.add_metric([], value)
-    return family
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    family = CounterMetricFamily(name, text)
-    family.add_metric([], value)
-    return family
+            yield counter(f"varve_group_{name}", text, value)

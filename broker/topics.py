@@ -18,6 +18,7 @@ import structlog
 
 from broker.partition import OfflinePartitionError, Partition
 from broker.protocol.errors import ErrorCode
+from broker.turns import Turns
 from config.broker_keys import cleaner_settings
 from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
 from config.topic_keys import (
@@ -86,12 +87,21 @@ class PartitionFactory(Protocol):
         ...
 
 
-class CleanerHold(Protocol):
-    """Keeps the cleaner away from a partition while its log is changed."""
+class CleanerControl(Protocol):
+    """What changes of topics ask of the cleaner (cleaner/pool.py)."""
 
-    def __call__(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
+    def paused(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
         """Held while the block runs; entering waits until a worker has let go."""
         ...
+
+    def forgive(self, partition: TopicPartition) -> None:
+        """Forget earlier failures: it is another partition now."""
+
+    def configure(self, settings: CleanerSettings) -> None:
+        """Take other settings; running jobs go on."""
+
+    def wake(self) -> None:
+        """There may be something to do: settings changed."""
 
 
 class Topics:
@@ -103,8 +113,7 @@ class Topics:
         settings: Settings,
         make_partition: PartitionFactory,
         *,
-        hold: CleanerHold,
-        configure_cleaner: Callable[[CleanerSettings], None],
+        cleaner: Callable[[], CleanerControl],
     ) -> None:
         self._manager = manager
         self._settings = settings
@@ -113,8 +122,7 @@ class Topics:
         self._under_way: set[asyncio.Task[Any]] = set()  # changes that wait for it, or have it
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
-        self._hold = hold
-        self._configure_cleaner = configure_cleaner
+        self._cleaner = cleaner  # called when it is needed: it is made after this
 
     # Looking ------------------------------------------------------------------
 
@@ -308,7 +316,8 @@ class Topics:
     async def _delete(self, name: str) -> None:
         async with self._changing:
             topic = self._known(name)
-            async with _hold_all(self._hold, [p.partition for p in topic.partitions.values()]):
+            held = [partition.partition for partition in topic.partitions.values()]
+            async with _hold_all(self._cleaner(), held):
                 await self._save(self._manager.metadata.without_topic(name))
                 del self._by_name[name]
                 del self._by_id[topic.topic_id]
@@ -316,6 +325,8 @@ class Topics:
                 for partition in topic.partitions.values():
                     partition.close(gone)
                 await self._remove_folders(name, topic.partitions.keys() | topic.offline.keys())
+            for where in held:
+                self._cleaner().forgive(where)  # the next one of this name did nothing wrong
         log.info("topic deleted", topic=name)
 
     async def alter(self, name: str, change: Change, *, validate_only: bool = False) -> None:
@@ -350,12 +361,55 @@ class Topics:
             for topic in self:
                 layers = replace(topic.layers, broker_dynamic=dynamic)
                 resettled.append((topic, layers, self._resolve(layers)))
-            cleaner = self._cleaner_settings(dynamic)
+            cleaner = self._cleaner_settings(self._settings, dynamic)
             if validate_only:
                 return
             await self._settle(resettled, replace(metadata, broker_dynamic=dynamic))
-            self._configure_cleaner(cleaner)
+            self._cleaner().configure(cleaner)
         log.info("broker settings changed", dynamic=dynamic)
+
+    async def reload(self, settings: Settings) -> None:
+        """Put the file's layers in the place of the old ones, and make what it asks for.
+
+        Raises TopicError where they contradict what clients set; then nothing is changed. Raises
+        TopicError or LogDirectoryError also where a topic cannot be made; the rest holds then.
+        """
+        await self._to_the_end(self._reload(settings))
+
+    async def _reload(self, settings: Settings) -> None:
+        turns = Turns()
+        async with self._changing:
+            resettled = []
+            for topic in self:
+                layers = replace(
+                    topic.layers,
+                    yaml=settings.layers(topic.name).yaml,
+                    topic_defaults=settings.topic_defaults.keys,
+                )
+                if layers != topic.layers:
+                    try:
+                        resettled.append((topic, layers, self._resolve(layers)))
+                    except TopicError as error:
+                        raise TopicError(error.code, f"topics.{topic.name}: {error}") from error
+                await turns.take()
+            cleaner = self._cleaner_settings(settings, self._manager.metadata.broker_dynamic)
+            self._settings = settings
+            await self._settle(resettled, None)
+            self._cleaner().configure(cleaner)
+        await self.apply_yaml()
+
+    @property
+    def cleaner_settings(self) -> CleanerSettings:
+        """The cleaner's settings as they hold: what clients set over the file.
+
+        Where they contradict each other by now (the file changed between two runs) it is the
+        file's: a broker that does not start could not be told otherwise.
+        """
+        try:
+            return self._cleaner_settings(self._settings, self._manager.metadata.broker_dynamic)
+        except TopicError as error:
+            log.error("dynamic settings of the cleaner are ignored", reason=str(error))
+            return self._settings.cleaner
 
     async def note_time(self) -> None:
         """Write down what time it is, so that a clock that was set back shows at the next start."""
@@ -400,21 +454,27 @@ class Topics:
         await asyncio.to_thread(self._manager.save_metadata, metadata)
 
     async def _settle(
-        self, resettled: list[tuple[Topic, TopicLayers, TopicConfig]], metadata: ClusterMetadata
+        self,
+        resettled: list[tuple[Topic, TopicLayers, TopicConfig]],
+        metadata: ClusterMetadata | None,
     ) -> None:
         """Make changed settings durable, then valid; no worker has a log whose policy changes."""
         held = [
             partition.partition
             for topic, _, config in resettled
-            if config.cleanup_policy != topic.config.cleanup_policy
+            if _policy(config) != _policy(topic.config)
             for partition in topic.partitions.values()
         ]
-        async with _hold_all(self._hold, held):
-            await self._save(metadata)
+        turns = Turns()
+        async with _hold_all(self._cleaner(), held):
+            if metadata is not None:
+                await self._save(metadata)
             for topic, layers, config in resettled:
                 topic.layers, topic.config = layers, config
-                for partition in topic.partitions.values():
+                for partition in tuple(topic.partitions.values()):
                     partition.log.update_config(config)
+                    await turns.take()
+        self._cleaner().wake()
 
     async def _make_folders(self, name: str, entry: TopicEntry, indexes: range) -> TopicEntry:
         """All of them, or none: what was made before a failure is taken away again."""
@@ -462,9 +522,9 @@ class Topics:
             raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
         return topic
 
-    def _cleaner_settings(self, dynamic: Mapping[str, str]) -> CleanerSettings:
+    def _cleaner_settings(self, file: Settings, dynamic: Mapping[str, str]) -> CleanerSettings:
         try:
-            return cleaner_settings(self._settings, dynamic)
+            return cleaner_settings(file, dynamic)
         except InvalidTopicConfigError as error:
             raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
@@ -489,9 +549,15 @@ class Topics:
             )
 
 
+def _policy(config: TopicConfig) -> tuple[tuple[str, ...], bool]:
+    return config.cleanup_policy, config.policy_known
+
+
 @asynccontextmanager
-async def _hold_all(hold: CleanerHold, partitions: list[TopicPartition]) -> AsyncIterator[None]:
+async def _hold_all(
+    cleaner: CleanerControl, partitions: list[TopicPartition]
+) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for partition in partitions:
-            await stack.enter_async_context(hold(partition))
+            await stack.enter_async_context(cleaner.paused(partition))
         yield

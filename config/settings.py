@@ -156,6 +156,7 @@ class Settings(_Model):
     ] = (Address("127.0.0.1", 9092),)
     advertise: _AddressField | None = None
     http: _AddressField = Address("127.0.0.1", 9644)
+    http_token_file: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     log_dirs: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...],
         BeforeValidator(_as_tuple),
@@ -225,10 +226,19 @@ def _check_addresses(settings: Settings) -> None:
     bound = [("listeners", address) for address in settings.listeners]
     bound.append(("http", settings.http))
     for key, address in bound:
-        if not address.is_loopback and not settings.allow_insecure:
+        if address.is_loopback or settings.allow_insecure:
+            continue
+        if key == "listeners":
             raise contradiction(
                 f"{address} can be reached from other machines, and there is no authentication "
                 "yet; set allow_insecure: true in the settings file if that is what you want",
+                (key,),
+            )
+        if settings.http_token_file is None:
+            raise contradiction(
+                f"{address} can be reached from other machines: name a file with a token in "
+                "http_token_file, or set allow_insecure: true in the settings file if everybody "
+                "there may steer the cleaner",
                 (key,),
             )
     fixed = [address for _, address in bound if address.port]

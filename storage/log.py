@@ -13,7 +13,7 @@ Rules
 It does not know who waits for it, and it takes batches that have been checked.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from config.topic_keys import TopicConfig
@@ -77,6 +77,7 @@ class Log(LogView):
         super().__init__(context, partition, topic_id, directory, config, loaded=loaded)
         self._new_generation = context.new_generation
         self.generation = context.new_generation()
+        self.on_roll: Callable[[], None] | None = None  # a segment was closed: it may be cleaned
         self._doomed = DoomedFiles(self._env, directory)
         self._is_closed = False
         self._history = 0  # truncations so far: a flush that began before one says nothing
@@ -281,6 +282,8 @@ class Log(LogView):
         self._active = new
         self._unsynced.append(new)
         self._roll_rule = self._rule_for(new)
+        if self.on_roll is not None:
+            self.on_roll()
 
     def roll_if_due(self, now_ms: int) -> bool:
         """Close an active segment that is old enough though nobody appends; to be called often."""

@@ -44,6 +44,7 @@ class WrittenCheckpoints:
 
     writing: threading.Lock = field(default_factory=threading.Lock)
     partitions: dict[str, set[TopicPartition]] = field(default_factory=dict)  # by directory
+    numbers: dict[str, int] = field(default_factory=dict)  # of the last capture, by directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,13 @@ class CheckpointTask:
     captured: Mapping[TopicPartition, Log]
     live: Mapping[TopicPartition, Log]
     written: WrittenCheckpoints
+    number: int  # of the capture; they only grow
 
     def run(self) -> None:
         """Write every file; may run in a thread. Raises LogDirectoryError after trying all.
 
         Partitions that were deleted since the capture are left out: the next one of that name may
-        exist already.
+        exist already. A directory of which a later capture was written is left as it is.
         """
         with self.written.writing:
             self._write()
@@ -69,9 +71,11 @@ class CheckpointTask:
         failures: list[LogDirectoryError] = []
         gone = {where for where, log in self.captured.items() if self.live.get(where) is not log}
         spoken: dict[str, set[TopicPartition]] = {}
+        last = dict(self.written.numbers)
         for directory, name, offsets in self.files:
-            if not directory.is_online:
+            if not directory.is_online or last.get(directory.path, 0) > self.number:
                 continue
+            self.written.numbers[directory.path] = self.number
             left = {where: offset for where, offset in offsets.items() if where not in gone}
             spoken.setdefault(directory.path, set()).update(left)
             try:

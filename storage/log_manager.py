@@ -104,6 +104,7 @@ class LogManager:
         self._store: MetadataStore
         self._homes: dict[TopicPartition, LogDirectory] = {}
         self._written = WrittenCheckpoints()
+        self._captures = itertools.count(1)
         self._confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
         self._doomed: list[tuple[int, LogDirectory, str, bytes | None]] = []
         boot_id = env.random_bytes(6).hex()
@@ -437,6 +438,10 @@ class LogManager:
                 self._confirmed.append((topic_id, home.directory_id))
         return len(due)
 
+    def home_of(self, partition: TopicPartition) -> LogDirectory | None:
+        """The directory a partition is in; None if it is in none."""
+        return self._homes.get(partition)
+
     def directory_id_of(self, partition: TopicPartition) -> str:
         """The id of the directory a partition is in. KeyError if it is in none."""
         return self._homes[partition].directory_id
@@ -507,7 +512,8 @@ class LogManager:
                 (directory, filenames.REPLICATION_CHECKPOINT, marks),
                 (directory, filenames.CLEANER_CHECKPOINT, cleaner),
             ]
-        return CheckpointTask(self._env, tuple(files), captured, self.logs, self._written)
+        number = next(self._captures)
+        return CheckpointTask(self._env, tuple(files), captured, self.logs, self._written, number)
 
     def checkpoint(self) -> None:
         """Write recovery points, log starts and cleaner offsets, here and now."""

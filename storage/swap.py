@@ -95,20 +95,25 @@ class SwapPlan:
 
 
 def plan_swap(
-    directory: str, sources: Sequence[SwapSource], outputs: Sequence[CleanedSegment]
+    directory: str,
+    sources: Sequence[SwapSource],
+    outputs: Sequence[CleanedSegment],
+    *,
+    front_is_gone: bool = False,
 ) -> SwapPlan:
     """Decide what a swap renames and deletes; pure.
 
     `sources` are neighbours in offset order; `outputs` may be none (no batch survived). A producer
     snapshot at a base that vanishes goes, one at a base that stays is kept, as Kafka does: it tells
-    the state before that offset, which cleaning does not change.
+    the state before that offset, which cleaning does not change. `front_is_gone`: retention took
+    segments in front of the sources from which the first output was made, too; it begins there.
     """
     bases = tuple(source.base_offset for source in sources)
     assert bases
     assert list(bases) == sorted(set(bases))
     output_bases = [output.base_offset for output in outputs]
     assert output_bases == sorted(set(output_bases))
-    assert not output_bases or output_bases[0] >= bases[0]
+    assert not output_bases or front_is_gone or output_bases[0] >= bases[0]
     run_ids = {output.run_id for output in outputs}
     assert len(run_ids) <= 1
     renames = tuple(_rename(output, file) for output in outputs for file in output.files)

@@ -27,7 +27,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """The settings that `varve serve` would have run on."""
     seen: list[Settings] = []
 
-    def run(settings: Settings) -> int:
+    def run(settings: Settings, load: object = None) -> int:
         seen.append(settings)
         return 7
 

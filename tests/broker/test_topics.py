@@ -28,6 +28,8 @@ class TopicsOnDisk:
     def __init__(self, env: MemoryEnv, *directories: str, **settings: Any) -> None:
         self.env = env
         self.held: list[TopicPartition] = []
+        self.forgiven: list[TopicPartition] = []
+        self.wakes = 0
         self.cleaner: list[CleanerSettings] = []
         loaded = Settings.model_validate({"log_dirs": list(directories or ["/disk1"]), **settings})
         self.manager = LogManager(env, loaded.log_dirs)
@@ -35,8 +37,7 @@ class TopicsOnDisk:
             self.manager,
             loaded,
             self._partition,
-            hold=self._hold,
-            configure_cleaner=self.cleaner.append,
+            cleaner=lambda: self,
         )
 
     async def open(self) -> Topics:
@@ -59,10 +60,21 @@ class TopicsOnDisk:
     async def _flush(self, _opened: Log) -> None:
         await asyncio.Event().wait()  # a disk that takes its time
 
+    # What the topics ask of the cleaner.
+
     @asynccontextmanager
-    async def _hold(self, partition: TopicPartition) -> AsyncIterator[None]:
+    async def paused(self, partition: TopicPartition) -> AsyncIterator[None]:
         self.held.append(partition)
         yield
+
+    def forgive(self, partition: TopicPartition) -> None:
+        self.forgiven.append(partition)
+
+    def configure(self, settings: CleanerSettings) -> None:
+        self.cleaner.append(settings)
+
+    def wake(self) -> None:
+        self.wakes += 1
 
 
 def folders(env: MemoryEnv, directory: str = "/disk1") -> list[str]:

@@ -130,6 +130,13 @@ def test_a_plan_that_makes_no_sense_is_our_own_mistake(
         plan_swap("/d", [Source(base, (file_name(base, LOG),)) for base in bases], outputs)
 
 
+def test_an_output_may_begin_where_retention_took_its_first_source() -> None:
+    outputs = [CleanedSegment(4, "r", ())]
+    plan = plan_swap("/d", [Source(9, ())], outputs, front_is_gone=True)
+    assert plan.source_base_offsets == (9,)
+    assert file_name(9, LOG) in plan.deletes
+
+
 # --- execute ------------------------------------------------------------------------------------
 
 

@@ -109,6 +109,35 @@ class Scenario:
         return "also allowed" if found in self.also_allowed else "broken"
 
 
+@dataclass(frozen=True)
+class FrontGone(Scenario):
+    """Retention has just taken segment 0, of which the output was made, too. Nothing synced that.
+
+    Whether it comes back with a crash before the commit is retention's affair, file by file.
+    """
+
+    outputs: tuple[int, ...] = (0,)
+
+    def run(self, env: MemoryEnv) -> None:
+        outputs = [write_output(env, 0)]
+        for kind in FILE_KINDS:
+            path = f"{FOLDER}/{file_name(0, kind)}"
+            env.rename(path, f"{path}.deleted")
+        sources = [source(base, LOG, *INDEXES) for base in (100, 200)]
+        execute_swap(env, plan_swap(FOLDER, sources, outputs, front_is_gone=True))
+
+    def judge(self, env: MemoryEnv) -> str:
+        found = {n: data for n, data in folder(env).items() if not n.endswith(".deleted")}
+        kept = segment("old", 300, LOG, *INDEXES, SNAPSHOT)
+        if found == segment("new", 0, LOG, *INDEXES) | kept:
+            return "new"
+        front = segment("old", 0, *FILE_KINDS)
+        rest = {name: data for name, data in found.items() if name not in front}
+        is_front_old = all(found[name] == front[name] for name in found.keys() & front.keys())
+        old = {name: data for name, data in self.old.items() if name not in front}
+        return "old" if rest == old and is_front_old else "broken"
+
+
 def source(base: int, *kinds: str) -> Source:
     return Source(base, tuple(file_name(base, kind) for kind in kinds))
 
@@ -222,6 +251,13 @@ def test_a_swap_is_all_old_or_all_new_after_any_crash(
     assert tally.crashes >= crashes_min
     assert tally.outcomes["old"] > 100
     assert tally.outcomes["new"] > 100
+
+
+def test_a_swap_whose_front_retention_took_is_all_old_or_all_new_after_any_crash() -> None:
+    tally = try_everything(FrontGone(), range(8))
+    print(f"{tally.crashes} crashes: {dict(tally.outcomes)}")
+    assert tally.broken == []
+    assert min(tally.outcomes["old"], tally.outcomes["new"]) > 100
 
 
 def test_a_worker_that_did_not_sync_its_names_does_no_harm() -> None:

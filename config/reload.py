@@ -1,0 +1,124 @@
+"""A settings file read anew while the broker runs: what of it takes effect, and what does not.
+
+Pure. Dynamic settings (AlterConfigs) stay over the file's; whoever edits the file is told which of
+its keys they hide.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import BaseModel
+
+from config.settings import Settings
+from config.topic_keys import TOPIC_KEYS
+
+# Sections that take effect while the broker runs. All else is bound, opened or sized at the start.
+LIVE: Final = frozenset(
+    {
+        "topics",
+        "topic_defaults",
+        "cleaner",
+        "auto_create_topics",
+        "delete_topics",
+        "http_token_file",
+    }
+)
+# Inside of a live section, and all the same only read at the start.
+FIXED_INSIDE: Final = frozenset({"cleaner.enabled"})
+# The cleaner's keys by the broker key that hides them (config/broker_keys.py).
+_CLEANER_KEYS: Final = {
+    "log.cleaner.threads": ("workers",),
+    "log.cleaner.dedupe.buffer.size": ("dedupe_buffer_bytes",),
+    "log.cleaner.io.buffer.size": ("read_buffer_bytes",),
+    "log.cleaner.io.max.bytes.per.second": ("read_bytes_per_second", "write_bytes_per_second"),
+    "log.cleaner.backoff.ms": ("backoff_ms",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """`settings` are valid from now on. Keys have dots between levels, in the file's order."""
+
+    settings: Settings
+    changed: tuple[str, ...]  # keys that take effect
+    fixed: tuple[str, ...]  # keys that differ and need a restart
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """A key of the file that has no effect because a client set it otherwise."""
+
+    key: str  # in the file
+    value: str  # that the file gives it
+    by: str  # the dynamic key
+    dynamic_value: str
+
+
+def reloaded(running: Settings, file: Settings) -> Reloaded:
+    """The running settings with what of the file takes effect.
+
+    Raises pydantic.ValidationError where what is kept and what is new contradict each other.
+    """
+    changed: list[str] = []
+    fixed: list[str] = []
+    values = {name: getattr(running, name) for name in Settings.model_fields}
+    for key in _differences(running, file):
+        section = key.partition(".")[0]
+        (changed if section in LIVE and key not in FIXED_INSIDE else fixed).append(key)
+    for name in LIVE:
+        values[name] = getattr(file, name)
+    enabled = running.cleaner.enabled
+    values["cleaner"] = file.cleaner.model_copy(update={"enabled": enabled})
+    return Reloaded(Settings.model_validate(values), tuple(changed), tuple(fixed))
+
+
+def hidden_keys(
+    file: Settings,
+    topics_dynamic: Mapping[str, Mapping[str, str]],
+    broker_dynamic: Mapping[str, str],
+) -> Iterator[Hidden]:
+    """Keys that stand in the file and that a dynamic setting with another value hides."""
+    for name, topic in file.topics.items():
+        dynamic = topics_dynamic.get(name, {})
+        for key, value in topic.keys.items():
+            if dynamic.get(key, value) != value:
+                yield Hidden(f"topics.{name}.{key}", value, key, dynamic[key])
+    for key, value in file.topic_defaults.keys.items():
+        synonym = TOPIC_KEYS[key].synonym
+        if broker_dynamic.get(synonym, value) != value:
+            yield Hidden(f"topic_defaults.{key}", value, synonym, broker_dynamic[synonym])
+    for synonym, names in _CLEANER_KEYS.items():
+        for name in names if synonym in broker_dynamic else ():
+            # What the file leaves at its default is hidden from nobody.
+            if name in file.cleaner.model_fields_set:
+                value = str(getattr(file.cleaner, name))
+                yield Hidden(f"cleaner.{name}", value, synonym, broker_dynamic[synonym])
+
+
+def _differences(old: BaseModel, new: BaseModel, prefix: str = "") -> Iterator[str]:
+    """Dotted keys whose values differ; below `topics` and `topic_defaults` the topic keys."""
+    for name in type(old).model_fields:
+        before, after = getattr(old, name), getattr(new, name)
+        if before == after:
+            continue
+        key = f"{prefix}{name}"
+        if isinstance(before, BaseModel) and isinstance(after, BaseModel):
+            yield from _differences(before, after, f"{key}.")
+        elif isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from _mapping_differences(before, after, prefix if name == "keys" else f"{key}.")
+        else:
+            yield key
+
+
+def _mapping_differences(
+    old: Mapping[str, object], new: Mapping[str, object], prefix: str
+) -> Iterator[str]:
+    for name in dict.fromkeys((*old, *new)):
+        before, after = old.get(name), new.get(name)
+        if before == after:
+            continue
+        if isinstance(before, BaseModel) and isinstance(after, BaseModel):
+            yield from _differences(before, after, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
