@@ -14,6 +14,7 @@ from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, 
 from storage import filenames
 from storage.batch import (
     LOG_APPEND_TIME,
+    TRANSACTIONAL,
     BatchHeader,
     Record,
     build_batch,
@@ -204,10 +205,12 @@ def survivors(
 def stays_empty(job: CleanJob, header: BatchHeader) -> bool:
     if job.log_end_offset_is_end and header.next_offset == job.end_offset:
         return True
-    return any(
-        header.producer_id == producer and header.last_offset == last
-        for producer, _, last in job.last_records
-    )
+    for producer, epoch, last in job.last_records:
+        if producer == header.producer_id and last >= 0:
+            return header.last_offset == last
+        if producer == header.producer_id:
+            return header.is_control and header.producer_epoch == epoch
+    return False
 
 
 def expected_batch(
@@ -238,7 +241,7 @@ def expected_batch(
             producer_id=header.producer_id,
             producer_epoch=header.producer_epoch,
             base_sequence=header.base_sequence,
-            attributes=header.attributes & LOG_APPEND_TIME,
+            attributes=header.attributes & (LOG_APPEND_TIME | TRANSACTIONAL),
             partition_leader_epoch=header.partition_leader_epoch,
             last_offset_delta=header.last_offset_delta,
             delete_horizon_ms=job.now_ms + job.delete_retention_ms if stamp else horizon,

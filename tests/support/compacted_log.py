@@ -159,8 +159,13 @@ class CompactedLog:
         return clean_job(groups, **(settings | changes))  # type: ignore[arg-type]
 
     def clean(self, **changes: object) -> CleanReport:
-        """Clean, publish every group, move the checkpoint."""
-        job = self.job(**changes)  # type: ignore[arg-type]
+        """Clean all closed segments and move the checkpoint; see `job`."""
+        report = self.publish(self.job(**changes))  # type: ignore[arg-type]
+        self.dirty = report.next_dirty_offset
+        return report
+
+    def publish(self, job: CleanJob) -> CleanReport:
+        """Carry out a job and publish every group, as the broker does."""
         control = Recorder()
         report = run_clean(self.env, job, control)
         for group in control.groups:
@@ -173,7 +178,6 @@ class CompactedLog:
             execute_swap(self.env, plan)
             self.log.replace_segments(plan)
         self.groups_replaced = len(control.groups)
-        self.dirty = report.next_dirty_offset
         return report
 
     def clean_expired(self, *base_offsets: int) -> CleanReport:
