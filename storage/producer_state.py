@@ -262,6 +262,13 @@ class ProducerStates:
             last_stable_offset=marker_offset + 1 if stable is None else stable,
         )
 
+    def forget_transaction(self, producer_id: int) -> None:
+        """The producer's open transaction was decided, and nobody can tell how: nothing is left."""
+        entry = self._producers[producer_id]
+        assert entry.transaction_first_offset is not None
+        del self._open_transactions[entry.transaction_first_offset]
+        entry.transaction_first_offset = None
+
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers idle for `expiration_ms` without an open transaction; how many."""
         expired = [

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from storage import filenames
 from storage.batch import HEADER_BYTES, read_header
 from storage.env import Env
-from storage.errors import CorruptBatchError, CorruptCheckpointError
+from storage.errors import CorruptBatchError, CorruptCheckpointError, DamagedSegmentError
 from storage.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
 from storage.leader_epochs import LeaderEpochs
 from storage.log_producers import (
@@ -179,6 +179,7 @@ def _recover(loading: _Loading, first: int) -> None:
     loading.first_recovered = first
     loading.next_offset = base_offset
     loading.states = load_states(loading.env, loading.directory, segments[: first + 1], base_offset)
+    _forget_decided(loading, segments[:first])
     for index in range(first, len(segments)):
         segment = segments[index]
         following = segments[index + 1].base_offset if index + 1 < len(segments) else None
@@ -194,6 +195,36 @@ def _recover(loading: _Loading, first: int) -> None:
         for segment in segments[first:]
         for damage in segment.damages
     )
+
+
+def _forget_decided(loading: _Loading, before: Sequence[Segment]) -> None:
+    """Close transactions that a snapshot holds for open though no batch of theirs is left.
+
+    The cleaner leaves alone what is undecided. So they were decided, and their markers may have
+    gone with their batches: nothing that is read from here on would ever close them.
+    """
+    for entry in loading.states.producers:
+        begun = entry.transaction_first_offset
+        if begun is not None and not _has_batch_of(before, entry.producer_id, begun):
+            loading.note(f"transaction of producer {entry.producer_id} at {begun} is long decided")
+            loading.states.forget_transaction(entry.producer_id)
+
+
+def _has_batch_of(segments: Sequence[Segment], producer_id: int, offset: int) -> bool:
+    """Whether a transactional batch of the producer's is there from `offset` on; if in doubt yes."""
+    ends = [*(segment.base_offset for segment in segments[1:]), None]
+    for segment, end in zip(segments, ends, strict=False):
+        if end is not None and end <= offset:
+            continue
+        try:
+            position = segment.locate(offset)
+        except DamagedSegmentError:
+            return True
+        for batch in segment.readable_batches(position):
+            header = batch.header
+            if header.producer_id == producer_id and header.is_transactional:
+                return True
+    return False
 
 
 def _recover_segment(loading: _Loading, segment: Segment, following: int | None) -> bool:

@@ -32,6 +32,7 @@ from tests.support.logs import (
     open_log,
     open_with_notes,
     overwrite,
+    publish,
     resize,
     segments_of,
     value_at,
@@ -529,6 +530,31 @@ def test_transactions_are_known_after_a_restart(env: MemoryEnv, was_clean: bool,
             env.unlink(f"{FOLDER}/{name}")
     again = open_log(env, was_clean=was_clean, recovery_point=9 if was_clean else 0)
     check_transactions(again)
+
+
+def test_a_transaction_of_which_compaction_left_nothing_is_not_open_again(env: MemoryEnv) -> None:
+    log = open_log(env)
+    transaction(log, 1, 0, commits=None)  # 0
+    log.roll(NOW_MS)  # with a snapshot that says: open
+    transaction(log, 1, 1, commits=True)  # 1, marker 2
+    fill(log, 1)  # 3
+    log.roll(NOW_MS)
+    fill(log, 1)
+    publish(env, log, [0], keep=[])
+    publish(env, log, [1], keep=[3])
+    again = open_log(env, recovery_point=0)
+    assert again.last_stable_offset == 5
+    assert again.open_transaction() is None
+
+
+def test_a_transaction_of_which_a_batch_is_left_stays_open(env: MemoryEnv) -> None:
+    log = open_log(env)
+    transaction(log, 1, 0, commits=None)  # 0
+    log.roll(NOW_MS)
+    fill(log, 1)  # 1
+    log.flush()
+    again = open_log(env, recovery_point=1)
+    assert again.last_stable_offset == 0
 
 
 def test_a_segment_file_begins_with_the_entries_of_its_own_markers(env: MemoryEnv) -> None:
