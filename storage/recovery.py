@@ -211,7 +211,7 @@ def _forget_decided(loading: _Loading, before: Sequence[Segment]) -> None:
 
 
 def _has_batch_of(segments: Sequence[Segment], producer_id: int, offset: int) -> bool:
-    """Whether a transactional batch of the producer's is there from `offset` on; if in doubt yes."""
+    """Whether a transactional batch of the producer is there from `offset` on. In doubt: yes."""
     ends = [*(segment.base_offset for segment in segments[1:]), None]
     for segment, end in zip(segments, ends, strict=False):
         if end is not None and end <= offset:
