@@ -11,10 +11,14 @@ import gc
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 import structlog
 
 from broker import systemd
+from broker.api import openapi
+from broker.api.cleaner import CleanerApi
+from broker.api.requests import tell_refusals
 from broker.banner import ready_text
 from broker.cleaner_metrics import CleanerMetrics
 from broker.cleaning import Cleaning
@@ -198,7 +202,10 @@ class Broker:
         )
         metrics = BrokerMetrics(services, self.listener, self.housekeeping, cleaner)
         address = self.settings.http
-        self.http = HttpServer(metrics, self, Guard.of(address, self._token))
+        api = CleanerApi(self._env, self.topics, self.pool, self.fail_directory)
+        routes = [*api.routes(), openapi.route(installed_version())]
+        guard = Guard.of(address, self._token)
+        self.http = HttpServer(metrics, self, guard, routes, [tell_refusals])
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
 

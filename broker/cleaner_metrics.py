@@ -83,6 +83,8 @@ class CleanerMetrics:
             ("varve_cleaner_over_lag_partitions", "Partitions over max.compaction.lag.ms",
              stats.over_lag_partitions),
             ("varve_cleaner_candidates", "Partitions that are due", stats.candidates),
+            ("varve_cleaner_damaged_partitions", "Partitions with segments that cannot be read",
+             stats.damaged_partitions),
             ("varve_cleaner_look_seconds", "Time of the last look over all partitions",
              stats.scan_seconds),
         ):  # fmt: skip
@@ -92,6 +94,8 @@ class CleanerMetrics:
         stats = self._pool.stats
         for name, text, value in (
             ("varve_cleaner_cleans", "Jobs that ended well", stats.cleans),
+            ("varve_cleaner_expiries", "Of these, for tombstones past their horizon alone",
+             stats.expiries),
             ("varve_cleaner_aborts", "Jobs given up because somebody wanted the partition",
              stats.aborted),
             ("varve_cleaner_failures", "Attempts that failed", stats.failures),
@@ -161,6 +165,11 @@ class CleanerMetrics:
         dirty = GaugeMetricFamily(
             "varve_cleaner_dirty_bytes", "Dirty bytes that may be cleaned", labels=LABELS
         )
+        live = GaugeMetricFamily(
+            "varve_cleaner_live_estimate_bytes",
+            "Expected size of the cleanable part after a clean, learned from earlier ones",
+            labels=LABELS,
+        )
         slack = GaugeMetricFamily(
             "varve_cleaner_deadline_slack_seconds",
             "Time left until max.compaction.lag.ms is over; negative: late",
@@ -189,9 +198,10 @@ class CleanerMetrics:
             if section is not None:
                 ratio.add_metric(names, section.ratio)
                 dirty.add_metric(names, section.dirty_bytes)
+                live.add_metric(names, verdict.live_bytes)
                 if section.dirty_bytes and section.deadline_ms is not None:
                     slack.add_metric(names, (section.deadline_ms - wall_ms) / 1000)
             held.add_metric(names, int(mark is not None))
             if mark is not None:
                 until.add_metric(names, (wall_ms + mark.until_ms - now_ms) / 1000)
-        yield from (ratio, dirty, slack, held, until)
+        yield from (ratio, dirty, live, slack, held, until)

@@ -1,8 +1,9 @@
 """The command `varve`. Reads the command line, hands over, turns errors into exit codes.
 
 Exit codes: 0 all went well; 1 what was asked for could not be done, the reason is on standard
-error; 2 the command line makes no sense. Modules are imported by the command that needs them, so
-that `varve serve` loads no compiler and `varve version` next to nothing.
+error; 2 the command line makes no sense; 3 no broker answered (`varve cleaner`). Modules are
+imported by the command that needs them, so that `varve serve` loads no compiler and `varve version`
+next to nothing.
 """
 
 import os
@@ -11,6 +12,8 @@ from functools import partial
 from typing import NoReturn
 
 import click
+
+from broker.cleaner_cli import cleaner
 
 SETTINGS_HELP = "Settings file (YAML); without it the built-in defaults."
 ADDRESS = "HOST:PORT"
@@ -100,6 +103,9 @@ def warmup() -> None:
     warm_up_cleaner()
     seconds = time.monotonic() - started
     click.echo(f"kernels ready in {seconds:.1f} s, kept in {os.environ[NUMBA_VARIABLE]}")
+
+
+main.add_command(cleaner)
 
 
 @main.command()

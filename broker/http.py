@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import structlog
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -55,12 +56,14 @@ class HttpServer:
         health: Health,
         guard: Guard,
         routes: Iterable[web.AbstractRouteDef] = (),
+        middlewares: Sequence[Middleware] = (),
     ) -> None:
         self._metrics_source = metrics
         self._health = health
         self.guard = guard  # replaced when the token is read anew
         self.application = web.Application(
-            client_max_size=MAX_BODY_BYTES, middlewares=[self._tell_in_json, self._check]
+            client_max_size=MAX_BODY_BYTES,
+            middlewares=[self._tell_in_json, self._check, *middlewares],
         )
         self.application.add_routes(
             [

@@ -15,7 +15,7 @@ from broker.turns import Turns
 from storage.model import TopicPartition
 
 # A partition's number, and a limit. ASCII only: int() would take any script's digits.
-_NUMBER: Final = re.compile(r"[0-9]{1,9}", re.ASCII)
+_NUMBER: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
 
 
 class ApiError(Exception):

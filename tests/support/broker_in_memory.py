@@ -24,10 +24,10 @@ def broker_settings(*directories: str, **settings: Any) -> Settings:
 
 @asynccontextmanager
 async def broker_in_memory(
-    env: MemoryEnv, *directories: str, **settings: Any
+    env: MemoryEnv, *directories: str, token: bytes | None = None, **settings: Any
 ) -> AsyncIterator[Broker]:
     """A broker that serves clients for the length of a block."""
-    broker = Broker(broker_settings(*directories, **settings), env)
+    broker = Broker(broker_settings(*directories, **settings), env, token=token)
     await broker.start()
     try:
         yield broker

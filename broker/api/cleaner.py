@@ -1,0 +1,277 @@
+"""/api/v1/cleaner: what the cleaner does and why, and its controls. The paths: openapi.py.
+
+Rules. Nothing is decided here: the pool answers and acts. What asks is refused in words and with a
+status that says whose fault it is: 400 the request, 404 no such partition, 409 it makes no sense
+now. An action that finds nothing to do is no error, and says so (`changed`). Long answers are built
+in turns of the loop.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+from aiohttp import web
+
+from broker.api.requests import (
+    ApiError,
+    flags_of,
+    json_response,
+    number,
+    partition_of,
+    query_of,
+    rows_response,
+)
+from broker.api.shapes import (
+    Json,
+    explanation_json,
+    job_json,
+    named,
+    offline_json,
+    partition_json,
+    state_name,
+    status_json,
+)
+from broker.partition import Partition
+from broker.topics import Topics
+from broker.turns import Turns
+from cleaner.pool import CleanerPool
+from storage.env import Env
+from storage.errors import LogDirectoryError
+from storage.model import TopicPartition
+
+ROOT: Final = "/api/v1/cleaner"
+PAGE_ROWS: Final = 1000
+PAGE_ROWS_MAX: Final = 5000  # some 2 MB
+JOBS: Final = 100
+JOBS_MAX: Final = 2000  # what the pool keeps in memory
+
+Action = Callable[[Partition, web.Request], Awaitable[Json]]
+
+
+class CleanerApi:
+    """Answers for the pool."""
+
+    def __init__(
+        self,
+        env: Env,
+        topics: Topics,
+        pool: CleanerPool,
+        fail_directory: Callable[[LogDirectoryError], None],
+    ) -> None:
+        self._env = env
+        self._topics = topics
+        self._pool = pool
+        self._fail_directory = fail_directory
+
+    def routes(self) -> Iterator[web.RouteDef]:
+        """Every route, for the server."""
+        yield web.get(ROOT, self._status)
+        yield web.get(f"{ROOT}/partitions", self._partitions)
+        yield web.get(f"{ROOT}/history", self._history)
+        yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}", self._explain)
+        actions: dict[str, Action] = {
+            "run": self._run,
+            "pause": self._pause,
+            "resume": self._resume,
+            "abort": self._abort,
+            "retry": self._retry,
+        }
+        for name, action in actions.items():
+            path = f"{ROOT}/partitions/{{topic}}/{{partition}}/{name}"
+            yield web.post(path, self._acting(action))
+        yield web.post(f"{ROOT}/pause", self._pause_all)
+        yield web.post(f"{ROOT}/resume", self._resume_all)
+
+    # Looking ------------------------------------------------------------------
+
+    async def _status(self, request: web.Request) -> web.Response:
+        query_of(request, ())
+        counts = {"compacted": 0, "policy_unknown": 0, "offline": 0}
+        turns = Turns()
+        for topic in self._topics:
+            counts["compacted"] += len(topic.partitions) if topic.config.compacts else 0
+            counts["policy_unknown"] += 0 if topic.config.policy_known else topic.partition_count
+            counts["offline"] += len(topic.offline)
+            await turns.take()
+        return json_response(
+            status_json(
+                self._pool.status(), self._pool.stats, self._topics.cleaner_settings, counts
+            )
+        )
+
+    async def _partitions(self, request: web.Request) -> web.Response:
+        """Compacted partitions, or all of a topic, in order: a page of them."""
+        query = query_of(request, ("topic", "after", "limit"))
+        limit = number(query.get("limit", str(PAGE_ROWS)), "limit", 1, PAGE_ROWS_MAX)
+        after = _cursor(query["after"]) if "after" in query else None
+        found = []
+        if "topic" in query:
+            topic = self._topics.get(query["topic"])
+            if topic is None:
+                raise ApiError(404, f"there is no topic {query['topic'][:300]}")
+            found = list(topic.partitions.values())
+        else:
+            found = [one for one in self._topics.partitions() if one.log.config.compacts]
+        rest = sorted(
+            (one for one in found if after is None or one.partition > after),
+            key=lambda one: one.partition,
+        )
+        page = rest[:limit]
+        last = page[-1].partition if len(rest) > limit else None
+        status = self._pool.status()
+
+        def rows() -> Iterator[Json]:
+            for one in page:
+                where = one.partition
+                yield partition_json(
+                    one,
+                    status.verdicts.get(where),
+                    self._pool.registry.state(where),
+                    is_held=where in status.held,
+                )
+
+        cursor = None if last is None else f"{last.topic}/{last.partition}"
+        return await rows_response("partitions", rows(), {"next": cursor})
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        query_of(request, ())
+        where = partition_of(request)
+        found = self._find(where)
+        if isinstance(found, str):
+            topic = self._topics.get(where.topic)
+            policy = topic.config.cleanup_policy if topic is not None else ()
+            return json_response(offline_json(where, policy, found))
+        return json_response(self._explained(found))
+
+    def _explained(self, partition: Partition) -> Json:
+        explanation = self._pool.explain(partition.partition)
+        active = partition.log.segment_facts()[-1].base_offset
+        return explanation_json(partition, explanation, active)
+
+    async def _history(self, request: web.Request) -> web.Response:
+        query = query_of(request, ("topic", "partition", "limit"))
+        limit = number(query.get("limit", str(JOBS)), "limit", 1, JOBS_MAX)
+        if "partition" in query and "topic" not in query:
+            raise ApiError(400, "a partition is named together with its topic")
+        if "partition" in query:
+            where = TopicPartition(query["topic"], number(query["partition"], "partition"))
+            jobs = self._pool.history(where, limit)
+        elif "topic" in query:
+            found = self._pool.history(limit=JOBS_MAX)
+            jobs = [job for job in found if job.partition.topic == query["topic"]][:limit]
+        else:
+            jobs = self._pool.history(limit=limit)
+        return await rows_response("jobs", (job_json(job) for job in jobs))
+
+    # Acting -------------------------------------------------------------------
+
+    def _acting(self, action: Action) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            query_of(request, ())
+            where = partition_of(request)
+            found = self._find(where)
+            if isinstance(found, str):
+                raise ApiError(409, f"{where} is offline: {found}")
+            return json_response(await action(found, request))
+
+        return handle
+
+    async def _run(self, partition: Partition, request: web.Request) -> Json:
+        flags = await flags_of(request, ("roll",))
+        where = self._still_there(partition)
+        self._check_cleanable(partition)
+        rolled = False
+        if flags.get("roll"):
+            before = partition.log.segment_count
+            try:
+                partition.log.roll(self._env.wall_ms())
+            except LogDirectoryError as error:
+                self._fail_directory(error)
+                raise ApiError(409, f"{where} is offline: {error}") from error
+            rolled = partition.log.segment_count > before
+        self._pool.run_now(where)
+        return {**self._explained(partition), "rolled": rolled}
+
+    def _check_cleanable(self, partition: Partition) -> None:
+        where, config = partition.partition, partition.log.config
+        if not config.policy_known:
+            raise ApiError(409, f"the cleanup.policy of {where} is not known: nobody gave one yet")
+        if not config.compacts:
+            policy = ",".join(config.cleanup_policy) or "empty"
+            raise ApiError(409, f"{where} is not compacted: its cleanup.policy is {policy}")
+        if not self._topics.cleaner_settings.enabled:
+            raise ApiError(409, "the cleaner is switched off (cleaner.enabled)")
+        if where in self._pool.status().held:
+            raise ApiError(409, f"{where} is paused by an operator: resume it first")
+
+    async def _pause(self, partition: Partition, request: web.Request) -> Json:
+        await flags_of(request)
+        return self._done(partition, self._pool.hold(self._still_there(partition)))
+
+    async def _resume(self, partition: Partition, request: web.Request) -> Json:
+        await flags_of(request)
+        return self._done(partition, self._pool.release(self._still_there(partition)))
+
+    async def _abort(self, partition: Partition, request: web.Request) -> Json:
+        await flags_of(request)
+        return self._done(partition, self._pool.abort(self._still_there(partition)))
+
+    async def _retry(self, partition: Partition, request: web.Request) -> Json:
+        await flags_of(request)
+        where = self._still_there(partition)
+        changed = where in self._pool.registry.quarantines()
+        self._pool.forgive(where)
+        self._pool.wake()
+        return self._done(partition, changed)
+
+    def _done(self, partition: Partition, changed: bool) -> Json:
+        where = partition.partition
+        is_held = where in self._pool.status().held
+        state = state_name(self._pool.registry.state(where), is_held=is_held)
+        return {**named(where), "changed": changed, "state": state, "held": is_held}
+
+    async def _pause_all(self, request: web.Request) -> web.Response:
+        return await self._all(request, self._pool.hold)
+
+    async def _resume_all(self, request: web.Request) -> web.Response:
+        return await self._all(request, self._pool.release)
+
+    async def _all(
+        self, request: web.Request, act: Callable[[TopicPartition], bool]
+    ) -> web.Response:
+        """Every compacted partition that is served; one that was paused may be so by now."""
+        query_of(request, ())
+        await flags_of(request)
+        turns, changed = Turns(), 0
+        for one in self._topics.partitions():
+            if one.log.config.compacts or one.partition in self._pool.status().held:
+                changed += self._is_there(one) and act(one.partition)
+                await turns.take()
+        return json_response({"changed": changed})
+
+    # Finding ------------------------------------------------------------------
+
+    def _find(self, where: TopicPartition) -> Partition | str:
+        """A served partition, or why it is offline. Raises ApiError 404."""
+        topic = self._topics.get(where.topic)
+        if topic is None:
+            raise ApiError(404, f"there is no topic {where.topic[:300]}")
+        found = topic.partitions.get(where.partition)
+        if found is None and where.partition not in topic.offline:
+            raise ApiError(
+                404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on"
+            )
+        return topic.offline[where.partition] if found is None else found
+
+    def _is_there(self, partition: Partition) -> bool:
+        return self._topics.partition(partition.partition) is partition
+
+    def _still_there(self, partition: Partition) -> TopicPartition:
+        """Its name, unless it went away while the body was read. Raises ApiError 404."""
+        if not self._is_there(partition):
+            raise ApiError(404, f"{partition.partition} has just gone away")
+        return partition.partition
+
+
+def _cursor(text: str) -> TopicPartition:
+    topic, _, index = text.rpartition("/")
+    return TopicPartition(topic, number(index, "after"))

@@ -1,0 +1,125 @@
+"""The OpenAPI document of the API, kept by hand; a test compares its paths with the routes."""
+
+from typing import Any, Final
+
+from aiohttp import web
+
+PATH: Final = "/api/v1/openapi.json"
+
+_OBJECT: Final = {"application/json": {"schema": {"type": "object"}}}
+_TOPIC: Final = {
+    "name": "topic", "in": "path", "required": True, "schema": {"type": "string"},
+}  # fmt: skip
+_PARTITION: Final = {
+    "name": "partition", "in": "path", "required": True,
+    "schema": {"type": "integer", "minimum": 0},
+}  # fmt: skip
+
+
+def _query(name: str, kind: str, text: str, **bounds: int) -> dict[str, Any]:
+    return {
+        "name": name, "in": "query", "description": text, "schema": {"type": kind, **bounds},
+    }  # fmt: skip
+
+
+def _answers(*codes: tuple[int, str]) -> dict[str, Any]:
+    answers: dict[str, Any] = {"200": {"description": "Done.", "content": _OBJECT}}
+    for code, text in ((400, "The request makes no sense."), (401, "A token is needed."),
+                       (403, "Wrong Host or Origin."), *codes):  # fmt: skip
+        answers[str(code)] = {"description": text, "content": _ERROR}
+    return answers
+
+
+_ERROR: Final = {
+    "application/json": {
+        "schema": {
+            "type": "object",
+            "required": ["error"],
+            "properties": {"error": {"type": "string"}},
+        }
+    }
+}
+_UNKNOWN: Final = (404, "There is no such topic or partition.")
+_CONFLICT: Final = (409, "It makes no sense now: the partition is offline, or not compacted.")
+
+
+def _get(summary: str, parameters: list[dict[str, Any]], *codes: tuple[int, str]) -> dict[str, Any]:
+    return {"get": {"summary": summary, "parameters": parameters, "responses": _answers(*codes)}}
+
+
+def _post(summary: str, *, body: dict[str, Any] | None = None, one: bool = True) -> dict[str, Any]:
+    schema = {"type": "object", "properties": body or {}, "additionalProperties": False}
+    return {
+        "post": {
+            "summary": summary,
+            "parameters": [_TOPIC, _PARTITION] if one else [],
+            "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
+            "responses": _answers(
+                *((_UNKNOWN, _CONFLICT) if one else ()),
+                (415, "Content-Type is not application/json."),
+            ),
+        }
+    }
+
+
+def document(version: str) -> dict[str, Any]:
+    """The document, for a version of the program."""
+    partition = "/api/v1/cleaner/partitions/{topic}/{partition}"
+    limit = ("limit", "integer")
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Varve", "version": version},
+        "security": [{}, {"token": []}],
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+        "paths": {
+            "/api/v1/cleaner": _get("Workers, rates, counts of partitions, totals, settings.", []),
+            "/api/v1/cleaner/partitions": _get(
+                "Compacted partitions, or all of one topic, as the last look found them.",
+                [
+                    _query("topic", "string", "Of this topic only."),
+                    _query("after", "string", "The `next` of the page before."),
+                    _query(*limit, "Rows of a page; 1000 by default.", minimum=1, maximum=5000),
+                ],
+                _UNKNOWN,
+            ),
+            "/api/v1/cleaner/history": _get(
+                "Jobs that are over, newest first.",
+                [
+                    _query("topic", "string", "Of this topic only."),
+                    _query("partition", "integer", "Of this partition of it.", minimum=0),
+                    _query(*limit, "Jobs; 100 by default.", minimum=1, maximum=2000),
+                ],
+            ),
+            partition: _get(
+                "Why is it not being cleaned, or what is being done.",
+                [_TOPIC, _PARTITION],
+                _UNKNOWN,
+            ),
+            f"{partition}/run": _post(
+                "Clean it next, whatever its ratio.",
+                body={
+                    "roll": {
+                        "type": "boolean",
+                        "description": "Close the active segment first, so that all is cleaned.",
+                    }
+                },
+            ),
+            f"{partition}/pause": _post("Leave it alone until it is resumed."),
+            f"{partition}/resume": _post("End a pause."),
+            f"{partition}/abort": _post("Give up the job that runs; it may be chosen again."),
+            f"{partition}/retry": _post("Forget earlier failures: end a quarantine."),
+            "/api/v1/cleaner/pause": _post("Pause every compacted partition.", one=False),
+            "/api/v1/cleaner/resume": _post("Resume every partition that is paused.", one=False),
+            PATH: _get("This document.", []),
+        },
+    }
+
+
+def route(version: str) -> web.RouteDef:
+    """Where the document is served."""
+    answer = document(version)
+
+    async def handle(_request: web.Request) -> web.Response:
+        return web.json_response(answer)
+
+    return web.get(PATH, handle)

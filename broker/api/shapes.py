@@ -1,0 +1,174 @@
+"""How the cleaner's state looks as JSON. Names end in their unit; times are ms since 1970."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from broker.partition import Partition
+from cleaner.explain import Explanation, sentences
+from cleaner.history import JobRecord
+from cleaner.plan import Finding, Verdict
+from cleaner.registry import StoryEntry
+from cleaner.run import PoolStatus, WorkerStatus
+from cleaner.states import Quarantined, State, held
+from cleaner.stats import PoolStats
+from config.settings import CleanerSettings
+from storage.model import TopicPartition
+
+Json: TypeAlias = dict[str, Any]
+
+
+def named(partition: TopicPartition) -> Json:
+    """A partition's two names."""
+    return {"topic": partition.topic, "partition": partition.partition}
+
+
+def status_json(
+    status: PoolStatus, stats: PoolStats, settings: CleanerSettings, counts: Mapping[str, int]
+) -> Json:
+    """The cleaner as a whole. `counts` are of partitions."""
+    return {
+        "enabled": settings.enabled,
+        "workers": [_worker_json(worker) for worker in status.workers],
+        "workers_wanted": settings.workers if settings.enabled else 0,
+        "partitions": {
+            **counts,
+            "in_progress": sum(held(state) for state in status.in_progress.values()),
+            "quarantined": len(status.quarantines),
+            "held": len(status.held),
+            "candidates": stats.candidates,
+            "over_max_lag": stats.over_lag_partitions,
+            "damaged": stats.damaged_partitions,
+        },
+        "cleanable_bytes": stats.cleanable_bytes,
+        "dirty_ratio_max": round(stats.dirty_ratio_max, 4),
+        "over_lag_ms_max": stats.over_lag_ms_max,
+        "read_bytes_per_second": status.rates[0],
+        "write_bytes_per_second": status.rates[1],
+        "totals": {
+            "cleans": stats.cleans,
+            "failures": stats.failures,
+            "aborted": stats.aborted,
+            "read_bytes": stats.read_bytes,
+            "written_bytes": stats.written_bytes,
+            "bytes_before": stats.bytes_before,
+            "bytes_after": stats.bytes_after,
+            "worker_deaths": stats.worker_deaths,
+        },
+        "settings": settings.model_dump(mode="json"),
+    }
+
+
+def _worker_json(worker: WorkerStatus) -> Json:
+    job = None
+    if worker.partition is not None:
+        job = {
+            **named(worker.partition),
+            "run_id": worker.run_id,
+            "stage": worker.stage,
+            "done_bytes": worker.done_bytes,
+            "total_bytes": worker.total_bytes,
+            "seconds": round(worker.seconds, 3),
+        }
+    return {"index": worker.index, "pid": worker.pid, "ready": worker.ready, "job": job}
+
+
+def partition_json(
+    partition: Partition, verdict: Verdict | None, state: State, *, is_held: bool
+) -> Json:
+    """One row of the list: what the last look found."""
+    one = partition.log
+    section = None if verdict is None else verdict.section
+    blocked = None if verdict is None else next((f for f in verdict.findings if f.blocks), None)
+    return {
+        **named(partition.partition),
+        "cleanup_policy": list(one.config.cleanup_policy),
+        "state": state_name(state, is_held=is_held),
+        "held": is_held,
+        "blocked_by": None if blocked is None else blocked.reason.value,
+        "log_start_offset": one.log_start_offset,
+        "log_end_offset": one.log_end_offset,
+        "size_bytes": one.size_bytes,
+        "segments": one.segment_count,
+        "first_dirty_offset": None if section is None else section.first_dirty_offset,
+        "end_offset": None if section is None else section.end_offset,
+        "clean_bytes": None if section is None else section.clean_bytes,
+        "dirty_bytes": None if section is None else section.dirty_bytes,
+        "dirty_ratio": None if section is None else round(section.ratio, 4),
+        "live_bytes": None if section is None or verdict is None else verdict.live_bytes,
+        "over_lag_ms": 0 if verdict is None else verdict.over_lag_ms,
+        "deadline_ms": None if section is None else section.deadline_ms,
+    }
+
+
+def state_name(state: State, *, is_held: bool) -> str:
+    """A word for a state; a partition that an operator paused is `held`."""
+    return "held" if is_held and not held(state) else type(state).__name__.lower()
+
+
+def explanation_json(partition: Partition, found: Explanation, active_base_offset: int) -> Json:
+    """All that is known of one partition."""
+    verdict = found.verdict
+    return {
+        **partition_json(partition, verdict, found.state, is_held=found.held),
+        "at_ms": found.at_ms,
+        "active_base_offset": active_base_offset,
+        "sentences": sentences(found),
+        "findings": [] if verdict is None else [_finding_json(one) for one in verdict.findings],
+        "to_clean": verdict is not None and verdict.to_clean,
+        "strategy": None if verdict is None else verdict.strategy,
+        "queue_position": found.queue_position,
+        "next_attempt_ms": found.next_attempt_ms,
+        "quarantine": _quarantine_json(found.quarantine),
+        "last_job": None if found.last_job is None else job_json(found.last_job),
+        "story": [_story_json(entry) for entry in found.story],
+    }
+
+
+def offline_json(partition: TopicPartition, policy: tuple[str, ...], reason: str) -> Json:
+    """What is known of a partition that is not served."""
+    return {
+        **named(partition),
+        "cleanup_policy": list(policy),
+        "state": "offline",
+        "held": False,
+        "blocked_by": "offline",
+        "to_clean": False,
+        "sentences": [
+            f"{partition} is not being cleaned: offline.",
+            f"It is offline: {reason}.",
+        ],
+        "findings": [{"reason": "offline", "blocks": True, "values": {"why": reason}}],
+    }
+
+
+def _finding_json(finding: Finding) -> Json:
+    return {
+        "reason": finding.reason.value,
+        "blocks": finding.blocks,
+        "values": dict(finding.values),
+    }
+
+
+def _quarantine_json(mark: Quarantined | None) -> Json | None:
+    return None if mark is None else {"reason": mark.reason, "failures": mark.failures}
+
+
+def _story_json(entry: StoryEntry) -> Json:
+    return {
+        "at_ms": entry.at_ms,
+        "event": type(entry.event).__name__,
+        "before": type(entry.before).__name__.lower(),
+        "after": type(entry.after).__name__.lower(),
+        "details": {key: value for key, value in asdict(entry.event).items() if key != "until_ms"},
+    }
+
+
+def job_json(job: JobRecord) -> Json:
+    """A job that is over."""
+    return {
+        **job.to_json(),
+        "seconds": round(job.seconds, 3),
+        "size_reduction_percent": round(100 * job.bytes_saved_share, 1),
+        "fewer_records_percent": round(100 * job.records_saved_share, 1),
+    }

@@ -1,0 +1,111 @@
+"""The command line's side of the HTTP API: one request at a time, with urllib.
+
+Errors are told apart by whose they are: the broker refused (ApiRefusedError), or nobody answered
+as a broker does (UnreachableError). No redirect is followed: a token goes to whom it was meant for.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from http.client import HTTPException
+from typing import Any, Final, NoReturn
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+TIMEOUT_SECONDS: Final = 30.0
+ANSWER_BYTES_MAX: Final = 64 << 20  # a page of the longest answer is 2 MB
+ROOT: Final = "/api/v1/cleaner"
+
+Json = dict[str, Any]
+
+
+class ApiRefusedError(Exception):
+    """The broker answered, and did not do it. `status` is HTTP's."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class UnreachableError(Exception):
+    """No broker answered at that address."""
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    def redirect_request(self, *_: object, **__: object) -> None:
+        return None
+
+
+class ApiClient:
+    """Asks one broker."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        """`url` is http://HOST:PORT. Raises ValueError for another kind."""
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError(f"expected http://HOST:PORT, not {url[:80]!r}")
+        if parts.path not in ("", "/") or parts.query or parts.username:
+            raise ValueError(f"expected http://HOST:PORT and nothing more, not {url[:80]!r}")
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._headers = {"Accept": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._opener = build_opener(_NoRedirect)
+
+    def get(self, path: str, **query: str | int | None) -> Json:
+        """An answer below the cleaner's root. Raises ApiRefusedError, UnreachableError."""
+        given = {key: value for key, value in query.items() if value is not None}
+        return self._ask(f"{path}?{urlencode(given)}" if given else path, None)
+
+    def post(self, path: str, flags: Mapping[str, bool] | None = None) -> Json:
+        """Have something done. Raises ApiRefusedError, UnreachableError."""
+        return self._ask(path, json.dumps(dict(flags or {})).encode())
+
+    def pages(self, path: str, key: str, **query: str | None) -> Iterator[Json]:
+        """All rows of an answer that comes in pages."""
+        after: str | None = None
+        while True:
+            page = self.get(path, after=after, **query)
+            yield from page[key]
+            after = page["next"]
+            if after is None:
+                return
+
+    def _ask(self, path: str, body: bytes | None) -> Json:
+        headers = dict(self._headers)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        request = Request(f"{self.url}{ROOT}{path}", data=body, headers=headers)
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+                return self._decoded(answer.read(ANSWER_BYTES_MAX + 1))
+        except HTTPError as error:
+            with error:
+                self._refused(error)
+        except URLError as error:
+            raise UnreachableError(f"{self.url} cannot be reached: {error.reason}") from error
+        except (OSError, HTTPException) as error:
+            raise UnreachableError(f"{self.url} did not answer: {error}") from error
+
+    def _refused(self, error: HTTPError) -> NoReturn:
+        try:
+            reason = str(json.loads(error.read(1 << 16))["error"])
+        except (ValueError, KeyError, TypeError, OSError, HTTPException):
+            raise UnreachableError(
+                f"{self.url} answered {error.code} and is no broker with this API"
+            ) from error
+        raise ApiRefusedError(error.code, reason) from error
+
+    def _decoded(self, data: bytes) -> Json:
+        try:
+            found = json.loads(data) if len(data) <= ANSWER_BYTES_MAX else None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UnreachableError(f"{self.url} answered something else than this API does")
+        return found
+
+
+def partition_path(topic: str, partition: int) -> str:
+    """The path of a partition below the cleaner's root."""
+    return f"/partitions/{quote(topic, safe='')}/{partition}"

@@ -1,0 +1,168 @@
+"""What `varve cleaner` prints for people. Pure: the API's answers in, lines out."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from broker.api_client import Json
+from config.units import format_size
+
+ROWS_MAX: Final = 5000  # of a table; who has more asks for a topic, or for --json
+
+
+def status_lines(answer: Json, rows: Sequence[Json]) -> list[str]:
+    """The cleaner as a whole, and a table of partitions, the dirtiest first."""
+    partitions = answer["partitions"]
+    lines = [_headline(answer)]
+    for worker in answer["workers"]:
+        job = worker["job"]
+        if job is None:
+            doing = "idle" if worker["ready"] else "starting"
+        else:
+            doing = f"{job['topic']}-{job['partition']}: {_stage(job)}"
+        lines.append(f"  worker {worker['index']} (pid {worker['pid']}): {doing}")
+    for key, text in (("quarantined", "in quarantine"), ("held", "paused by an operator"),
+                      ("offline", "offline"), ("policy_unknown", "without a cleanup.policy"),
+                      ("over_max_lag", "over max.compaction.lag.ms"),
+                      ("damaged", "with damaged segments")):  # fmt: skip
+        if partitions[key]:
+            lines.append(f"  {partitions[key]} {text}")
+    if rows:
+        lines += ["", *_table(rows)]
+    return lines
+
+
+def _headline(answer: Json) -> str:
+    if not answer["enabled"]:
+        return "The cleaner is switched off (cleaner.enabled)."
+    partitions = answer["partitions"]
+    limits = [
+        f"{what} at most {format_size(round(answer[key]))}/s"
+        for key, what in (
+            ("read_bytes_per_second", "reading"),
+            ("write_bytes_per_second", "writing"),
+        )
+        if answer[key] is not None
+    ]
+    return (
+        f"{partitions['compacted']} compacted partitions, {partitions['candidates']} due, "
+        f"{partitions['in_progress']} being cleaned; {_size(answer['cleanable_bytes'])} dirty"
+        f"{''.join(f', {limit}' for limit in limits)}"
+    )
+
+
+def _table(rows: Sequence[Json]) -> list[str]:
+    order = sorted(
+        rows, key=lambda row: (-(row["dirty_ratio"] or 0), row["topic"], row["partition"])
+    )
+    table = [("PARTITION", "STATE", "SIZE", "DIRTY", "RATIO", "BLOCKED BY")]
+    for row in order[:ROWS_MAX]:
+        ratio = row["dirty_ratio"]
+        table.append(
+            (
+                f"{row['topic']}-{row['partition']}",
+                row["state"],
+                _size(row["size_bytes"]),
+                "-" if row["dirty_bytes"] is None else _size(row["dirty_bytes"]),
+                "-" if ratio is None else f"{ratio:.0%}",
+                row["blocked_by"] or "",
+            )
+        )
+    lines = columns(table, right={2, 3, 4})
+    if len(order) > ROWS_MAX:
+        lines.append(f"... and {len(order) - ROWS_MAX} more")
+    return lines
+
+
+def explanation_lines(answer: Json) -> list[str]:
+    """The chain of reasons, then what happened last."""
+    first, *rest = answer["sentences"]
+    lines = [first, *(f"  - {sentence}" for sentence in rest)]
+    story = answer.get("story") or []
+    if story:
+        lines += ["", "Last transitions:"]
+        lines += [
+            f"  {_when(entry['at_ms'])}  {entry['event']}: {entry['before']} -> {entry['after']}"
+            for entry in story[-10:]
+        ]
+    return lines
+
+
+def history_lines(jobs: Sequence[Json]) -> list[str]:
+    """A table of jobs; the reason of one that went wrong below it."""
+    if not jobs:
+        return ["no job is on record"]
+    table = [("FINISHED", "PARTITION", "OUTCOME", "SECONDS", "BEFORE", "AFTER", "SAVED", "REASON")]
+    for job in jobs:
+        done = job["outcome"] == "finished"
+        table.append(
+            (
+                _when(job["finished_ms"]),
+                f"{job['topic']}-{job['partition']}",
+                job["outcome"],
+                f"{job['seconds']:.1f}",
+                _size(job["bytes_before"]) if done else "-",
+                _size(job["bytes_after"]) if done else "-",
+                f"{job['size_reduction_percent']:.0f}%" if done else "-",
+                job["reason"],
+            )
+        )
+    return columns(table, right={3, 4, 5, 6})
+
+
+def clean_text(answer: Json) -> str:
+    """What `run --wait` ends with."""
+    name, job = f"{answer['topic']}-{answer['partition']}", answer["last_job"]
+    if job is None or job["outcome"] != "finished":
+        return f"{name} is clean up to offset {answer['first_dirty_offset']}"
+    return (
+        f"{name} is clean up to offset {answer['first_dirty_offset']}: "
+        f"{_size(job['bytes_before'])} became {_size(job['bytes_after'])}, "
+        f"{job['records_before']:,} records became {job['records_after']:,}, "
+        f"in {job['seconds']:.1f} s"
+    )
+
+
+def progress_text(status: Json, partition: Json) -> str:
+    """One line while a job runs, or is waited for."""
+    name = f"{partition['topic']}-{partition['partition']}"
+    for worker in status["workers"]:
+        job = worker["job"]
+        if job and (job["topic"], job["partition"]) == (partition["topic"], partition["partition"]):
+            return f"{name}: {_stage(job)}"
+    position = partition.get("queue_position")
+    return f"{name}: {partition['state']}" + (f", {position}. in the queue" if position else "")
+
+
+def _stage(job: Json) -> str:
+    total = job["total_bytes"]
+    share = f" {job['done_bytes'] / total:.0%} of {_size(total)}" if total else ""
+    return f"{job['stage'] or 'starting'}{share}, {job['seconds']:.0f} s"
+
+
+def columns(table: Sequence[Sequence[str]], right: set[int]) -> list[str]:
+    """Rows of equal width; the columns named by `right` are set to the right."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+
+
+def _when(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _size(size_bytes: int) -> str:
+    for unit_bytes, unit in (
+        (1 << 40, "TiB"),
+        (1 << 30, "GiB"),
+        (1 << 20, "MiB"),
+        (1 << 10, "KiB"),
+    ):
+        if size_bytes >= unit_bytes:
+            return f"{size_bytes / unit_bytes:.1f} {unit}"
+    return f"{size_bytes} B"
