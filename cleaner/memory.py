@@ -36,7 +36,7 @@ class Remembered:
 
     topic_id: bytes = b""
     generation: str = ""  # of the log it was learned from; "": of an earlier process
-    first_seen_ms: int = 0
+    first_seen_ms: int = 0  # this content
     cleaned: tuple[Interval, ...] = ()  # clean beyond the checkpoint
     horizons: Mapping[SegmentKey, int] = field(default_factory=dict)
     expired_at_ms: int | None = None  # when tombstones were last looked for without new data
@@ -109,7 +109,7 @@ def recall(known: Remembered | None, facts: LogFacts, now_ms: int) -> Remembered
         return known
     cut = any(end > facts.log_end_offset for _, end in known.cleaned)
     if known.generation or cut:
-        known = replace(known, cleaned=(), horizons={}, expired_at_ms=None)
+        known = replace(known, first_seen_ms=now_ms, cleaned=(), horizons={}, expired_at_ms=None)
     return replace(known, generation=facts.generation)
 
 

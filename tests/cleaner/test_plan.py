@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from cleaner import states as s
 from cleaner.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
-from cleaner.host import JobInputs, LogFacts
+from cleaner.host import JobInputs, LogFacts, OpenTransaction
+from cleaner.memory import Remembered
 from cleaner.plan import Moment, Reason, Verdict, assess, corrected_checkpoint, ranked
+from cleaner.survivorship import observed, updated
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage.compression import GZIP, LZ4, ZSTD
@@ -195,6 +197,40 @@ def test_an_undecided_offset_in_the_first_dirty_segment_is_named() -> None:
     assert blockers(judge(facts(even(4), undecided=5))) == [Reason.UNDECIDED]
 
 
+def test_an_open_transaction_is_named_with_its_producer_and_since_when_it_is_silent() -> None:
+    pending = OpenTransaction(producer_id=77, first_offset=25, since_ms=90_000)
+    verdict = judge(facts(even(4), undecided=25, checkpoint=20, open_transaction=pending))
+    assert blockers(verdict) == [Reason.UNDECIDED]
+    values = dict(verdict.findings[-1].values)
+    assert (values["producer_id"], values["transaction_first_offset"]) == (77, 25)
+    assert values["since_ms"] == 90_000
+    waiting = judge(facts(even(4), undecided=25, checkpoint=20))
+    assert dict(waiting.findings[-1].values)["undecided_offset"] == 25
+
+
+def test_undecided_data_is_not_cleaned_in_spite_of_the_lag_and_decided_data_is_after_it() -> None:
+    lag = replace(COMPACTED, min_compaction_lag_ms=1000)
+    young = NOW.wall_ms - 10
+    log = [segment(0, 3), segment(3, 4, first_ms=young), segment(4, 5, first_ms=young)]
+    pending = OpenTransaction(1, 0, 0)
+    assert blockers(judge(facts(log, undecided=0, config=lag, open_transaction=pending))) == [
+        Reason.UNDECIDED
+    ]
+    assert end_of(facts(log, config=lag)) == 3
+    later = NOW._replace(wall_ms=young + 1001)
+    section = assess(facts(log, config=lag), s.IDLE, later).section
+    assert section is not None
+    assert section.end_offset == 4
+
+
+def test_a_segment_that_is_too_young_says_when_it_will_not_be() -> None:
+    lag = replace(COMPACTED, min_compaction_lag_ms=1000)
+    log = [segment(0, 10, first_ms=NOW.wall_ms - 400), segment(10, 11)]
+    verdict = judge(facts(log, config=lag))
+    assert dict(verdict.findings[-1].values)["until_ms"] == NOW.wall_ms + 600
+    assert verdict.next_ms == NOW.wall_ms + 600
+
+
 def test_the_minimum_lag_excludes_from_the_first_young_dirty_segment_on() -> None:
     lag = replace(COMPACTED, min_compaction_lag_ms=1000)
     old, young = NOW.wall_ms - 1000, NOW.wall_ms - 999
@@ -296,6 +332,95 @@ def test_over_lag_goes_first_by_deadline_then_ratio_then_name() -> None:
         verdict.partition.partition for verdict in ranked((judge(log) for log in logs), NOW.wall_ms)
     ]
     assert order == [3, 2, 1, 4, 0]
+
+
+def test_a_clean_asked_for_comes_after_deadlines_and_before_the_dirtiest() -> None:
+    late = replace(COMPACTED, max_compaction_lag_ms=1)
+    logs = [
+        facts(even(4), partition=TopicPartition("t", 0)),
+        facts(even(4), partition=TopicPartition("t", 1), checkpoint=30),
+        facts(even(4), partition=TopicPartition("t", 2), checkpoint=30, config=late),
+    ]
+    asked = assess(logs[1], s.IDLE, NOW, run_now=True)
+    order = ranked([judge(logs[0]), asked, judge(logs[2])], NOW.wall_ms)
+    assert [verdict.partition.partition for verdict in order] == [2, 1, 0]
+
+
+def test_the_dirtiest_is_busy_or_failed_then_the_next_and_at_last_none() -> None:
+    logs = [
+        facts(even(4), partition=TopicPartition("t", number), checkpoint=5 * number)
+        for number in range(3)
+    ]
+
+    def chosen(*states: s.State) -> list[int]:
+        verdicts = [assess(log, state, NOW) for log, state in zip(logs, states, strict=True)]
+        return [verdict.partition.partition for verdict in ranked(verdicts, NOW.wall_ms)]
+
+    failed = s.Quarantined(NOW.monotonic_ms + 1, "disk", 1)
+    assert chosen(s.IDLE, s.IDLE, s.IDLE) == [0, 1, 2]
+    assert chosen(failed, s.IDLE, s.IDLE) == [1, 2]
+    assert chosen(s.Cleaning(), failed, s.IDLE) == [2]
+    assert chosen(s.Cleaning(), failed, s.Paused(1)) == []
+
+
+# --- what a clean is expected to gain
+
+
+def test_kafkas_example_of_six_segments_is_half_dirty_and_not_eligible_at_one_half() -> None:
+    verdict = judge(facts(even(6), checkpoint=20, undecided=40))
+    assert verdict.section is not None
+    assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (200, 200)
+    assert (verdict.section.ratio, verdict.to_clean) == (0.5, False)
+
+
+@pytest.mark.parametrize(("limit", "cleaned"), [(0.0, True), (0.99, True), (1.0, False)])
+def test_a_log_that_was_never_cleaned_passes_every_ratio_below_one(
+    limit: float, cleaned: bool
+) -> None:
+    config = replace(COMPACTED, min_cleanable_dirty_ratio=limit)
+    assert judge(facts(even(2), config=config)).to_clean == cleaned
+
+
+@pytest.mark.parametrize("survivorship", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("checkpoint", [0, 10, 30])
+def test_the_survivorship_strategy_counts_what_is_expected_to_go_per_byte_of_io(
+    survivorship: float, checkpoint: int
+) -> None:
+    known = Remembered(survivorship=survivorship, observations=1)
+    config = replace(COMPACTED, varve_cleaner_strategy="survivorship")
+    verdict = assess(facts(even(4), checkpoint=checkpoint, config=config), s.IDLE, NOW, known)
+    clean, dirty = 10 * checkpoint, 400 - 10 * checkpoint
+    gone = dirty * (1 - survivorship)
+    assert verdict.score == pytest.approx(gone / (clean + 2 * dirty + clean + dirty - gone))
+    assert verdict.to_clean == (gone / 400 > 0.5)
+    assert verdict.live_bytes == clean + dirty * survivorship
+    plain = assess(facts(even(4), checkpoint=checkpoint), s.IDLE, NOW, known)
+    assert plain.score == pytest.approx(dirty / 400 / 2), "half the dirty ratio: they compare"
+    assert plain.live_bytes == verdict.live_bytes
+
+
+def test_a_topic_of_its_own_strategy_wins_over_the_cleaners() -> None:
+    known = Remembered(survivorship=1.0, observations=1)
+    own = replace(COMPACTED, varve_cleaner_strategy="dirty-ratio")
+    for config, cleaned in ((COMPACTED, False), (own, True)):
+        verdict = assess(facts(even(4), config=config), s.IDLE, NOW, known, strategy="survivorship")
+        assert verdict.to_clean == cleaned
+
+
+@given(
+    st.integers(0, 1 << 40),
+    st.integers(0, 1 << 40),
+    st.integers(1, 1 << 40),
+    st.floats(0, 1),
+    st.floats(0.01, 1),
+)
+def test_the_ratio_of_what_survives_stays_between_0_and_1(
+    before: int, after: int, dirty: int, ratio: float, alpha: float
+) -> None:
+    seen = observed(before, after, dirty)
+    assert 0 <= seen <= 1
+    assert updated(ratio, 0, seen, alpha) == seen
+    assert min(ratio, seen) - 1e-9 <= updated(ratio, 1, seen, alpha) <= max(ratio, seen) + 1e-9
 
 
 # --- grouping

@@ -19,6 +19,7 @@ from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.throttle import Direction, SharedMemory, Slots, WorkerSide
 from storage.model import TopicPartition
+from storage.segment import DamagedSegment
 from tests.support.cleaner_jobs import group_of, report_of
 
 
@@ -77,6 +78,13 @@ class FakeHost:
 
     def finished(self, job: CleanJob, report: CleanReport) -> None:
         self.done.append((job, report))
+        log = self.logs.get(job.partition)
+        if log is not None and report.damaged:
+            known = {one.path: one for one in log.damaged}
+            for path, position, why in report.damaged:
+                base = int(path.rpartition("/")[2].partition(".")[0])
+                known[path] = DamagedSegment(path, base, position, position + 1, why)
+            self.add(replace(log, damaged=tuple(known.values())))
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         self.failures.append((partition, reason, retry_at_ms))

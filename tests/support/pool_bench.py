@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cleaner import states as s
@@ -45,9 +45,12 @@ class Bench:
         return self.pool.registry.state(partition)
 
     def dirty(self, partition: TopicPartition = T0, count: int = 4, **changes: Any) -> None:
-        log = facts(even(count), partition=partition, **changes)
+        log = facts(even(count), partition=partition, data_directory="/data", **changes)
         self.host.add(log)
         self.env.mkdir(log.directory)
+
+    def change(self, partition: TopicPartition = T0, **changes: Any) -> None:
+        self.host.add(replace(self.host.logs[partition], **changes))
 
     def leave_file(self, partition: TopicPartition, run_id: str) -> str:
         path = f"/data/{partition}/{0:020}.log.{run_id}.cleaned"
@@ -59,10 +62,14 @@ def on_the_bench(
     scenario: Callable[[Bench], Coroutine[Any, Any, None]],
     settings: CleanerSettings = SETTINGS,
     crew: FakeCrew | None = None,
+    before: Bench | None = None,
 ) -> Bench:
-    """Run a scenario against a started pool; afterwards it stops and nothing is left over."""
+    """Run a scenario against a started pool; afterwards it stops and nothing is left over.
+
+    `before`: the same broker, started again.
+    """
     used = crew or FakeCrew()
-    host, env = FakeHost(), MemoryEnv(1)
+    host, env = (FakeHost(), MemoryEnv(1)) if before is None else (before.host, before.env)
 
     async def main() -> Bench:
         pool = CleanerPool(host, settings, env, spawn=used, limits=LIMITS)

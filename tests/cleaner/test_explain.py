@@ -1,0 +1,155 @@
+"""Why is this not compacting, in words: every obstacle has a sentence with its numbers."""
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+
+from cleaner import states as s
+from cleaner.explain import _OUTCOMES, _TEXTS, Explanation, next_attempt_ms, sentences
+from cleaner.history import JobRecord, Outcome
+from cleaner.host import LogFacts, OpenTransaction
+from cleaner.memory import Remembered
+from cleaner.plan import Moment, Reason, assess
+from config.topic_keys import TopicConfig
+from storage.segment import DamagedSegment
+from tests.support.log_facts import COMPACTED, even, facts, segment
+
+NOW = Moment(wall_ms=10_000_000_000, monotonic_ms=5_000)
+HOUR = 3_600_000
+FRESH = Remembered(first_seen_ms=NOW.wall_ms)
+
+
+def explained(
+    log: LogFacts,
+    state: s.State = s.IDLE,
+    known: Remembered = FRESH,
+    *,
+    run_now: bool = False,
+    **more: object,
+) -> list[str]:
+    verdict = assess(log, state, NOW, known, run_now=run_now)
+    made = Explanation(
+        partition=log.partition,
+        at_ms=NOW.wall_ms,
+        state=state,
+        verdict=verdict,
+        story=[],
+        queue_position=None,
+        next_attempt_ms=next_attempt_ms(verdict, NOW.wall_ms),
+        quarantine=s.past_of(state),
+        last_job=None,
+        held=False,
+    )
+    return sentences(replace(made, **more))  # type: ignore[arg-type]
+
+
+OLD = replace(COMPACTED, min_compaction_lag_ms=NOW.wall_ms)
+LATE = replace(COMPACTED, max_compaction_lag_ms=NOW.wall_ms - 2 * HOUR)
+UNIQUE = replace(COMPACTED, varve_cleaner_strategy="survivorship")
+PENDING = OpenTransaction(77, 12, NOW.wall_ms - 90_000)
+HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC")
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "known", "answer", "reason"),
+    [
+        (facts(even(4)), s.IDLE, FRESH, "t-0 is to be cleaned.",
+         "100.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which does not stand"),
+        (facts(even(4), checkpoint=30), s.IDLE, FRESH, "min.cleanable.dirty.ratio.",
+         "25.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which is not exceeded"),
+        (facts(even(4), config=UNIQUE), s.IDLE, replace(FRESH, survivorship=0.9), "dirty.ratio.",
+         "10.0% of its bytes are expected to be garbage (90% of what was new stayed"),
+        (facts(even(4), config=TopicConfig()), s.IDLE, FRESH, "not being cleaned: policy.",
+         "Its cleanup.policy is delete: it is not compacted."),
+        (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "policy.",
+         "Its cleanup.policy is empty (everything is kept): it is not compacted."),
+        (facts(even(4), config=replace(COMPACTED, policy_known=False)), s.IDLE, FRESH, "unknown.",
+         "Its cleanup.policy is not known"),
+        (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
+         "It is offline: EIO on /data."),
+        (facts([segment(0, 20)]), s.IDLE, FRESH, "active segment.",
+         "From offset 0 on it is the active segment, which is never cleaned; nothing else is"),
+        (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING), s.IDLE, FRESH,
+         "high watermark or open transaction.",
+         "from offset 10 on can be cleaned yet: producer 77 has had a transaction open since "
+         "offset 12, silent for 1.5 min."),
+        (facts(even(4), undecided=12, checkpoint=10), s.IDLE, FRESH, "transaction.",
+         "the high watermark is 12."),
+        (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
+         "From offset 0 on it is younger than min.compaction.lag.ms for another 1.0 s."),
+        (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), s.IDLE, FRESH,
+         "nothing dirty.", "Nothing is dirty."),
+        (facts(even(4), checkpoint=30, config=LATE), s.IDLE, FRESH, "to be cleaned.",
+         "Its oldest dirty record is 2.0 h past max.compaction.lag.ms."),
+        (facts(even(4), damaged=(HOLE,)), s.IDLE, FRESH, "to be cleaned.",
+         "/data/t-0/10.log is damaged at byte 61 (bad CRC): that segment stays as it is"),
+        (facts(even(4)), s.Publishing(), FRESH, "t-0 is being cleaned (publishing).",
+         "A job has it (publishing)."),
+        (facts(even(4)), s.Paused(1), replace(FRESH, held_since_ms=NOW.wall_ms - 2 * HOUR),
+         "held by an operator.", "An operator paused it 2.0 h ago."),
+        (facts(even(4)), s.Paused(2), FRESH, "paused.",
+         "The broker itself keeps the cleaner off (2 pauses)"),
+        (facts(even(4)), s.Quarantined(20_000, "OSError: disk", 3), FRESH, "quarantined.",
+         "3 attempts failed in a row (OSError: disk); it is left alone for another 15.0 s."),
+        (facts(even(2), checkpoint=20), s.IDLE,
+         Remembered(horizons={(0, 100): NOW.wall_ms - HOUR}, first_seen_ms=NOW.wall_ms),
+         "t-0 is to lose what has expired.",
+         "Tombstones or markers in 1 segment may have expired, the first 1.0 h ago."),
+    ],
+)  # fmt: skip
+def test_every_obstacle_is_said_with_its_numbers(
+    log: LogFacts, state: s.State, known: Remembered, answer: str, reason: str
+) -> None:
+    text = explained(log, state, known)
+    assert text[0].endswith(answer)
+    assert any(reason in line for line in text), text
+    assert all(line.endswith(".") for line in text)
+
+
+def test_every_reason_and_every_outcome_has_its_words() -> None:
+    assert set(_TEXTS) == set(Reason)
+    assert set(_OUTCOMES) == set(get_args(Outcome)) - {"finished"}
+
+
+def test_a_wish_the_queue_the_last_job_and_the_next_attempt_are_told() -> None:
+    job = JobRecord(
+        facts(even(1)).partition, "r", 0, NOW.wall_ms - HOUR, "failed", reason="OSError: disk"
+    )
+    text = explained(facts(even(4), checkpoint=30), run_now=True, queue_position=3, last_job=job)
+    assert "An operator asked for a clean." in text
+    assert "It waits for a worker, with 2 partitions before it." in text
+    assert "Its last job failed 1.0 h ago (OSError: disk)." in text
+    assert text[-1] == "Next attempt: as soon as a worker is free."
+    done = replace(job, outcome="finished", reason="", bytes_before=3 << 30, bytes_after=1 << 20)
+    assert "Its last job finished 1.0 h ago, after 115.7 d: 3.0 GiB became 1.0 MiB." in explained(
+        facts(even(4)), last_job=done
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "state", "wait_ms"),
+    [
+        (facts(even(4)), s.IDLE, 0),
+        (facts(even(4)), s.Paused(1), None),
+        (facts(even(4)), s.Cleaning(), None),
+        (facts(even(4)), s.Quarantined(9_000, "disk", 1), 4_000),
+        (facts(even(4), config=OLD), s.IDLE, 1_000),
+        (facts(even(4), config=OLD), s.Quarantined(9_000, "disk", 1), 4_000),
+        (facts(even(4), checkpoint=30), s.IDLE, 24 * HOUR),
+        (facts(even(4), checkpoint=30, config=replace(
+            COMPACTED, max_compaction_lag_ms=NOW.wall_ms + 500)), s.IDLE, 1_500),
+        (facts(even(4), undecided=5), s.IDLE, None),
+        (facts(even(4), config=TopicConfig()), s.IDLE, None),
+    ],
+)  # fmt: skip
+def test_the_next_attempt_has_a_time_where_time_alone_is_in_the_way(
+    log: LogFacts, state: s.State, wait_ms: int | None
+) -> None:
+    found = next_attempt_ms(assess(log, state, NOW, FRESH), NOW.wall_ms)
+    assert found == (None if wait_ms is None else NOW.wall_ms + wait_ms)
+
+
+def test_what_cannot_be_judged_says_so() -> None:
+    text = explained(facts(even(4)), verdict=None, next_attempt_ms=None)
+    assert text == ["t-0 cannot be judged: its numbers make no sense. The broker's log says more."]

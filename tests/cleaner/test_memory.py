@@ -1,0 +1,400 @@
+"""What is remembered of a partition, when it is believed, what it makes of the dirty section."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleaner import states as s
+from cleaner.grouping import plan_job
+from cleaner.host import JobInputs, LogFacts
+from cleaner.intervals import merged, reach, without
+from cleaner.job import CleanJob, CleanReport, SegmentHorizon
+from cleaner.memory import (
+    FRESH,
+    NO_HORIZON,
+    STUBBORN_MS,
+    UNKNOWN_HORIZON,
+    Remembered,
+    learn,
+    recall,
+)
+from cleaner.plan import Moment, Reason, Verdict, assess, ranked
+from cleaner.section import EXPIRY_GRACE_MS
+from config.settings import CleanerSettings
+from storage.model import TopicPartition
+from storage.segment import DamagedSegment
+from tests.support.cleaner_jobs import report_of
+from tests.support.log_facts import COMPACTED, even, facts
+
+NOW = Moment(wall_ms=1_000_000_000, monotonic_ms=5_000)
+HOUR = 3_600_000
+ACTIVE = COMPACTED.delete_retention_ms
+
+
+def judge(log: LogFacts, known: Remembered = FRESH, now_ms: int = NOW.wall_ms) -> Verdict:
+    return assess(log, s.IDLE, Moment(now_ms, NOW.monotonic_ms), known)
+
+
+def job_for(log: LogFacts, known: Remembered = FRESH, now_ms: int = NOW.wall_ms) -> CleanJob:
+    verdict = judge(log, known, now_ms)
+    inputs, settings = JobInputs(bytes(16)), CleanerSettings()
+    job = plan_job(log, verdict, inputs, settings, run_id="r", now_ms=now_ms)
+    assert job is not None
+    return job
+
+
+def damaged(*bases: int) -> tuple[DamagedSegment, ...]:
+    return tuple(DamagedSegment(f"/data/t-0/{b}.log", b, 17, 100, "bad CRC") for b in bases)
+
+
+def told(log: LogFacts, horizon_ms: int = NO_HORIZON) -> tuple[SegmentHorizon, ...]:
+    return tuple(
+        SegmentHorizon(one.base_offset, one.size_bytes, horizon_ms) for one in log.segments[:-1]
+    )
+
+
+def learned(
+    known: Remembered, job: CleanJob, report: CleanReport, log: LogFacts, dirty_bytes: int = 100
+) -> Remembered:
+    return learn(known, job, report, log, dirty_bytes=dirty_bytes, alpha=0.3)[0]
+
+
+def blockers(verdict: Verdict) -> list[Reason]:
+    return [finding.reason for finding in verdict.findings if finding.blocks]
+
+
+# --- stretches of offsets
+
+
+spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)))
+
+
+@given(spans, st.tuples(st.integers(0, 40), st.integers(0, 40)))
+def test_stretches_are_sets_of_offsets(
+    parts: list[tuple[int, int]], whole: tuple[int, int]
+) -> None:
+    offsets = {x for first, end in parts for x in range(first, end)}
+    found = merged(parts)
+    assert {x for first, end in found for x in range(first, end)} == offsets
+    assert all(a[1] < b[0] for a, b in pairwise(found))
+    left = without(whole, parts)
+    assert {x for first, end in left for x in range(first, end)} == set(range(*whole)) - offsets
+    far = reach(whole[0], parts)
+    assert set(range(whole[0], far)) <= offsets
+    assert far not in offsets
+
+
+# --- belief
+
+
+def test_another_topic_of_the_same_name_is_a_stranger() -> None:
+    known = Remembered(b"a" * 16, "boot-1", 5, cleaned=((3, 4),), held_since_ms=9)
+    log = facts(even(2), topic_id=b"b" * 16)
+    assert recall(known, log, 77) == Remembered(b"b" * 16, "boot-1", 77)
+
+
+def test_a_new_generation_voids_what_is_known_of_the_content_and_keeps_the_rest() -> None:
+    known = Remembered(b"", "boot-1", 5, ((20, 30),), {(0, 100): 7}, 6, 0.4, 3, held_since_ms=9)
+    after = recall(known, facts(even(4), generation="boot-2"), 77)
+    assert (after.cleaned, after.horizons, after.expired_at_ms) == ((), {}, None)
+    assert (after.survivorship, after.observations, after.held_since_ms) == (0.4, 3, 9)
+    assert after.first_seen_ms == 77
+
+
+def test_after_a_restart_the_content_is_believed_unless_it_lies_beyond_the_log() -> None:
+    known = Remembered(b"", "", 5, ((20, 40),), {(30, 100): 7})
+    assert recall(known, facts(even(4)), 77) == replace(known, generation="boot-1")
+    assert recall(known, facts(even(3)), 77).cleaned == ()
+
+
+def test_a_stretch_is_believed_only_where_its_segments_have_their_size() -> None:
+    log = even(4)
+    known = Remembered(cleaned=((15, 40),), horizons={(10, 100): -1, (20, 99): -1, (30, 100): -1})
+    assert known.clean_stretches(log) == ((15, 20), (30, 40))
+    assert FRESH.clean_stretches(log) == ()
+
+
+@given(st.integers(0, 1 << 32))
+def test_what_is_remembered_comes_back_from_json(seed: int) -> None:
+    rng = random.Random(seed)
+    known = Remembered(
+        topic_id=rng.randbytes(16),
+        first_seen_ms=rng.randrange(1 << 40),
+        cleaned=merged((rng.randrange(100), rng.randrange(100)) for _ in range(3)),
+        horizons={(rng.randrange(99), rng.randrange(99)): rng.randrange(-2, 99) for _ in range(3)},
+        expired_at_ms=rng.choice([None, 4]),
+        survivorship=rng.random(),
+        observations=rng.randrange(9),
+        held_since_ms=rng.choice([None, 7]),
+    )
+    assert Remembered.from_json(known.to_json()) == known
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"survivorship": 1.5},
+        {"survivorship": float("nan")},
+        {"topic_id": "xx"},
+        {"cleaned": [[1]]},
+        {"horizons": 7},
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        Remembered.from_json(FRESH.to_json() | change)
+
+
+# --- progress that is no prefix
+
+
+def test_behind_damage_the_rest_is_remembered_and_only_new_data_is_dirty() -> None:
+    log = facts(even(5), checkpoint=0)
+    job = job_for(log)
+    report = report_of(
+        job,
+        next_dirty_offset=20,
+        cleaned=((30, 50),),
+        damaged=(("/data/t-0/20.log", 17, "bad CRC"),),
+        horizons=tuple(one for one in told(log) if one.base_offset != 20),
+    )
+    hurt = replace(log, damaged=damaged(20))
+    known, clean_below = learn(FRESH, job, report, hurt, dirty_bytes=500, alpha=0.3)
+    assert (clean_below, known.cleaned, known.observations) == (20, ((30, 50),), 0)
+
+    again = judge(replace(hurt, checkpoint_offset=20), known)
+    assert blockers(again) == [Reason.ACTIVE_SEGMENT]
+    assert again.is_damaged
+    assert again.section is not None
+    assert (again.section.dirty_bytes, again.section.clean_bytes) == (0, 400)
+
+    more = replace(facts(even(7), checkpoint=20), damaged=damaged(20))
+    section = judge(more, known).section
+    assert section is not None
+    assert (section.first_dirty_offset, section.end_offset) == (50, 70)
+    assert (section.dirty_bytes, section.clean_bytes, section.clean_below) == (200, 400, 20)
+    eager = replace(more, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.3))
+    next_job = job_for(eager, known)
+    assert (next_job.first_dirty_offset, next_job.end_offset) == (50, 70)
+    assert next_job.groups[0][0].base_offset == 0, "all of the log, the damage included"
+    known, clean_below = learn(
+        known, next_job, report_of(next_job, horizons=told(more)), eager, dirty_bytes=200, alpha=0.3
+    )
+    assert (clean_below, known.cleaned) == (20, ((30, 70),))
+
+
+def test_when_the_damaged_segment_goes_the_checkpoint_moves_over_what_was_cleaned() -> None:
+    known = Remembered(cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1})
+    log = facts(even(5)[3:], checkpoint=20)
+    verdict = judge(log, known)
+    assert verdict.checkpoint_offset == 50
+    assert verdict.section is not None
+    assert verdict.section.dirty_bytes == 0
+
+
+def test_pieces_covered_without_a_gap_become_one_checkpoint() -> None:
+    log = facts(even(5), checkpoint=10)
+    known = Remembered(cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1})
+    section = judge(log, known).section
+    assert section is not None
+    assert (section.first_dirty_offset, section.dirty_bytes, section.clean_bytes) == (10, 200, 300)
+    config = replace(COMPACTED, min_cleanable_dirty_ratio=0.3)
+    job = job_for(replace(log, config=config), known)
+    report = report_of(job, next_dirty_offset=30, map_full=True, horizons=told(log))
+    after, clean_below = learn(known, job, report, log, dirty_bytes=200, alpha=0.3)
+    assert (clean_below, after.cleaned) == (50, ())
+
+
+def test_a_full_map_behind_damage_is_progress_too() -> None:
+    log = replace(facts(even(6), checkpoint=20), damaged=damaged(20))
+    known = Remembered(cleaned=((30, 40),), horizons={(30, 100): -1})
+    job = job_for(replace(log, config=replace(COMPACTED, min_cleanable_dirty_ratio=0)), known)
+    assert job.first_dirty_offset == 40
+    report = report_of(job, next_dirty_offset=45, map_full=True, horizons=told(log))
+    after = learned(known, job, report, log)
+    section = judge(log, after).section
+    assert section is not None
+    assert section.first_dirty_offset == 45
+
+
+def test_damage_does_not_count_as_cleanable_nor_for_the_lag() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=1000)
+    log = replace(facts(even(1), config=config), damaged=damaged(0))
+    verdict = judge(log)
+    assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
+    assert (verdict.over_lag_ms, verdict.deadline_ms) == (0, None)
+    found = next(f for f in verdict.findings if f.reason is Reason.DAMAGED)
+    assert dict(found.values) == {"file": "/data/t-0/0.log", "position": 17, "reason": "bad CRC"}
+
+
+@given(st.data())
+def test_every_section_is_consistent_whatever_is_remembered(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 6))
+    log = facts(
+        even(count),
+        checkpoint=data.draw(st.integers(0, 10 * count)),
+        damaged=damaged(*data.draw(st.sets(st.integers(0, count - 1).map(lambda i: 10 * i)))),
+        undecided=data.draw(st.integers(0, 10 * count)),
+        config=replace(COMPACTED, min_cleanable_dirty_ratio=0, delete_retention_ms=0),
+    )
+    known = Remembered(
+        cleaned=merged(data.draw(spans)),
+        horizons={
+            (10 * i, data.draw(st.sampled_from([100, 99]))): data.draw(st.integers(-2, 2))
+            for i in data.draw(st.sets(st.integers(0, count)))
+        },
+    )
+    verdict = judge(log, known)
+    section = verdict.section
+    assert section is not None
+    assert log.checkpoint_offset is not None
+    assert log.checkpoint_offset <= section.clean_below <= log.log_end_offset
+    assert section.clean_below <= section.first_dirty_offset or section.dirty_bytes == 0
+    assert section.clean_bytes + section.dirty_bytes <= 200 * (count + 1)
+    assert all(b not in {d.base_offset for d in log.damaged} for b in _expired(verdict))
+    if not verdict.to_clean:
+        return
+    job = job_for(log, known)
+    covered = [source for group in job.groups for source in group]
+    if not job.expired_only:
+        assert covered[0].base_offset == 0
+        assert job.first_dirty_offset < job.end_offset == covered[-1].next_base_offset
+    else:
+        assert job.first_dirty_offset == job.end_offset
+        assert [source.base_offset for source in covered] == list(_expired(verdict))
+
+
+def _expired(verdict: Verdict) -> tuple[int, ...]:
+    return () if verdict.expired is None else verdict.expired.base_offsets
+
+
+# --- what expires
+
+
+def stamped(log: LogFacts, **at: int) -> Remembered:
+    horizons = {(one.base_offset, one.size_bytes): NO_HORIZON for one in log.segments[:-1]}
+    for name, horizon in at.items():
+        horizons[int(name[1:]), 100] = horizon
+    return Remembered(first_seen_ms=NOW.wall_ms, horizons=horizons)
+
+
+def test_an_idle_partition_gets_a_job_over_just_the_segments_whose_horizon_has_passed() -> None:
+    log = facts(even(5), checkpoint=50)
+    known = stamped(log, b0=NOW.wall_ms, b10=NOW.wall_ms, b30=NOW.wall_ms - 5, b40=NOW.wall_ms + 1)
+    verdict = judge(log, known)
+    assert verdict.to_clean
+    assert verdict.expired is not None
+    assert verdict.expired.since_ms == NOW.wall_ms - 5
+    assert verdict.deadline_ms == NOW.wall_ms - 5 + max(EXPIRY_GRACE_MS, ACTIVE // 10)
+    job = job_for(log, known)
+    assert job.expired_only
+    assert [[x.base_offset for x in group] for group in job.groups] == [[0, 10], [30]]
+    assert job.first_dirty_offset == job.end_offset == 40
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_clock_that_cannot_be_trusted_expires_nothing(trusted: bool) -> None:
+    log = facts(even(2), checkpoint=20, clock_trusted=trusted)
+    assert judge(log, stamped(log, b0=5)).to_clean == trusted
+
+
+def test_before_its_horizon_nothing_is_done_and_the_time_of_it_is_known() -> None:
+    log = facts(even(2), checkpoint=20)
+    verdict = judge(log, stamped(log, b0=NOW.wall_ms + 9))
+    assert not verdict.to_clean
+    assert verdict.next_ms == NOW.wall_ms + 9
+
+
+def test_a_horizon_of_a_segment_that_has_another_size_by_now_is_not_believed() -> None:
+    log = facts(even(1), checkpoint=10)
+    known = Remembered(first_seen_ms=NOW.wall_ms, horizons={(0, 99): 5})
+    assert not judge(log, known).to_clean
+
+
+def test_a_clean_that_is_due_sees_to_what_has_expired() -> None:
+    log = facts(even(4), checkpoint=10)
+    verdict = judge(log, stamped(log, b0=5))
+    assert verdict.to_clean
+    assert verdict.expired is None
+    assert not job_for(log, stamped(log, b0=5)).expired_only
+
+
+def test_segments_of_unknown_horizon_are_looked_at_once_after_the_retention() -> None:
+    log = facts(even(2), checkpoint=20)
+    known = Remembered(first_seen_ms=NOW.wall_ms)
+    later = NOW.wall_ms + ACTIVE
+    assert not judge(log, known, later - 1).to_clean
+    assert judge(log, known, later - 1).next_ms == later
+    job = job_for(log, known, later)
+    assert [x.base_offset for group in job.groups for x in group] == [0, 10]
+    after = learned(known, job, report_of(job), log)
+    assert set(after.horizons.values()) == {NO_HORIZON}
+    assert not judge(log, after, later + 10 * ACTIVE).to_clean
+
+
+def test_what_could_not_go_is_not_asked_for_again_at_once() -> None:
+    log = facts(even(1), checkpoint=10, config=replace(COMPACTED, delete_retention_ms=0))
+    known = stamped(log, b0=5)
+    job = job_for(log, known)
+    report = report_of(job, horizons=(SegmentHorizon(0, 100, 5),))
+    after = learned(known, job, report, log)
+    assert after.horizons == {(0, 100): NOW.wall_ms + STUBBORN_MS}
+    assert not judge(log, after, NOW.wall_ms + STUBBORN_MS - 1).to_clean
+    assert judge(log, after, NOW.wall_ms + STUBBORN_MS).to_clean
+
+
+def test_two_such_jobs_are_a_tenth_of_the_retention_apart() -> None:
+    log = facts(even(2), checkpoint=20)
+    known = replace(stamped(log, b10=NOW.wall_ms), expired_at_ms=NOW.wall_ms - 5)
+    assert not judge(log, known).to_clean
+    assert judge(log, known).next_ms == NOW.wall_ms - 5 + ACTIVE // 10
+    assert judge(log, known, NOW.wall_ms - 5 + ACTIVE // 10).to_clean
+
+
+def test_a_job_over_what_has_expired_moves_no_checkpoint_and_teaches_no_survivorship() -> None:
+    log = facts(even(3), checkpoint=20)
+    known = stamped(log, b0=5)
+    job = job_for(log, known)
+    after, clean_below = learn(known, job, report_of(job), log, dirty_bytes=0, alpha=0.3)
+    assert (clean_below, after.observations, after.cleaned) == (20, 0, ())
+    assert after.expired_at_ms == NOW.wall_ms
+
+
+def test_segments_that_were_never_cleaned_have_no_horizon_to_know() -> None:
+    log = facts(even(4), checkpoint=10, config=replace(COMPACTED, min_cleanable_dirty_ratio=1))
+    job = job_for(log, Remembered(first_seen_ms=0))
+    assert [x.base_offset for group in job.groups for x in group] == [0]
+
+
+def test_what_has_expired_comes_after_dirt_until_its_own_deadline_has_passed() -> None:
+    dirty = replace(facts(even(4)), partition=TopicPartition("t", 1))
+    idle = facts(even(1), checkpoint=10)
+    for age, first in ((0, 1), (max(EXPIRY_GRACE_MS, ACTIVE // 10) + 1, 0)):
+        known = stamped(idle, b0=NOW.wall_ms - age)
+        order = ranked([judge(idle, known), judge(dirty)], NOW.wall_ms)
+        assert order[0].partition.partition == first
+
+
+# --- survivorship
+
+
+def test_what_survives_is_learned_from_whole_cleans_alone() -> None:
+    log = facts(even(4), checkpoint=20)
+    job = job_for(replace(log, config=replace(COMPACTED, min_cleanable_dirty_ratio=0)))
+    whole = report_of(job, bytes_before=400, bytes_after=250)
+    once = learned(FRESH, job, whole, log, dirty_bytes=200)
+    assert (once.survivorship, once.observations) == (0.25, 1)
+    twice = learned(once, job, replace(whole, bytes_after=400), log, dirty_bytes=200)
+    assert twice.survivorship == pytest.approx(0.3 * 1 + 0.7 * 0.25)
+    part = learned(once, job, replace(whole, next_dirty_offset=30), log, dirty_bytes=200)
+    assert part.survivorship == 0.25
+
+
+def test_unknown_horizons_stay_unknown_after_a_clean_that_does_not_tell_them() -> None:
+    log = facts(even(2), checkpoint=20)
+    job = job_for(facts(even(2)))
+    assert set(learned(FRESH, job, report_of(job), log).horizons.values()) == {UNKNOWN_HORIZON}
