@@ -1,4 +1,5 @@
-"""The whole pool under random workers, clients with short patience, failures and cancellations.
+"""The whole pool under random workers, clients with short patience, failures and cancellations;
+operators, other settings, deletions, failed directories and a restart come on top.
 
 Time is virtual and the order of ready callbacks is drawn from the seed, so that each seed is one
 history and can be had again: VARVE_SIMULATION_SEEDS=17:18.
@@ -14,8 +15,9 @@ from structlog.testing import capture_logs
 
 from cleaner import states as s
 from cleaner.crew import CrewLimits
+from cleaner.explain import sentences
 from cleaner.host import PublishOutcome
-from cleaner.job import CleanedGroup, CleanJob
+from cleaner.job import CleanedGroup, CleanJob, SegmentHorizon
 from cleaner.pool import CleanerPool
 from cleaner.run import PoolLimits
 from config.settings import CleanerSettings
@@ -32,10 +34,15 @@ SETTINGS = CleanerSettings(
 LIMITS = PoolLimits(
     abort=1.5, stall=6.0, crew=CrewLimits(start=2, kill=0.5, stop=2, respawn=0.05, respawn_max=1)
 )
+# A journal (twice: one may begin just before), a worker that does not heed, its kill.
+PAUSE_SECONDS_MAX = 4 * 0.4 + LIMITS.abort * 2 + LIMITS.crew.kill + 0.5
+CONFIG = replace(
+    COMPACTED, segment_bytes=100, min_cleanable_dirty_ratio=0, delete_retention_ms=3000
+)
 
 
 def seeds() -> range:
-    first, _, end = os.environ.get("VARVE_SIMULATION_SEEDS", "0:150").partition(":")
+    first, _, end = os.environ.get("VARVE_SIMULATION_SEEDS", "0:100").partition(":")
     return range(int(first), int(end))
 
 
@@ -49,6 +56,7 @@ class Simulation:
         self.held: Counter[TopicPartition] = Counter()
         self.seen: Counter[str] = Counter()
         self.tasks: set[asyncio.Task[None]] = set()
+        self.calm = False  # nothing is damaged any more
 
     def live(self, link: FakeLink) -> None:
         task = asyncio.ensure_future(self.worker(link))
@@ -95,8 +103,80 @@ class Simulation:
             link.group(index)
         if link.is_gone():
             return False
-        link.done()
+        link.done(**self.result(job))
+        self.seen["expired only"] += job.expired_only
         return True
+
+    def result(self, job: CleanJob) -> dict[str, object]:
+        """What a job found: horizons, and now and then damage in the middle."""
+        sources = [source for group in job.groups for source in group]
+        stamps = [-1, -1, job.now_ms, job.now_ms + job.delete_retention_ms]
+        found: dict[str, object] = {
+            "horizons": tuple(
+                SegmentHorizon(source.base_offset, source.size_bytes, self.rng.choice(stamps))
+                for source in sources
+            )
+        }
+        if not self.calm and not job.expired_only and self.rng.random() < 0.1:
+            hurt = self.rng.choice(sources)
+            if hurt.base_offset >= job.first_dirty_offset:
+                path = f"{job.directory}/{hurt.base_offset}.log"
+                found |= {
+                    "damaged": ((path, 17, "bad CRC"),),
+                    "next_dirty_offset": hurt.base_offset,
+                    "cleaned": ((hurt.next_base_offset, job.end_offset),)
+                    if hurt.next_base_offset < job.end_offset
+                    else (),
+                }
+                self.seen["damaged"] += 1
+        return found
+
+    async def operator(self, pool: CleanerPool) -> None:
+        """Holds, releases, asks for cleans and reasons, sets other settings; lets time pass."""
+        for _ in range(12):
+            await asyncio.sleep(self.rng.random() * 1.5)
+            self.env.advance_ms(self.rng.randrange(3000))
+            partition = self.rng.choice(PARTITIONS)
+            try:
+                match self.rng.randrange(7):
+                    case 0:
+                        self.seen["held"] += pool.hold(partition)
+                    case 1 | 2:
+                        partition = self.rng.choice([*sorted(pool.status().held), partition])
+                        self.seen["released"] += pool.release(partition)
+                    case 3:
+                        pool.run_now(partition)
+                    case 4:
+                        assert sentences(pool.explain(partition))
+                        assert len(pool.history(partition, 5)) <= 5
+                    case 5:
+                        pool.forgive(partition)
+                    case _:
+                        workers, rate = self.rng.randrange(1, 4), self.rng.choice([None, 1 << 20])
+                        strategy = self.rng.choice(["dirty-ratio", "survivorship"])
+                        changes = {
+                            "workers": workers, "strategy": strategy, "read_bytes_per_second": rate,
+                        }  # fmt: skip
+                        pool.configure(SETTINGS.model_copy(update=changes))
+            except KeyError:
+                self.seen["unknown"] += 1
+
+    async def landlord(self, pool: CleanerPool) -> None:
+        """Deletes partitions and makes new ones of their name; a disk fails and comes back."""
+        for _ in range(3):
+            await asyncio.sleep(self.rng.random() * 5)
+            partition = self.rng.choice(PARTITIONS)
+            log = self.host.logs[partition]
+            if self.rng.random() < 0.5:
+                async with pool.paused(partition):
+                    del self.host.logs[partition]
+                self.seen["deleted"] += 1
+                log = replace(log, topic_id=self.rng.randbytes(16), checkpoint_offset=None)
+            else:
+                del self.host.logs[partition]
+                self.seen["failed disk"] += 1
+            await asyncio.sleep(self.rng.random() * 3)
+            self.host.add(replace(log, generation=f"{log.generation}*", damaged=()))
 
     async def client(self, pool: CleanerPool, number: int) -> None:
         """Pauses partitions with little patience, sometimes nested; truncates meanwhile."""
@@ -105,6 +185,13 @@ class Simulation:
             partition = self.rng.choice(PARTITIONS)
             if self.rng.random() < 0.2:
                 pool.abort(partition)
+            if self.rng.random() < 0.2:
+                began = asyncio.get_running_loop().time()
+                async with pool.paused(partition):
+                    waited = asyncio.get_running_loop().time() - began
+                    assert waited <= PAUSE_SECONDS_MAX, "a pause is granted in bounded time"
+                    await self.truncate(partition)
+                continue
             try:
                 async with asyncio.timeout(self.rng.random() * 2), pool.paused(partition):
                     await self.truncate(partition)
@@ -121,43 +208,79 @@ class Simulation:
             for _ in range(3):
                 assert partition not in self.host.publishing, "a journal under a granted pause"
                 await asyncio.sleep(self.rng.random() * 0.2)
-            log = self.host.logs[partition]
-            self.host.add(replace(log, checkpoint_offset=None, generation=f"{log.generation}'"))
+            log = self.host.logs.get(partition)
+            if log is not None:
+                self.host.add(replace(log, checkpoint_offset=None, generation=f"{log.generation}'"))
         finally:
             self.held[partition] -= 1
 
+    def pool(self) -> CleanerPool:
+        return CleanerPool(self.host, SETTINGS, self.env, spawn=self.crew, limits=LIMITS)
+
     async def run(self) -> None:
         for partition in PARTITIONS:
-            config = replace(COMPACTED, segment_bytes=100)
-            self.host.add(facts(even(4), partition=partition, config=config))
-            self.env.mkdir(f"/data/{partition}")
-        pool = CleanerPool(self.host, SETTINGS, self.env, spawn=self.crew, limits=LIMITS)
+            log = facts(even(4), partition=partition, config=CONFIG, data_directory="/data")
+            self.host.add(log)
+            self.env.mkdir(log.directory)
+        pool = self.pool()
         await pool.start()
         watcher = asyncio.ensure_future(self.watch(pool))
-        await asyncio.gather(*(self.client(pool, number) for number in range(4)))
+        await asyncio.gather(
+            *(self.client(pool, number) for number in range(4)),
+            self.operator(pool),
+            self.landlord(pool),
+        )
+        await self.stop(pool, watcher)
+        held = pool.status().held
+
+        again = self.pool()
+        self.calm = True
         self.host.outcomes = [PublishOutcome.PUBLISHED]
+        for log in list(self.host.logs.values()):
+            self.host.add(replace(log, damaged=(), generation=f"{log.generation}#"))
+        await again.start()
+        assert again.status().held == held, "holds survive a restart"
+        assert len(again.history(limit=10_000)) == len(pool.history(limit=10_000))
+        watcher = asyncio.ensure_future(self.watch(again))
+        for partition in held:
+            again.release(partition)
         for partition in PARTITIONS:
             async with asyncio.timeout(120):
-                await pool.await_cleaned(partition, 40)
+                await again.await_cleaned(partition, 40)
+        await self.stop(again, watcher)
+        for task in self.tasks:
+            task.cancel()
+
+    async def stop(self, pool: CleanerPool, watcher: asyncio.Task[None]) -> None:
+        """And nothing is left: no pause but operators' holds, no worker, no unrecorded job."""
         assert not pool._control.is_waited_for
         watcher.cancel()
         async with asyncio.timeout(30):
             await pool.stop()
         pool.registry.validate()
-        assert not any(s.held(state) for state in pool.registry.in_progress().values())
-        assert not any(isinstance(x, s.Paused) for x in pool.registry.in_progress().values())
+        held = pool.status().held
+        for partition, state in pool.registry.in_progress().items():
+            assert not s.held(state)
+            assert isinstance(state, s.Paused) == (partition in held), (partition, state)
+            assert not isinstance(state, s.Paused) or state.pauses == 1
+        jobs = Counter(record.outcome for record in pool.history(limit=10_000))
+        assert jobs.total() >= pool.stats.cleans + pool.stats.aborted
         self.seen.update(
-            cleans=pool.stats.cleans, aborted=pool.stats.aborted, failures=pool.stats.failures
+            cleans=pool.stats.cleans,
+            aborted=pool.stats.aborted,
+            failures=pool.stats.failures,
+            stale=jobs["stale"],
         )
-        for task in self.tasks:
-            task.cancel()
 
     async def watch(self, pool: CleanerPool) -> None:
         while True:
             pool.registry.validate()
             for partition in PARTITIONS:
+                state = pool.registry.state(partition)
                 if self.held[partition]:
-                    assert isinstance(pool.registry.state(partition), s.Paused)
+                    assert isinstance(state, s.Paused)
+                if partition in pool.status().held:
+                    assert isinstance(state, s.Paused | s.Aborting)
             await asyncio.sleep(0.05)
 
 
@@ -175,7 +298,8 @@ class RandomHost(FakeHost):
 
     async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
         rng = self.simulation.rng
-        if self.logs[job.partition].generation != job.generation:
+        log = self.logs.get(job.partition)
+        if log is None or log.generation != job.generation:
             return PublishOutcome.STALE
         self.publishing.add(job.partition)
         try:
@@ -209,5 +333,8 @@ def test_pauses_hold_and_end_and_every_partition_gets_clean_whatever_happens() -
             raise
         seen.update(simulation[0].seen)
     print(dict(seen))
-    for kind in ("paused", "gave up", "cleans", "aborted", "failures"):
+    for kind in (
+        "paused", "gave up", "cleans", "aborted", "failures", "held", "released", "deleted",
+        "failed disk", "stale", "expired only",
+    ):  # fmt: skip
         assert seen[kind] > len(seeds()) / 4, (kind, seen)
