@@ -40,7 +40,11 @@ from broker.reload import Reloader
 from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
 from broker.topics import TopicError, Topics
+from broker.view_runs import ViewRuns, Worker
+from broker.views import Views
 from cleaner.pool import CleanerPool
+from cleaner.process import spawn_process
+from cleaner.solo import JobRunner, solo_worker
 from config.address import Address
 from config.settings import Settings
 from config.token import TokenFileError, read_token
@@ -54,6 +58,7 @@ log = structlog.get_logger("broker.app")
 
 # A broker that stood still for longer waits with deleting until its clock has held for a while.
 PAUSE_BELIEVED_MS = 86_400_000
+VIEW_WORKER = -1  # its number among those that share the cleaner's budgets
 EXIT_OK = 0
 EXIT_CANNOT_START = 1
 
@@ -68,8 +73,12 @@ class Broker:
         *,
         token: bytes | None = None,
         load: Callable[[], Settings] | None = None,
+        view_worker: Worker | None = None,
     ) -> None:
-        """`token`: of the HTTP API. `load` reads the settings file anew, if there is one."""
+        """`token`: of the HTTP API. `load` reads the settings file anew, if there is one.
+
+        `view_worker` compacts views, where a process would not find the files.
+        """
         self.settings = settings
         self._token = token
         self.stats = BrokerStats()
@@ -106,6 +115,15 @@ class Broker:
             foreground=self.stats.foreground,
         )
         self.pool = CleanerPool(self.cleaning, settings.cleaner, env)
+        self.views = Views(env, self.topics, self.stats)
+        self.view_runs = ViewRuns(
+            env,
+            self.topics,
+            self.views,
+            worker=view_worker or self._view_worker,
+            hash_key=lambda: self.manager.metadata.hash_key,
+            settings=lambda: self.topics.cleaner_settings,
+        )
         self.reloader: Reloader | None = None
         if load is not None:
             self.reloader = Reloader(
@@ -142,6 +160,7 @@ class Broker:
         self.pool.configure(self.topics.cleaner_settings)
         await self.topics.finish_interrupted()
         await self.topics.apply_yaml()
+        await asyncio.to_thread(list, self.views)  # opened before clients ask for them
         services = self._services = self._make_services()
         limits = self.settings.limits
         self.listener = Listener(
@@ -157,6 +176,7 @@ class Broker:
         self.housekeeping.start()
         self.offsets_topic.start()
         await self.pool.start()
+        self.view_runs.start()
         self._ready = True
         gc.collect()
         gc.freeze()  # what was built until here lives as long as the process
@@ -188,6 +208,7 @@ class Broker:
             env=self._env,
             manager=self.manager,
             topics=self.topics,
+            views=self.views,
             groups=self.groups,
             offsets_topic=self.offsets_topic,
             sessions=FetchSessions(self.settings.limits.fetch_sessions),
@@ -250,6 +271,7 @@ class Broker:
             ("reload", self._stop_reloading),
             ("topics", lambda: self.topics.wait_idle(budget)),
             ("offsets topic", self.offsets_topic.stop),
+            ("views", self.view_runs.stop),
             ("cleaner", self.pool.stop),
             ("cleaner checkpoints", self.cleaning.stop),
             ("housekeeping", self.housekeeping.stop),
@@ -327,6 +349,16 @@ class Broker:
                 self.pool.wake()
 
         return wake
+
+    def _view_worker(self) -> AbstractAsyncContextManager[JobRunner]:
+        """A worker beside the pool's, under the same budgets."""
+        return solo_worker(
+            spawn_process,
+            self.topics.cleaner_settings.nice,
+            index=VIEW_WORKER,
+            budgets=self.pool.throttle,
+            top_up=self.pool.top_up,
+        )
 
     def _wanted_workers(self) -> int:
         settings = self.topics.cleaner_settings

@@ -120,6 +120,8 @@ class Connection(asyncio.BufferedProtocol):
         """Let go of everything that belongs to this client."""
         self._open = False
         self._writer.close()
+        if self.context is not None:
+            self.context.cursors.clear()  # what it read may go from the disk now
         if self._next_turn is not None:
             self._next_turn.cancel()
         if self._waiting is not None:

@@ -1,13 +1,15 @@
 """What a request handler may use: the parts of the broker, and who is asking."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator
 from broker.offsets_topic import OffsetsTopic
+from broker.partition import Partition
 from broker.protocol.errors import ErrorCode
 from broker.stats import BrokerStats
-from broker.topics import Topics
+from broker.topics import Topic, Topics
+from broker.views import Cursors, ViewPartition, Views, ViewTopic
 from config.address import Address
 from config.settings import Settings
 from storage.env import Env
@@ -22,12 +24,25 @@ class Services:
     env: Env
     manager: LogManager
     topics: Topics
+    views: Views
     groups: GroupCoordinator
     offsets_topic: OffsetsTopic
     sessions: FetchSessions
     stats: BrokerStats
     cluster_id: str
     node_id: int
+
+    def readable(self, topic: str | bytes, index: int) -> Partition | ViewPartition | ErrorCode:
+        """What may be read under a topic's name or id: a partition, or one of a view."""
+        found = self.topics.find(topic, index)
+        if isinstance(found, Partition):
+            return found
+        view = self.views.find(topic, index)
+        return view if isinstance(view, ViewPartition) else found
+
+    def topic(self, name: str) -> Topic | ViewTopic | None:
+        """A topic, or a view, by its name."""
+        return self.topics.get(name) or self.views.get(name)
 
 
 @dataclass(slots=True)
@@ -38,6 +53,7 @@ class RequestContext:
     client_host: str
     reached_at: Address
     client_software: tuple[str, str] = ("", "")
+    cursors: Cursors = field(default_factory=dict)  # where this connection reads views
 
     @property
     def address(self) -> Address:
@@ -72,7 +88,7 @@ class RequestContext:
 
     def partition_count(self, topic: str) -> int | None:
         """How many partitions a topic has; None if there is no such topic."""
-        found = self.services.topics.get(topic)
+        found = self.services.topic(topic)
         return found.partition_count if found is not None else None
 
     def wall_ms(self) -> int:

@@ -27,6 +27,7 @@ from cleaner.registry import CleanerRegistry
 from cleaner.run import PoolLimits, PoolStatus, worker_status
 from cleaner.runs import Runs
 from cleaner.stats import PoolStats
+from cleaner.throttle import Throttle
 from config.settings import CleanerSettings
 from storage.env import Env
 from storage.model import TopicPartition
@@ -193,6 +194,15 @@ class CleanerPool:
     def verdicts(self) -> dict[TopicPartition, Verdict]:
         """What the last look found, by partition."""
         return self._lookout.verdicts
+
+    @property
+    def throttle(self) -> Throttle:
+        """The budgets; a worker beside the pool's joins them, too."""
+        return self._runs.throttle
+
+    def top_up(self, now: float) -> None:
+        """For a worker beside the pool's: have bytes granted, unless a run has that done."""
+        self._runs.top_up(now)
 
     def status(self) -> PoolStatus:
         """What is going on."""

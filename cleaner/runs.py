@@ -145,6 +145,11 @@ class Runs:
         self.throttle.join(worker.index, worker.side, self._now())
         return run
 
+    def top_up(self, now: float) -> None:
+        """Grant what was earned; nothing to do while the ticker runs."""
+        if self._ticker is None:
+            self.throttle.tick(now, self._host.foreground)
+
     def _tick(self) -> None:
         """Top the grants up and look for stalled workers, as long as jobs run."""
         self._ticker = None

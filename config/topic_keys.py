@@ -97,6 +97,10 @@ class TopicConfig:
     varve_flush_on_ack: bool = False
     varve_cleaner_strategy: str = "default"
     varve_decompressed_batch_bytes: int = 64 * MIB
+    varve_view: str = "none"
+    varve_view_min_bytes: int = 64 * MIB
+    varve_view_null_key: str = "keep"
+    varve_view_strategy: str = "offset"
     policy_known: bool = True  # False: a folder found on disk; neither clean it nor expire it
 
     @property
@@ -108,6 +112,11 @@ class TopicConfig:
     def deletes(self) -> bool:
         """Whether retention by time and size applies."""
         return self.policy_known and "delete" in self.cleanup_policy
+
+    @property
+    def has_view(self) -> bool:
+        """Whether a compacted view is offered beside the log."""
+        return self.varve_view == "compacted"
 
 
 class ConfigSynonym(NamedTuple):

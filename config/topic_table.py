@@ -18,6 +18,9 @@ POLICIES: Final = ("compact", "delete")
 CODECS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
 CLEANER_STRATEGIES: Final = ("default", "dirty-ratio", "survivorship")
+VIEWS: Final = ("none", "compacted")
+NULL_KEYS: Final = ("keep", "drop")
+VIEW_STRATEGIES: Final = ("offset",)
 
 
 class ValueKind(IntEnum):
@@ -68,6 +71,7 @@ def _table() -> Iterator[TopicKey]:
     yield from _flush_keys()
     yield from _record_keys()
     yield from _own_keys()
+    yield from _view_keys()
     yield from _idle_keys()
     yield from _old_keys()
 
@@ -312,6 +316,45 @@ def _own_keys() -> Iterator[TopicKey]:
         minimum=MIB,
         maximum=1 << 30,
         unit="bytes",
+    )
+
+
+def _view_keys() -> Iterator[TopicKey]:
+    yield TopicKey(
+        "varve.view",
+        "varve.view",
+        ValueKind.STRING,
+        "none",
+        "`compacted` offers the latest record of each key beside the log, as the read-only topic "
+        "`<topic>.compacted`; the topic itself stays as it is. Set back to `none`, the view is "
+        "removed.",
+        choices=VIEWS,
+    )
+    yield TopicKey(
+        "varve.view.min.bytes",
+        "varve.view.min.bytes",
+        ValueKind.LONG,
+        str(64 * MIB),
+        "The view is compacted by itself when closed segments of this many bytes have gathered "
+        "behind its horizon; -1 is only on demand.",
+        minimum=-1,
+        unit="bytes",
+    )
+    yield TopicKey(
+        "varve.view.null.key",
+        "varve.view.null.key",
+        ValueKind.STRING,
+        "keep",
+        "What becomes of records without a key in the view.",
+        choices=NULL_KEYS,
+    )
+    yield TopicKey(
+        "varve.view.strategy",
+        "varve.view.strategy",
+        ValueKind.STRING,
+        "offset",
+        "Which record of a key is its latest: the one with the largest offset.",
+        choices=VIEW_STRATEGIES,
     )
 
 

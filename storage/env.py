@@ -109,6 +109,9 @@ class Env(Protocol):
     def rename(self, src: str, dst: str) -> None:
         """Atomically give `src` the name `dst`, replacing a file of that name."""
 
+    def link(self, src: str, dst: str) -> None:
+        """Give the file `src` the name `dst` as well. FileExistsError if that is taken."""
+
     def unlink(self, path: str) -> None:
         """Delete a file's name; open files stay readable."""
 
@@ -348,6 +351,10 @@ class RealEnv:
     def rename(self, src: str, dst: str) -> None:
         """See Env."""
         os.replace(src, dst)
+
+    def link(self, src: str, dst: str) -> None:
+        """See Env."""
+        os.link(src, dst)
 
     def unlink(self, path: str) -> None:
         """See Env."""

@@ -147,18 +147,20 @@ class LogView:
             end = position + header.size_bytes
         return data[:end]
 
-    def search_timestamp(self, timestamp_ms: int) -> Search:
-        """For the first record whose timestamp is at least that. See storage/timestamp_lookup.py.
+    def search_timestamp(self, timestamp_ms: int, first_offset: int = 0) -> Search:
+        """For the first record, from an offset on, whose timestamp is at least that.
 
-        Raises OSError, as each look does that it asks for.
+        See storage/timestamp_lookup.py. Raises OSError, as each look does that it asks for.
         """
         limit_bytes = self.config.varve_decompressed_batch_bytes
-        return first_at_or_after(self._segments, timestamp_ms, self.log_start_offset, limit_bytes)
+        start = max(first_offset, self.log_start_offset)
+        return first_at_or_after(self._segments, timestamp_ms, start, limit_bytes)
 
-    def search_max_timestamp(self) -> Search:
+    def search_max_timestamp(self, first_offset: int = 0) -> Search:
         """For the first of the records with the largest timestamp; as `search_timestamp`."""
         limit_bytes = self.config.varve_decompressed_batch_bytes
-        return first_of_largest(self._segments, self.log_start_offset, limit_bytes)
+        start = max(first_offset, self.log_start_offset)
+        return first_of_largest(self._segments, start, limit_bytes)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
         """The first record whose timestamp is at least that. Raises CorruptBatchError."""

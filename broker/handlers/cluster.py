@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Final
 
 from broker.context import RequestContext
@@ -39,6 +40,7 @@ from broker.protocol.messages import (
     MetadataResponseTopic,
 )
 from broker.topics import Topic, TopicError
+from broker.views import ViewPartition, ViewTopic
 from storage.errors import StorageError
 
 NO_ID: Final = bytes(16)
@@ -83,7 +85,8 @@ async def metadata(
     may_create = body.allow_auto_topic_creation if version >= 4 else True
     topics = []
     if wants_all:
-        topics = [_metadata_topic(services.node_id, topic) for topic in services.topics]
+        every: list[Topic | ViewTopic] = [*services.topics, *services.views]
+        topics = [_metadata_topic(services.node_id, topic) for topic in every]
     else:
         assert body.topics is not None
         # Once each, however often it is named: a short name may stand for a thousand partitions.
@@ -116,14 +119,14 @@ async def _look_up(
 ) -> MetadataResponseTopic:
     services = context.services
     if wanted.topic_id != NO_ID and wanted.name is None:
-        topic = services.topics.by_id(wanted.topic_id)
-        if topic is None:
+        known = services.topics.by_id(wanted.topic_id) or services.views.by_id(wanted.topic_id)
+        if known is None:
             return MetadataResponseTopic(
                 error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id
             )
-        return _metadata_topic(services.node_id, topic)
+        return _metadata_topic(services.node_id, known)
     name = wanted.name or ""
-    topic = services.topics.get(name)
+    topic = services.topic(name)
     if topic is None:
         try:
             services.topics.check_name(name)
@@ -144,8 +147,9 @@ async def _look_up(
     return _metadata_topic(services.node_id, topic)
 
 
-def _metadata_topic(node_id: int, topic: Topic) -> MetadataResponseTopic:
+def _metadata_topic(node_id: int, topic: Topic | ViewTopic) -> MetadataResponseTopic:
     here = [node_id]
+    served: Iterable[tuple[int, Partition | ViewPartition]] = topic.partitions.items()
     partitions = [
         MetadataResponsePartition(
             partition_index=index,
@@ -154,7 +158,7 @@ def _metadata_topic(node_id: int, topic: Topic) -> MetadataResponseTopic:
             replica_nodes=here,
             isr_nodes=here,
         )
-        for index, partition in sorted(topic.partitions.items())
+        for index, partition in sorted(served)
     ]
     partitions += [
         MetadataResponsePartition(
@@ -204,7 +208,8 @@ def describe_topic_partitions(
 ) -> DescribeTopicPartitionsResponse:
     """Topics page by page (KIP-966), in order of name, from the cursor on."""
     services = context.services
-    names = sorted({topic.name for topic in body.topics} or {t.name for t in services.topics})
+    every = (t.name for one in (services.topics, services.views) for t in one)
+    names = sorted({topic.name for topic in body.topics} or set(every))
     first_index = 0
     if body.cursor is not None:
         names = [name for name in names if name >= body.cursor.topic_name]
@@ -213,7 +218,7 @@ def describe_topic_partitions(
     left = max(1, min(body.response_partition_limit, PARTITIONS_PER_ANSWER_MAX))
     response = DescribeTopicPartitionsResponse(next_cursor=None)
     for name in names:
-        topic = services.topics.get(name)
+        topic = services.topic(name)
         if topic is None:
             response.topics.append(_unknown_topic(name))
             continue
@@ -244,7 +249,9 @@ def _unknown_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
     )
 
 
-def _described_topic(node_id: int, topic: Topic) -> DescribeTopicPartitionsResponseTopic:
+def _described_topic(
+    node_id: int, topic: Topic | ViewTopic
+) -> DescribeTopicPartitionsResponseTopic:
     """As Metadata has it; the lists of eligible leaders are empty, never null (clients fail)."""
     known = _metadata_topic(node_id, topic)
     return DescribeTopicPartitionsResponseTopic(

@@ -82,7 +82,7 @@ def _describe(
 def _entries(context: RequestContext, kind: int, name: str) -> Sequence[ConfigEntry]:
     services = context.services
     if kind == TOPIC:
-        topic = services.topics.get(name)
+        topic = services.topic(name)
         if topic is None:
             raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
         return describe(topic.layers)

@@ -34,8 +34,11 @@ from broker.protocol.fetch import (
 )
 from broker.protocol.produce import TopicRef
 from broker.stats import BrokerStats, TopicStats
+from broker.views import ViewPartition, cursor_of
 from storage.errors import StorageError
+from storage.log import Log
 from storage.log_reader import FetchSlice
+from storage.view_log import ViewCursor
 
 MAX_WAIT_MS: Final = 60_000  # no client asks for more; it bounds what a waiting request holds
 FIRST_ZSTD_VERSION: Final = 10
@@ -77,12 +80,12 @@ def fetch(
         session, targets = _targets_of(services, request, by_id=version >= FIRST_TOPIC_ID_VERSION)
     except SessionError as error:
         return encode_fetch_response(version, header.correlation_id, [], error_code=error.code)
-    collected = _collect(services, request, version, targets)
+    collected = _collect(context, request, version, targets)
     if _is_enough(request, targets, collected):
         if _all_cached(collected.slices):
             return _answer(services, header, request, session, collected)
         return _answer_cold(services, header, request, session, collected)
-    return _wait(services, header, request, session, targets)
+    return _wait(context, header, request, session, targets)
 
 
 def _targets_of(
@@ -113,8 +116,9 @@ def _is_enough(request: FetchRequest, targets: Targets, collected: Collected) ->
 
 
 def _collect(
-    services: Services, request: FetchRequest, version: int, targets: Targets
+    context: RequestContext, request: FetchRequest, version: int, targets: Targets
 ) -> Collected:
+    services = context.services
     collected = Collected()
     left = min(max(request.max_bytes, 0), services.settings.limits.fetch_bytes)
     committed = request.isolation_level == READ_COMMITTED
@@ -125,7 +129,7 @@ def _collect(
             fetched = Fetched(target.partition, partition)
         else:
             fetched = _read(
-                partition, target, version, left,
+                context, partition, target, version, left,
                 committed=committed, first=collected.record_bytes == 0,
             )  # fmt: skip
         collected.partitions.append((key, fetched))
@@ -135,16 +139,18 @@ def _collect(
             collected.slices.append(fetched.records)
             collected.record_bytes += fetched.records.length
             left -= fetched.records.length
-        if isinstance(partition, Partition):
+        if not isinstance(partition, ErrorCode):
             collected.asked.append((partition.stats, fetched))
     return collected
 
 
-def _partition_of(services: Services, key: PartitionKey, version: int) -> Partition | ErrorCode:
-    found = services.topics.find(*key)
+def _partition_of(
+    services: Services, key: PartitionKey, version: int
+) -> Partition | ViewPartition | ErrorCode:
+    found = services.readable(*key)
     if (
         version < FIRST_ZSTD_VERSION
-        and isinstance(found, Partition)
+        and not isinstance(found, ErrorCode)
         and found.log.config.compression_type == "zstd"
     ):
         return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
@@ -152,7 +158,8 @@ def _partition_of(services: Services, key: PartitionKey, version: int) -> Partit
 
 
 def _read(
-    partition: Partition,
+    context: RequestContext,
+    partition: Partition | ViewPartition,
     target: FetchPartition,
     version: int,
     left: int,
@@ -164,16 +171,21 @@ def _read(
     if fenced is not None:
         return Fetched(target.partition, fenced)
     log = partition.log
+    source: Log | ViewCursor
+    if isinstance(partition, ViewPartition):
+        source = cursor_of(context.cursors, partition)
+    else:
+        source = partition.log
     end = log.last_stable_offset if committed else log.high_watermark
     limit = min(left, max(target.partition_max_bytes, 0))
     aborted: list[tuple[int, int]] | None = [] if committed else None
     records: FetchSlice | bytes = b""
     try:
         if first or limit > 0:
-            found = log.read(target.fetch_offset, limit, end_offset=end, at_least_one=first)
+            found = source.read(target.fetch_offset, limit, end_offset=end, at_least_one=first)
             records = found
             if committed and found.length:
-                entries = log.aborted_transactions(target.fetch_offset, end)
+                entries = source.aborted_transactions(target.fetch_offset, end)
                 aborted = [(one.producer_id, one.first_offset) for one in entries]
     except StorageError as error:
         return Fetched(target.partition, code_of(error))
@@ -229,13 +241,14 @@ async def _answer_cold(
 
 
 async def _wait(
-    services: Services,
+    context: RequestContext,
     header: RequestHeader,
     request: FetchRequest,
     session: FetchSession | None,
     targets: Targets,
 ) -> Response:
     """Collect again whenever a partition moves, until it is enough or max_wait_ms is over."""
+    services = context.services
     woken = asyncio.Event()
     is_over = False
 
@@ -249,13 +262,13 @@ async def _wait(
     watched = []
     for key in targets:
         partition = _partition_of(services, key, header.api_version)
-        if isinstance(partition, Partition):
+        if not isinstance(partition, ErrorCode):
             partition.add_waiter(woken.set)
             watched.append(partition)
     services.stats.delayed_fetches += 1
     try:
         while True:
-            collected = _collect(services, request, header.api_version, targets)
+            collected = _collect(context, request, header.api_version, targets)
             if is_over or _is_enough(request, targets, collected):
                 break
             woken.clear()

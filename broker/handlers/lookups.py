@@ -21,6 +21,7 @@ from broker.protocol.messages import (
     OffsetForLeaderEpochResponsePartition,
     OffsetForLeaderEpochResponseTopic,
 )
+from broker.views import ViewPartition
 from storage.errors import StorageError
 from storage.model import TimestampOffset, TopicPartition
 from storage.timestamp_lookup import Search
@@ -48,15 +49,17 @@ ROWS_PER_TURN: Final = 256  # some microseconds each; then others have their tur
 
 def find_partition(
     context: RequestContext, where: TopicPartition, current_leader_epoch: int = -1
-) -> Partition | ErrorCode:
+) -> Partition | ViewPartition | ErrorCode:
     """A partition that may be read, or the code that says why not (leader epochs: KIP-320)."""
-    found = context.services.topics.find(*where)
+    found = context.services.readable(*where)
     if isinstance(found, ErrorCode):
         return found
     return epoch_error(found, current_leader_epoch) or found
 
 
-def epoch_error(partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
+def epoch_error(
+    partition: Partition | ViewPartition, current_leader_epoch: int
+) -> ErrorCode | None:
     """Whether the client's idea of the leader epoch is out of date, or ahead of us."""
     if current_leader_epoch in (-1, partition.log.leader_epoch):
         return None
@@ -124,7 +127,7 @@ class OffsetLookups:
     async def _fill(
         self,
         result: ListOffsetsResponsePartition,
-        partition: Partition,
+        partition: Partition | ViewPartition,
         timestamp: int,
         *,
         committed: bool,

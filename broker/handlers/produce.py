@@ -25,6 +25,7 @@ from broker.protocol.produce import (
     encode_produced,
 )
 from broker.topics import TopicError
+from broker.views import READ_ONLY, ViewPartition
 from config.topic_keys import TopicConfig
 from config.topic_names import INTERNAL_TOPICS
 from storage.batch import BatchHeader
@@ -123,6 +124,9 @@ def _produce_one(
     version = request.api_version
     partition = services.topics.find(name, index)
     if isinstance(partition, ErrorCode):
+        if isinstance(services.views.find(name, index), ViewPartition):
+            refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED  # that no client tries again
+            return ProducedPartition(index, refused, error_message=READ_ONLY)
         return ProducedPartition(index, partition)
     config = partition.log.config
     if partition.partition.topic in INTERNAL_TOPICS:

@@ -122,6 +122,15 @@ def _verdict(buf: Bytes, at: int, last: int, count: int, bits: Bytes, state: Int
 
 
 @inlined
+def _note_kept(tombstones: int, stamped: bool, seen_whole: bool, base_ms: int, state: Ints) -> None:
+    """Remember when what stays of a batch may go: the horizon it has, or the one it gets."""
+    if stamped and (tombstones > 0 or not seen_whole):
+        note_horizon(base_ms, state)
+    elif not stamped and tombstones > 0 and seen_whole and state[fields.HORIZON_MS] >= 0:
+        note_horizon(state[fields.HORIZON_MS], state)
+
+
+@inlined
 def filter_records(
     source: Bytes,
     at: int,
@@ -145,9 +154,7 @@ def filter_records(
     base_ms = load_be64(buf, header_at + 27)
     last_delta = load_be32(buf, header_at + 23)
     stamped = load_be16(buf, header_at + 21) & ATTR_DELETE_HORIZON != 0
-    expired = is_expired(buf, header_at, state)
-    latest_only = state[fields.LATEST_ONLY] != 0
-    keep_keyless = state[fields.KEEP_KEYLESS] != 0
+    expired = is_expired(buf, header_at, state) or state[fields.LATEST_ONLY] != 0
     seen_whole = base + last_delta < state[fields.MAP_END]
     may_stamp = not stamped and state[fields.HORIZON_MS] >= 0 and seen_whole
     log_start = state[fields.LOG_START] - base
@@ -165,7 +172,7 @@ def filter_records(
         alive = delta >= log_start
         if alive and delta < map_end:
             if key_bytes < 0:
-                alive = keep_keyless
+                alive = state[fields.KEEP_KEYLESS] != 0
                 keyless += not alive
             elif ask_bits:
                 bit = bit_0 + delta
@@ -173,7 +180,7 @@ def filter_records(
             else:
                 alive = keep[keep_at + i] != 0
             if alive and value_bytes < 0 and key_bytes >= 0:
-                if expired or latest_only:
+                if expired:
                     alive = False
                     removed += 1
                 else:
@@ -194,10 +201,7 @@ def filter_records(
     state[fields.LATEST_MS] = latest
     state[fields.STAMP] = 1 if may_stamp and tombstones > 0 else 0
     state[fields.RECORD_BYTES] = written - first_byte
-    if stamped and (tombstones > 0 or not seen_whole):
-        note_horizon(base_ms, state)
-    elif may_stamp and tombstones > 0:
-        note_horizon(state[fields.HORIZON_MS], state)
+    _note_kept(tombstones, stamped, seen_whole, base_ms, state)
     state[fields.TOMBSTONES_KEPT] += tombstones
     state[fields.TOMBSTONES_REMOVED] += removed
     state[fields.KEYLESS] += keyless

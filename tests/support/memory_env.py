@@ -257,7 +257,7 @@ class MemoryEnv:
     def fail_on(self, predicate: Callable[[str, str], bool], error: OSError | int) -> _Fault:
         """Raise `error` (or that errno) where predicate(operation, path) holds, until removed.
 
-        Operations: open, pread, pwrite, truncate, sync, size, listdir, exists, mkdir, rename,
+        Operations: open, pread, pwrite, truncate, sync, size, listdir, exists, mkdir, rename, link,
         unlink, rmdir, sync_dir, read_file, set_mtime, lock. A rename is asked with its target.
         """
         if isinstance(error, int):
@@ -437,6 +437,15 @@ class MemoryEnv:
             self._step("rename", dst)
             if node is not replaced:  # POSIX: two names of one file stay as they are
                 _Change([(source, old, None), (target, new, node)])
+
+    def link(self, src: str, dst: str) -> None:
+        with self._mutex:
+            target, new = self._parent(dst)
+            inode = self._inode(src)
+            if new in target.names:
+                raise _os_error(errno.EEXIST, dst)
+            self._step("link", dst)
+            _Change([(target, new, inode)])
 
     def unlink(self, path: str) -> None:
         with self._mutex:

@@ -1,0 +1,77 @@
+"""What a compaction of a view is made from: sections of the log, and the tails of segments."""
+
+import os.path
+from collections.abc import Sequence
+
+from broker.views import ViewPartition
+from cleaner.view_plan import ViewSection, view_section
+from storage import filenames
+from storage.batch import HEADER_BYTES, read_header
+from storage.log import Log
+from storage.retention import SegmentFacts
+from storage.swap import CleanedSegment
+from storage.view_ledger import CopiedTail
+
+
+def section_of(view: ViewPartition, horizon: int) -> ViewSection:
+    """What there is to compact behind a horizon."""
+    one = view.base.log
+    return view_section(
+        one.segment_facts(),
+        log_start_offset=one.log_start_offset,
+        undecided_offset=min(one.high_watermark, one.last_stable_offset),
+        horizon=horizon,
+    )
+
+
+def expires_soon(segment: SegmentFacts, view: ViewPartition, now_ms: int) -> bool:
+    """Whether retention by time will take a segment before it is twice as old as now."""
+    config = view.log.config
+    if not config.deletes or config.retention_ms < 0:
+        return False
+    stamp_ms = segment.largest_timestamp_ms
+    return stamp_ms >= 0 and now_ms - stamp_ms >= config.retention_ms // 2
+
+
+def tail_of(one: Log, segment: SegmentFacts, first_offset: int) -> CopiedTail | None:
+    """The part of a segment from the batch on that holds an offset; None if nothing is left.
+
+    Raises StorageError where that cannot be read.
+    """
+    found = one.read(first_offset, 1, end_offset=one.high_watermark)
+    if found.file is None or found.length == 0:
+        return None
+    name = filenames.parse_file_name(os.path.basename(found.file.path))
+    if name is None or name.base_offset != segment.base_offset:
+        return None  # it begins in a later segment, which is taken whole
+    header = read_header(found.file.pread(HEADER_BYTES, found.position))
+    return CopiedTail(found.file, found.position, segment.size_bytes, header.base_offset)
+
+
+def facts_of_tail(segment: SegmentFacts, tail: CopiedTail) -> SegmentFacts:
+    """The tail of a segment as a source of its own."""
+    return segment._replace(
+        base_offset=tail.base_offset, size_bytes=tail.end_position - tail.position
+    )
+
+
+def facts_of_output(gone: Sequence[SegmentFacts], output: CleanedSegment) -> SegmentFacts:
+    """An output as a source of the next round, in the place of those it was made from."""
+    sizes = [file.size_bytes for file in output.files]
+    return gone[-1]._replace(
+        base_offset=output.base_offset,
+        size_bytes=sizes[0],
+        index_bytes=sizes[1],
+        time_index_bytes=sizes[2],
+        largest_timestamp_ms=max(one.largest_timestamp_ms for one in gone),
+    )
+
+
+def joined(sources: Sequence[SegmentFacts], section: ViewSection) -> tuple[SegmentFacts, ...]:
+    """The sources as neighbours: each reaches to the next one, the last one to the horizon."""
+    if not sources:
+        return ()
+    ends = [*(source.base_offset for source in sources[1:]), section.horizon]
+    return tuple(
+        source._replace(next_base_offset=end) for source, end in zip(sources, ends, strict=True)
+    )

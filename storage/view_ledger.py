@@ -1,0 +1,267 @@
+"""The compacted ledger of a view: opened, staged, published, removed.
+
+Rules
+- A run works in a folder of its own: hard links of its sources pin them there whatever retention
+  does, outputs take their names, and at the end the folder holds the new ledger and nothing else.
+- Publication is one rename, of the manifest, after content and names are on the device. Before it
+  the old ledger is the view, after it the new one; there is nothing in between.
+- Whatever the manifest does not name is swept at the next start.
+- An open ledger stays readable to its end: its files are open, its folder is removed when nobody
+  reads it any more.
+
+All of it may run in a thread; it touches nothing of the log.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from storage import filenames
+from storage.env import Env, File, write_file_atomically
+from storage.errors import CorruptCheckpointError, NewerFormatError, StorageError
+from storage.index import IndexLimits
+from storage.log_reader import NOTHING, FetchSlice, find_slice
+from storage.log_segments import SegmentList
+from storage.retention import SegmentFacts
+from storage.segment import Segment
+from storage.swap import CleanedSegment, crc_of_file
+from storage.view_manifest import (
+    MANIFEST_NAME,
+    VIEW_FOLDER,
+    LedgerSegment,
+    ViewManifest,
+    decode_manifest,
+    encode_manifest,
+)
+
+COPY_BYTES: Final = 1 << 20  # at a time, where the tail of a segment is staged
+
+
+class InvalidViewError(StorageError):
+    """A view on disk that cannot be believed; the log itself is not concerned."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class Ledger:
+    """One published version of a view, open for reading. Offsets are those of the log."""
+
+    def __init__(self, manifest: ViewManifest, segments: Sequence[Segment]) -> None:
+        self.manifest = manifest
+        self.segments = SegmentList(segments) if segments else None
+        self.first_offset = self._first_offset()  # that may hold a record; else the horizon
+        self.is_revoked = False  # its folder is gone: who reads it goes over to the present one
+
+    @property
+    def horizon(self) -> int:
+        """Where it ends and the log goes on."""
+        return self.manifest.horizon
+
+    def _first_offset(self) -> int:
+        for segment in self.segments or ():
+            for batch in segment.readable_batches(0):
+                return batch.header.base_offset
+        return self.horizon
+
+    def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> FetchSlice:
+        """Where the batches from `offset` on are, as storage/log_reader.py has it.
+
+        Raises DamagedSegmentError, OSError.
+        """
+        if self.segments is None or offset >= self.horizon:
+            return NOTHING
+        return find_slice(
+            self.segments,
+            offset,
+            max_bytes,
+            self.horizon,
+            self.horizon,
+            at_least_one=at_least_one,
+        )
+
+    def facts(self) -> tuple[SegmentFacts, ...]:
+        """Its segments as sources of the next run."""
+        return () if self.segments is None else self.segments.facts(self.horizon)
+
+
+def view_path(partition_directory: str) -> str:
+    """The folder of a partition's view."""
+    return f"{partition_directory}/{VIEW_FOLDER}"
+
+
+def open_ledger(
+    env: Env, partition_directory: str, topic_id: bytes, limits: IndexLimits
+) -> Ledger | None:
+    """The published version of a view; None if none was ever published.
+
+    Raises InvalidViewError, OSError.
+    """
+    folder = view_path(partition_directory)
+    path = f"{folder}/{MANIFEST_NAME}"
+    try:
+        manifest = decode_manifest(env.read_file(path), path)
+    except FileNotFoundError:
+        return None
+    except (CorruptCheckpointError, NewerFormatError) as error:
+        raise InvalidViewError(path, str(error)) from error
+    if manifest.topic_id != topic_id:
+        raise InvalidViewError(path, f"it is of another topic, {manifest.topic_id.hex()}")
+    segments = []
+    directory = f"{folder}/{manifest.run_id}"
+    for named in manifest.segments:
+        try:
+            segment = Segment(env, directory, named.base_offset, limits, create=False)
+        except FileNotFoundError as error:
+            raise InvalidViewError(path, f"segment {named.base_offset} is missing") from error
+        if segment.size_bytes != named.size_bytes:
+            reason = f"segment {named.base_offset} has {segment.size_bytes} bytes"
+            raise InvalidViewError(path, f"{reason} instead of {named.size_bytes}")
+        segment.load_or_rebuild()
+        segments.append(segment)
+    return Ledger(manifest, segments)
+
+
+# A run ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedSource:
+    """A segment that is taken as it is."""
+
+    directory: str
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTail:
+    """The part of a segment from a batch on, `[position, end_position)` of an open file."""
+
+    file: File
+    position: int
+    end_position: int
+    base_offset: int
+
+
+def make_run_folder(env: Env, partition_directory: str, run_id: str) -> str:
+    """Make the folder of a run; its path. Not durable before `publish`. Raises OSError.
+
+    The caller knows that the partition's folder is there and stays meanwhile: it is not to be made
+    anew under the name of a topic that was just deleted.
+    """
+    directory = f"{view_path(partition_directory)}/{run_id}"
+    env.mkdir(directory)
+    return directory
+
+
+def stage(env: Env, directory: str, sources: Iterable[LinkedSource | CopiedTail]) -> None:
+    """Put all sources into the folder of a run. Raises OSError."""
+    for source in sources:
+        if isinstance(source, CopiedTail):
+            _copy(env, directory, source)
+        else:
+            _link(env, directory, source)
+
+
+def _link(env: Env, directory: str, source: LinkedSource) -> None:
+    for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+        name = filenames.file_name(source.base_offset, kind)
+        try:
+            env.link(f"{source.directory}/{name}", f"{directory}/{name}")
+        except FileNotFoundError:
+            if kind == filenames.LOG:
+                raise
+
+
+def _copy(env: Env, directory: str, source: CopiedTail) -> None:
+    name = filenames.file_name(source.base_offset, filenames.LOG)
+    file = env.open(f"{directory}/{name}", create=True, write=True, truncate=True)
+    try:
+        for at in range(source.position, source.end_position, COPY_BYTES):
+            count = min(COPY_BYTES, source.end_position - at)
+            file.pwrite(source.file.pread(count, at), at - source.position)
+        file.sync()
+    finally:
+        file.close()
+
+
+def settle_group(
+    env: Env, directory: str, source_base_offsets: Sequence[int], output: CleanedSegment | None
+) -> None:
+    """In the folder of a run, put an output in the place of its sources. Raises OSError."""
+    for base_offset in source_base_offsets:
+        for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+            path = f"{directory}/{filenames.file_name(base_offset, kind)}"
+            if env.exists(path):
+                env.unlink(path)
+    for file in output.files if output is not None else ():
+        parsed = filenames.parse_file_name(file.name)
+        assert parsed is not None
+        target = filenames.file_name(parsed.base_offset, parsed.kind)
+        env.rename(f"{directory}/{file.name}", f"{directory}/{target}")
+
+
+def describe_segment(
+    env: Env, directory: str, base_offset: int, next_base_offset: int, known_crc: int | None
+) -> LedgerSegment:
+    """A segment of the new ledger for its manifest; without a known CRC it is read through."""
+    path = f"{directory}/{filenames.file_name(base_offset, filenames.LOG)}"
+    crc = crc_of_file(env, path) if known_crc is None else known_crc
+    return LedgerSegment(base_offset, next_base_offset, env.size(path), crc)
+
+
+def publish(env: Env, partition_directory: str, manifest: ViewManifest) -> None:
+    """Make a finished run the view: everything durable first, then the one rename.
+
+    Raises OSError; then the old version is the view, or - if the last sync of the folder failed -
+    either of them.
+    """
+    folder = view_path(partition_directory)
+    env.sync_dir(f"{folder}/{manifest.run_id}")
+    env.sync_dir(folder)
+    env.sync_dir(partition_directory)
+    write_file_atomically(env, f"{folder}/{MANIFEST_NAME}", encode_manifest(manifest))
+
+
+def remove_run(env: Env, directory: str) -> None:
+    """Remove the folder of a run that is not published. Raises OSError."""
+    if env.is_dir(directory):
+        env.remove_tree(directory)
+
+
+def sweep(env: Env, partition_directory: str, keep: Iterable[str]) -> tuple[str, ...]:
+    """Remove every folder of a run but those named, and what a crash left; what went.
+
+    The manifest stays. Raises OSError.
+    """
+    folder = view_path(partition_directory)
+    kept = {MANIFEST_NAME, *keep}
+    gone = []
+    for name in env.listdir(folder) if env.is_dir(folder) else ():
+        if name in kept:
+            continue
+        path = os.path.join(folder, name)
+        if env.is_dir(path):
+            env.remove_tree(path)
+        else:
+            env.unlink(path)
+        gone.append(name)
+    return tuple(gone)
+
+
+def remove_view(env: Env, partition_directory: str) -> bool:
+    """Remove a view with all its versions; whether there was one. Raises OSError.
+
+    The manifest goes first and durably: half a view is none.
+    """
+    folder = view_path(partition_directory)
+    if not env.is_dir(folder):
+        return False
+    if env.exists(f"{folder}/{MANIFEST_NAME}"):
+        env.unlink(f"{folder}/{MANIFEST_NAME}")
+        env.sync_dir(folder)
+    env.remove_tree(folder)
+    return True

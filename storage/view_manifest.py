@@ -1,0 +1,102 @@
+"""What a compacted view consists of at one moment: the manifest, a small sealed file.
+
+    varve.view/                  inside the partition's folder
+        manifest                 names one run's folder, its segments and the horizon
+        <run id>/                segments in Kafka's format, under Kafka's names
+
+Rules: the manifest is replaced as a whole, by one rename, after everything it names is on the
+device. What it does not name is of no one: a run that was cut off, or a version that was replaced.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage import sealed_json
+from storage.errors import CorruptCheckpointError
+
+VIEW_FOLDER: Final = "varve.view"
+MANIFEST_NAME: Final = "manifest"
+MANIFEST_MAGIC: Final = "varve-view"
+MANIFEST_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSegment:
+    """One segment of the ledger: offsets [base, next base), its log file's size and CRC-32C."""
+
+    base_offset: int
+    next_base_offset: int
+    size_bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewManifest:
+    """One version of a view. Offsets below `horizon` are the ledger's, the others the log's."""
+
+    topic_id: bytes  # 16 bytes, of the topic that is viewed
+    run_id: str  # names the folder
+    horizon: int
+    segments: tuple[LedgerSegment, ...]
+    records: int  # in the ledger
+    made_ms: int
+    null_key: str
+    strategy: str
+    missed: tuple[tuple[int, int], ...] = ()  # [first, end) that expired before it was seen
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the ledger's log files."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+
+def encode_manifest(manifest: ViewManifest) -> bytes:
+    """The bytes of the file."""
+    payload = {
+        "topic_id": manifest.topic_id.hex(),
+        "run_id": manifest.run_id,
+        "horizon": manifest.horizon,
+        "segments": [
+            [one.base_offset, one.next_base_offset, one.size_bytes, one.crc]
+            for one in manifest.segments
+        ],
+        "records": manifest.records,
+        "made_ms": manifest.made_ms,
+        "null_key": manifest.null_key,
+        "strategy": manifest.strategy,
+        "missed": [list(one) for one in manifest.missed],
+    }
+    return sealed_json.seal(MANIFEST_MAGIC, MANIFEST_VERSION, payload)
+
+
+def decode_manifest(data: bytes, path: str) -> ViewManifest:
+    """The manifest in `data`. Raises CorruptCheckpointError, NewerFormatError."""
+    payload = sealed_json.unseal(MANIFEST_MAGIC, MANIFEST_VERSION, data, path)
+    try:
+        manifest = _manifest(payload)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptCheckpointError(path, f"malformed: {error!r}") from error
+    reach = 0
+    for segment in manifest.segments:
+        if not reach <= segment.base_offset < segment.next_base_offset <= manifest.horizon:
+            raise CorruptCheckpointError(path, f"segment {segment.base_offset} is out of order")
+        reach = segment.next_base_offset
+    return manifest
+
+
+def _manifest(payload: Mapping[str, Any]) -> ViewManifest:
+    run_id = str(payload["run_id"])
+    if not run_id or "/" in run_id or run_id.startswith("."):
+        raise ValueError(f"run id {run_id!r}")
+    return ViewManifest(
+        topic_id=bytes.fromhex(payload["topic_id"]),
+        run_id=run_id,
+        horizon=int(payload["horizon"]),
+        segments=tuple(LedgerSegment(*map(int, row)) for row in payload["segments"]),
+        records=int(payload["records"]),
+        made_ms=int(payload["made_ms"]),
+        null_key=str(payload["null_key"]),
+        strategy=str(payload["strategy"]),
+        missed=tuple((int(first), int(end)) for first, end in payload["missed"]),
+    )

@@ -1,0 +1,324 @@
+"""Compacted views in the whole broker: what clients see of them, over an in-memory disk."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as ClientPartition
+from aiokafka.errors import TopicAuthorizationFailedError
+
+from broker.app import Broker
+from broker.topics import TopicError
+from broker.view_runs import ViewError
+from broker.views import view_id
+from storage.model import TopicPartition
+from storage.view_ledger import view_path
+from tests.support.broker_in_memory import broker_settings
+from tests.support.memory_env import MemoryEnv
+from tests.support.view_worker import thread_worker
+
+WHERE = TopicPartition("orders", 0)
+VIEW = ClientPartition("orders.compacted", 0)
+ON = {"varve.view": "compacted", "varve.view.min.bytes": "-1"}
+ANY_TIME = {
+    "message.timestamp.after.max.ms": str(2**63 - 1)
+}  # the disk's clock is not the client's
+READ_SECONDS = 20  # for a consumer that hangs
+
+
+@asynccontextmanager
+async def broker_with_view(
+    env: MemoryEnv, keys: dict[str, str] | None = None, **settings: Any
+) -> AsyncIterator[Broker]:
+    topics = {"orders": {"partitions": 1, "keys": {**ON, **ANY_TIME, **(keys or {})}}}
+    broker = Broker(
+        broker_settings(**{"topics": topics, **settings}), env, view_worker=thread_worker(env)
+    )
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+@asynccontextmanager
+async def producing(broker: Broker) -> AsyncIterator[AIOKafkaProducer]:
+    producer = AIOKafkaProducer(bootstrap_servers=str(broker.addresses[0]), linger_ms=0)
+    await producer.start()
+    try:
+        yield producer
+    finally:
+        await producer.stop()
+
+
+async def produce(broker: Broker, *records: tuple[bytes | None, bytes | None]) -> None:
+    async with producing(broker) as producer:
+        for key, value in records:
+            await producer.send_and_wait("orders", key=key, value=value)
+
+
+@asynccontextmanager
+async def consuming(broker: Broker, **options: Any) -> AsyncIterator[AIOKafkaConsumer]:
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=str(broker.addresses[0]), enable_auto_commit=False, **options
+    )
+    await consumer.start()
+    consumer.assign([VIEW])
+    try:
+        yield consumer
+    finally:
+        await consumer.stop()
+
+
+async def read_on(consumer: AIOKafkaConsumer) -> list[tuple[int, bytes | None, bytes | None]]:
+    """Everything from the position to the end, which has to be reached."""
+    found = []
+    async with asyncio.timeout(READ_SECONDS):
+        end = (await consumer.end_offsets([VIEW]))[VIEW]
+        while await consumer.position(VIEW) < end:
+            for rows in (await consumer.getmany(timeout_ms=200)).values():
+                found += [(row.offset, row.key, row.value) for row in rows]
+    return found
+
+
+async def read_all(
+    broker: Broker, start: int | None = None, **options: Any
+) -> list[tuple[int, bytes | None, bytes | None]]:
+    async with consuming(broker, **options) as consumer:
+        if start is None:
+            await consumer.seek_to_beginning(VIEW)
+        else:
+            consumer.seek(VIEW, start)
+        return await read_on(consumer)
+
+
+async def test_a_view_gives_the_latest_values_and_then_the_log() -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"b", None))
+        assert len(await read_all(broker)) == 4, "nothing is compacted yet"
+        status = await broker.view_runs.compact(WHERE)
+        assert (status.horizon, status.ledger_records, status.state) == (4, 1, "done")
+        assert await read_all(broker) == [(2, b"a", b"2")]
+        await produce(broker, (b"a", b"3"), (b"c", b"1"))
+        assert await read_all(broker) == [(2, b"a", b"2"), (4, b"a", b"3"), (5, b"c", b"1")]
+        status = await broker.view_runs.compact(WHERE)
+        assert await read_all(broker) == [(4, b"a", b"3"), (5, b"c", b"1")]
+        assert await read_all(broker, isolation_level="read_committed") == await read_all(broker)
+        assert await read_all(broker, start=5) == [(5, b"c", b"1")]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [],
+        [(b"a", None)],
+        [(b"a", b"1"), (b"a", None)],
+        [(b"a", b"1"), (b"b", b"1"), (b"b", None)],
+    ],
+    ids=["no data", "a tombstone only", "all deleted", "a tombstone at the end"],
+)
+async def test_a_reader_comes_to_the_end_whatever_is_left(
+    records: list[tuple[bytes, bytes | None]],
+) -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        await produce(broker, *records)
+        await broker.view_runs.compact(WHERE)
+        left = {key: value for key, value in records if value is not None}
+        left = {key: value for key, value in left.items() if dict(records)[key] is not None}
+        assert {key: value for _, key, value in await read_all(broker)} == left
+        assert {key: value for _, key, value in await read_all(broker, start=0)} == left
+
+
+@pytest.mark.parametrize("setting", ["keep", "drop"])
+async def test_records_without_a_key_are_kept_or_dropped(setting: str) -> None:
+    async with broker_with_view(MemoryEnv(), {"varve.view.null.key": setting}) as broker:
+        await produce(broker, (None, b"1"), (b"a", b"1"), (None, b"2"), (b"a", b"2"))
+        await broker.view_runs.compact(WHERE)
+        expected = [(0, None, b"1"), (2, None, b"2"), (3, b"a", b"2")]
+        assert await read_all(broker) == (expected if setting == "keep" else expected[2:])
+
+
+async def test_a_view_outlives_the_originals() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
+        await broker.view_runs.compact(WHERE)
+        await produce(broker, (b"c", b"1"), (b"d", b"1"))
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        partition.log.roll(env.wall_ms())
+        partition.log.delete_records(4)  # as retention would: the first key after the view is gone
+        partition.log.expire(env.wall_ms())
+        assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2"), (4, b"d", b"1")]
+        status = await broker.view_runs.compact(WHERE)
+        assert status.missed == ((3, 4),)
+        assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2"), (4, b"d", b"1")]
+        partition.log.delete_records(5)
+        partition.log.expire(env.wall_ms())
+        assert await read_all(broker) == [(1, b"b", b"1"), (2, b"a", b"2"), (4, b"d", b"1")]
+
+
+async def test_a_reader_goes_over_a_gap_that_expired_unseen() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        await broker.view_runs.compact(WHERE)
+        await produce(broker, (b"b", b"1"))
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        partition.log.delete_records(2)
+        assert await read_all(broker) == [(0, b"a", b"1")]
+
+
+async def test_a_reader_under_way_learns_of_what_was_deleted_meanwhile() -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"))
+        await broker.view_runs.compact(WHERE)
+        async with consuming(broker, max_partition_fetch_bytes=1) as consumer:
+            consumer.seek(VIEW, 0)
+            first = await consumer.getone()
+            assert (first.key, first.value) == (b"a", b"1")
+            await produce(broker, (b"a", None))
+            await broker.view_runs.compact(WHERE)
+            rest = await read_on(consumer)
+        assert rest == [(1, b"b", b"1"), (2, b"a", None)]
+        assert await read_all(broker) == [(1, b"b", b"1")]
+
+
+async def test_a_replaced_ledger_is_removed_when_nobody_reads_it() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"))
+        await broker.view_runs.compact(WHERE)
+        folder = view_path(f"/disk1/{WHERE}")
+        async with consuming(broker, max_partition_fetch_bytes=1) as consumer:
+            consumer.seek(VIEW, 0)
+            await consumer.getone()
+            await produce(broker, (b"a", b"2"))
+            await broker.view_runs.compact(WHERE)
+            await broker.view_runs.tidy()
+            assert len(env.listdir(folder)) == 3, "manifest and both ledgers"
+        async with asyncio.timeout(READ_SECONDS):
+            while len(env.listdir(folder)) > 2:
+                await broker.view_runs.tidy()
+                await asyncio.sleep(0)
+
+
+async def test_nobody_can_write_to_a_view_or_take_its_name() -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        async with producing(broker) as producer:
+            with pytest.raises(TopicAuthorizationFailedError):
+                await producer.send_and_wait("orders.compacted", b"x", key=b"a")
+        with pytest.raises(TopicError):
+            await broker.topics.create("orders.compacted", 1, {})
+
+
+async def test_times_are_found_in_the_ledger_and_in_the_log() -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        async with producing(broker) as producer:
+            for at, key in enumerate([b"a", b"b", b"a"]):
+                await producer.send_and_wait(
+                    "orders", key=key, value=b"v", timestamp_ms=1_700_000_000_000 + at
+                )
+            await broker.view_runs.compact(WHERE)
+            await producer.send_and_wait(
+                "orders", key=b"c", value=b"v", timestamp_ms=1_700_000_000_003
+            )
+        async with consuming(broker) as consumer:
+            for ms, offset in ((0, 1), (1, 1), (2, 2), (3, 3)):
+                found = await consumer.offsets_for_times({VIEW: 1_700_000_000_000 + ms})
+                assert found[VIEW].offset == offset
+            assert (await consumer.beginning_offsets([VIEW]))[VIEW] == 1
+            assert (await consumer.end_offsets([VIEW]))[VIEW] == 4
+
+
+async def test_a_view_is_the_same_after_a_restart_and_a_loss_of_power() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"), (b"a", b"2"))
+        await broker.view_runs.compact(WHERE)
+        expected = await read_all(broker)
+        topic = broker.topics.get("orders")
+        assert topic is not None
+        topic_id = view_id(topic.topic_id)
+    async with broker_with_view(env) as broker:
+        assert await read_all(broker) == expected
+        assert broker.views.by_id(topic_id) is broker.views.get("orders.compacted")
+    async with broker_with_view(env.crash()) as broker:
+        assert await read_all(broker) == expected
+
+
+async def test_what_is_not_named_by_the_manifest_is_swept_at_the_start() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        await broker.view_runs.compact(WHERE)
+    folder = view_path(f"/disk1/{WHERE}")
+    env.mkdir(f"{folder}/cut-off")
+    env.open(f"{folder}/cut-off/{0:020d}.log", create=True).close()
+    async with broker_with_view(env) as broker:
+        await broker.view_runs.tidy()
+        assert len(env.listdir(folder)) == 2
+        assert await read_all(broker) == [(0, b"a", b"1")]
+
+
+async def test_a_view_goes_with_its_topic_and_with_its_setting() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        await broker.view_runs.compact(WHERE)
+        folder = view_path(f"/disk1/{WHERE}")
+        await broker.view_runs.tidy()
+        await broker.topics.alter("orders", lambda _: {"varve.view": "none"})
+        assert broker.views.get("orders.compacted") is None
+        with pytest.raises(ViewError, match="has no view"):
+            await broker.view_runs.compact(WHERE)
+        await broker.view_runs.tidy()
+        assert not env.exists(folder)
+        await broker.topics.alter("orders", lambda _: {**ON, **ANY_TIME})
+        assert await read_all(broker) == [(0, b"a", b"1")]
+        await broker.view_runs.compact(WHERE)
+        await broker.topics.delete("orders")
+        assert broker.views.get("orders.compacted") is None
+        await broker.topics.create("orders", 1, {**ON, **ANY_TIME})
+        assert await read_all(broker) == []
+
+
+async def test_groups_commit_offsets_for_a_view() -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        await produce(broker, (b"a", b"1"), (b"a", b"2"))
+        await broker.view_runs.compact(WHERE)
+        async with consuming(broker, group_id="readers") as consumer:
+            await consumer.commit({VIEW: 2})
+            assert await consumer.committed(VIEW) == 2
+
+
+async def test_a_view_is_compacted_by_itself_when_enough_has_gathered() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env, {"varve.view.min.bytes": "100"}) as broker:
+        await produce(broker, (b"a", b"1" * 200), (b"a", b"2" * 200))
+        await broker.view_runs.tidy()
+        assert broker.view_runs.status()[0].horizon == 0, "the active segment does not count"
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        partition.log.roll(env.wall_ms())
+        await broker.view_runs.tidy()
+        assert broker.view_runs.status()[0].horizon == 2
+
+
+async def test_a_map_that_is_too_small_takes_more_rounds() -> None:
+    cleaner = {"enabled": False, "dedupe_buffer_bytes": "1MiB"}
+    async with broker_with_view(MemoryEnv(), cleaner=cleaner) as broker:
+        async with producing(broker) as producer:
+            for at in range(60_000):
+                await producer.send("orders", key=b"%d" % (at % 50_000), value=b"%d" % at)
+            await producer.flush()
+        status = await broker.view_runs.compact(WHERE)
+        assert (status.horizon, status.ledger_records) == (60_000, 50_000)
+        values = {key: value for _, key, value in await read_all(broker)}
+        assert values == {
+            b"%d" % key: b"%d" % (key + 50_000 if key < 10_000 else key) for key in range(50_000)
+        }

@@ -1,0 +1,60 @@
+"""Compacts views in a thread of this process, over whatever Env the test has."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from cleaner.clean import run_clean
+from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob
+from cleaner.solo import CleanedJob, JobFailedError, JobRunner
+from storage.env import Env
+
+
+class ThreadRunner:
+    """A JobRunner; as a JobControl it grants everything until it is aborted."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self._aborted = threading.Event()
+        self._groups: list[CleanedGroup] = []
+        self.jobs: list[CleanJob] = []
+
+    async def run(self, job: CleanJob) -> CleanedJob:
+        self.jobs.append(job)
+        self._groups = []
+        try:
+            report = await asyncio.to_thread(run_clean, self._env, job, self)
+        except CleanAbortedError:
+            raise
+        except OSError as error:
+            raise JobFailedError(str(error)) from error
+        return CleanedJob(report, tuple(self._groups))
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def read_bytes(self, count: int) -> None:
+        pass
+
+    def write_bytes(self, count: int) -> None:
+        pass
+
+    def aborted(self) -> bool:
+        return self._aborted.is_set()
+
+    def group_cleaned(self, group: CleanedGroup) -> None:
+        self._groups.append(group)
+
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        pass
+
+
+def thread_worker(env: Env) -> Callable[[], AbstractAsyncContextManager[JobRunner]]:
+    """What Broker takes as `view_worker`."""
+
+    @asynccontextmanager
+    async def worker() -> AsyncIterator[JobRunner]:
+        yield ThreadRunner(env)
+
+    return worker
