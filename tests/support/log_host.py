@@ -71,6 +71,8 @@ class LogHost:
 
     def finished(self, job: CleanJob, report: CleanReport) -> None:
         self.done.append((job, report))
+        for path, position, reason in report.damaged:
+            self.manager.logs[job.partition].mark_damaged(path, position, reason)
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         self.failures.append((partition, reason, retry_at_ms))

@@ -1,0 +1,111 @@
+"""Real workers on a real log: what leaves by time alone, and what is cleaned around damage."""
+
+import os
+from pathlib import Path
+
+from cleaner.pool import CleanerPool
+from config.topic_keys import TopicConfig
+from storage.batch import Record, build_batch, read_header
+from tests.cleaner.test_real_cleaning import SETTINGS, T0, Shop, open_shop
+
+RETENTION_MS = 300
+SHORT = TopicConfig(
+    cleanup_policy=("compact",),
+    segment_bytes=64 * 1024,
+    min_cleanable_dirty_ratio=0.01,
+    delete_retention_ms=RETENTION_MS,
+)
+PATIENT = SETTINGS.model_copy(update={"retry_backoff_ms": 10_000, "retry_backoff_max_ms": 10_000})
+
+
+def delete(shop: Shop, key: bytes) -> None:
+    base = shop.log.log_end_offset
+    record = Record(base, shop.env.wall_ms(), key, None, ())
+    batch = build_batch([record], base_offset=base)
+    shop.log.append(batch, read_header(batch), now_ms=shop.env.wall_ms())
+    shop.latest[key] = (base, None)
+
+
+def damage(path: Path) -> bytes:
+    """Overwrite a few bytes in the middle of a file; what it holds then."""
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 4] = b"\xde\xad\xbe\xef"
+    path.write_bytes(data)
+    return bytes(data)
+
+
+async def test_tombstones_of_an_idle_topic_leave_after_their_retention_without_new_data(
+    tmp_path: Path,
+) -> None:
+    async with open_shop(tmp_path) as shop:
+        shop.log.update_config(SHORT)
+        shop.produce(60)
+        key = next(iter(shop.latest))
+        delete(shop, key)
+        await shop.cleaned(shop.roll())
+        shop.check()
+        await shop.until(lambda: shop.pool.stats.expiries)
+        del shop.latest[key]
+        shop.check()
+        record = shop.pool.history(T0)[0]
+        assert (record.expired_only, record.tombstones_removed) == (True, 1)
+        end = shop.log.log_end_offset
+        assert shop.manager.cleaner_offsets[T0] == end
+
+
+async def test_horizons_survive_a_restart(tmp_path: Path) -> None:
+    async with open_shop(tmp_path) as shop:
+        shop.produce(60)
+        key = next(iter(shop.latest))
+        delete(shop, key)
+        await shop.cleaned(shop.roll())
+        before = shop.pool._memory.recall(shop.host.facts_of(T0), 0)  # type: ignore[arg-type]
+        assert max(before.horizons.values()) > shop.env.wall_ms()
+        await shop.pool.stop()
+        again = CleanerPool(shop.host, SETTINGS, shop.env)
+        await again.start()
+        after = again._memory.recall(shop.host.facts_of(T0), 0)  # type: ignore[arg-type]
+        assert after.horizons == before.horizons
+        assert [record.outcome for record in again.history()] == ["finished"]
+        await again.stop()
+
+
+async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_more(
+    tmp_path: Path,
+) -> None:
+    async with open_shop(tmp_path, PATIENT) as shop:
+        bases = []
+        async with shop.pool.paused(T0):
+            for _ in range(4):
+                bases.append(shop.log.log_end_offset)
+                shop.produce(30)
+                shop.roll()
+            hurt = os.path.join(shop.log.directory, f"{bases[1]:020}.log")
+            untouched = damage(Path(hurt))
+        await shop.until(lambda: shop.host.failures)
+        assert hurt in shop.host.failures[0][1]
+        assert shop.env.read_file(hurt) == untouched
+        assert shop.log.damaged[0].base_offset == bases[1]
+        end = shop.log.log_end_offset
+        shop.pool.forgive(T0)
+        looks = shop.pool.stats.scans
+        await shop.until(lambda: shop.pool.stats.scans > looks + 5)
+        assert len(shop.host.done) == 1
+        assert shop.manager.cleaner_offsets[T0] == bases[1]
+
+        shop.produce(30)
+        shop.roll()
+        await shop.until(lambda: len(shop.host.done) == 2)
+        job, _ = shop.host.done[1]
+        assert (job.first_dirty_offset, job.end_offset) == (end, shop.log.log_end_offset)
+        assert shop.manager.cleaner_offsets[T0] == bases[1], "the prefix that is clean"
+        assert shop.env.read_file(hurt) == untouched
+        assert len(shop.host.failures) == 1
+
+        shop.log.delete_records(end)
+        shop.log.expire(shop.env.wall_ms())
+        assert not shop.env.exists(hurt)
+        await shop.cleaned(job.end_offset)
+        assert shop.manager.cleaner_offsets[T0] == job.end_offset
+        assert len(shop.host.done) == 2, "what was clean behind the damage is not cleaned again"
