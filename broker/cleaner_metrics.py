@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import Metric
 
 from broker.metric_families import counter, gauge
 from broker.topics import Topics
+from cleaner.history import RECORDS_MAX
 from cleaner.pool import CleanerPool
 from storage.env import Env
 from storage.log_manager import LogManager
@@ -175,6 +176,11 @@ class CleanerMetrics:
             "Time left until max.compaction.lag.ms is over; negative: late",
             labels=LABELS,
         )
+        waited = GaugeMetricFamily(
+            "varve_cleaner_last_job_throttle_wait_seconds",
+            "What the last job lost in waiting for the read and the write budget",
+            labels=LABELS,
+        )
         held = GaugeMetricFamily(
             "varve_cleaner_quarantined", "1 while left alone after a failure", labels=LABELS
         )
@@ -184,6 +190,7 @@ class CleanerMetrics:
             labels=LABELS,
         )
         verdicts, marks = self._pool.verdicts, self._pool.registry.quarantines()
+        last = {job.partition: job for job in reversed(self._pool.history(limit=RECORDS_MAX))}
         wall_ms = self._env.wall_ms()
         now_ms = asyncio.get_running_loop().time() * 1000
         for index, partition in enumerate(self._topics.partitions()):
@@ -201,7 +208,10 @@ class CleanerMetrics:
                 live.add_metric(names, verdict.live_bytes)
                 if section.dirty_bytes and section.deadline_ms is not None:
                     slack.add_metric(names, (section.deadline_ms - wall_ms) / 1000)
+            if where in last:
+                job = last[where]
+                waited.add_metric(names, job.read_wait_seconds + job.write_wait_seconds)
             held.add_metric(names, int(mark is not None))
             if mark is not None:
                 until.add_metric(names, (wall_ms + mark.until_ms - now_ms) / 1000)
-        yield from (ratio, dirty, live, slack, held, until)
+        yield from (ratio, dirty, live, slack, waited, held, until)

@@ -66,6 +66,8 @@ def _static_keys() -> Iterator[BrokerKey]:
          "Kafka version of the protocol that is spoken, for tools that ask."),
         ("authorizer.class.name", ValueKind.STRING, lambda _: "", "There are no ACLs yet."),
         ("log.cleaner.enable", boolean, lambda s: _java(s.cleaner.enabled), "Run the cleaner."),
+        ("log.cleaner.io.buffer.load.factor", ValueKind.DOUBLE, lambda _: "0.9",
+         "How full a key map gets before a clean ends where it is; always this."),
         ("log.retention.check.interval.ms", long, lambda s: str(s.retention_check_interval_ms),
          "How often retention looks."),
         ("log.flush.offset.checkpoint.interval.ms", integer,

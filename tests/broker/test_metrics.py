@@ -3,18 +3,27 @@
 import asyncio
 import re
 import urllib.request
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 import broker.cleaner_metrics
+import broker.http
 import broker.metrics
+from broker.app import Broker
 from broker.groups.live_group import GroupStats
 from broker.housekeeping import HousekeepingStats
+from broker.http import encoded
 from broker.listener import ListenerStats
 from broker.stats import BrokerStats, LatencyHistogram, RejectStats, TopicStats
+from broker.turns import Turns
 from cleaner.stats import PoolStats
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.logs import batch_of
@@ -89,6 +98,104 @@ async def test_numbers_move_under_the_names_dashboards_know() -> None:
     assert value("kafka_network_requestmetrics_requests", request="Produce", version="9") == 2
     assert value("varve_connections_accepted") == 1
     assert value("varve_clock_trusted") == 1
+
+
+# Kafka's gauges of LogCleaner and LogCleanerManager, as jmx_exporter names them.
+CLEANER_GAUGES = (
+    "kafka_log_logcleaner_cleaner_recopy_percent",
+    "kafka_log_logcleaner_deadthreadcount",
+    "kafka_log_logcleaner_max_buffer_utilization_percent",
+    "kafka_log_logcleaner_max_clean_time_secs",
+    "kafka_log_logcleaner_max_compaction_delay_secs",
+    "kafka_log_logcleanermanager_max_dirty_percent",
+    "kafka_log_logcleanermanager_time_since_last_run_ms",
+)
+BY_DIRECTORY = (
+    "kafka_log_logcleanermanager_uncleanable_bytes",
+    "kafka_log_logcleanermanager_uncleanable_partitions_count",
+)
+
+
+async def scraped(running: Broker, accept: str = "text/plain") -> str:
+    def scrape() -> str:
+        request = urllib.request.Request(f"http://{running.http_address}/metrics")
+        request.add_header("Accept", accept)
+        with urllib.request.urlopen(request) as answer:
+            return str(answer.read().decode())
+
+    return await asyncio.to_thread(scrape)
+
+
+def names_of(text: str) -> set[str]:
+    return {family.name for family in text_string_to_metric_families(text)}
+
+
+async def test_cleaner_metrics_are_those_of_kafka_and_gone_with_the_broker() -> None:
+    async with broker_in_memory(MemoryEnv(seed=3), "/disk1", "/disk2") as running:
+        text = await scraped(running)
+    kafkas = {name for name in names_of(text) if name.startswith("kafka_log_logcleaner")}
+    assert kafkas == {*CLEANER_GAUGES, *BY_DIRECTORY}
+    for name in BY_DIRECTORY:
+        assert text.count(f'{name}{{logDirectory="/disk1"}} 0.0') == 1
+        assert text.count(f'{name}{{logDirectory="/disk2"}} 0.0') == 1
+    # Nothing is registered anywhere: what a stopped broker knew is not shown by the next one.
+    assert not any("logcleaner" in name for name in REGISTRY._names_to_collectors)
+
+
+async def test_cleaner_metrics_stay_through_a_reconfiguration() -> None:
+    async with broker_in_memory(MemoryEnv(seed=3), topics={"orders": {}}) as running:
+        before = names_of(await scraped(running))
+        changed = {"log.cleaner.threads": "3", "log.cleaner.io.max.bytes.per.second": "1e7"}
+        await running.topics.alter_broker(lambda present: {**present, **changed})
+        assert names_of(await scraped(running)) == before
+
+
+async def test_gauges_of_cleans_are_zero_where_no_worker_ever_ran() -> None:
+    async with broker_in_memory(MemoryEnv(seed=3)) as running:
+        text = await scraped(running)
+    for name in CLEANER_GAUGES:
+        assert f"\n{name} 0.0\n" in text, name
+
+
+async def test_series_by_partition_are_made_of_compacted_topics_only() -> None:
+    topics = {"orders": {"keys": {"cleanup.policy": "compact"}}, "audit": {}}
+    async with broker_in_memory(MemoryEnv(seed=3), topics=topics) as running:
+        await running.pool._lookout.look()
+        text = await scraped(running)
+    labels = '{partition="0",topic="orders"}'
+    for name in ("dirty_ratio", "dirty_bytes", "live_estimate_bytes", "quarantined"):
+        assert f"varve_cleaner_{name}{labels} 0.0\n" in text
+    assert not re.search(r"varve_cleaner_\w+\{.*audit", text)
+
+
+@pytest.mark.parametrize(
+    "accept", ["text/plain", "application/openmetrics-text", "text/plain;version=1.0.0"]
+)
+async def test_a_long_answer_is_as_one_encoding_would_make_it_and_others_have_their_turns(
+    accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered = 0
+
+    class Counted(Turns):
+        async def take(self) -> None:
+            nonlocal offered
+            offered += 1
+            await super().take()
+
+    monkeypatch.setattr(broker.http, "Turns", Counted)
+    partitions = {"partitions": 300, "keys": {"cleanup.policy": "compact"}}
+    async with broker_in_memory(MemoryEnv(seed=3), topics={"orders": partitions}) as running:
+        families = await running.http._metrics_source.snapshot()
+        encode, _ = choose_encoder(accept)
+        text = await encoded(families, encode)
+
+    class AtOnce(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return families
+
+    assert text == encode(AtOnce())
+    assert len(text) > 50_000
+    assert offered >= sum(len(family.samples) for family in families) / 64
 
 
 def test_a_quantile_is_exact_to_a_factor_of_two() -> None:
