@@ -14,7 +14,6 @@ from typing import NoReturn
 import click
 
 from broker.cleaner_cli import cleaner
-from broker.view_cli import view
 
 SETTINGS_HELP = "Settings file (YAML); without it the built-in defaults."
 ADDRESS = "HOST:PORT"
@@ -107,7 +106,6 @@ def warmup() -> None:
 
 
 main.add_command(cleaner)
-main.add_command(view)
 
 
 @main.command()
