@@ -42,6 +42,7 @@ class Lookout:
         self.verdicts: dict[TopicPartition, Verdict] = {}
         self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
         self.queue: list[TopicPartition] = []  # the last look's candidates, most urgent first
+        self.busy_seconds = 0.0  # of the last look: its own turns of the loop
         self.strategy: Strategy = "dirty-ratio"
         self.run_now: set[TopicPartition] = set()  # asked for by an operator, and not begun yet
         self._memory = memory
@@ -63,7 +64,7 @@ class Lookout:
         known: dict[TopicPartition, LogFacts] = {}
         seen: set[TopicPartition] = set()
         clock = asyncio.get_running_loop().time
-        turn_began, count = clock(), 0
+        turn_began, count, self.busy_seconds = clock(), 0, 0.0
         for facts in self._host.facts():
             seen.add(facts.partition)
             verdict = self._judge(facts)
@@ -73,8 +74,10 @@ class Lookout:
                     known[facts.partition] = facts
             count += 1
             if count == LOOK_CHUNK or clock() - turn_began >= LOOK_TURN_SECONDS:
+                self.busy_seconds += clock() - turn_began
                 await asyncio.sleep(0)
                 turn_began, count = clock(), 0
+        self.busy_seconds += clock() - turn_began
         self.verdicts, self.seen = verdicts, frozenset(seen)
         self._count(verdicts)
         order = ranked(verdicts.values(), self._env.wall_ms())

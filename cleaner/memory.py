@@ -181,7 +181,9 @@ def _horizons(
         horizon = told.get(key, known.horizon(segment))
         if horizon == UNKNOWN_HORIZON and job.expired_only and base in read:
             horizon = NO_HORIZON  # it was looked at: once is enough
-        if key in told and job.drop_expired_tombstones and 0 <= horizon <= job.now_ms:
+        # One that was stamped by this very job is no refusal, also with a retention of nothing.
+        passed = 0 <= horizon < job.now_ms + job.expired_only
+        if key in told and job.drop_expired_tombstones and passed:
             horizon = job.now_ms + max(STUBBORN_MS, job.delete_retention_ms)
         found[key] = horizon
     return found

@@ -33,7 +33,7 @@ from storage.env import Env
 from storage.model import TopicPartition
 
 LOOK_PAUSE_SECONDS: Final = 0.02  # between two looks, however often the pool is woken
-LOOK_SHARE: Final = 10  # a look that took t seconds is followed by this times t without one
+LOOK_SHARE: Final = 10  # a look that took t seconds of the loop is followed by this times t without
 IDLE_SHARE: Final = 50  # the same, where nobody says that there may be something to do
 
 log = structlog.get_logger("cleaner")
@@ -263,7 +263,8 @@ class CleanerPool:
                 # Supervised: a mistake in here must not silently end all cleaning.
                 self.stats.scan_failures += 1
                 log.exception("cleaner_look_failed")
-            took = self.stats.scan_seconds = asyncio.get_running_loop().time() - began
+            self.stats.scan_seconds = asyncio.get_running_loop().time() - began
+            took = self._lookout.busy_seconds
             await asyncio.sleep(max(LOOK_PAUSE_SECONDS, LOOK_SHARE * took))
             try:
                 async with asyncio.timeout(

@@ -347,6 +347,15 @@ def test_what_could_not_go_is_not_asked_for_again_at_once() -> None:
     assert judge(log, after, NOW.wall_ms + STUBBORN_MS).to_clean
 
 
+def test_a_tombstone_stamped_with_no_retention_at_all_goes_at_once() -> None:
+    log = facts(even(1), config=replace(COMPACTED, delete_retention_ms=0))
+    job = job_for(log)
+    report = report_of(job, horizons=(SegmentHorizon(0, 100, NOW.wall_ms),))
+    cleaned = replace(log, checkpoint_offset=10)
+    after = learned(FRESH, job, report, cleaned)
+    assert job_for(cleaned, after).expired_only
+
+
 def test_two_such_jobs_are_a_tenth_of_the_retention_apart() -> None:
     log = facts(even(2), checkpoint=20)
     known = replace(stamped(log, b10=NOW.wall_ms), expired_at_ms=NOW.wall_ms - 5)
