@@ -29,6 +29,7 @@ from storage import filenames
 from storage.batch import HEADER_BYTES, Record, build_batch, crc_of
 from storage.compression import compress
 from storage.env import RealEnv
+from storage.index import OffsetIndex
 from storage.model import TopicPartition
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -101,11 +102,17 @@ def generate(directory: str, args: argparse.Namespace) -> tuple[SourceSegment, .
     offset = 0
     while offset + template.count <= args.records:
         base = offset
+        index = OffsetIndex()
         with open(os.path.join(directory, filenames.file_name(base, filenames.LOG)), "wb") as file:
             while file.tell() < args.segment_bytes and offset + template.count <= args.records:
                 chosen = keys[offset : offset + template.count]
+                index.append(offset + template.count - 1 - base, file.tell())
                 file.write(one_batch(template, chosen, offset, CODECS[args.codec]))
                 offset += template.count
+            with open(
+                os.path.join(directory, filenames.file_name(base, filenames.INDEX)), "wb"
+            ) as file_of_index:
+                file_of_index.write(index.to_bytes())
             sources.append(SourceSegment(base, offset, file.tell(), TIME_MS, TIME_MS))
     return tuple(sources)
 
@@ -141,7 +148,7 @@ def clean(directory: str, sources: tuple[SourceSegment, ...], args: argparse.Nam
     control = Unlimited()
     started = time.perf_counter()
     cpu = time.process_time()
-    report = run_clean(RealEnv(), job, control)
+    report = run_clean(RealEnv(), job, control, one_pass=not args.two_passes)
     took, cpu = time.perf_counter() - started, time.process_time() - cpu
     for group in control.groups:
         for written in group.output.files if group.output else ():
@@ -161,6 +168,7 @@ def main() -> None:
     parser.add_argument("--clean-share", type=float, default=0.0, help="share not to be indexed")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--two-passes", action="store_true", help="even where one would do")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     started = time.perf_counter()

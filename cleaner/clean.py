@@ -20,23 +20,36 @@ from itertools import pairwise
 from cleaner.context import CleanContext
 from cleaner.index_pass import index_section
 from cleaner.job import CleanJob, CleanReport, JobControl
+from cleaner.newest_first import applies, clean_newest_first
 from cleaner.outcome import CleanOutcome
 from cleaner.rewrite_pass import RewritePass
 from storage.env import Env
 
 
-def run_clean(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
+def run_clean(
+    env: Env, job: CleanJob, control: JobControl, *, one_pass: bool = True
+) -> CleanReport:
     """Clean as `job` says; groups go to `control.group_cleaned` as they are finished.
 
-    Raises CleanAbortedError when asked to stop, OSError; the files of an unfinished group are
-    removed before.
+    Without `one_pass` two are made even where one would do: what is left is the same. Raises
+    CleanAbortedError when asked to stop, OSError; the files of an unfinished group are removed
+    before.
     """
     _check(job)
     context = CleanContext(env, job, control)
-    try:
-        outcome = _clean_expired(context) if job.expired_only else _clean_in_two_passes(context)
-    finally:
-        context.reader.close()
+    outcome = None
+    if one_pass and applies(env, job):
+        outcome = clean_newest_first(context)
+        if outcome is None:
+            bytes_read = context.reader.bytes_read
+            del context  # its map, before there is another
+            context = CleanContext(env, job, control)
+            context.reader.bytes_read = bytes_read
+    if outcome is None:
+        try:
+            outcome = _clean_expired(context) if job.expired_only else _clean_in_two_passes(context)
+        finally:
+            context.reader.close()
     return _report(context, outcome)
 
 
@@ -47,7 +60,7 @@ def _clean_in_two_passes(context: CleanContext) -> CleanOutcome:
     damaged = index_section(context)
     mapped = env.monotonic()
     rewrite = RewritePass(context, damaged)
-    rewrite.run()
+    rewrite.run(context.job.groups)
     return CleanOutcome(
         totals=rewrite.totals,
         damaged=damaged,
@@ -60,7 +73,7 @@ def _clean_expired(context: CleanContext) -> CleanOutcome:
     """Only the second pass, over groups that hold something whose horizon has passed."""
     started = context.env.monotonic()
     rewrite = RewritePass(context, {})
-    rewrite.run()
+    rewrite.run(context.job.groups)
     return CleanOutcome(
         totals=rewrite.totals,
         damaged=rewrite.damaged,

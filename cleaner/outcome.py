@@ -1,6 +1,6 @@
 """What a way of cleaning leaves for the report, whichever way it was."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from cleaner.job import SegmentHorizon
 from storage.errors import DamagedSegmentError
@@ -22,6 +22,11 @@ class RewriteTotals:
     aborted: int = 0
     markers_removed: int = 0
     horizons: list[SegmentHorizon] = field(default_factory=list)
+
+    def add(self, others: "RewriteTotals") -> None:
+        """Count what others counted behind what is counted here."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(others, one.name))
 
 
 @dataclass(slots=True)

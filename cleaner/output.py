@@ -97,7 +97,7 @@ class CleanedOutput:
         self._base_offset = base_offset
         self._run_id = run_id
         self._buffers = buffers
-        self._state = state
+        self.state = state
         self._charge = charge
         self._streams: tuple[_Stream, ...] = ()
         state[fields.WRITTEN] = 0
@@ -113,11 +113,11 @@ class CleanedOutput:
     @property
     def size_bytes(self) -> int:
         """Bytes of the log so far, those in the buffer included."""
-        return int(self._state[fields.FILE_POSITION] + self._state[fields.WRITTEN])
+        return int(self.state[fields.FILE_POSITION] + self.state[fields.WRITTEN])
 
     def flush(self) -> None:
         """Write what is in the buffer, which is empty afterwards. Raises OSError."""
-        state = self._state
+        state = self.state
         count = int(state[fields.WRITTEN])
         if count == 0:
             return
@@ -139,12 +139,20 @@ class CleanedOutput:
 
         `aborted` are the entries of the abort markers in it; without any there is no such file.
         """
+        cleaned = self.complete(aborted)
+        if cleaned is not None:
+            self.sync(last_modified_ms)
+            self._env.sync_dir(self._directory)
+        return cleaned
+
+    def complete(self, aborted: Sequence[TxnIndexEntry]) -> CleanedSegment | None:
+        """Write what is left; None if nothing was written. To be synced. Raises OSError."""
         self.flush()
         if not self._streams:
             return None
-        self._state[fields.INDEX_BYTES] = 0
-        self._state[fields.TIME_INDEX_BYTES] = 0
-        add_time_entry(self._buffers.time_entries, self._state)
+        self.state[fields.INDEX_BYTES] = 0
+        self.state[fields.TIME_INDEX_BYTES] = 0
+        add_time_entry(self._buffers.time_entries, self.state)
         self._append_entries()
         if aborted:
             raw = np.frombuffer(encode_entries(aborted), dtype=np.uint8)
@@ -152,18 +160,20 @@ class CleanedOutput:
             self._add_stream(filenames.TXN_INDEX)
             crc = int(crc32c_extended(0, raw, 0, len(raw)))
             self._streams[-1].append(raw, len(raw), crc)
+        files = tuple(CleanedFile(s.name, s.size_bytes, s.crc) for s in self._streams)
+        return CleanedSegment(self._base_offset, self._run_id, files)
+
+    def sync(self, last_modified_ms: int) -> None:
+        """Sync the contents of the complete files, whose names the folder still has to keep."""
         for stream in self._streams:
             self._env.set_mtime_ms(stream.path, last_modified_ms)
             stream.sync()
             stream.close()
-        self._env.sync_dir(self._directory)
-        files = tuple(CleanedFile(s.name, s.size_bytes, s.crc) for s in self._streams)
-        return CleanedSegment(self._base_offset, self._run_id, files)
 
     def abandon(self) -> None:
         """Remove what was written."""
         streams, self._streams = self._streams, ()
-        self._state[fields.WRITTEN] = 0
+        self.state[fields.WRITTEN] = 0
         for stream in streams:
             stream.close()
             self._env.unlink(stream.path)
@@ -180,7 +190,7 @@ class CleanedOutput:
         self._streams = (*self._streams, _Stream(self._env, self._directory, name))
 
     def _append_entries(self) -> None:
-        sizes = (int(self._state[fields.INDEX_BYTES]), int(self._state[fields.TIME_INDEX_BYTES]))
+        sizes = (int(self.state[fields.INDEX_BYTES]), int(self.state[fields.TIME_INDEX_BYTES]))
         entries = (self._buffers.entries, self._buffers.time_entries)
         for stream, data, count in zip(self._streams[1:], entries, sizes, strict=True):
             if count > 0:

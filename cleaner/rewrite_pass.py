@@ -4,19 +4,18 @@ Rules
 - A group is finished as a whole or leaves nothing behind.
 - A damaged segment is left as it is, and its group is cleaned around it: what stands before it, and
   what stands behind it, become groups of their own.
-- Behind a damaged segment no tombstone or marker goes and none gets a delete horizon. What it
-  deleted, or decided, may still stand in there.
-- A single segment that would come out as it went in is not replaced. Where only what has expired
-  is looked for, no group is.
+- What a group as a whole is due is in groups.py.
 - What was met of transactions is taken back when a group has to be begun anew.
 """
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 
 from cleaner.context import CleanContext, grown
-from cleaner.job import CleanedGroup, SegmentHorizon, SourceSegment
+from cleaner.groups import GroupBooks
+from cleaner.job import SourceSegment
 from cleaner.kernels import fields
 from cleaner.kernels.compile import Bytes
 from cleaner.kernels.layout import (
@@ -53,15 +52,19 @@ class RewritePass:
         self._packed_from: Bytes = np.empty(SLACK_BYTES, dtype=np.uint8)
         self._begun = 0
         self._total = 0
-        self._horizons: list[int] = []  # of the group's segments, as far as it is
-        self.totals = RewriteTotals()
+        self.books = GroupBooks(context, damaged)
 
-    def run(self) -> None:
-        """Rewrite all groups. Raises CleanAbortedError, OSError."""
+    @property
+    def totals(self) -> RewriteTotals:
+        """What was counted so far."""
+        return self.books.totals
+
+    def run(self, groups: Sequence[tuple[SourceSegment, ...]]) -> None:
+        """Rewrite groups of the job, in order. Raises CleanAbortedError, OSError."""
         context = self._context
         waiting = deque(
             tuple(source for source in group if source.base_offset < context.map_end)
-            for group in context.job.groups
+            for group in groups
         )
         self._total = sum(source.size_bytes for group in waiting for source in group)
         while waiting:
@@ -69,7 +72,7 @@ class RewritePass:
             broken = next((i for i, s in enumerate(group) if s.base_offset in self.damaged), None)
             if broken == 0:
                 self._begun += group[0].size_bytes
-                self._tell_horizon(group[0].base_offset, group[0].size_bytes, -1)
+                self.books.tell_horizon(group[0].base_offset, group[0].size_bytes, -1)
                 waiting.appendleft(group[1:])
             elif broken is not None:
                 waiting.extendleft((group[broken:], group[:broken]))
@@ -87,91 +90,22 @@ class RewritePass:
         context.reader.close()
 
     def _rewrite_group(self, group: tuple[SourceSegment, ...]) -> None:
-        context = self._context
-        job, state = context.job, context.state
-        self._set_rules(group)
-        output = CleanedOutput(
-            context.env,
-            job.directory,
-            base_offset=group[0].base_offset,
-            run_id=job.run_id,
-            index_interval_bytes=job.index_interval_bytes,
-            buffers=self._buffers,
-            state=state,
-            charge=context.charge_write,
-        )
+        context, books = self._context, self.books
+        books.begin(group)
+        output = books.open_output(group, self._buffers)
         try:
             for source in group:
                 self._rewrite_segment(source, output)
-            if self._is_unchanged(group, output):
+            if books.is_unchanged(group, output.size_bytes):
                 output.abandon()
-                self._leave(group)
+                books.leave(group)
                 return
             entries = context.transactions.kept_entries()
             cleaned = output.finish(group[-1].last_modified_ms, entries)
         except BaseException:
             output.abandon()
             raise
-        size_bytes = cleaned.files[0].size_bytes if cleaned else 0
-        result = CleanedGroup(
-            source_base_offsets=tuple(source.base_offset for source in group),
-            output=cleaned,
-            bytes_before=sum(source.size_bytes for source in group),
-            bytes_after=size_bytes,
-            records_before=int(state[fields.RECORDS_IN]),
-            records_after=int(state[fields.RECORDS_OUT]),
-        )
-        self._count(group, result, size_bytes)
-        if cleaned is not None:
-            earliest_ms = min((one for one in self._horizons if one >= 0), default=-1)
-            self._tell_horizon(group[0].base_offset, size_bytes, earliest_ms)
-        context.control.group_cleaned(result)
-
-    def _set_rules(self, group: tuple[SourceSegment, ...]) -> None:
-        """Say what may go from the group, and forget what was counted in the one before."""
-        job, state = self._context.job, self._context.state
-        state[fields.FIRST_COUNT : fields.END_COUNT] = 0
-        self._context.space.aborted_kept.fill(0)
-        self._horizons.clear()
-        sound = not any(base < group[0].base_offset for base in self.damaged)
-        stamps = sound and not job.expired_only and not job.latest_only
-        state[fields.SOUND] = sound
-        state[fields.DROP_EXPIRED] = sound and job.drop_expired_tombstones
-        state[fields.HORIZON_MS] = job.now_ms + job.delete_retention_ms if stamps else -1
-
-    def _leave(self, group: tuple[SourceSegment, ...]) -> None:
-        """Count a group that stays as it is."""
-        self._count(group, None, sum(source.size_bytes for source in group))
-        for source, horizon_ms in zip(group, self._horizons, strict=True):
-            self._tell_horizon(source.base_offset, source.size_bytes, horizon_ms)
-
-    def _tell_horizon(self, base_offset: int, size_bytes: int, horizon_ms: int) -> None:
-        self.totals.horizons.append(SegmentHorizon(base_offset, size_bytes, horizon_ms))
-
-    def _is_unchanged(self, group: tuple[SourceSegment, ...], output: CleanedOutput) -> bool:
-        changed = (
-            self._context.state[fields.BATCHES_REBUILT]
-            or self._context.state[fields.BATCHES_DROPPED]
-        )
-        alone = len(group) == 1 or self._context.job.expired_only
-        size_bytes = sum(source.size_bytes for source in group)
-        return alone and not changed and output.size_bytes == size_bytes
-
-    def _count(
-        self, group: tuple[SourceSegment, ...], result: CleanedGroup | None, bytes_after: int
-    ) -> None:
-        state, totals = self._context.state, self.totals
-        totals.groups += result is not None
-        totals.bytes_before += sum(source.size_bytes for source in group)
-        totals.bytes_after += bytes_after
-        totals.bytes_written += bytes_after if result else 0
-        totals.records_before += int(state[fields.RECORDS_IN])
-        totals.records_after += int(state[fields.RECORDS_OUT])
-        totals.tombstones_kept += int(state[fields.TOMBSTONES_KEPT])
-        totals.tombstones_removed += int(state[fields.TOMBSTONES_REMOVED])
-        totals.keyless += int(state[fields.KEYLESS])
-        totals.aborted += int(state[fields.RECORDS_ABORTED])
-        totals.markers_removed += int(state[fields.MARKERS_REMOVED])
+        context.control.group_cleaned(books.finish(group, cleaned))
 
     def _rewrite_segment(self, source: SourceSegment, output: CleanedOutput) -> None:
         context = self._context
@@ -179,9 +113,7 @@ class RewritePass:
             self._rewrite_batches(source, output)
         except DamagedSegmentError as error:
             raise _DamagedInError(source.base_offset, error) from error
-        # Behind damage nothing can go, whatever horizons there are.
-        sound = context.state[fields.SOUND]
-        self._horizons.append(int(context.state[fields.EARLIEST_MS]) if sound else -1)
+        self.books.close_segment()
         self._begun += source.size_bytes
         context.control.progress("rewrite", self._begun, self._total)
 

@@ -311,7 +311,7 @@ def _look_ahead(buf: Bytes, at: int, end: int, space: Workspace) -> tuple[int, i
 
 
 @inlined
-def _finish(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, state: Ints) -> int:
+def finish_batch(buf: Bytes, at: int, size: int, out: Bytes, scratch: Bytes, state: Ints) -> int:
     """Complete the batch whose surviving records stand in `out` behind room for a header."""
     written: int = state[fields.WRITTEN]
     count = load_be32(buf, at + 57)
@@ -404,7 +404,7 @@ def rewrite_batches(
             if code == DONE and state[fields.KEPT] == 0:
                 code = settle_empty(buf, at, size, out, space)
             elif code == DONE:
-                state[fields.WRITTEN] = _finish(buf, at, size, out, scratch, state)
+                state[fields.WRITTEN] = finish_batch(buf, at, size, out, scratch, state)
                 state[fields.RECORDS_OUT] += state[fields.KEPT]
             if verdict == _ASK_MAP:
                 keep_at += count

@@ -20,15 +20,16 @@ from cleaner.kernels.compile import Bytes, Ints, Words, allocating, inlined, int
 from cleaner.kernels.layout import SLOT_WORDS
 from cleaner.kernels.memory import prefetch
 
-_AHEAD = 12  # fingerprints between a prefetch and the probe that wants it
+AHEAD = 12  # fingerprints between a prefetch and the probe that wants it
 _HALF = np.uint64(32)
-_FREE = np.uint64(0)
+FREE = np.uint64(0)
 
 
 @inlined
-def _home(fingerprint: np.uint64, slots: int) -> int:
-    home: int = int64(((fingerprint >> _HALF) * np.uint64(slots)) >> _HALF)
-    return home
+def home(fingerprint: np.uint64, slots: int) -> int:
+    """The slot where the search for a fingerprint begins."""
+    slot: int = int64(((fingerprint >> _HALF) * np.uint64(slots)) >> _HALF)
+    return slot
 
 
 @inlined
@@ -46,7 +47,7 @@ def _place(
     """Put an entry into the first free slot from `slot` on; False at the end of the table."""
     while slot < slots:
         at = slot * SLOT_WORDS
-        if table[at + 2] == _FREE:
+        if table[at + 2] == FREE:
             table[at] = one
             table[at + 1] = two
             table[at + 2] = value
@@ -82,19 +83,19 @@ def grow(table: Words, slots: int, new_slots: int) -> None:
     for slot in range(slots - 1, -1, -1):
         at = slot * SLOT_WORDS
         value = table[at + 2]
-        if value == _FREE:
+        if value == FREE:
             continue
         one = table[at]
         two = table[at + 1]
-        table[at + 2] = _FREE
-        home = _home(one, new_slots)
-        if home < slot or not _place(table, new_slots, home, one, two, value):
+        table[at + 2] = FREE
+        place = home(one, new_slots)
+        if place < slot or not _place(table, new_slots, place, one, two, value):
             aside = _pushed(aside, waiting, one, two, value)
             waiting += 1
     for i in range(waiting):
         at = i * SLOT_WORDS
         one, two, value = aside[at], aside[at + 1], aside[at + 2]
-        if not _place(table, new_slots, _home(one, new_slots), one, two, value):
+        if not _place(table, new_slots, home(one, new_slots), one, two, value):
             _place(table, new_slots, 0, one, two, value)
 
 
@@ -110,16 +111,16 @@ def put_keys(table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints,
     limit = entries_max(slots, state[fields.SLOTS_MAX])
     done = 0
     while done < count:
-        if done + _AHEAD < count:
-            prefetch(table, _home(ones[done + _AHEAD], slots) * SLOT_WORDS)
+        if done + AHEAD < count:
+            prefetch(table, home(ones[done + AHEAD], slots) * SLOT_WORDS)
         one = ones[done]
         two = twos[done]
-        slot = _home(one, slots)
+        slot = home(one, slots)
         at = slot * SLOT_WORDS
-        while table[at + 2] != _FREE and not (table[at] == one and table[at + 1] == two):
+        while table[at + 2] != FREE and not (table[at] == one and table[at + 1] == two):
             slot = slot + 1 if slot + 1 < slots else 0
             at = slot * SLOT_WORDS
-        if table[at + 2] == _FREE:
+        if table[at + 2] == FREE:
             if entries >= limit:
                 break
             table[at] = one
@@ -138,13 +139,13 @@ def find_keys(
     """Set `offsets[i]` to the last offset of each fingerprint, -1 where it is not known."""
     slots = state[fields.SLOTS]
     for i in range(count):
-        if i + _AHEAD < count:
-            prefetch(table, _home(ones[i + _AHEAD], slots) * SLOT_WORDS)
+        if i + AHEAD < count:
+            prefetch(table, home(ones[i + AHEAD], slots) * SLOT_WORDS)
         one = ones[i]
         two = twos[i]
-        slot = _home(one, slots)
+        slot = home(one, slots)
         at = slot * SLOT_WORDS
-        while table[at + 2] != _FREE and not (table[at] == one and table[at + 1] == two):
+        while table[at + 2] != FREE and not (table[at] == one and table[at + 1] == two):
             slot = slot + 1 if slot + 1 < slots else 0
             at = slot * SLOT_WORDS
         offsets[i] = int64(table[at + 2]) - 1

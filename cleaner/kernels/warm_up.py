@@ -7,7 +7,15 @@ from cleaner.kernels.compile import Bytes
 from cleaner.kernels.crc import crc32c_extended
 from cleaner.kernels.index import add_time_entry, index_output
 from cleaner.kernels.layout import Workspace, new_state
-from cleaner.kernels.memory import load_be32
+from cleaner.kernels.memory import load_be32, load_be64
+from cleaner.kernels.newest import (
+    HELD_FROM,
+    WALK_WORDS,
+    Window,
+    begin_chunk,
+    clean_window,
+    list_batches,
+)
 from cleaner.kernels.remains import copy_whole, settle_empty, write_header
 from cleaner.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
 from cleaner.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
@@ -50,6 +58,27 @@ def run_all() -> None:
     add_time_entry(scratch, state)
     crc32c_extended(0, buf, 0, len(batch))
     load_be32(buf, 0)
+    load_be64(buf, 0)
+    _clean_a_window(buf, len(batch), space)
+
+
+def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
+    room = np.zeros(_ROOM_BYTES, dtype=np.uint8)
+    window = Window(
+        buf=buf,
+        rows=np.zeros(_ROOM_BYTES, dtype=np.int64),
+        walk=np.zeros(WALK_WORDS, dtype=np.int64),
+        arena=room,
+        kept=room.copy(),
+        scratch=room.copy(),
+        out=room.copy(),
+        hold=room.copy(),
+    )
+    space.state[fields.NEXT_OFFSET] = 0
+    list_batches(window, end, space.state)
+    begin_chunk(window.walk, len(space.ones))
+    window.walk[HELD_FROM] = len(window.hold)
+    clean_window(window, space)
 
 
 def _workspace() -> Workspace:
