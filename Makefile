@@ -1,6 +1,6 @@
-# make run | test | lint | docs | clean. Needs Python 3.11 or newer and, the first time, a network.
-# Everything is installed into .venv from locked versions with hashes; stamp files there remember
-# what was done, so that a second run does nothing and touches no network.
+# make run | test | compare | soak | lint | docs | clean. Needs Python 3.11 or newer and, at first,
+# a network. Everything is installed into .venv from locked versions with hashes; stamp files there
+# remember what was done, so that a second run does nothing and touches no network.
 
 PYTHON ?= python3
 UV ?= uv
@@ -13,12 +13,14 @@ KERNELS := $(wildcard storage/kernels/*.py cleaner/kernels/*.py)
 # Somebody else's environment must not leak into ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help run test lint docs lock clean
+.PHONY: help run test compare soak lint docs lock clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo 'make run    set up and start the broker on 127.0.0.1:9092 (ARGS="--config FILE")'
 	@echo 'make test   set up and run the tests (ARGS="-k swap")'
+	@echo 'make compare  what our cleaner leaves beside what Apache Kafka leaves (ARGS="--seed N --cases N")'
+	@echo 'make soak   ten minutes of load, kills and cleaning (ARGS="--minutes N --seed N")'
 	@echo 'make lint   ruff, mypy, import-linter'
 	@echo 'make docs   write docs/configuration.md anew from the tables in config/'
 	@echo 'make lock   resolve newer versions of the dependencies and lock them'
@@ -30,6 +32,12 @@ run: $(VENV)/.warm
 
 test: $(VENV)/.installed-dev $(VENV)/.warm
 	$(BIN)/python -m pytest $(ARGS)
+
+compare: $(VENV)/.installed-dev $(VENV)/.warm
+	@$(BIN)/python -m tests.compare $(ARGS)
+
+soak: $(VENV)/.installed-dev $(VENV)/.warm
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

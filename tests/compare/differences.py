@@ -1,0 +1,279 @@
+"""What the two sides left, compared line by line; the exceptions have names.
+
+What may differ, and is checked to be nothing else (docs/compare-with-kafka.md):
+- End of round. Kafka keeps the last batch of each round, empty; we keep the last one of the log.
+  So everything is compared with our cleaner told to do as Kafka does (`Rule.LAST_OF_ROUND`). By our
+  own rule the records are the same, and nothing is kept for longer.
+- Below the log start, where no reader sees anything, Kafka's files keep records and are cleaned on;
+  ours lose them, and segments that lie there wholly are left to retention. So after DeleteRecords
+  markers and empty batches may go earlier with us, since what they stood for is out of sight.
+- Small offset map. The two sides clean in different steps. Kafka, in a step that begins behind an
+  abort marker of the same segment, takes later transactions of that producer for aborted, and
+  leaves what they supersede for good: superseded records may be missing with us.
+- Base timestamps. Of a batch rebuilt without a delete horizon Kafka takes the first record left, we
+  leave it as it was. With LogAppendTime the deltas, which nobody reads, may differ, too. Every
+  record's own time is the same.
+- Empty segments. Kafka leaves a file of 0 bytes where every record went, we leave none.
+- After an unclean stop we may know more of producers, from snapshots and emptied markers, and
+  the last stable offsets in the transaction index, a hint for readers, may be lower.
+- A first dirty or last stable offset may lie anywhere in a hole of the log, on both sides.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from tests.compare.script import Case
+from tests.compare.truth import Moment, moments_of
+
+
+class Batch(NamedTuple):
+    """A printed batch: its line, split, and the lines of its records."""
+
+    words: tuple[str, ...]
+    records: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        return " ".join(self.words)
+
+    @property
+    def is_control(self) -> bool:
+        return "control=true" in self.words
+
+    @property
+    def first(self) -> int:
+        return int(self.words[1])
+
+    @property
+    def last(self) -> int:
+        return int(self.words[2])
+
+    @property
+    def producer_id(self) -> int:
+        word = next(word for word in self.words if word.startswith("producer="))
+        return int(word.removeprefix("producer=").partition("/")[0])
+
+    @property
+    def has_horizon(self) -> bool:
+        return "horizon=-1" not in self.words
+
+    def without(self, *fields: str) -> str:
+        """The line without some of its fields."""
+        return " ".join(word for word in self.words if word.partition("=")[0] not in fields)
+
+
+NO_BATCH = Batch(("batch", "-1", "-1", "(none)"), ())
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first one of a case."""
+
+    seed: int
+    dump: str
+    what: str
+    kafka: str
+    ours: str
+
+    def __str__(self) -> str:
+        head = f"seed {self.seed}, look {self.dump}: {self.what}"
+        return f"{head}\n  Kafka: {self.kafka}\n  ours:  {self.ours}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """One side at one moment."""
+
+    batches: list[Batch]
+    state: list[str]
+
+    def lines(self, word: str) -> list[str]:
+        """The lines of the state that begin with `word`."""
+        return [line for line in self.state if line.startswith(f"{word} ")]
+
+    def number(self, word: str) -> int:
+        """What the state says of `word`."""
+        return int(self.lines(word)[0].split()[1])
+
+    @property
+    def start(self) -> int:
+        """The log start offset."""
+        return self.number("start")
+
+    def aborted(self, *, with_stable: bool) -> list[str]:
+        """The transaction index; each entry with the last stable offset of its time, or without."""
+        return [line if with_stable else line.rpartition(" ")[0] for line in self.lines("aborted")]
+
+    def visible(self) -> list[Batch]:
+        """Batches from the log start on; of one that reaches over it the records are compared."""
+        return [batch for batch in self.batches if batch.first >= self.start]
+
+    def data(self) -> list[str]:
+        """What a reader of everything gets."""
+        lines = [line for batch in self.batches if not batch.is_control for line in batch.records]
+        return [line for line in lines if int(line.split()[1]) >= self.start]
+
+    def committed(self) -> list[str]:
+        """What a reader of committed records gets, which it finds as Kafka's consumer does."""
+        stable = self.number("stable")
+        entries = [[int(word) for word in line.split()[1:4]] for line in self.lines("aborted")]
+        found = []
+        for batch in self.batches:
+            if batch.is_control or batch.last >= stable:
+                continue
+            is_aborted = "txn=true" in batch.words and any(
+                producer == batch.producer_id and first <= batch.last and last >= batch.first
+                for producer, first, last in entries
+            )
+            found += [] if is_aborted else batch.records
+        return [line for line in found if int(line.split()[1]) >= self.start]
+
+
+def look(folder: Path, name: str) -> Look:
+    """What the Java side printed of one side, and its state."""
+    found: list[tuple[tuple[str, ...], list[str]]] = []
+    for line in (folder / f"{name}.batches").read_text().splitlines():
+        if line.startswith("batch "):
+            found.append((tuple(line.split()), []))
+        else:
+            found[-1][1].append(line)
+    batches = [Batch(words, tuple(records)) for words, records in found]
+    return Look(batches, (folder / f"{name}.state").read_text().splitlines())
+
+
+Found: TypeAlias = Iterator[tuple[str, str, str]]
+
+
+def compare(case: Case, home: Path) -> Difference | None:
+    """The first difference between what is left in kafka/, varve/ and varve-own/ of `home`."""
+    failed = home / "kafka" / "failed"
+    if failed.exists():
+        return Difference(case.seed, "-", "Kafka failed", failed.read_text(), "")
+    for number, moment in enumerate(moments_of(case)):
+        name = f"{number:02}"
+        theirs = look(home / "kafka", name)
+        for what, kafka, ours in _strictly(case, theirs, look(home / "varve", name), moment):
+            return Difference(case.seed, name, what, kafka, ours)
+        own = look(home / "varve-own", name)
+        for what, kafka, ours in _by_own_rule(case, theirs, own, moment):
+            return Difference(case.seed, name, f"own rule: {what}", kafka, ours)
+    return None
+
+
+def _strictly(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
+    """By Kafka's rule: everything is the same, but for what has a name."""
+    if "small map" in case.traits:
+        yield from _records(theirs, ours, moment, may_lack=True)
+        return
+    if "delete records" in case.traits and theirs.start > 0:
+        yield from _batches(_with_data(theirs), _with_data(ours))
+        yield from _nothing_more(theirs, ours)
+    else:
+        yield from _batches(theirs.visible(), ours.visible())
+        yield from _lines("marker", _markers(theirs), _markers(ours))
+        with_stable = not moment.was_unclean
+        yield from _lines(
+            "aborted",
+            theirs.aborted(with_stable=with_stable),
+            ours.aborted(with_stable=with_stable),
+        )
+    yield from _records(theirs, ours, moment, may_lack=False)
+    yield from _offsets(theirs, ours)
+    yield from _producers(theirs, ours, moment)
+
+
+def _by_own_rule(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
+    """The same records; of markers and empty batches none that Kafka has not."""
+    is_small = "small map" in case.traits
+    yield from _records(theirs, ours, moment, may_lack=is_small)
+    if not is_small:
+        yield from _nothing_more(theirs, ours)
+        yield from _offsets(theirs, ours)
+
+
+def _batches(theirs: list[Batch], ours: list[Batch]) -> Found:
+    for one, other in zip_longest(theirs, ours, fillvalue=NO_BATCH):
+        masked = ("crc",) if one.has_horizon else ("base", "crc")
+        if one.without(*masked) != other.without(*masked):
+            yield "batch", one.line, other.line
+        same_deltas = "LogAppendTime" not in one.words
+        if same_deltas and one.without("crc") == other.without("crc") and one != other:
+            yield "bytes of a batch", one.line, other.line
+
+
+def _with_data(side: Look) -> list[Batch]:
+    return [batch for batch in side.visible() if batch.records and not batch.is_control]
+
+
+def _nothing_more(theirs: Look, ours: Look) -> Found:
+    """Of what readers can meet, batches and aborted transactions, all of ours are in Kafka too."""
+    known = {(batch.first, batch.last) for batch in theirs.batches}
+    for batch in ours.visible():
+        if (batch.first, batch.last) not in known:
+            yield "kept by us alone", NO_BATCH.line, batch.line
+    entries = theirs.aborted(with_stable=False)
+    for entry in ours.aborted(with_stable=False):
+        if entry not in entries and int(entry.split()[3]) >= ours.start:
+            yield "aborted transaction kept by us alone", "(none)", entry
+
+
+def _records(theirs: Look, ours: Look, moment: Moment, *, may_lack: bool) -> Found:
+    """Data records, whatever batches they lie in, for both kinds of readers.
+
+    `may_lack`: what is superseded by a later committed record need not be there.
+    """
+    for which in ("data record", "committed record"):
+        one, other = (
+            (theirs.data(), ours.data())
+            if which == "data record"
+            else (theirs.committed(), ours.committed())
+        )
+        if may_lack:
+            present = set(other)
+            one = [
+                line
+                for line in one
+                if line in present or not moment.is_superseded(int(line.split()[1]))
+            ]
+        yield from _lines(which, one, other)
+    for line in ours.committed():
+        if not moment.written[int(line.split()[1])].is_committed:
+            yield "shown to readers of committed records", "(not committed)", line
+
+
+def _offsets(theirs: Look, ours: Look) -> Found:
+    for word in ("start", "end"):
+        yield from _lines(word, [str(theirs.number(word))], [str(ours.number(word))])
+    dirty = [max(side.number("dirty"), side.start) for side in (theirs, ours)]
+    yield from _lines("dirty", [str(dirty[0])], [str(dirty[1])])
+    # Between the two last stable offsets there must be something to read, or they mean the same.
+    stable = [max(side.number("stable"), side.start) for side in (theirs, ours)]
+    between = range(min(stable), max(stable))
+    if any(batch.last in between for batch in theirs.batches):
+        yield "stable", str(stable[0]), str(stable[1])
+
+
+def _producers(theirs: Look, ours: Look, moment: Moment) -> Found:
+    if not moment.was_unclean:
+        yield from _lines("producer", theirs.lines("producer"), ours.lines("producer"))
+        return
+    known = {line.split()[1]: line.split() for line in ours.lines("producer")}
+    for line in theirs.lines("producer"):
+        _, producer_id, epoch, sequence, offset, is_open, _ = line.split()
+        words = known.get(producer_id, [""] * 7)
+        same_place = words[3:5] == [sequence, offset] or sequence == "sequence=-1"
+        if (words[2], words[5]) != (epoch, is_open) or not same_place:
+            yield "producer after a recovery", line, " ".join(words)
+
+
+def _markers(side: Look) -> list[str]:
+    return [line for batch in side.visible() if batch.is_control for line in batch.records]
+
+
+def _lines(what: str, theirs: list[str], ours: list[str]) -> Found:
+    for one, other in zip_longest(theirs, ours, fillvalue="(none)"):
+        if one != other:
+            yield what, one, other

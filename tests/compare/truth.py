@@ -1,0 +1,71 @@
+"""What became of every record that was written, by the script alone: neither cleaner is asked."""
+
+from dataclasses import dataclass, field
+
+from storage.batch import ControlType, Record, control_type, decode_records, read_header
+from tests.compare.script import Case
+
+
+@dataclass
+class Written:
+    """One appended record. `producer_id` is -1 outside transactions."""
+
+    record: Record
+    producer_id: int
+    is_committed: bool | None  # None: its transaction is open
+
+
+@dataclass
+class Moment:
+    """What had happened up to one look."""
+
+    written: dict[int, Written] = field(default_factory=dict)  # by offset
+    last_committed: dict[bytes, int] = field(default_factory=dict)  # offset of each key's last one
+    was_unclean: bool = False  # the log was opened without an orderly stop before
+
+    def is_superseded(self, offset: int) -> bool:
+        """Whether a later committed record has the key of the one at `offset`."""
+        key = self.written[offset].record.key
+        return key is not None and self.last_committed.get(key, -1) > offset
+
+
+def moments_of(case: Case) -> list[Moment]:
+    """One for each `dump`, in order."""
+    written: dict[int, Written] = {}
+    was_unclean = False
+    moments = []
+    for operation in case.operations:
+        if operation.name == "append":
+            assert isinstance(operation.values[1], bytes)
+            _append(written, operation.values[1])
+        elif operation.name == "reopen" and operation.values[0] == "unclean":
+            was_unclean = True
+        elif operation.name == "dump":
+            moments.append(_moment(written, was_unclean=was_unclean))
+    return moments
+
+
+def _append(written: dict[int, Written], batch: bytes) -> None:
+    header = read_header(batch)
+    records = decode_records(batch, header)
+    if header.is_control:
+        is_commit = control_type(records[0]) == ControlType.COMMIT
+        for one in written.values():
+            if one.is_committed is None and one.producer_id == header.producer_id:
+                one.is_committed = is_commit
+        return
+    for record in records:
+        if header.is_transactional:
+            written[record.offset] = Written(record, header.producer_id, None)
+        else:
+            written[record.offset] = Written(record, -1, True)
+
+
+def _moment(written: dict[int, Written], *, was_unclean: bool) -> Moment:
+    copies = {at: Written(one.record, one.producer_id, one.is_committed)
+              for at, one in written.items()}  # fmt: skip
+    last: dict[bytes, int] = {}
+    for offset, one in copies.items():
+        if one.is_committed and one.record.key is not None:
+            last[one.record.key] = offset
+    return Moment(copies, last, was_unclean)
