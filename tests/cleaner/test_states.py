@@ -306,14 +306,14 @@ class CleanerModel(RuleBasedStateMachine):
         self.feed(event)
 
     @precondition(lambda self: self.worker and not self.journal)
-    @rule(finished=st.booleans())
-    def worker_lets_go(self, finished: bool) -> None:
+    @rule(finished=st.booleans(), offset=st.none() | st.just(9))
+    def worker_lets_go(self, finished: bool, offset: int | None) -> None:
         if not finished and not self.aborted:
             return
         if finished and not self.aborted:
             self.failures = 0
         self.worker = False
-        self.feed(s.Finished(9) if finished else s.Stopped())
+        self.feed(s.Finished(offset) if finished else s.Stopped())
         self.aborted = False
 
     @precondition(lambda self: self.worker and not self.journal)
