@@ -13,7 +13,7 @@ from cleaner.job import SourceSegment
 from cleaner.kernels import fields
 from cleaner.kernels.layout import HEADER_BYTES, RECORD_BYTES_MIN, Code
 from cleaner.kernels.walk import count_records, index_batches, index_unpacked
-from cleaner.source import SourceReader
+from cleaner.source import SourceReader, offsets_end
 from storage.batch import unpack_header
 from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
 
@@ -51,7 +51,7 @@ def _index_segment(context: CleanContext, source: SourceSegment, begun: int, tot
     reader = context.reader
     state = context.state
     state[fields.NEXT_OFFSET] = source.base_offset
-    state[fields.SOURCE_END] = source.next_base_offset
+    state[fields.SOURCE_END] = offsets_end(source)
     reader.open(source)
     while not reader.exhausted:
         reader.refill(context.charge_read)

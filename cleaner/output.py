@@ -126,7 +126,7 @@ class CleanedOutput:
         state[fields.TIME_INDEX_BYTES] = 0
         buffers = self._buffers
         fits = index_output(buffers.batches, count, buffers.entries, buffers.time_entries, state)
-        assert fits  # groups are planned within 32 bits of offsets
+        assert fits  # see source.offsets_end; groups are planned within 31 bits of offsets
         self._charge(count)
         self._streams[0].append(buffers.batches, count, int(state[fields.FILE_CRC]))
         self._append_entries()

@@ -28,6 +28,7 @@ from cleaner.kernels.remains import copy_whole, settle_empty, write_header
 from cleaner.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
 from cleaner.outcome import RewriteTotals
 from cleaner.output import CleanedOutput, OutputBuffers
+from cleaner.source import offsets_end
 from storage.batch import BatchHeader, unpack_header
 from storage.compression import compress
 from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
@@ -121,7 +122,7 @@ class RewritePass:
         context = self._context
         reader, state = context.reader, context.state
         state[fields.NEXT_OFFSET] = source.base_offset
-        state[fields.SOURCE_END] = source.next_base_offset
+        state[fields.SOURCE_END] = offsets_end(source)
         state[fields.EARLIEST_MS] = -1
         reader.open(source)
         while not reader.exhausted:

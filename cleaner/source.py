@@ -16,14 +16,25 @@ import numpy as np
 from cleaner.job import SourceSegment
 from cleaner.kernels.compile import Bytes
 from cleaner.kernels.crc import crc32c_extended
-from cleaner.kernels.layout import HEADER_BYTES, LENGTH_BYTES, REASONS, Code
+from cleaner.kernels.layout import HEADER_BYTES, LARGEST_INT32, LENGTH_BYTES, REASONS, Code
 from cleaner.kernels.memory import SLACK_BYTES, load_be32
 from storage import filenames
 from storage.env import Env, File
 from storage.errors import DamagedSegmentError
 
+# An index counts offsets from its segment's base, in 31 bits.
+OFFSETS_MAX: Final = LARGEST_INT32 + 1
 BUFFER_BYTES_MIN: Final = 1024  # a header, and room to verify an oversize batch through
 _CRC_FROM: Final = 21
+
+
+def offsets_end(source: SourceSegment) -> int:
+    """The first offset that no batch of the segment can have.
+
+    Kafka wrote segments once whose offsets no index can hold; such a batch is taken for damage, as
+    it is when a folder is adopted.
+    """
+    return min(source.next_base_offset, source.base_offset + OFFSETS_MAX)
 
 
 class SourceReader:

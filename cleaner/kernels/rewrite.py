@@ -115,8 +115,8 @@ def _verdict(buf: Bytes, at: int, last: int, count: int, bits: Bytes, state: Int
         return _ASK_MAP
     if base < state[fields.BITS_FIRST] or last >= state[fields.BITS_END]:
         return _WINDOW
-    if state[fields.KEEP_KEYLESS] != 0 and state[fields.KEYLESS_MET] != 0:
-        return _ASK_BITS  # the bits say nothing of records without a key
+    if state[fields.KEYLESS_MET] != 0:
+        return _ASK_BITS  # the bits say nothing of records without a key: stay, or to be counted
     first = state[fields.BITS_FIRST]
     return _ASK_BITS if any_bit(bits, base - first, last - first) else _DROP
 
