@@ -53,6 +53,7 @@ from storage.errors import LogDirectoryError, StorageError
 from storage.kernels import warm_up
 from storage.log import Log
 from storage.log_manager import LogManager, OpenReport
+from storage.model import TopicPartition
 
 log = structlog.get_logger("broker.app")
 
@@ -105,6 +106,7 @@ class Broker:
             producer_expiration_ms=settings.producer_id_expiration_ms,
             clock=ClockWatch(wall_ms, monotonic_ms),
             note_time=self.topics.note_time,
+            damage_gone=self._damage_gone,
         )
         self.cleaning = Cleaning(
             env,
@@ -342,6 +344,9 @@ class Broker:
         stats = self.stats.topics[opened.partition.topic]
         opened.on_roll = self._cleaner_waker(opened)
         return Partition(opened, stats, _flush_in_thread, self.fail_directory)
+
+    def _damage_gone(self, partition: TopicPartition) -> None:
+        self.pool.forgive(partition)  # it may have been in quarantine for it
 
     def _cleaner_waker(self, opened: Log) -> Callable[[], None]:
         def wake() -> None:

@@ -17,6 +17,7 @@ from broker.topics import TopicError
 from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
 from storage.log_manager import LogManager
+from storage.model import TopicPartition
 
 log = structlog.get_logger("broker.housekeeping")
 
@@ -90,6 +91,7 @@ class Housekeeping:
         producer_expiration_ms: int,
         clock: ClockWatch,
         note_time: Callable[[], Awaitable[None]],
+        damage_gone: Callable[[TopicPartition], None],
     ) -> None:
         self._env = env
         self._manager = manager
@@ -99,6 +101,7 @@ class Housekeeping:
         self._producer_expiration_ms = producer_expiration_ms
         self._tasks: list[asyncio.Task[None]] = []
         self._note_time = note_time
+        self._damage_gone = damage_gone
         self.clock = clock
         self.stats = HousekeepingStats()
 
@@ -145,8 +148,11 @@ class Housekeeping:
         trusted = self.clock_trusted()
 
         def work(partition: Partition) -> None:
+            was_damaged = bool(partition.log.damaged)
             removed = partition.log.expire(self._env.wall_ms(), clock_trusted=trusted)
             if removed:
+                if was_damaged and not partition.log.damaged:
+                    self._damage_gone(partition.partition)
                 self.stats.segments_expired += len(removed)
                 freed = sum(expired.facts.size_bytes for expired in removed)
                 self.stats.bytes_expired += freed

@@ -77,6 +77,7 @@ class Log(LogView):
         super().__init__(context, partition, topic_id, directory, config, loaded=loaded)
         self._new_generation = context.new_generation
         self.generation = context.new_generation()
+        self.is_being_swapped = False  # from `pin` on
         self.on_roll: Callable[[], None] | None = None  # a segment was closed: it may be cleaned
         self._doomed = DoomedFiles(self._env, directory)
         self._is_closed = False
@@ -490,7 +491,9 @@ class Log(LogView):
         `replace_segments` or `unpin`.
         """
         base_offsets = tuple(base_offsets)
+        assert not self.is_being_swapped
         assert self.are_flushed(base_offsets)
+        self.is_being_swapped = True
         for base_offset in base_offsets:
             segment = self._segments.find(base_offset)
             assert segment is not None
@@ -499,6 +502,7 @@ class Log(LogView):
 
     def unpin(self, base_offsets: Iterable[int]) -> None:
         """The swap did not take place."""
+        self.is_being_swapped = False
         for base_offset in base_offsets:
             segment = self._segments.find(base_offset)
             if segment is not None:
@@ -526,6 +530,7 @@ class Log(LogView):
             self._home.fail(f"swap in {self.directory}: {error}")
             raise self._failed("swap in", error) from error
         self._segments.replace([one for one in gone if one is not None], new)
+        self.is_being_swapped = False
         self._unsynced = [one for one in self._unsynced if one not in gone]
         self._unsynced[:0] = [one for one in new if one.needs_sync]
 

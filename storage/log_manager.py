@@ -301,8 +301,10 @@ class LogManager:
             self.offline[partition] = str(error)
             return ()
         self.logs[partition] = log
-        if partition in checkpoints.cleaner:
-            self.cleaner_offsets[partition] = checkpoints.cleaner[partition]
+        # Beyond the end the log was cut: what will be written there is dirty, whatever was before.
+        clean_below = checkpoints.cleaner.get(partition, 0)
+        if 0 < clean_below <= log.log_end_offset:
+            self.cleaner_offsets[partition] = clean_below
         return notes
 
     def _open_log(
@@ -502,7 +504,8 @@ class LogManager:
             starts = {
                 where: log.log_start_offset
                 for where, log in logs.items()
-                if log.log_start_offset != log.first_base_offset
+                # A swap may bring back a segment that begins below: retention took it meanwhile.
+                if log.log_start_offset != log.first_base_offset or log.is_being_swapped
             }
             recovery = {where: log.recovery_point for where, log in logs.items()}
             marks = {where: log.high_watermark for where, log in logs.items()}

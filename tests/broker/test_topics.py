@@ -318,3 +318,64 @@ async def test_a_change_goes_on_to_its_end_though_its_client_leaves(env: MemoryE
     assert topic.partition_count == 2
     assert disk.manager.metadata.topics["left"].topic_id == topic.topic_id
     assert folders(env) == ["left-0", "left-1"]
+
+
+# --- the file read anew -------------------------------------------------------------------------
+
+
+def file_of(**settings: Any) -> Settings:
+    return Settings.model_validate({"log_dirs": ["/disk1"], **settings})
+
+
+def keyed(**keys: str) -> dict[str, Any]:
+    return {"keys": {name.replace("_", "."): value for name, value in keys.items()}}
+
+
+async def test_a_reload_replaces_the_files_layers_and_leaves_the_dynamic_one(
+    env: MemoryEnv,
+) -> None:
+    before = {"orders": keyed(cleanup_policy="compact", retention_ms="5"), "audit": {}}
+    running = TopicsOnDisk(env, topics=before)
+    topics = await running.open()
+    await topics.alter("orders", setting("segment.ms", "7"))
+    running.held.clear()
+    after = {"orders": {"partitions": 2} | keyed(segment_ms="9"), "fresh": {"partitions": 2}}
+    await topics.reload(file_of(topics=after, topic_defaults=keyed(retention_bytes="11")))
+    orders = topics.get("orders")
+    assert orders is not None
+    config = orders.config
+    assert (config.cleanup_policy, config.segment_ms) == (("delete",), 7)
+    assert (config.retention_ms, config.retention_bytes) == (7 * 86_400_000, 11)
+    assert orders.partitions[0].log.config == orders.partitions[1].log.config == config
+    assert running.held == [TopicPartition("orders", 0)]  # its policy changed; audit's did not
+    fresh = topics.get("fresh")
+    assert fresh is not None
+    assert fresh.partition_count == 2
+    assert running.cleaner
+    assert running.wakes > 0
+    assert topics.get("audit") is not None
+
+
+async def test_a_reload_that_contradicts_what_a_client_set_changes_nothing(env: MemoryEnv) -> None:
+    running = TopicsOnDisk(env, topics={"a": {}, "orders": keyed(cleanup_policy="compact")})
+    topics = await running.open()
+    await topics.alter("orders", setting("max.compaction.lag.ms", "1000"))
+    file = {"a": keyed(retention_ms="1"), "orders": keyed(min_compaction_lag_ms="2000")}
+    with pytest.raises(TopicError, match=r"topics\.orders: .*min\.compaction\.lag\.ms"):
+        await topics.reload(file_of(topics=file, cleaner={"workers": 3}))
+    a, orders = topics.get("a"), topics.get("orders")
+    assert a is not None
+    assert orders is not None
+    assert a.config.retention_ms == 7 * 86_400_000
+    assert orders.config.compacts
+    assert running.cleaner == []
+
+
+async def test_a_deleted_topic_leaves_no_quarantine_to_the_next_of_its_name(
+    env: MemoryEnv,
+) -> None:
+    running = TopicsOnDisk(env)
+    topics = await running.open()
+    await topics.create("orders", 2, {})
+    await topics.delete("orders")
+    assert running.forgiven == [TopicPartition("orders", 0), TopicPartition("orders", 1)]

@@ -174,6 +174,44 @@ def test_checkpoints_say_what_kafka_would(env: MemoryEnv) -> None:
     assert third.log_start_offset == 0
 
 
+def test_what_is_clean_beyond_the_end_of_a_log_that_was_cut_is_dirty_again(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    end = manager.logs[ORDERS[0]].log_end_offset
+    manager.set_cleaner_offset(ORDERS[0], end)
+    manager.set_cleaner_offset(ORDERS[2], end + 1)  # the tail was lost with the power
+    manager.close()
+    again, _ = opened(env)
+    assert again.cleaner_offsets == {ORDERS[0]: end}
+
+
+def test_while_segments_are_swapped_the_log_start_is_written_down(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    path = f"{ONE}/{filenames.LOG_START_CHECKPOINT}"
+    log.roll(0)
+    log.flush()
+    manager.checkpoint()
+    assert ORDERS[0] not in read_offsets(env, path)
+    log.pin([0])
+    manager.checkpoint()
+    assert read_offsets(env, path)[ORDERS[0]] == 0
+    log.unpin([0])
+    manager.checkpoint()
+    assert ORDERS[0] not in read_offsets(env, path)
+    manager.close()
+
+
+def test_an_older_capture_is_not_written_over_a_newer_one(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    manager.set_cleaner_offset(ORDERS[0], 1)
+    older = manager.checkpoint_begin()
+    manager.set_cleaner_offset(ORDERS[0], 2)
+    manager.checkpoint_begin().run()
+    older.run()
+    assert read_offsets(env, f"{ONE}/{filenames.CLEANER_CHECKPOINT}")[ORDERS[0]] == 2
+    manager.close()
+
+
 # --- deletion -----------------------------------------------------------------------------------
 
 

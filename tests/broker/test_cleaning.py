@@ -1,0 +1,259 @@
+"""The broker's side of a clean: publication beside retention, checkpoints, who wakes it."""
+
+import asyncio
+import errno
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.app import Broker
+from broker.partition import Partition
+from cleaner.clean import run_clean
+from cleaner.grouping import plan_job
+from cleaner.host import PublishOutcome
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from config.settings import CleanerSettings
+from storage import filenames
+from storage.batch import read_header
+from storage.checkpoints import read_offsets
+from storage.model import TopicPartition
+from tests.support.broker_in_memory import broker_in_memory
+from tests.support.cleaning import Recorder
+from tests.support.logs import batch_of, offsets_in
+from tests.support.memory_env import MemoryEnv
+
+ORDERS = TopicPartition("orders", 0)
+BOTH = {"orders": {"keys": {"cleanup.policy": "compact,delete", "retention.ms": "-1"}}}
+KEYS = 5
+RECORDS = 10  # of each segment
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=21)
+
+
+def fill(env: MemoryEnv, broker: Broker, segments: int) -> Partition:
+    """Closed segments of one record a batch, over five keys, and an empty active one."""
+    partition = broker.topics.partition(ORDERS)
+    assert partition is not None
+    for _ in range(segments):
+        for _ in range(RECORDS):
+            end = partition.log.log_end_offset
+            batch = memoryview(
+                batch_of(b"v%d" % end, key=b"k%d" % (end % KEYS), timestamps=[env.wall_ms()])
+            )
+            partition.append(batch, read_header(batch), env.wall_ms())
+        partition.log.roll(env.wall_ms())
+    return partition
+
+
+def cleaned(
+    env: MemoryEnv, broker: Broker, **config: Any
+) -> tuple[CleanJob, list[CleanedGroup], CleanReport]:
+    """What a worker makes of the partition as it stands."""
+    facts = broker.cleaning.facts_of(ORDERS)
+    assert facts is not None
+    verdict = broker.pool._lookout.judge(facts)
+    assert verdict is not None
+    inputs = broker.cleaning.job_inputs(ORDERS, facts.log_start_offset, facts.log_end_offset)
+    settings = CleanerSettings(dedupe_buffer_bytes=1 << 20, **config)
+    job = plan_job(facts, verdict, inputs, settings, run_id="r1", now_ms=env.wall_ms())
+    assert job is not None
+    recorder = Recorder()
+    report = run_clean(env, job, recorder)
+    return job, recorder.groups, report
+
+
+def take_front(env: MemoryEnv, partition: Partition, offset: int) -> None:
+    """Retention, as it runs beside a clean."""
+    partition.log.delete_records(offset)
+    partition.log.expire(env.wall_ms())
+    assert partition.log.log_start_offset == offset
+
+
+# --- publication beside retention -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fate", ["restart", "kill", "power"])
+async def test_a_group_whose_first_sources_went_replaces_what_is_left(
+    env: MemoryEnv, fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 4)
+        job, (group,), _ = cleaned(env, broker)
+        take_front(env, partition, 2 * RECORDS)
+        assert await broker.cleaning.publish(job, group) is PublishOutcome.PUBLISHED
+        survivors = list(range(4 * RECORDS - KEYS, 4 * RECORDS))
+        assert offsets_in(partition.log, start=2 * RECORDS) == survivors
+        assert partition.log.log_start_offset == 2 * RECORDS
+        assert partition.log.segment_count == 2
+        if fate != "restart":
+            monkeypatch.setattr(broker.manager, "close", lambda: None)
+    env_after = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
+    async with broker_in_memory(env_after, topics=BOTH) as broker:
+        again = broker.topics.partition(ORDERS)
+        assert again is not None
+        assert again.log.log_start_offset == 2 * RECORDS  # what went does not come back
+        assert offsets_in(again.log, start=2 * RECORDS) == survivors
+        assert again.log.log_end_offset == 4 * RECORDS
+
+
+async def test_what_retention_took_stays_hidden_though_it_is_in_the_output(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 2)
+        batch = memoryview(batch_of(b"only once", key=b"rare"))
+        rare = partition.append(batch, read_header(batch), env.wall_ms()).first_offset
+        partition.log.roll(env.wall_ms())
+        fill(env, broker, 1)
+        job, (group,), _ = cleaned(env, broker)
+        take_front(env, partition, rare + 1)
+        assert await broker.cleaning.publish(job, group) is PublishOutcome.PUBLISHED
+        assert partition.log.first_base_offset < partition.log.log_start_offset
+        assert rare not in offsets_in(partition.log, start=partition.log.log_start_offset)
+        # Retention goes on from there.
+        partition.log.delete_records(partition.log.log_end_offset)
+        assert partition.log.expire(env.wall_ms())
+        assert partition.log.segment_count == 1
+
+
+async def test_a_group_of_which_nothing_is_left_is_dropped(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 3)
+        job, (group,), _ = cleaned(env, broker)
+        take_front(env, partition, 3 * RECORDS)
+        assert await broker.cleaning.publish(job, group) is PublishOutcome.SOURCES_GONE
+        assert partition.log.segment_count == 1
+
+
+async def test_a_change_of_policy_makes_a_job_void(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        fill(env, broker, 2)
+        job, (group,), _ = cleaned(env, broker)
+        for policy in ("delete", "compact,delete"):
+            await broker.topics.alter(
+                "orders", lambda now, to=policy: {**now, "cleanup.policy": to}
+            )
+        assert await broker.cleaning.publish(job, group) is PublishOutcome.STALE
+
+
+async def test_a_partition_that_was_made_anew_gets_nothing_of_the_old_one(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        fill(env, broker, 2)
+        job, (group,), _ = cleaned(env, broker)
+        await broker.topics.delete("orders")
+        await broker.topics.create("orders", 1, {"cleanup.policy": "compact"})
+        partition = fill(env, broker, 2)
+        assert await broker.cleaning.publish(job, group) is PublishOutcome.STALE
+        broker.cleaning.checkpoint(ORDERS, job.generation, 20)
+        assert ORDERS not in broker.manager.cleaner_offsets
+        assert offsets_in(partition.log, start=0) == list(range(2 * RECORDS))
+
+
+# --- checkpoints and failures ---------------------------------------------------------------------
+
+
+async def test_what_is_clean_is_on_the_disk_soon(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.cleaning.CHECKPOINT_SECONDS", 0)
+    path = f"/disk1/{filenames.CLEANER_CHECKPOINT}"
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 2)
+        generation = partition.log.generation
+        broker.cleaning.checkpoint(ORDERS, generation, RECORDS)
+        broker.cleaning.checkpoint(ORDERS, generation, 2 * RECORDS)
+        async with asyncio.timeout(10):
+            while not env.exists(path) or not read_offsets(env, path):  # noqa: ASYNC110 - a thread
+                await asyncio.sleep(0.001)
+        assert read_offsets(env, path) == {ORDERS: 2 * RECORDS}
+
+
+async def test_a_directory_that_fails_takes_its_partitions_from_the_workers(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up: list[TopicPartition] = []
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        fill(env, broker, 2)
+        job, (group,), _ = cleaned(env, broker)
+        monkeypatch.setattr(broker.pool, "abort", given_up.append)
+        env.fail_on(lambda op, path: op == "rename" and "journal" in path, errno.EIO)
+        with pytest.raises(Exception, match="orders-0"):
+            await broker.cleaning.publish(job, group)
+        assert ORDERS in given_up
+        assert await broker.cleaning.publish(job, group) is PublishOutcome.STALE
+
+
+async def test_a_finished_job_is_one_line_with_kafkas_numbers_and_ours(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        fill(env, broker, 4)
+        job, _, report = cleaned(env, broker)
+        with capture_logs() as lines:
+            broker.cleaning.finished(job, report)
+    (line,) = lines
+    assert line["event"] == "cleaned"
+    assert (line["records_before"], line["records_after"]) == (4 * RECORDS, KEYS)
+    assert line["fewer_records_percent"] == 87.5
+    assert line["bytes_before"] > line["bytes_after"] > 0
+    assert line["buffer_utilization_percent"] == round(100 * report.map_utilization, 1)
+    assert (line["first_dirty_offset"], line["next_dirty_offset"]) == (0, 4 * RECORDS)
+    assert line["keys"] == KEYS
+    assert line["run_id"] == "r1"
+
+
+# --- what wakes the cleaner, and what it is told --------------------------------------------------
+
+
+async def test_a_closed_segment_wakes_the_cleaner_of_a_compacted_topic(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wakes: list[str] = []
+    topics = {"orders": {"keys": {"cleanup.policy": "compact", "segment.ms": "1000"}}}
+    async with broker_in_memory(env, topics=topics) as broker:
+        fill(env, broker, 1)
+        partition = broker.topics.partition(ORDERS)
+        assert partition is not None
+        batch = memoryview(batch_of(b"x", key=b"k", timestamps=[env.wall_ms()]))
+        partition.append(batch, read_header(batch), env.wall_ms())
+        monkeypatch.setattr(broker.pool, "wake", lambda: wakes.append("woken"))
+        env.advance_ms(2000)
+        await broker.housekeeping.roll()
+        assert wakes == ["woken"]
+        await broker.topics.alter("orders", lambda now: {**now, "cleanup.policy": "delete"})
+        wakes.clear()
+        partition.append(batch, read_header(batch), env.wall_ms())
+        partition.log.roll(env.wall_ms())
+        assert wakes == []
+
+
+async def test_dynamic_settings_of_the_cleaner_hold_after_a_restart(env: MemoryEnv) -> None:
+    dynamic = {"log.cleaner.threads": "3", "log.cleaner.io.max.bytes.per.second": "20000000.0"}
+    async with broker_in_memory(env) as broker:
+        await broker.topics.alter_broker(lambda now: {**now, **dynamic})
+        assert broker.pool.status().rates == (10_000_000, 10_000_000)
+    async with broker_in_memory(env) as broker:
+        assert broker.pool.status().rates == (10_000_000, 10_000_000)
+        assert broker.topics.cleaner_settings.workers == 3
+    # The file contradicts them by now: then it holds, and the broker starts.
+    env_settings = {"workers": 64, "enabled": False}
+    async with broker_in_memory(env) as broker:
+        await broker.topics.alter_broker(lambda _: {"log.cleaner.dedupe.buffer.size": str(4 << 20)})
+    async with broker_in_memory(env, cleaner=env_settings) as broker:
+        assert broker.topics.cleaner_settings.workers == 64
+
+
+async def test_a_quarantine_ends_when_retention_took_the_damage(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgiven: list[TopicPartition] = []
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 3)
+        monkeypatch.setattr(broker.pool, "forgive", forgiven.append)
+        first = f"{partition.log.directory}/{filenames.file_name(0, filenames.LOG)}"
+        assert partition.log.mark_damaged(first, 10, "a bit has flipped")
+        await broker.housekeeping.expire()
+        assert forgiven == []
+        partition.log.delete_records(RECORDS)
+        await broker.housekeeping.expire()
+        assert forgiven == [ORDERS]
