@@ -35,9 +35,9 @@ class Broker:
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * 4096 / 1e6
 
-    def create_topic(self, name: str, **config: str) -> None:
+    def create_topic(self, name: str, *, partitions: int = 1, **config: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
-        topic = NewTopic(name, num_partitions=1, replication_factor=1, config=config)
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
         for future in admin.create_topics([topic]).values():
             future.result(30)
 

@@ -26,18 +26,26 @@ PRODUCE_VERSION = 9  # flexible, by topic name: both brokers serve it
 CORRELATION_ID = 1
 
 
-def encode_request(topic: str, correlation_id: int) -> bytes:
-    """A Produce v9 request with one batch of one record, acks=1."""
-    batch = bytes(build_batch([Record(0, int(time.time() * 1000), None, b"x" * 100, ())]))
+def encode_request(
+    topic: str,
+    correlation_id: int,
+    *,
+    partition: int = 0,
+    value_bytes: int = 100,
+    acks: int = 1,
+) -> bytes:
+    """A Produce v9 request with one batch of one record."""
+    record = Record(0, int(time.time() * 1000), None, b"x" * value_bytes, ())
+    batch = bytes(build_batch([record]))
     name = topic.encode()
     body = b"".join(
         [
             b"\x00",  # transactional id: null
-            struct.pack(">hi", 1, 30_000),  # acks, timeout
+            struct.pack(">hi", acks, 30_000),  # acks, timeout
             b"\x02",  # one topic
             bytes([len(name) + 1]) + name,
             b"\x02",  # one partition
-            struct.pack(">i", 0),
+            struct.pack(">i", partition),
             _varint(len(batch) + 1) + batch,
             b"\x00\x00\x00",  # tags: partition, topic, request
         ]

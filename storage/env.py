@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 import time
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Final, Protocol, TypeAlias, runtime_checkable
 
 from storage.errors import DirectoryLockedError
 
@@ -177,6 +177,10 @@ def mkdir_durably(env: Env, path: str) -> None:
         env.sync_dir(parent)
 
 
+# Of one call that copies to or from the page cache. Where the kernel does not preempt itself (the
+# default on servers) nobody gets the core before the call returns, whatever the priorities: beside
+# calls of 4 MiB a waking process waited 1.9 ms at the 99th percentile, beside these 0.1 ms.
+CALL_BYTES_MAX: Final = 256 << 10
 # fdatasync flushes the content and whatever is needed to read it back, the length included. It
 # leaves out the modification time alone, and spares a journal commit where the length is unchanged
 # (preallocated files). macOS has only fsync.
@@ -216,7 +220,7 @@ class RealFile:
         view = memoryview(buffer).cast("B")
         done = 0
         while done < len(view):
-            count = os.preadv(self._fd, [view[done:]], position + done)
+            count = os.preadv(self._fd, [view[done : done + CALL_BYTES_MAX]], position + done)
             if count == 0:
                 break
             done += count
@@ -224,14 +228,15 @@ class RealFile:
 
     def pwrite(self, data: ReadBuffer, position: int) -> None:
         """See File."""
-        count = os.pwrite(self._fd, data, position)
         view = memoryview(data)
-        if count == view.nbytes:
-            return
+        done = 0
+        if view.nbytes <= CALL_BYTES_MAX:
+            done = os.pwrite(self._fd, data, position)
+            if done == view.nbytes:
+                return
         view = view.cast("B")
-        done = count
         while done < len(view):
-            count = os.pwrite(self._fd, view[done:], position + done)
+            count = os.pwrite(self._fd, view[done : done + CALL_BYTES_MAX], position + done)
             if count == 0:
                 raise OSError(errno.EIO, "write made no progress", self.path)
             done += count

@@ -21,7 +21,7 @@ from storage.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support.log_host import LogHost
 
-T0 = TopicPartition("orders", 0)
+T0, T1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 CONFIG = TopicConfig(
     cleanup_policy=("compact",), segment_bytes=64 * 1024, min_cleanable_dirty_ratio=0.01
 )
@@ -153,8 +153,10 @@ async def test_a_killed_worker_costs_one_attempt(tmp_path: Path) -> None:
         shop.produce(200)
         end = shop.roll()
         await shop.until(lambda: isinstance(shop.pool.registry.state(T0), s.Cleaning))
-        os.kill(shop.pool.status().workers[0].pid, signal.SIGKILL)
+        killed = shop.pool.status().workers[0].pid
+        os.kill(killed, signal.SIGKILL)
         await shop.until(lambda: shop.host.failures)
+        assert isinstance(shop.pool.registry.state(T0), s.Quarantined)
         assert "signal 9" in shop.host.failures[0][1]
         assert shop.leftovers() == []
         shop.check(compacted=False)
@@ -162,6 +164,30 @@ async def test_a_killed_worker_costs_one_attempt(tmp_path: Path) -> None:
         await shop.cleaned(end)
         shop.check()
         assert shop.pool.registry.quarantines() == {}
+        assert [w.pid != killed for w in shop.pool.status().workers] == [True]  # its place is taken
+
+
+async def test_workers_come_and_go_while_jobs_run_and_no_job_is_lost(tmp_path: Path) -> None:
+    slow = SETTINGS.model_copy(update={"read_bytes_per_second": 64 * 1024})
+    two = slow.model_copy(update={"workers": 2})
+    async with open_shop(tmp_path, slow) as shop:
+        logs = [shop.log, shop.manager.create(T1, bytes(range(16)), CONFIG)]
+        for shop.log in logs:
+            shop.produce(200)
+            shop.roll()
+        await shop.until(lambda: len(shop.pool.registry.in_progress()) == 1)
+        shop.pool.configure(two)
+        await shop.until(lambda: len(shop.pool.registry.in_progress()) == 2)
+        runs = {worker.run_id for worker in shop.pool.status().workers}
+        shop.pool.configure(slow)
+        shop.pool.configure(SETTINGS)  # one worker, and no limit any more: both jobs go on
+        async with asyncio.timeout(90):
+            for log in logs:
+                await shop.pool.await_cleaned(log.partition, log.log_end_offset)
+        assert runs <= {job.run_id for job, _ in shop.host.done}
+        assert shop.host.failures == []
+        assert shop.pool.stats.aborted == 0
+        await shop.until(lambda: len(shop.pool.status().workers) == 1)
 
 
 async def test_a_pause_takes_the_partition_from_a_slow_job_and_truncation_is_safe(
