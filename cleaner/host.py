@@ -60,6 +60,24 @@ class LogFacts:
     data_directory: str = ""  # the log directory that `directory` lies in
     open_transaction: OpenTransaction | None = None
 
+    @property
+    def usable_checkpoint(self) -> int | None:
+        """The saved first dirty offset if it lies in the log; None if there is none to use.
+
+        Below the log start records were deleted; beyond the end the log was cut or replaced, and
+        then all of it is dirty again.
+        """
+        saved = self.checkpoint_offset
+        if saved is None or not self.log_start_offset <= saved <= self.log_end_offset:
+            return None
+        return saved
+
+    @property
+    def first_dirty_offset(self) -> int:
+        """The usable checkpoint, or the log start."""
+        usable = self.usable_checkpoint
+        return self.log_start_offset if usable is None else usable
+
 
 @dataclass(frozen=True, slots=True)
 class JobInputs:

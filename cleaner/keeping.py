@@ -57,6 +57,8 @@ class Memory:
         """What may be believed of this log; a partition never seen before is begun here."""
         known = self._entries.get(facts.partition)
         now = recall(known, facts, now_ms)
+        if known is None and not facts.config.compacts:
+            return now  # there is nothing to remember before it is compacted
         if now is not known or self._places.get(facts.partition) != facts.data_directory:
             self.put(facts, now)
         return now

@@ -126,7 +126,7 @@ def learn(
 
     `after`: the log's facts now that its groups are published.
     """
-    checkpoint = _start(after)
+    checkpoint = after.first_dirty_offset
     gained: list[Interval] = []
     if not job.expired_only:
         gained = [*report.cleaned, (job.first_dirty_offset, report.next_dirty_offset)]
@@ -150,14 +150,6 @@ def learn(
         ),
         clean_below,
     )
-
-
-def _start(facts: LogFacts) -> int:
-    """The checkpoint, or the log start where that lies higher or there is no usable one."""
-    saved = facts.checkpoint_offset
-    if saved is None or not facts.log_start_offset <= saved <= facts.log_end_offset:
-        return facts.log_start_offset
-    return saved
 
 
 def _horizons(

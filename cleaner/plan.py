@@ -16,7 +16,6 @@ from cleaner.memory import FRESH, Remembered
 from cleaner.section import (
     DirtySection,
     ExpiredSection,
-    corrected_checkpoint,
     dirty_section,
     expired_section,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "Value",
     "Verdict",
     "assess",
-    "corrected_checkpoint",
     "ranked",
 ]
 
@@ -119,9 +117,7 @@ def assess(
         return Verdict(facts.partition, tuple(findings))
     strategy = strategy_of(facts.config.varve_cleaner_strategy, strategy)
     ratio = known.survivorship if strategy == "survivorship" else 0.0
-    corrected = corrected_checkpoint(facts)
-    checkpoint = facts.log_start_offset if corrected is None else corrected
-    section = dirty_section(facts, checkpoint, now, known)
+    section = dirty_section(facts, now, known)
     over_lag_ms = 0
     if section.dirty_bytes > 0 and section.deadline_ms is not None:
         over_lag_ms = max(0, now.wall_ms - section.deadline_ms)

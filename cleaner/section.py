@@ -50,26 +50,15 @@ class ExpiredSection(NamedTuple):
     deadline_ms: int
 
 
-def corrected_checkpoint(facts: LogFacts) -> int | None:
-    """The first dirty offset: the saved one if it lies in the log; None if there is none to use.
-
-    Below the log start records were deleted; beyond the end the log was cut or replaced, and
-    then all of it is dirty again.
-    """
-    saved = facts.checkpoint_offset
-    if saved is None or not facts.log_start_offset <= saved <= facts.log_end_offset:
-        return None
-    return saved
-
-
 def live_segments(facts: LogFacts) -> list[SegmentFacts]:
     """Segments without those that only wait for retention to unlink them; the active one stays."""
     *closed, active = facts.segments
     return [*(s for s in closed if s.next_base_offset > facts.log_start_offset), active]
 
 
-def dirty_section(facts: LogFacts, checkpoint: int, now: Moment, known: Remembered) -> DirtySection:
+def dirty_section(facts: LogFacts, now: Moment, known: Remembered) -> DirtySection:
     """Where the dirty section begins and ends, and how large it and the clean one are."""
+    checkpoint = facts.first_dirty_offset
     live = live_segments(facts)
     active = live[-1]
     damaged = {one.base_offset for one in facts.damaged}

@@ -17,6 +17,7 @@ from cleaner.keeping import (
     encode_memory,
 )
 from cleaner.memory import Remembered
+from config.topic_keys import TopicConfig
 from storage.env import Env
 from storage.model import TopicPartition
 from tests.support.log_facts import even, facts
@@ -147,6 +148,23 @@ def test_a_failed_directory_is_told_of_once_and_does_not_keep_others_from_being_
     assert [(line["event"], line["directory"]) for line in logs] == [
         ("cleaner_memory_not_saved", "/b")
     ]
+
+
+def test_a_log_that_is_not_compacted_is_remembered_only_for_a_hold() -> None:
+    env = folders()
+    plain = replace(log_in("/a"), config=TopicConfig(cleanup_policy=("delete",)))
+
+    async def scenario() -> None:
+        memory = Memory(env)
+        assert memory.recall(plain, 5).first_seen_ms == 5
+        assert memory.recall(plain, 6).first_seen_ms == 6
+        await memory.close()
+        assert not env.exists(f"/a/{MEMORY_NAME}")
+        memory.put(plain, KNOWN, at_once=True)
+        assert memory.recall(plain, 7) == KNOWN
+        await memory.close()
+
+    run_virtually(scenario())
 
 
 def test_what_is_gone_is_forgotten_but_not_what_stands_on_a_disk_that_is_gone() -> None:

@@ -11,7 +11,7 @@ from cleaner import states as s
 from cleaner.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
 from cleaner.host import JobInputs, LogFacts, OpenTransaction
 from cleaner.memory import Remembered
-from cleaner.plan import Moment, Reason, Verdict, assess, corrected_checkpoint, ranked
+from cleaner.plan import Moment, Reason, Verdict, assess, ranked
 from cleaner.survivorship import observed, updated
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
@@ -142,7 +142,7 @@ def test_the_first_dirty_offset_is_the_checkpoint_where_that_lies_in_the_log(
     assert verdict.section is not None
     assert verdict.section.first_dirty_offset == first_dirty
     assert verdict.checkpoint_offset == saved
-    assert corrected_checkpoint(log) == (None if saved or checkpoint is None else checkpoint)
+    assert log.usable_checkpoint == (None if saved or checkpoint is None else checkpoint)
 
 
 def test_an_invalid_checkpoint_is_corrected_though_nothing_can_be_cleaned() -> None:
