@@ -355,6 +355,7 @@ def measure(broker: Broker, arguments: argparse.Namespace, size_bytes: int) -> N
     broker.create_topic(LOAD, partitions=CONNECTIONS, **keys)
     wait_for_leader(broker, LOAD)
     seen: dict[str, list[list[float]]] = defaultdict(list)
+    wait_drained(worker_pids(broker))  # they may have kernels to compile
     beside_idle_workers(broker, arguments)  # warm-up
     for number in range(arguments.rounds):
         os.sync()

@@ -179,7 +179,7 @@ def mkdir_durably(env: Env, path: str) -> None:
 
 # Of one call that copies to or from the page cache. Where the kernel does not preempt itself (the
 # default on servers) nobody gets the core before the call returns, whatever the priorities: beside
-# calls of 4 MiB a waking process waited 1.9 ms at the 99th percentile, beside these 0.1 ms.
+# calls of 4 MiB a waking process waited 1.9 ms at the 99th percentile, beside these 0.2 ms.
 CALL_BYTES_MAX: Final = 256 << 10
 # fdatasync flushes the content and whatever is needed to read it back, the length included. It
 # leaves out the modification time alone, and spares a journal commit where the length is unchanged
