@@ -93,6 +93,17 @@ class CleanerPool:
         Operators' holds are in force when this returns.
         """
         assert self._scheduler is None
+        try:
+            await self._remember()
+        except Exception:
+            # Supervised: no mistake in here keeps a broker from starting.
+            log.exception("cleaner_memory_not_loaded")
+        if not self._settings.enabled:
+            return
+        self._crew.resize(self._settings.workers, self._settings.nice)
+        self._scheduler = asyncio.create_task(self._schedule(), name="cleaner-scheduler")
+
+    async def _remember(self) -> None:
         facts = list(self._host.facts())
         directories = sorted({one.data_directory for one in facts if one.data_directory})
         self._history.load(await self._memory.load(directories))
@@ -100,10 +111,6 @@ class CleanerPool:
             self._memory.recall(one, self._env.wall_ms())
         self._memory.keep_only(frozenset(one.partition for one in facts))
         self._match_holds()
-        if not self._settings.enabled:
-            return
-        self._crew.resize(self._settings.workers, self._settings.nice)
-        self._scheduler = asyncio.create_task(self._schedule(), name="cleaner-scheduler")
 
     async def stop(self) -> None:
         """Give every partition back and end the workers; bounded by the limits."""
