@@ -23,7 +23,9 @@ from cleaner.kernels.table import grow
 from cleaner.kernels.walk import count_records, index_batches, index_unpacked
 from cleaner.offset_map import OffsetMap
 from storage.batch import (
+    CONTROL,
     HEADER_BYTES,
+    TRANSACTIONAL,
     Record,
     build_batch,
     crc_of,
@@ -392,13 +394,14 @@ def lying_records(lies: list[tuple[int, int, int, int, int]]) -> bytes:
 
 
 @settings(max_examples=2000, deadline=None)
-@given(LIES, st.booleans())
+@given(LIES, st.booleans(), st.sampled_from([0, TRANSACTIONAL, CONTROL | TRANSACTIONAL]))
 def test_lengths_that_lie_are_not_followed(
-    lies: list[tuple[int, int, int, int, int]], ask_bits: bool
+    lies: list[tuple[int, int, int, int, int]], ask_bits: bool, attributes: int
 ) -> None:
     data = lying_records(lies)
     check_unpacked(data, len(lies), 50, ask_bits)
-    whole = build_batch([], base_offset=0, last_offset_delta=50) + data
+    whole = build_batch([], base_offset=0, last_offset_delta=50, producer_id=6) + data
+    whole[22] = attributes
     whole[8:12] = (len(whole) - 12).to_bytes(4, "big")
     whole[57:61] = len(lies).to_bytes(4, "big")
     whole[17:21] = crc_of(whole, 0, len(whole)).to_bytes(4, "big")
@@ -408,6 +411,39 @@ def test_lengths_that_lie_are_not_followed(
     space.state[fields.BITS_END] = 1 << 12
     out, scratch = guarded("out", bytes(3 * len(whole))), guarded("scratch", whole)
     rewrite_batches(guarded("buf", whole), 0, len(whole), out, scratch, space)
+
+
+# Type, and whether the record is of a marker's form at all.
+MARKER_KEYS = st.sampled_from(
+    [b"\0\0\0\0", b"\0\0\0\1", b"\0\0\0\2", b"\x80\0\0\0", b"\0\0\0", b"", None]
+)
+
+
+@PROPERTY
+@given(
+    st.lists(st.tuples(MARKER_KEYS, st.sampled_from([None, b"", b"value"])), max_size=3),
+    CHANGES,
+    st.booleans(),
+    st.booleans(),
+)
+def test_hostile_markers_stay_inside_their_buffers(
+    pairs: list[tuple[bytes | None, bytes | None]],
+    changes: list[tuple[int, int]],
+    stamps: bool,
+    full: bool,
+) -> None:
+    data = hostile_batch(pairs, [(22, CONTROL | TRANSACTIONAL), *changes], crc_right=True)
+    space = workspace(len(data))
+    state = space.state
+    state[fields.SOUND] = stamps
+    state[fields.HORIZON_MS] = 1 << 62 if stamps else -1
+    state[fields.BITS_END] = 1 << 12
+    size = 20 if full else 2 * len(data) + 200
+    out, scratch = guarded("out", bytes(size)), guarded("scratch", data)
+    code, position = rewrite_batches(guarded("buf", data), 0, len(data), out, scratch, space)
+    assert position in {0, len(data)}
+    assert 0 <= state[fields.WRITTEN] <= size
+    assert position == 0 or Code(code) == Code.MORE
 
 
 @PROPERTY
