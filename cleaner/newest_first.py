@@ -167,7 +167,11 @@ class NewestFirst:
         state[fields.EARLIEST_MS] = -1
         self._ceiling = source.next_base_offset
         name = filenames.file_name(source.base_offset, filenames.LOG)
-        file = context.env.open(f"{context.job.directory}/{name}")
+        try:
+            file = context.env.open(f"{context.job.directory}/{name}")
+        except FileNotFoundError:  # retention took it: nothing is left of it, as in SourceReader
+            self._begun += source.size_bytes
+            return
         try:
             done = 0
             for begin, end in self._windows.of(source, file, self._charge_read):

@@ -54,14 +54,21 @@ class SourceReader:
         self._next_position = 0  # in the file, of the byte behind buffer[end]
 
     def open(self, source: SourceSegment) -> None:
-        """Begin with another segment. Raises DamagedSegmentError, OSError."""
+        """Begin with another segment. Raises DamagedSegmentError, OSError.
+
+        One that has gone has nothing left: nobody but retention takes segments of a log that is
+        being cleaned, from its front, and what it took no longer matters to the rest.
+        """
         self.close()
         name = filenames.file_name(source.base_offset, filenames.LOG)
         self.path = f"{self._directory}/{name}"
-        self._file = self._env.open(self.path)
-        self._size_bytes = source.size_bytes
-        self._next_position = 0
+        self._next_position = self._size_bytes = 0
         self.at = self.end = 0
+        try:
+            self._file = self._env.open(self.path)
+        except FileNotFoundError:
+            return
+        self._size_bytes = source.size_bytes
         if len(self.buffer) > self._base_bytes + SLACK_BYTES:
             self.buffer = _buffer(self._base_bytes)
         if self._file.size() < source.size_bytes:

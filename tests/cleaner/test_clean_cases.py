@@ -10,7 +10,7 @@ from cleaner.job import CleanAbortedError
 from storage.batch import Buffer, build_batch
 from storage.compression import NONE, ZSTD
 from storage.filenames import LOG, file_name
-from tests.support.clean_cases import CODECS, batch, damaged, leftovers, offsets, record
+from tests.support.clean_cases import CODECS, batch, damaged, offsets, record
 from tests.support.cleaning import (
     DIRECTORY,
     NOW_MS,
@@ -254,7 +254,26 @@ def test_an_abort_ends_the_clean_with_its_error() -> None:
         run_clean(log.env, log.job(), Recorder(abort_after=0))
 
 
-def test_a_source_that_retention_took_away_fails_the_job_and_leaves_finished_groups() -> None:
+@pytest.mark.parametrize("one_pass", [False, True])
+def test_of_a_source_that_retention_took_away_nothing_is_left_and_the_rest_is_cleaned(
+    one_pass: bool,
+) -> None:
+    env = MemoryEnv()
+    parts = [segment(i, [batch(record(i, "abc"[i]))], i + 1) for i in range(3)]
+    sources = write_segments(env, parts)
+    control = Recorder()
+    job = clean_job([(sources[0],), tuple(sources[1:])])
+    for base in (0, 1):
+        env.unlink(f"{DIRECTORY}/{file_name(base, LOG)}")
+    report = run_clean(env, job, control, one_pass=one_pass)
+    gone, rest = control.groups
+    assert (gone.source_base_offsets, gone.output) == ((0,), None)
+    assert rest.source_base_offsets == (1, 2)
+    assert (rest.records_before, rest.records_after) == (1, 1)
+    assert report.next_dirty_offset == 3
+
+
+def test_sources_that_go_between_two_groups_leave_the_finished_ones_as_they_are() -> None:
     env = MemoryEnv()
     parts = [segment(i, [batch(record(i, "a"))], i + 1) for i in range(3)]
     sources = write_segments(env, parts)
@@ -267,10 +286,9 @@ def test_a_source_that_retention_took_away_fails_the_job_and_leaves_finished_gro
 
     control = Retention()
     job = clean_job([(source,) for source in sources])
-    with pytest.raises(FileNotFoundError):
-        run_clean(env, job, control, one_pass=False)
-    assert [group.source_base_offsets for group in control.groups] == [(0,)]
-    assert leftovers(env) == []
+    run_clean(env, job, control, one_pass=False)
+    assert [group.source_base_offsets for group in control.groups[:2]] == [(0,), (1,)]
+    assert control.groups[1].output is None
 
 
 def test_progress_behind_damage_is_told_of_in_stretches() -> None:
