@@ -16,6 +16,9 @@ What may differ, and is checked to be nothing else (docs/compare-with-kafka.md):
 - Empty segments. Kafka leaves a file of 0 bytes where every record went, we leave none.
 - After an unclean stop we may know more of producers, from snapshots and emptied markers, and
   the last stable offsets in the transaction index, a hint for readers, may be lower.
+- After an unclean stop Kafka counts a transaction that is open, and began below the log start
+  (DeleteRecords), from its first batch behind it; we count it from its beginning, as both do before
+  the stop. No case has all three.
 - A first dirty or last stable offset may lie anywhere in a hole of the log, on both sides.
 """
 

@@ -178,7 +178,10 @@ def _last_rounds(world: World, delete_retention_ms: int) -> None:
 
 
 def _reopen(world: World) -> None:
-    world.say("reopen", world.rng.choice(["clean", "unclean"]))
+    how = world.rng.choice(["clean", "unclean"])
+    if world.has("delete records") and world.has("transactions"):
+        how = "clean"  # see the exceptions: an open transaction that begins below the log start
+    world.say("reopen", how)
     world.say("expire-producers")  # Kafka does so while it loads, we do soon after
 
 
