@@ -19,6 +19,7 @@ from broker import systemd
 from broker.api import openapi
 from broker.api.cleaner import CleanerApi
 from broker.api.requests import tell_refusals
+from broker.api.views import ViewApi
 from broker.banner import ready_text
 from broker.cleaner_metrics import CleanerMetrics
 from broker.cleaning import Cleaning
@@ -108,6 +109,7 @@ class Broker:
             note_time=self.topics.note_time,
             damage_gone=self._damage_gone,
         )
+        self.views = Views(env, self.topics, self.stats)
         self.cleaning = Cleaning(
             env,
             self.manager,
@@ -115,9 +117,9 @@ class Broker:
             fail_directory=self.fail_directory,
             clock_trusted=self.housekeeping.clock_trusted,
             foreground=self.stats.foreground,
+            limit=self.views.limit_of,
         )
         self.pool = CleanerPool(self.cleaning, settings.cleaner, env)
-        self.views = Views(env, self.topics, self.stats)
         self.view_runs = ViewRuns(
             env,
             self.topics,
@@ -223,10 +225,11 @@ class Broker:
         cleaner = CleanerMetrics(
             self._env, self.manager, self.topics, self.pool, self._wanted_workers
         )
-        metrics = BrokerMetrics(services, self.listener, self.housekeeping, cleaner)
+        metrics = BrokerMetrics(services, self.listener, self.housekeeping, cleaner, self.view_runs)
         address = self.settings.http
         api = CleanerApi(self._env, self.topics, self.pool, self.fail_directory)
-        routes = [*api.routes(), openapi.route(installed_version())]
+        views = ViewApi(self.topics, self.view_runs)
+        routes = [*api.routes(), *views.routes(), openapi.route(installed_version())]
         guard = Guard.of(address, self._token)
         self.http = HttpServer(metrics, self, guard, routes, [tell_refusals])
         host, port = await self.http.start(address.host, address.port)

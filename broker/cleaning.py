@@ -41,13 +41,16 @@ class Cleaning:
         fail_directory: Callable[[LogDirectoryError], None],
         clock_trusted: Callable[[], bool],
         foreground: Callable[[], Foreground],
+        limit: Callable[[Partition], int],
     ) -> None:
+        """`limit`: the offset from which on somebody else has still to see what is there."""
         self._env = env
         self._manager = manager
         self._topics = topics
         self._fail_directory = fail_directory
         self._clock_trusted = clock_trusted
         self._foreground = foreground
+        self._limit = limit
         self._checkpoints = Checkpoints(manager, fail_directory)
 
     def facts(self) -> Iterable[LogFacts]:
@@ -71,7 +74,9 @@ class Cleaning:
             segments=one.segment_facts(),
             log_start_offset=one.log_start_offset,
             log_end_offset=one.log_end_offset,
-            undecided_offset=min(one.high_watermark, one.last_stable_offset),
+            undecided_offset=min(
+                one.high_watermark, one.last_stable_offset, self._limit(partition)
+            ),
             checkpoint_offset=self._manager.cleaner_offsets.get(one.partition),
             generation=one.generation,
             damaged=one.damaged,

@@ -14,6 +14,7 @@ from typing import NoReturn
 import click
 
 from broker.cleaner_cli import cleaner
+from broker.view_cli import view
 
 SETTINGS_HELP = "Settings file (YAML); without it the built-in defaults."
 ADDRESS = "HOST:PORT"
@@ -106,6 +107,7 @@ def warmup() -> None:
 
 
 main.add_command(cleaner)
+main.add_command(view)
 
 
 @main.command()

@@ -21,6 +21,8 @@ from broker.listener import Listener
 from broker.metric_families import counter, gauge
 from broker.stats import QUANTILES, TopicStats
 from broker.turns import Turns
+from broker.view_metrics import view_families
+from broker.view_runs import ViewRuns
 
 # A family, or a place where others may have their turn.
 Step: TypeAlias = Metric | None
@@ -47,11 +49,13 @@ class BrokerMetrics:
         listener: Listener,
         housekeeping: Housekeeping,
         cleaner: CleanerMetrics,
+        views: ViewRuns,
     ) -> None:
         self._services = services
         self._listener = listener
         self._housekeeping = housekeeping
         self._cleaner = cleaner
+        self._views = views
         self._process = ProcessCollector(registry=None)
 
     async def snapshot(self) -> Sequence[Metric]:
@@ -71,6 +75,7 @@ class BrokerMetrics:
         yield from self._broker()
         yield from self._groups()
         yield from self._cleaner.steps()
+        yield from view_families(self._views)
         yield from self._process.collect()
 
     def _topics(self) -> Iterator[Step]:

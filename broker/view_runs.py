@@ -133,14 +133,19 @@ class ViewRuns:
 
     # What others ask --------------------------------------------------------------------
 
-    def status(self) -> list[ViewStatus]:
-        """Every view, by topic and partition."""
+    def status(self, topic: str | None = None) -> list[ViewStatus]:
+        """Every view, or those of one topic, by topic and partition."""
         rows = [
             self._status_of(partition)
             for view in self._views
+            if topic is None or view.base.name == topic
             for partition in view.partitions.values()
         ]
         return sorted(rows, key=lambda row: row.partition)
+
+    def status_of(self, where: TopicPartition) -> ViewStatus:
+        """One view. Raises ViewError."""
+        return self._status_of(self._known(where))
 
     def abort(self, where: TopicPartition) -> bool:
         """Give up the compaction of a view, if it is under way."""
@@ -155,20 +160,34 @@ class ViewRuns:
         `from_scratch` makes it of what is in the log alone. Raises ViewError.
         """
         view = self._known(where)
-        self._check_idle(where)
+        await asyncio.shield(self._ask(where, from_scratch=from_scratch))
+        return self._status_of(view)
+
+    def begin(self, where: TopicPartition, *, from_scratch: bool = False) -> None:
+        """As `compact`, without waiting: the status tells how it ends. Raises ViewError."""
+        self._known(where)
+        task = self._ask(where, from_scratch=from_scratch)
+        task.add_done_callback(_look_at)
+
+    def _ask(self, where: TopicPartition, *, from_scratch: bool) -> asyncio.Task[None]:
+        """It goes on to its end though whoever asked for it leaves. Raises ViewError."""
+        last = self._last.setdefault(where, LastRun())
+        if last.state in (RunState.WAITING, RunState.RUNNING):
+            raise ViewError(f"the view of {where} is being compacted already")
+        last.state = RunState.WAITING
         task = asyncio.create_task(self._compact_now(where, from_scratch=from_scratch))
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
-        await asyncio.shield(task)  # it goes on to its end though whoever asked for it leaves
-        return self._status_of(view)
+        return task
 
     async def _compact_now(self, where: TopicPartition, *, from_scratch: bool) -> None:
-        async with self._one:
-            await self._compact(self._known(where), on_demand=True, from_scratch=from_scratch)
-
-    def _check_idle(self, where: TopicPartition) -> None:
-        if self._run is not None and self._run.view.base.partition == where:
-            raise ViewError(f"the view of {where} is being compacted already")
+        try:
+            async with self._one:
+                await self._compact(self._known(where), on_demand=True, from_scratch=from_scratch)
+        finally:
+            last = self._last.get(where)
+            if last is not None and last.state is RunState.WAITING:
+                last.state = RunState.ABORTED  # the view went away, or the broker stops
 
     def _known(self, where: TopicPartition) -> ViewPartition:
         if self._stopping:
@@ -207,7 +226,10 @@ class ViewRuns:
             ended_ms=last.ended_ms,
             error=failure,
             runs=last.runs,
-            failures=last.failures,
+            failed=last.failed,
+            bytes_read=last.bytes_read,
+            bytes_written=last.bytes_written,
+            is_usable=one.failure is None,
         )
 
     # By itself --------------------------------------------------------------------------
@@ -253,6 +275,9 @@ class ViewRuns:
         return section.size_bytes >= wanted or expires_soon(first, view, self._env.wall_ms())
 
     async def _compact_quietly(self, where: TopicPartition) -> None:
+        last = self._last.get(where)
+        if last is not None and last.state is RunState.WAITING:
+            return  # somebody asked for it: that comes next
         async with self._one:
             try:
                 await self._compact(self._known(where), on_demand=False, from_scratch=False)
@@ -323,6 +348,7 @@ class ViewRuns:
             last.state, last.reason = RunState.FAILED, str(error)
             pause = min(RETRY_SECONDS * 2**last.failures, RETRY_SECONDS_MAX)
             last.failures += 1
+            last.failed += 1
             last.retry_at = self._env.monotonic() + pause
             log.error("view compaction failed", partition=str(where), reason=str(error))
             raise error if isinstance(error, ViewError) else ViewError(str(error)) from error
@@ -495,6 +521,12 @@ class ViewRuns:
         view.log.ledger, view.log.failure = ledger, None
         if replaced is not None:
             last.retired.append((replaced.manifest.run_id, weakref.ref(replaced)))
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """What a task without a waiter raised is in the status."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _is_off(partition: Partition) -> bool:

@@ -12,6 +12,7 @@ class RunState(Enum):
     """What became of the last compaction of a view."""
 
     NEVER = "never"
+    WAITING = "waiting"
     RUNNING = "running"
     DONE = "done"
     FAILED = "failed"
@@ -27,6 +28,7 @@ class LastRun:
     ended_ms: int = -1
     reason: str = ""  # of a failure
     failures: int = 0  # since the last success
+    failed: int = 0
     runs: int = 0
     retry_at: float = 0.0  # monotonic; not tried again by itself before
     bytes_read: int = 0
@@ -52,5 +54,8 @@ class ViewStatus:
     started_ms: int
     ended_ms: int
     error: str
-    runs: int
-    failures: int
+    runs: int  # that were published, since the start of the broker
+    failed: int  # and those that failed
+    bytes_read: int
+    bytes_written: int
+    is_usable: bool  # False: what is on the disk cannot be believed, and is not served

@@ -22,9 +22,10 @@ from broker.topics import Topic, Topics
 from config.topic_keys import TopicConfig, TopicLayers
 from config.topic_names import NAME_LENGTH_MAX, RESERVED_SUFFIX
 from storage.env import Env
+from storage.errors import InvalidViewError
 from storage.log import index_limits
 from storage.model import TopicPartition
-from storage.view_ledger import InvalidViewError, Ledger, open_ledger
+from storage.view_ledger import Ledger, open_ledger
 from storage.view_log import ViewCursor, ViewLog
 
 READ_ONLY: Final = "a compacted view is read only; produce to the topic itself"
@@ -138,6 +139,17 @@ class Views:
             return found
         offline = index in view.offline
         return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def limit_of(self, base: Partition) -> int:
+        """From which offset on the topic's own cleaner has to leave things as they are.
+
+        It would take tombstones that the view has not seen. Without a ledger nothing is carried
+        over, and the log alone is complete.
+        """
+        view = self.partition(base.partition) if base.log.config.has_view else None
+        if view is None or view.log.ledger is None:
+            return base.log.log_end_offset
+        return view.log.horizon
 
     def hindrance(self, topic: Topic) -> str | None:
         """Why a topic that asks for a view has none, in words."""

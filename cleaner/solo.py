@@ -172,7 +172,8 @@ async def solo_worker(
         except ChannelError as error:
             raise JobFailedError(str(error)) from error
         if not isinstance(first, WorkerReady):
-            raise JobFailedError("the worker did not start")
+            link.kill()
+            raise JobFailedError(f"the worker did not start: {await link.reap()}")
         yield worker
     finally:
         worker.disarm()

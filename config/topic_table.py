@@ -336,7 +336,7 @@ def _view_keys() -> Iterator[TopicKey]:
         ValueKind.LONG,
         str(64 * MIB),
         "The view is compacted by itself when closed segments of this many bytes have gathered "
-        "behind its horizon; -1 is only on demand.",
+        "behind its horizon; -1 is only on demand (`varve view compact`).",
         minimum=-1,
         unit="bytes",
     )

@@ -201,3 +201,12 @@ class LogClosedError(StorageError):
     def __init__(self, directory: str) -> None:
         super().__init__(f"{directory} is closed")
         self.directory = directory
+
+
+class InvalidViewError(StorageError):
+    """A view on disk that cannot be believed; the log itself is not concerned."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason

@@ -19,7 +19,7 @@ from typing import Final
 
 from storage import filenames
 from storage.env import Env, File, write_file_atomically
-from storage.errors import CorruptCheckpointError, NewerFormatError, StorageError
+from storage.errors import CorruptCheckpointError, InvalidViewError, NewerFormatError
 from storage.index import IndexLimits
 from storage.log_reader import NOTHING, FetchSlice, find_slice
 from storage.log_segments import SegmentList
@@ -36,15 +36,6 @@ from storage.view_manifest import (
 )
 
 COPY_BYTES: Final = 1 << 20  # at a time, where the tail of a segment is staged
-
-
-class InvalidViewError(StorageError):
-    """A view on disk that cannot be believed; the log itself is not concerned."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
 
 
 class Ledger:

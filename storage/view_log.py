@@ -17,13 +17,13 @@ import os.path
 from config.topic_keys import TopicConfig
 from storage.batch import build_batch
 from storage.env import ReadBuffer, WriteBuffer
-from storage.errors import LogDirectoryError, OffsetOutOfRangeError
+from storage.errors import InvalidViewError, LogDirectoryError, OffsetOutOfRangeError
 from storage.log_reader import NOTHING, FetchSlice
 from storage.log_view import LogView
 from storage.model import TimestampOffset
 from storage.timestamp_lookup import Search, first_at_or_after, first_of_largest
 from storage.txn_index import TxnIndexEntry
-from storage.view_ledger import InvalidViewError, Ledger
+from storage.view_ledger import Ledger
 
 
 class ViewLog:

@@ -41,6 +41,7 @@ _ERROR: Final = {
 }
 _UNKNOWN: Final = (404, "There is no such topic or partition.")
 _CONFLICT: Final = (409, "It makes no sense now: the partition is offline, or not compacted.")
+_NO_VIEW: Final = (409, "The topic has no view.")
 
 
 def _get(summary: str, parameters: list[dict[str, Any]], *codes: tuple[int, str]) -> dict[str, Any]:
@@ -65,6 +66,7 @@ def _post(summary: str, *, body: dict[str, Any] | None = None, one: bool = True)
 def document(version: str) -> dict[str, Any]:
     """The document, for a version of the program."""
     partition = "/api/v1/cleaner/partitions/{topic}/{partition}"
+    view = "/api/v1/view/partitions/{topic}/{partition}"
     limit = ("limit", "integer")
     return {
         "openapi": "3.1.0",
@@ -108,6 +110,20 @@ def document(version: str) -> dict[str, Any]:
             f"{partition}/resume": _post("End a pause."),
             f"{partition}/abort": _post("Give up the job that runs; it may be chosen again."),
             f"{partition}/retry": _post("Forget earlier failures: end a quarantine."),
+            "/api/v1/view": _get(
+                "Compacted views.", [_query("topic", "string", "Of this topic only.")], _UNKNOWN
+            ),
+            view: _get("One view.", [_TOPIC, _PARTITION], _UNKNOWN, _NO_VIEW),
+            f"{view}/compact": _post(
+                "Begin to compact it, up to the log's end.",
+                body={
+                    "from_scratch": {
+                        "type": "boolean",
+                        "description": "Make it anew of what the log still holds.",
+                    }
+                },
+            ),
+            f"{view}/abort": _post("Give up its compaction; it stays as it was."),
             "/api/v1/cleaner/pause": _post("Pause every compacted partition.", one=False),
             "/api/v1/cleaner/resume": _post("Resume every partition that is paused.", one=False),
             PATH: _get("This document.", []),

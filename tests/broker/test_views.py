@@ -11,14 +11,18 @@ from aiokafka import TopicPartition as ClientPartition
 from aiokafka.errors import TopicAuthorizationFailedError
 
 from broker.app import Broker
+from broker.protocol.errors import ErrorCode, code_of
 from broker.topics import TopicError
-from broker.view_runs import ViewError
+from broker.view_runs import ViewError, Worker
 from broker.views import view_id
+from storage.errors import InvalidViewError
 from storage.model import TopicPartition
 from storage.view_ledger import view_path
+from storage.view_log import ViewCursor
 from tests.support.broker_in_memory import broker_settings
 from tests.support.memory_env import MemoryEnv
-from tests.support.view_worker import thread_worker
+from tests.support.view_worker import held_worker, thread_worker
+from tests.support.waiting import wait_until
 
 WHERE = TopicPartition("orders", 0)
 VIEW = ClientPartition("orders.compacted", 0)
@@ -31,11 +35,16 @@ READ_SECONDS = 20  # for a consumer that hangs
 
 @asynccontextmanager
 async def broker_with_view(
-    env: MemoryEnv, keys: dict[str, str] | None = None, **settings: Any
+    env: MemoryEnv,
+    keys: dict[str, str] | None = None,
+    worker: Worker | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Broker]:
     topics = {"orders": {"partitions": 1, "keys": {**ON, **ANY_TIME, **(keys or {})}}}
     broker = Broker(
-        broker_settings(**{"topics": topics, **settings}), env, view_worker=thread_worker(env)
+        broker_settings(**{"topics": topics, **settings}),
+        env,
+        view_worker=worker or thread_worker(env),
     )
     await broker.start()
     try:
@@ -322,3 +331,84 @@ async def test_a_map_that_is_too_small_takes_more_rounds() -> None:
         assert values == {
             b"%d" % key: b"%d" % (key + 50_000 if key < 10_000 else key) for key in range(50_000)
         }
+
+
+async def test_a_compacted_topic_keeps_its_tombstones_until_the_view_has_seen_them() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env, {"cleanup.policy": "compact"}) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"))
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+
+        def cleanable() -> int:
+            facts = broker.cleaning.facts_of(WHERE)
+            assert facts is not None
+            return facts.undecided_offset
+
+        assert cleanable() == 2, "without a ledger nothing is in the way"
+        await broker.view_runs.compact(WHERE)
+        await produce(broker, (b"a", None))
+        assert cleanable() == 2
+        await broker.view_runs.compact(WHERE)
+        assert cleanable() == 3
+        assert await read_all(broker) == [(1, b"b", b"1")]
+
+
+async def test_damage_in_the_log_leaves_the_view_as_it_was_and_says_why() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        await broker.view_runs.compact(WHERE)
+        await produce(broker, (b"a", b"2"))
+        path = f"/disk1/{WHERE}/{1:020d}.log"
+        data = env.read_file(path)
+        env.open(path, write=True).pwrite(bytes([data[-2] ^ 1]), len(data) - 2)
+        with pytest.raises(ViewError, match="damaged"):
+            await broker.view_runs.compact(WHERE)
+        status = broker.view_runs.status()[0]
+        assert (status.state, status.horizon) == ("failed", 1)
+        assert "damaged" in status.error
+        assert len(env.listdir(view_path(f"/disk1/{WHERE}"))) == 2, "the run is removed"
+
+
+async def test_a_view_that_cannot_be_believed_is_not_served_and_made_anew_on_demand() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"), (b"a", b"2"))
+        await broker.view_runs.compact(WHERE)
+    path = f"{view_path(f'/disk1/{WHERE}')}/manifest"
+    data = env.read_file(path)
+    env.open(path, write=True).pwrite(bytes([data[-1] ^ 1]), len(data) - 1)
+    async with broker_with_view(env) as broker:
+        assert not broker.view_runs.status()[0].is_usable
+        view = broker.views.partition(WHERE)
+        assert view is not None
+        with pytest.raises(InvalidViewError) as refused:
+            ViewCursor(view.log).read(0, 1, end_offset=2)
+        assert code_of(refused.value) is ErrorCode.KAFKA_STORAGE_ERROR
+        with pytest.raises(ViewError, match="made anew"):
+            await broker.view_runs.compact(WHERE)
+        await broker.view_runs.compact(WHERE, from_scratch=True)
+        assert await read_all(broker) == [(1, b"a", b"2")]
+
+
+async def test_a_compaction_is_given_up_on_demand_and_when_the_topic_goes() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env, worker=held_worker) as broker:
+        await produce(broker, (b"a", b"1"))
+        broker.view_runs.begin(WHERE)
+        with pytest.raises(ViewError, match="already"):
+            broker.view_runs.begin(WHERE)
+        runs = broker.view_runs
+        await asyncio.to_thread(wait_until, lambda: runs.abort(WHERE), "it runs")
+        await asyncio.to_thread(
+            wait_until, lambda: runs.status()[0].state not in ("waiting", "running"), "it ends"
+        )
+        assert runs.status()[0].state == "aborted"
+        assert await read_all(broker) == [(0, b"a", b"1")]
+        broker.view_runs.begin(WHERE)
+        await broker.topics.delete("orders")
+        assert runs.status() == []
+        await runs.tidy()
+    async with broker_with_view(env) as broker:
+        assert await read_all(broker) == [], "nothing of the deleted topic came back"

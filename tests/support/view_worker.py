@@ -9,6 +9,7 @@ from cleaner.clean import run_clean
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob
 from cleaner.solo import CleanedJob, JobFailedError, JobRunner
 from storage.env import Env
+from tests.support.memory_env import MemoryEnv
 
 
 class ThreadRunner:
@@ -58,3 +59,16 @@ def thread_worker(env: Env) -> Callable[[], AbstractAsyncContextManager[JobRunne
         yield ThreadRunner(env)
 
     return worker
+
+
+class _Held(ThreadRunner):
+    async def run(self, job: CleanJob) -> CleanedJob:
+        self.jobs.append(job)
+        await asyncio.to_thread(self._aborted.wait)
+        raise CleanAbortedError
+
+
+@asynccontextmanager
+async def held_worker() -> AsyncIterator[JobRunner]:
+    """A worker that does nothing until it is aborted."""
+    yield _Held(MemoryEnv())

@@ -1,0 +1,105 @@
+"""`varve view`: compacted views and their compaction, over the HTTP API.
+
+Exit codes as those of `varve cleaner`: 0 done; 1 refused, or failed, or not in time; 2 the command
+line makes no sense; 3 no broker answered.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from broker.api_client import ApiClient, Json, partition_path
+from broker.cleaner_cli import EXIT_REFUSED, POLL_SECONDS, asking, of_partition
+from broker.view_text import compacted_text, view_lines
+
+ROOT = "/api/v1/view"
+UNDER_WAY = ("waiting", "running")
+
+
+@click.group(short_help="Compacted views beside a topic: compact, status, abort.")
+def view() -> None:
+    """Compacted views: the latest record of each key beside a topic, read as TOPIC.compacted.
+
+    A topic has one with varve.view=compacted. Talks to the broker's HTTP address: --url, or
+    VARVE_HTTP, or 127.0.0.1:9644.
+    """
+
+
+@view.command()
+@click.argument("topic", required=False)
+@asking
+def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
+    """Every view, or those of a topic: how far it reaches, its size, what waits."""
+    found = client.below(ROOT).get("", topic=topic)
+    _show(found, as_json, view_lines(found["views"]))
+
+
+@view.command()
+@click.argument("topic")
+@click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
+@click.option("--from-scratch", is_flag=True, help="Make it anew of what the log still holds.")
+@click.option("--no-wait", is_flag=True, help="Only begin.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest wait.",
+)
+@asking
+def compact(
+    *,
+    client: ApiClient,
+    topic: str,
+    partition: int | None,
+    from_scratch: bool,
+    no_wait: bool,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Compact the view of a topic, or of one partition, up to the log's end."""
+    api = client.below(ROOT)
+    indexes = [partition]
+    if partition is None:
+        indexes = [row["partition"] for row in api.get("", topic=topic)["views"]]
+    if not indexes:
+        _fail(f"topic {topic} has no view; set varve.view=compacted first")
+    deadline = time.monotonic() + timeout
+    done = []
+    for index in indexes:
+        assert index is not None
+        path = partition_path(topic, index)
+        row = api.post(f"{path}/compact", {"from_scratch": from_scratch})
+        while not no_wait and row["state"] in UNDER_WAY:
+            if time.monotonic() >= deadline:
+                _fail(f"{topic}-{index}: not done after {timeout:g} s; it goes on")
+            time.sleep(POLL_SECONDS)
+            row = api.get(path)
+        done.append(row)
+    _show({"views": done}, as_json, [compacted_text(row) for row in done])
+    if any(row["state"] in ("failed", "aborted") for row in done):
+        sys.exit(EXIT_REFUSED)
+
+
+@view.command()
+@of_partition
+@asking
+def abort(client: ApiClient, topic: str, partition: int, as_json: bool) -> None:
+    """Give up the compaction that runs; the view stays as it was."""
+    done = client.below(ROOT).post(f"{partition_path(topic, partition)}/abort")
+    text = "is given up" if done["changed"] else "was not being compacted"
+    _show(done, as_json, [f"{topic}-{partition} {text}"])
+
+
+def _show(answer: Json, as_json: bool, lines: Sequence[str]) -> None:
+    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines))
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"varve: {message}", err=True)
+    sys.exit(EXIT_REFUSED)

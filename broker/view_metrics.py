@@ -1,0 +1,46 @@
+"""Compacted views in numbers. Labels: topic and partition; counters begin with the broker."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from broker.view_runs import ViewRuns
+from broker.view_status import ViewStatus
+
+_GAUGES: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
+    ("horizon", "First offset that is read from the log.", lambda one: one.horizon),
+    ("ledger_bytes", "Bytes of the compacted ledger.", lambda one: one.ledger_bytes),
+    ("ledger_records", "Records in the compacted ledger.", lambda one: one.ledger_records),
+    (
+        "backlog_bytes",
+        "Bytes of closed segments behind the horizon.",
+        lambda one: one.backlog_bytes,
+    ),
+    ("usable", "1 if the view can be read.", lambda one: one.is_usable),
+)
+_COUNTERS: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
+    ("compactions", "Compactions that were published.", lambda one: one.runs),
+    ("compaction_failures", "Compactions that failed.", lambda one: one.failed),
+    ("read_bytes", "Bytes that compactions read.", lambda one: one.bytes_read),
+    ("written_bytes", "Bytes that compactions wrote.", lambda one: one.bytes_written),
+)
+_LABELS: Final = ("topic", "partition")
+
+
+def view_families(runs: ViewRuns) -> Iterator[Metric]:
+    """One family for each number, one sample for each partition of a view."""
+    rows = [
+        ((str(one.partition.topic), str(one.partition.partition)), one) for one in runs.status()
+    ]
+    for name, text, value in _GAUGES:
+        gauge = GaugeMetricFamily(f"varve_view_{name}", text, labels=_LABELS)
+        for labels, one in rows:
+            gauge.add_metric(labels, value(one))
+        yield gauge
+    for name, text, value in _COUNTERS:
+        counter = CounterMetricFamily(f"varve_view_{name}", text, labels=_LABELS)
+        for labels, one in rows:
+            counter.add_metric(labels, value(one))
+        yield counter

@@ -1,0 +1,55 @@
+"""What `varve view` prints for people. Pure: the API's answers in, lines out."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from broker.api_client import Json
+from broker.cleaner_text import columns
+from config.units import format_size
+
+
+def view_lines(rows: Sequence[Json]) -> list[str]:
+    """A table of views, and below it what went wrong or was missed."""
+    if not rows:
+        return ["No topic has a view (varve.view=compacted)."]
+    table = [("PARTITION", "STATE", "HORIZON", "LOG END", "RECORDS", "LEDGER", "BACKLOG", "MADE")]
+    notes = []
+    for row in rows:
+        name = f"{row['topic']}-{row['partition']}"
+        table.append(
+            (
+                name,
+                row["state"],
+                f"{row['horizon']:,}",
+                f"{row['log_end_offset']:,}",
+                f"{row['ledger_records']:,}",
+                format_size(row["ledger_bytes"]),
+                format_size(row["backlog_bytes"]),
+                _when(row["made_ms"]),
+            )
+        )
+        if row["error"]:
+            notes.append(f"{name}: {row['error']}")
+        notes += [
+            f"{name}: offsets {first} to {end - 1} expired before they were compacted"
+            for first, end in row["missed"]
+        ]
+    return [*columns(table, right={2, 3, 4, 5, 6}), *([""] if notes else []), *notes]
+
+
+def compacted_text(row: Json) -> str:
+    """One line about a compaction that was asked for."""
+    name = f"{row['topic']}-{row['partition']}"
+    if row["state"] in ("waiting", "running"):
+        return f"the view of {name} is being compacted"
+    if row["state"] != "done":
+        return f"the view of {name} was not compacted: {row['error'] or row['state']}"
+    size = format_size(row["ledger_bytes"])
+    return (
+        f"the view of {name} is compacted up to offset {row['horizon']:,}: "
+        f"{row['ledger_records']:,} records, {size}"
+    )
+
+
+def _when(at_ms: int) -> str:
+    return "-" if at_ms < 0 else f"{datetime.fromtimestamp(at_ms / 1000):%Y-%m-%d %H:%M:%S}"

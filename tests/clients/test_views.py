@@ -1,0 +1,275 @@
+"""Compacted views as each family of clients reads them: the real daemon, its command line."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as AioPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from kafka import KafkaConsumer
+from kafka import TopicPartition as PythonPartition
+
+from tests.support.varve import ROOT, VarveBroker
+
+KEYS = 200
+SECONDS = 60
+Values = dict[bytes | None, bytes | None]
+
+
+def varve(broker: VarveBroker, *arguments: str, code: int = 0) -> str:
+    """Run the command line; its standard output."""
+    done = subprocess.run(
+        [sys.executable, "-m", "broker.cli", *arguments],
+        cwd=ROOT,
+        env={
+            "PYTHONPATH": str(ROOT),
+            "PATH": "/usr/bin:/bin",
+            "VARVE_HTTP": f"http://127.0.0.1:{broker.http_port}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, (done.stdout, done.stderr)
+    return done.stdout if code == 0 else done.stderr
+
+
+def make_topic(broker: VarveBroker, name: str, partitions: int = 1, **keys: str) -> None:
+    config = {"varve.view": "compacted", **{k.replace("_", "."): v for k, v in keys.items()}}
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(SECONDS)
+
+
+class Writer:
+    """Produces updates and deletes of a few hundred keys, and knows what is latest."""
+
+    def __init__(self, broker: VarveBroker, topic: str, codec: str = "none") -> None:
+        settings = {"bootstrap.servers": broker.bootstrap, "linger.ms": 5}
+        self._producer = Producer({**settings, "compression.type": codec})
+        self._topic = topic
+        self._at = 0
+        self.latest: Values = {}
+        self._stopping = threading.Event()
+
+    def write(self, count: int) -> None:
+        for _ in range(count):
+            key = b"key-%d" % (self._at * 7919 % KEYS)
+            value = None if self._at % 11 == 0 else b"value-%d" % self._at
+            self._producer.produce(self._topic, value, key)
+            self.latest[key] = value
+            self._at += 1
+        assert self._producer.flush(SECONDS) == 0
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """Writes in a thread for the length of a block."""
+
+        def go() -> None:
+            while not self._stopping.wait(0.01):
+                self.write(50)
+
+        thread = threading.Thread(target=go)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            thread.join(SECONDS)
+
+    @property
+    def values(self) -> Values:
+        return {key: value for key, value in self.latest.items() if value is not None}
+
+
+def applied(values: Values) -> Values:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+# --- the families ---------------------------------------------------------------------------------
+
+
+class ConfluentReader:
+    """confluent-kafka (librdkafka)."""
+
+    def __init__(self, broker: VarveBroker, topic: str, partition: int = 0) -> None:
+        self._where = TopicPartition(topic, partition, 0)
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": broker.bootstrap,
+                "group.id": "readers",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+            }
+        )
+        self._consumer.assign([self._where])
+        self.values: Values = {}
+
+    def read_to_the_end(self) -> None:
+        """Until the client itself says that the end is reached, and that is the present one."""
+        _, end = self._consumer.get_watermark_offsets(self._where, timeout=SECONDS)
+        for _ in range(100_000):
+            message = self._consumer.poll(SECONDS)
+            assert message is not None, "the client hangs"
+            error = message.error()
+            if error is None:
+                self.values[message.key()] = message.value()
+                continue
+            if error.code() == KafkaError._PARTITION_EOF:
+                if (message.offset() or 0) >= end:
+                    return
+                continue
+            raise KafkaException(error)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class KafkaPythonReader:
+    """kafka-python."""
+
+    def __init__(self, broker: VarveBroker, topic: str, partition: int = 0) -> None:
+        self._where = PythonPartition(topic, partition)
+        self._consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap, group_id=None)
+        self._consumer.assign([self._where])
+        self._consumer.seek_to_beginning(self._where)
+        self.values: Values = {}
+
+    def read_to_the_end(self) -> None:
+        end = self._consumer.end_offsets([self._where])[self._where]
+        for _ in range(SECONDS * 5):
+            if self._consumer.position(self._where) >= end:
+                return
+            for rows in self._consumer.poll(timeout_ms=200).values():
+                self.values.update({row.key: row.value for row in rows})
+        raise AssertionError("the client hangs")
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class AiokafkaReader:
+    """aiokafka, on a loop of its own."""
+
+    def __init__(self, broker: VarveBroker, topic: str, partition: int = 0) -> None:
+        self._where = AioPartition(topic, partition)
+        self._loop = asyncio.new_event_loop()
+        self.values: Values = {}
+        self._consumer = self._run(self._start(broker))
+
+    def _run(self, work: Any) -> Any:
+        return self._loop.run_until_complete(asyncio.wait_for(work, SECONDS))
+
+    async def _start(self, broker: VarveBroker) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(bootstrap_servers=broker.bootstrap)
+        await consumer.start()
+        consumer.assign([self._where])
+        await consumer.seek_to_beginning(self._where)
+        return consumer
+
+    def read_to_the_end(self) -> None:
+        self._run(self._read())
+
+    async def _read(self) -> None:
+        end = (await self._consumer.end_offsets([self._where]))[self._where]
+        while await self._consumer.position(self._where) < end:
+            for rows in (await self._consumer.getmany(timeout_ms=200)).values():
+                self.values.update({row.key: row.value for row in rows})
+
+    def close(self) -> None:
+        self._run(self._consumer.stop())
+        self._loop.close()
+
+
+FAMILIES = [ConfluentReader, KafkaPythonReader, AiokafkaReader]
+
+
+@pytest.mark.parametrize(("family", "codec"), zip(FAMILIES, ["none", "zstd", "lz4"], strict=True))
+def test_a_view_is_read_to_the_end_while_a_producer_goes_on(
+    broker: VarveBroker, topic: str, family: type[Any], codec: str
+) -> None:
+    make_topic(broker, topic)
+    writer = Writer(broker, topic, codec)
+    writer.write(3_000)
+    assert "is compacted up to offset" in varve(broker, "view", "compact", topic)
+    reader = family(broker, f"{topic}.compacted")
+    with writer.going_on():
+        reader.read_to_the_end()
+        assert reader.values, "something was there"
+        varve(broker, "view", "compact", topic)
+        reader.read_to_the_end()
+    reader.read_to_the_end()  # what was written meanwhile
+    reader.close()
+    assert applied(reader.values) == writer.values
+
+    varve(broker, "view", "compact", topic)
+    again = family(broker, f"{topic}.compacted")
+    again.read_to_the_end()
+    again.close()
+    assert again.values == writer.values, "no tombstone is left"
+
+
+def test_a_reader_ends_whatever_is_left(broker: VarveBroker, topic: str) -> None:
+    """Nothing at all, tombstones only, a tombstone at the end; nothing is produced any more."""
+    make_topic(broker, topic, partitions=3)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for partition, rows in (
+        (1, [(b"a", b"1"), (b"b", b"1"), (b"a", None), (b"b", None)]),
+        (2, [(b"a", b"1"), (b"b", b"1"), (b"a", None)]),
+    ):
+        for key, value in rows:
+            producer.produce(topic, value, key, partition)
+    assert producer.flush(SECONDS) == 0
+    varve(broker, "view", "compact", topic)
+    for family in FAMILIES:
+        for partition, expected in ((0, {}), (1, {}), (2, {b"b": b"1"})):
+            reader = family(broker, f"{topic}.compacted", partition)
+            reader.read_to_the_end()
+            reader.close()
+            assert reader.values == expected, (family, partition)
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def test_the_status_tells_of_every_view(broker: VarveBroker, topic: str) -> None:
+    make_topic(broker, topic, partitions=2)
+    Writer(broker, topic).write(100)
+    before = json.loads(varve(broker, "view", "status", topic, "--json"))["views"]
+    assert [(row["partition"], row["state"], row["made_ms"]) for row in before] == [
+        (0, "never", -1),
+        (1, "never", -1),
+    ]
+    varve(broker, "view", "compact", topic, "1")
+    after = json.loads(varve(broker, "view", "status", topic, "--json"))["views"]
+    assert [row["state"] for row in after] == ["never", "done"]
+    assert after[1]["horizon"] == after[1]["log_end_offset"]
+    assert topic in varve(broker, "view", "status")
+    assert broker.metric("varve_view_horizon", topic=topic, partition="1") == after[1]["horizon"]
+    assert "was not being compacted" in varve(broker, "view", "abort", topic, "1")
+
+
+def test_what_cannot_be_compacted_is_refused_with_a_reason(broker: VarveBroker, topic: str) -> None:
+    assert "there is no topic" in varve(broker, "view", "compact", topic, code=1)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(SECONDS)
+    assert "has no view" in varve(broker, "view", "compact", topic, code=1)
+    assert "has no view" in varve(broker, "view", "compact", topic, "0", code=1)
+
+
+def test_a_producer_is_told_that_a_view_is_read_only(broker: VarveBroker, topic: str) -> None:
+    make_topic(broker, topic)
+    told = []
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(
+        f"{topic}.compacted", b"1", b"a", on_delivery=lambda error, _: told.append(error)
+    )
+    assert producer.flush(SECONDS) == 0
+    assert [error.name() for error in told] == ["TOPIC_AUTHORIZATION_FAILED"]
