@@ -22,6 +22,7 @@ from cleaner.groups import GroupBooks
 from cleaner.held import HeldOutput
 from cleaner.job import CleanedGroup, CleanJob, SourceSegment
 from cleaner.kernels import fields
+from cleaner.kernels.layout import LARGEST_INT32
 from cleaner.newest_window import WindowCleaner
 from cleaner.outcome import CleanOutcome
 from cleaner.output import CleanedOutput, OutputBuffers
@@ -165,7 +166,8 @@ class NewestFirst:
     def _clean_segment(self, source: SourceSegment) -> None:
         context, state = self._context, self._context.state
         state[fields.EARLIEST_MS] = -1
-        self._ceiling = source.next_base_offset
+        # An index counts offsets from its segment's base, in 31 bits.
+        self._ceiling = min(source.next_base_offset, source.base_offset + LARGEST_INT32 + 1)
         name = filenames.file_name(source.base_offset, filenames.LOG)
         try:
             file = context.env.open(f"{context.job.directory}/{name}")

@@ -13,19 +13,24 @@ from cleaner.context import CleanContext, grown
 from cleaner.held import HeldOutput
 from cleaner.kernels import fields
 from cleaner.kernels.layout import (
+    ATTR_CODEC,
     CHUNK_KEYS,
     GROWN_BYTES_PER_RECORD,
     HEADER_BYTES,
     RECORD_BYTES_MIN,
     Code,
 )
+from cleaner.kernels.lz4 import packer_address, unpacker_address
 from cleaner.kernels.memory import SLACK_BYTES, load_be64
 from cleaner.kernels.newest import (
     ARENA,
     FLUSH,
+    FRAME_BOUND,
     GATHERED,
     HELD_FROM,
     HOLD_FULL,
+    LZ4_PACKER,
+    LZ4_UNPACKER,
     MORE_RECORDS,
     MORE_ROOM,
     MORE_SLOTS,
@@ -35,23 +40,28 @@ from cleaner.kernels.newest import (
     RECORDS_AT,
     RECORDS_END,
     ROW_WORDS,
+    SIZE,
     TOP,
+    UNPACK_LIMIT,
     WALK_WORDS,
     Window,
     begin_chunk,
     clean_window,
+    end_batch,
     list_batches,
 )
-from cleaner.kernels.remains import write_header
 from cleaner.windows import WINDOW_BYTES, NoWindowsError
 from storage.batch import BatchHeader, unpack_header
-from storage.compression import compress, decompress
+from storage.compression import LZ4, LZ4_LEVEL_DEFAULT, compress, decompress, decompress_zstd_frame
 from storage.env import File
 from storage.errors import CorruptBatchError, DecompressionLimitError
 
 # A batch of more records is left to two passes, which need a byte for each and not twenty-five.
 RECORDS_MAX: Final = 1 << 18
 ARENA_BYTES: Final = 1 << 20
+# A batch can grow by a new horizon in each of its smallest records: 18 bytes where 7 were.
+_GROWTH: Final = 3
+_CODEC_AT: Final = 22  # the lower byte of a batch's attributes
 
 
 class WindowCleaner:
@@ -71,12 +81,20 @@ class WindowCleaner:
             rows=np.empty((window_bytes // HEADER_BYTES + 1) * ROW_WORDS, dtype=np.int64),
             walk=np.zeros(WALK_WORDS, dtype=np.int64),
             arena=np.empty(ARENA_BYTES + SLACK_BYTES, dtype=np.uint8),
-            kept=np.empty(SLACK_BYTES, dtype=np.uint8),
-            scratch=np.empty(window_bytes + SLACK_BYTES, dtype=np.uint8),
+            kept=np.empty(ARENA_BYTES + SLACK_BYTES, dtype=np.uint8),
+            scratch=np.empty(
+                max(window_bytes, ARENA_BYTES * _GROWTH) + SLACK_BYTES, dtype=np.uint8
+            ),
             out=np.empty(window_bytes + SLACK_BYTES, dtype=np.uint8),
             hold=held.memory,
         )
         self._size_bytes = 0  # of what is in the window
+        self._unpacked_bytes_max = ARENA_BYTES  # of one batch, for `kept` and `scratch`
+        walk = self._window.walk
+        walk[UNPACK_LIMIT] = context.job.decompressed_batch_bytes
+        walk[LZ4_UNPACKER] = unpacker_address()
+        is_fast = self._levels.get(LZ4, LZ4_LEVEL_DEFAULT) == LZ4_LEVEL_DEFAULT
+        walk[LZ4_PACKER] = packer_address() if is_fast else 0
         self._make_space(CHUNK_KEYS)
 
     @property
@@ -165,60 +183,68 @@ class WindowCleaner:
     def _unpack(self) -> None:
         """Unpack the batch that is to be gathered next, as soon as the arena has room for it."""
         walk = self._window.walk
-        index = int(walk[GATHERED]) - 1
-        header = self._header(index)
-        data, self._waiting = self._waiting, None
-        if data is None:
-            data = self._unpacked(index, header)
-        at = int(walk[ARENA])
-        if at > 0 and at + len(data) + SLACK_BYTES > len(self._window.arena):
+        row = (int(walk[GATHERED]) - 1) * ROW_WORDS
+        data, self._waiting = self._waiting or self._unpacked(row), None
+        begin = int(walk[ARENA])
+        end = begin + len(data)
+        if begin > 0 and end + SLACK_BYTES > len(self._window.arena):
             self._waiting = data
             walk[FLUSH] = 1
             return
-        grown_bytes = min(header.record_count, len(data) // RECORD_BYTES_MIN)
-        restamped_bytes = len(data) + grown_bytes * GROWN_BYTES_PER_RECORD
-        window = self._window._replace(
-            arena=grown(self._window.arena, len(data)) if at == 0 else self._window.arena,
-            kept=grown(self._window.kept, len(data)),
-            scratch=grown(self._window.scratch, restamped_bytes),
-        )
-        window.arena[at : at + len(data)] = np.frombuffer(data, dtype=np.uint8)
-        walk[ARENA] = at + len(data) + SLACK_BYTES
-        window.rows[index * ROW_WORDS + RECORDS_AT] = at
-        window.rows[index * ROW_WORDS + RECORDS_END] = at + len(data)
-        self._window = window
+        if end + SLACK_BYTES > len(self._window.arena) or len(data) > self._unpacked_bytes_max:
+            self._make_arena(len(data))
+        self._window.arena.data[begin:end] = data
+        walk[ARENA] = end + SLACK_BYTES
+        self._window.rows[row + RECORDS_AT] = begin
+        self._window.rows[row + RECORDS_END] = end
 
-    def _unpacked(self, index: int, header: BatchHeader) -> bytes:
-        position = int(self._window.rows[index * ROW_WORDS + POSITION])
-        packed = self._window.buf.data[position + HEADER_BYTES : position + header.size_bytes]
+    def _unpacked(self, row: int) -> bytes:
+        position = int(self._window.rows[row + POSITION])
+        end = position + int(self._window.rows[row + SIZE])
+        view = self._window.buf.data
+        codec = view[position + _CODEC_AT] & ATTR_CODEC
+        packed = view[position + HEADER_BYTES : end]
+        bound = int(self._window.walk[FRAME_BOUND])
         try:
-            data = decompress(header.codec, packed, self._context.job.decompressed_batch_bytes)
+            if bound > 0:
+                data = decompress_zstd_frame(packed, bound)
+            else:
+                data = decompress(codec, packed, self._context.job.decompressed_batch_bytes)
         except (CorruptBatchError, DecompressionLimitError) as error:
             raise NoWindowsError(self._path) from error
         if not data:
             raise NoWindowsError(self._path)
         return data
 
+    def _make_arena(self, size_bytes: int) -> None:
+        """Have room for a batch that unpacks to `size_bytes`; the arena is empty or large enough.
+
+        `scratch` gets room for a new horizon in each of its smallest records.
+        """
+        arena = grown(self._window.arena, size_bytes)
+        self._unpacked_bytes_max = size_bytes
+        self._window = self._window._replace(
+            arena=arena,
+            kept=grown(self._window.kept, size_bytes),
+            scratch=grown(self._window.scratch, size_bytes * _GROWTH),
+        )
+
     def _pack(self) -> None:
         """Compress the survivors of the batch that is written next, and finish it."""
         window, state, walk = self._window, self._context.state, self._window.walk
-        header = self._header(int(walk[NEXT]))
+        position = int(window.rows[int(walk[NEXT]) * ROW_WORDS + POSITION])
+        codec = window.buf.data[position + _CODEC_AT] & ATTR_CODEC
         survivors = window.scratch if state[fields.STAMP] else window.kept
         records = survivors.data[: int(state[fields.RECORD_BYTES])]
-        packed = compress(header.codec, records, self._levels.get(header.codec))
-        size = HEADER_BYTES + len(packed)
-        written = int(state[fields.WRITTEN])
-        out = grown(window.out, written + size)
-        if out is not window.out:
-            out[:written] = window.out[:written]
+        packed = compress(codec, records, self._levels.get(codec))
+        end = int(state[fields.WRITTEN]) + HEADER_BYTES + len(packed)
+        out = window.out
+        if end + SLACK_BYTES > len(out):
+            out = grown(out, end)
+            out[: len(window.out)] = window.out
             self._window = window._replace(out=out)
-        out[written + HEADER_BYTES : written + size] = np.frombuffer(packed, dtype=np.uint8)
-        position = int(window.rows[int(walk[NEXT]) * ROW_WORDS + POSITION])
-        write_header(window.buf, position, out, written, size, state)
-        state[fields.WRITTEN] = written + size
-        state[fields.RECORDS_OUT] += state[fields.KEPT]
-        state[fields.BATCHES_REBUILT] += 1
-        state[fields.RECORDS_IN] += header.record_count
+        out.data[end - len(packed) : end] = packed
+        end_batch(window.buf, position, out, end, state)
         walk[NEXT] += 1
 
     def _spill(self) -> None:

@@ -94,6 +94,18 @@ def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
     return unpacked
 
 
+def decompress_zstd_frame(data: memoryview, bound_bytes: int) -> bytes:
+    """Unpack one zstd frame that was walked already: it is all of `data`, and has no dictionary.
+
+    `bound_bytes` is its content size, or what it can unpack to if it tells none. Raises
+    CorruptBatchError.
+    """
+    try:
+        return _zstd_of_thread.decompressor.decompress(data, max_output_size=bound_bytes)
+    except zstandard.ZstdError as error:
+        raise CorruptBatchError(f"zstd: {error}") from error
+
+
 class _Frames:
     """The unpacked frames of one stream, counted against the limits."""
 

@@ -20,7 +20,8 @@ from cleaner.kernels.compile import Bytes, Words, emitted, inlined, int64, kerne
 SLACK_BYTES = 64
 
 
-def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+def pointer_to(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    """For code that writes LLVM code: where element `index` of an array argument stands."""
     data = context.make_array(array_type)(context, builder, array).data
     offset = builder.mul(index, ir.Constant(ir.IntType(64), array_type.dtype.bitwidth // 8))
     start = builder.ptrtoint(data, ir.IntType(64))
@@ -30,7 +31,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 def _load(bits: int, swapped: bool, result: Any) -> Any:
     def load(typingctx: Any, array: Any, index: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+            pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
             value = builder.load(builder.bitcast(pointer, ir.IntType(bits).as_pointer()))
             value.align = 1
             if swapped:
@@ -45,7 +46,7 @@ def _load(bits: int, swapped: bool, result: Any) -> Any:
 def _store(bits: int) -> Any:
     def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
+            pointer = pointer_to(context, builder, signature.args[0], args[0], args[1])
             word = ir.IntType(bits)
             number = args[2] if bits == 64 else builder.trunc(args[2], word)
             place = builder.bitcast(pointer, word.as_pointer())
@@ -61,8 +62,8 @@ def _copy(  # noqa: PLR0917  what Numba calls with the types of the arguments
     typingctx: Any, target: Any, at: Any, source: Any, start: Any, count: Any
 ) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to = _pointer(context, builder, signature.args[0], args[0], args[1])
-        origin = _pointer(context, builder, signature.args[2], args[2], args[3])
+        to = pointer_to(context, builder, signature.args[0], args[0], args[1])
+        origin = pointer_to(context, builder, signature.args[2], args[2], args[3])
         _raw_memcpy(builder, to, origin, args[4], 1, align=1)
         return context.get_dummy_value()
 
@@ -71,7 +72,7 @@ def _copy(  # noqa: PLR0917  what Numba calls with the types of the arguments
 
 def _prefetch(typingctx: Any, array: Any, index: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = _pointer(context, builder, signature.args[0], args[0], args[1])
+        address = pointer_to(context, builder, signature.args[0], args[0], args[1])
         word = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [address.type, word, word, word])
         name = "llvm.prefetch.p0"

@@ -31,6 +31,7 @@ from cleaner.kernels.layout import (
     SLOT_WORDS,
     Workspace,
 )
+from cleaner.kernels.lz4 import frame_bytes_max, pack_frame, unpack_frame
 from cleaner.kernels.memory import (
     SLACK_BYTES,
     copy_bytes,
@@ -40,7 +41,7 @@ from cleaner.kernels.memory import (
     load_u64,
     prefetch,
 )
-from cleaner.kernels.remains import copy_whole, restamp, settle_empty
+from cleaner.kernels.remains import copy_whole, restamp, settle_empty, write_header
 from cleaner.kernels.rewrite import filter_records, finish_batch
 from cleaner.kernels.table import AHEAD, FREE, entries_max, home
 from cleaner.kernels.walk import (
@@ -52,6 +53,10 @@ from cleaner.kernels.walk import (
     check_header,
     read_record,
 )
+from cleaner.kernels.zstd import frame_bound
+
+LZ4: Final = 3  # codecs by their ids
+ZSTD: Final = 4
 
 # Why `clean_window` stopped, beside DONE, COMPRESSED and the codes of damage.
 CHUNK_FULL: Final = -1  # never seen outside
@@ -80,7 +85,12 @@ WRITING: Final = 5  # 1: the chunk is decided, and written from batch NEXT on
 NEXT: Final = 6
 HELD_FROM: Final = 7  # what is held stands in `hold[HELD_FROM:]`
 FLUSH: Final = 8  # 1: write the chunk before another batch is looked at
-WALK_WORDS: Final = 9
+UNPACK_LIMIT: Final = 9  # bytes that a batch may unpack to
+LZ4_UNPACKER: Final = 10  # addresses (lz4.py); 0: lz4 is unpacked, packed, elsewhere
+LZ4_PACKER: Final = 11
+# With COMPRESSED: what the batch's one zstd frame unpacks to at most; 0: it may be anything else.
+FRAME_BOUND: Final = 12
+WALK_WORDS: Final = 13
 
 
 class Window(NamedTuple):
@@ -155,6 +165,65 @@ def _fingerprint(
 
 
 @inlined
+def _unpack_lz4(window: Window, row: int) -> bool:
+    """Unpack a batch into the arena, if it can be done here and now."""
+    rows, walk = window.rows, window.walk
+    at = rows[row + POSITION]
+    if load_be16(window.buf, at + 21) & ATTR_CODEC != LZ4:
+        return False
+    # The records are filtered into `kept`, and restamped into `scratch`: they have to fit there.
+    grown_bytes = load_be32(window.buf, at + 57) * GROWN_BYTES_PER_RECORD
+    room = min(window.arena.shape[0] - walk[ARENA], window.kept.shape[0]) - SLACK_BYTES
+    room = min(room, walk[UNPACK_LIMIT], window.scratch.shape[0] - grown_bytes - SLACK_BYTES)
+    if room <= 0:
+        return False
+    begin = at + HEADER_BYTES
+    end = at + rows[row + SIZE]
+    count = unpack_frame(
+        walk[LZ4_UNPACKER], window.buf, begin, end, window.arena, walk[ARENA], room
+    )
+    if count <= 0:
+        return False
+    rows[row + RECORDS_AT] = walk[ARENA]
+    rows[row + RECORDS_END] = walk[ARENA] + count
+    walk[ARENA] += count + SLACK_BYTES
+    return True
+
+
+@inlined
+def _finish_packed(buf: Bytes, at: int, out: Bytes, end: int, state: Ints) -> None:
+    written = state[fields.WRITTEN]
+    write_header(buf, at, out, written, end - written, state)
+    state[fields.WRITTEN] = end
+    state[fields.RECORDS_OUT] += state[fields.KEPT]
+    state[fields.BATCHES_REBUILT] += 1
+
+
+@kernel
+def end_batch(buf: Bytes, at: int, out: Bytes, end: int, state: Ints) -> None:
+    """Finish the batch whose packed survivors stand in `out` behind room for a header."""
+    _finish_packed(buf, at, out, end, state)
+    state[fields.RECORDS_IN] += load_be32(buf, at + 57)
+
+
+@inlined
+def _pack_lz4(window: Window, row: int, survivors: Bytes, state: Ints) -> int:
+    """Pack the survivors of a batch and finish it -> DONE, or PACK: it is done elsewhere."""
+    at = window.rows[row + POSITION]
+    out = window.out
+    written = state[fields.WRITTEN]
+    count = state[fields.RECORD_BYTES]
+    address = window.walk[LZ4_PACKER]
+    if address == 0 or load_be16(window.buf, at + 21) & ATTR_CODEC != LZ4:
+        return PACK
+    if out.shape[0] - written - HEADER_BYTES < frame_bytes_max(count):
+        return PACK
+    end = pack_frame(address, survivors, count, out, written + HEADER_BYTES)
+    _finish_packed(window.buf, at, out, end, state)
+    return DONE
+
+
+@inlined
 def _gather(window: Window, row: int, space: Workspace) -> int:
     """Take a batch into the chunk -> DONE, or what has to be done before."""
     buf, rows, walk, state = window.buf, window.rows, window.walk, space.state
@@ -182,10 +251,17 @@ def _gather(window: Window, row: int, space: Workspace) -> int:
         code = check_content(buf, at, size)
         if code != DONE:
             return code
-        if is_packed and count > 0:
-            return COMPRESSED
         rows[row + RECORDS_AT] = at + HEADER_BYTES
         rows[row + RECORDS_END] = at + size
+        if is_packed and count > 0 and not _unpack_lz4(window, row):
+            rows[row + RECORDS_END] = 0
+            codec = load_be16(buf, at + 21) & ATTR_CODEC
+            walk[FRAME_BOUND] = 0
+            if codec == ZSTD:
+                limit = walk[UNPACK_LIMIT]
+                walk[FRAME_BOUND] = frame_bound(buf, at + HEADER_BYTES, at + size, limit)
+            # It may only be that the arena is full.
+            return CHUNK_FULL if codec == LZ4 and walk[ARENA] > 0 else COMPRESSED
     if count > 0:
         source = window.arena if is_packed else buf
         records_at = rows[row + RECORDS_AT]
@@ -287,9 +363,9 @@ def _write(window: Window, row: int, space: Workspace) -> int:
             window.scratch,
             0,
         )
-        return PACK
+        return _pack_lz4(window, row, window.scratch, state)
     if state[fields.KEPT] < count:
-        return PACK
+        return _pack_lz4(window, row, window.kept, state)
     copy_whole(buf, at, size, out, state)
     return DONE
 

@@ -14,6 +14,7 @@ from cleaner.kernels.newest import (
     Window,
     begin_chunk,
     clean_window,
+    end_batch,
     list_batches,
 )
 from cleaner.kernels.remains import copy_whole, settle_empty, write_header
@@ -79,6 +80,7 @@ def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
     begin_chunk(window.walk, len(space.ones))
     window.walk[HELD_FROM] = len(window.hold)
     clean_window(window, space)
+    end_batch(buf, 0, window.out, end, space.state)
 
 
 def _workspace() -> Workspace:
