@@ -109,3 +109,23 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
         await shop.cleaned(job.end_offset)
         assert shop.manager.cleaner_offsets[T0] == job.end_offset
         assert len(shop.host.done) == 2, "what was clean behind the damage is not cleaned again"
+
+
+async def test_a_clean_goes_on_with_the_rest_when_retention_takes_its_first_segments(
+    tmp_path: Path,
+) -> None:
+    slow = SETTINGS.model_copy(update={"read_bytes_per_second": 64 * 1024})
+    async with open_shop(tmp_path, slow) as shop:
+        shop.produce(400)
+        end = shop.roll()
+        await shop.until(lambda: any(one.stage for one in shop.pool.status().workers))
+        start = shop.log.segment_facts()[3].base_offset
+        shop.log.delete_records(start)
+        assert len(shop.log.expire(shop.env.wall_ms())) == 3
+        shop.pool.configure(SETTINGS)
+        await shop.cleaned(end)
+        shop.latest = {key: last for key, last in shop.latest.items() if last[0] >= start}
+        shop.check()
+        assert [record.outcome for record in shop.pool.history()] == ["finished"]
+        assert shop.pool.history()[0].groups_dropped >= 1
+        assert shop.host.failures == []
