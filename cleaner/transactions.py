@@ -1,7 +1,7 @@
 """What a clean knows of transactions: which were aborted, and whose batches it has met.
 
-Memory: 57 bytes for each aborted transaction that overlaps the log, beside the job itself, and at
-most 32 for each producer that has a batch behind its last marker.
+Memory: 33 bytes for each aborted transaction that overlaps the log, beside the job itself, and at
+most 22 for each of the producers that ever had a batch behind their last markers at a time.
 """
 
 from typing import Final
