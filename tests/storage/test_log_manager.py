@@ -25,17 +25,7 @@ from storage.log import Log
 from storage.log_manager import LogManager, OpenReport
 from storage.metadata import TopicEntry
 from storage.model import TopicPartition
-from tests.support.logs import (
-    HOME,
-    SMALL,
-    TOPIC_ID,
-    append,
-    fill,
-    offsets_in,
-    open_log,
-    publish,
-    segments_of,
-)
+from tests.support.logs import SMALL, TOPIC_ID, append, fill, offsets_in, open_log
 from tests.support.memory_env import MemoryEnv, SimulatedCrash
 
 ONE, TWO = "/disk1", "/disk2"
@@ -184,23 +174,6 @@ def test_what_is_clean_beyond_the_end_of_a_log_that_was_cut_is_dirty_again(env: 
     assert again.cleaner_offsets == {ORDERS[0]: end}
 
 
-def test_while_segments_are_swapped_the_log_start_is_written_down(env: MemoryEnv) -> None:
-    manager = two_disks(env)
-    log = manager.logs[ORDERS[0]]
-    path = f"{ONE}/{filenames.LOG_START_CHECKPOINT}"
-    log.roll(0)
-    log.flush()
-    manager.checkpoint()
-    assert ORDERS[0] not in read_offsets(env, path)
-    log.pin([0])
-    manager.checkpoint()
-    assert read_offsets(env, path)[ORDERS[0]] == 0
-    log.unpin([0])
-    manager.checkpoint()
-    assert ORDERS[0] not in read_offsets(env, path)
-    manager.close()
-
-
 def test_an_older_capture_is_not_written_over_a_newer_one(env: MemoryEnv) -> None:
     manager = two_disks(env)
     manager.set_cleaner_offset(ORDERS[0], 1)
@@ -213,21 +186,6 @@ def test_an_older_capture_is_not_written_over_a_newer_one(env: MemoryEnv) -> Non
 
 
 # --- deletion -----------------------------------------------------------------------------------
-
-
-def test_a_log_begins_where_it_did_though_compaction_left_nothing_there(env: MemoryEnv) -> None:
-    manager, _ = opened(env, HOME)
-    (log,) = make_topic(manager, partitions=1)
-    fill(log, 20)
-    first, second, *_ = (base for base, _ in segments_of(log))
-    publish(env, log, [first], keep=[])
-    assert (log.log_start_offset, log.first_base_offset) == (0, second)
-    manager.close()
-    again, _ = opened(env, HOME)
-    log = again.logs[ORDERS[0]]
-    assert log.log_start_offset == 0  # a consumer that stands there goes on behind the hole
-    assert offsets_in(log, start=0) == list(range(second, 20))
-    again.close()
 
 
 def test_a_deleted_partition_gets_another_name_and_goes_later(env: MemoryEnv) -> None:
