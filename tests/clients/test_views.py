@@ -191,7 +191,9 @@ class AiokafkaReader:
 FAMILIES = [ConfluentReader, KafkaPythonReader, AiokafkaReader]
 
 
-@pytest.mark.parametrize(("family", "codec"), zip(FAMILIES, ["none", "zstd", "lz4"], strict=True))
+@pytest.mark.parametrize(
+    ("family", "codec"), list(zip(FAMILIES, ["none", "zstd", "lz4"], strict=True))
+)
 def test_a_view_is_read_to_the_end_while_a_producer_goes_on(
     broker: VarveBroker, topic: str, family: type[Any], codec: str
 ) -> None:
