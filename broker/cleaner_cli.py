@@ -239,10 +239,12 @@ def _stuck(now: Json, began: Json) -> str:
     if now["state"] in ("offline", "held"):
         return str(now["sentences"][0])
     job, before = now.get("last_job"), began.get("last_job")
-    if job is None or job["outcome"] != "failed":
+    if job is None or (before is not None and job["run_id"] == before["run_id"]):
         return ""
-    if before is None or job["run_id"] != before["run_id"]:
+    if job["outcome"] == "failed":
         return f"the job failed: {job['reason']}"
+    if job["outcome"] == "finished" and job["reason"]:  # what is damaged is left as it is
+        return f"the job is done, and not all is clean: {job['reason']}"
     return ""
 
 

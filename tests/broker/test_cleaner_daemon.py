@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,29 @@ def test_a_paused_partition_is_left_alone_until_it_is_resumed(broker: VarveBroke
     assert varve(broker, "resume", "customers", "1").stdout == "customers-1 is resumed\n"
     done = varve(broker, "run", "customers", "1", "--roll", "--wait")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path) -> None:
+    with running_varve(tmp_path, {"topics": TOPICS}) as broker:
+        assert varve(broker, "pause", "customers", "1").returncode == 0
+        produce(broker, 1, 20_000, "a")
+        first = min((broker.data / "customers-1").glob("*.log"))
+        data = bytearray(first.read_bytes())
+        data[len(data) // 2] ^= 1
+        first.write_bytes(data)
+        assert varve(broker, "resume", "customers", "1").returncode == 0
+        done = varve(broker, "run", "customers", "1", "--roll", "--wait", "--timeout", "60")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert f"{first} is damaged at byte" in done.stderr
+        explained = varve(broker, "explain", "customers", "1").stdout
+        assert "customers-1 is not being cleaned: quarantined." in explained
+        assert "that segment stays as it is, the rest is cleaned" in explained
+        labels = {"topic": "customers", "partition": "1"}
+        assert broker.metric("varve_cleaner_quarantined", **labels) == 1
+        assert broker.metric("varve_cleaner_quarantined_until_seconds", **labels) > time.time() - 60
+        uncleanable = "kafka_log_logcleanermanager_uncleanable_partitions_count"
+        assert broker.metric(uncleanable, logDirectory=str(broker.data)) == 1
+        assert varve(broker, "retry", "customers", "1").stdout == "customers-1 may be tried again\n"
 
 
 @pytest.mark.parametrize(
