@@ -358,9 +358,11 @@ class Topics:
             metadata = self._manager.metadata
             dynamic = dict(change(metadata.broker_dynamic))
             resettled = []
+            turns = Turns()
             for topic in self:
                 layers = replace(topic.layers, broker_dynamic=dynamic)
                 resettled.append((topic, layers, self._resolve(layers)))
+                await turns.take()
             cleaner = self._cleaner_settings(self._settings, dynamic)
             if validate_only:
                 return

@@ -1,0 +1,87 @@
+"""SIGHUP: one reload at a time, all of it or nothing; what it tells."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker.reload import Reloader
+from config.settings import Settings
+from storage.metadata import ClusterMetadata, new_metadata
+from tests.support.broker_in_memory import broker_in_memory
+from tests.support.memory_env import MemoryEnv
+
+
+class Daemon:
+    """What a reloader reads and changes."""
+
+    def __init__(self) -> None:
+        self.file = Settings()
+        self.running = Settings()
+        self.applied: list[Settings] = []
+        self.gate = asyncio.Event()
+        self.failure: Exception | None = None
+        self.reloader = Reloader(
+            lambda: self.file, self._apply, lambda: self.running, self._metadata
+        )
+
+    def _metadata(self) -> ClusterMetadata:
+        return new_metadata(MemoryEnv(seed=1), "cluster", 1)
+
+    async def _apply(self, settings: Settings, _token: bytes | None) -> None:
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.applied.append(settings)
+
+
+async def test_signals_during_a_reload_are_one_more() -> None:
+    daemon = Daemon()
+    daemon.reloader.request()
+    while daemon.reloader._asked:  # noqa: ASYNC110 - until it has begun
+        await asyncio.sleep(0)
+    for _ in range(5):
+        daemon.reloader.request()
+    daemon.gate.set()
+    while daemon.reloader._task is not None:  # noqa: ASYNC110 - a thread reads
+        await asyncio.sleep(0.001)
+    assert len(daemon.applied) == 2
+
+
+async def test_a_mistake_of_ours_ends_one_reload_and_not_the_next() -> None:
+    daemon = Daemon()
+    daemon.gate.set()
+    daemon.failure = RuntimeError("a mistake")
+    with capture_logs() as lines:
+        daemon.reloader.request()
+        while daemon.reloader._task is not None:  # noqa: ASYNC110 - a thread reads
+            await asyncio.sleep(0.001)
+    assert [line["event"] for line in lines] == ["settings not reloaded"]
+    daemon.failure = None
+    daemon.reloader.request()
+    await daemon.reloader.stop()
+    assert await daemon.reloader.reload()
+
+
+async def test_without_a_file_a_hang_up_is_an_orderly_stop() -> None:
+    async with broker_in_memory(MemoryEnv(seed=1)) as broker:
+        broker.request_reload()
+        async with asyncio.timeout(5):
+            await broker.wait_stopped()
+        assert broker.not_ready_because() == "stopping"
+
+
+@pytest.mark.parametrize("problem", ["absent: No such file", "expected one token"])
+async def test_a_token_that_cannot_be_read_changes_nothing(problem: str, tmp_path: object) -> None:
+    daemon = Daemon()
+    daemon.gate.set()
+    path = f"{tmp_path}/absent"
+    if "one token" in problem:
+        path = f"{tmp_path}/short"
+        with open(path, "w") as file:  # noqa: ASYNC230
+            file.write("short")
+    daemon.file = Settings(http_token_file=path)
+    with capture_logs() as lines:
+        assert not await daemon.reloader.reload()
+    assert daemon.applied == []
+    assert problem in lines[0]["reason"]
