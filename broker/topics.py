@@ -27,7 +27,12 @@ from config.topic_keys import (
     TopicLayers,
     resolve,
 )
-from config.topic_names import INTERNAL_TOPICS, InvalidTopicNameError, check_new_name
+from config.topic_names import (
+    INTERNAL_TOPICS,
+    InvalidTopicNameError,
+    check_new_name,
+    view_hindrance,
+)
 from storage.errors import StorageError
 from storage.log import Log
 from storage.log_manager import LogManager
@@ -243,7 +248,9 @@ class Topics:
         if name in self._by_name:
             raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
         self._check_count(partitions)
-        return self._resolve(self.layers_of(name, dynamic, adopted=False))
+        config = self._resolve(self.layers_of(name, dynamic, adopted=False))
+        self._check_view(name, config)
+        return config
 
     async def create(
         self, name: str, partitions: int, dynamic: Mapping[str, str], *, created_by: str = "client"
@@ -343,6 +350,8 @@ class Topics:
             dynamic = dict(change(entry.dynamic))
             layers = self.layers_of(name, dynamic, adopted=topic.layers.adopted)
             resettled = [(topic, layers, self._resolve(layers))]
+            if not topic.config.has_view:
+                self._check_view(name, resettled[0][2])
             if validate_only:
                 return
             entry = replace(entry, dynamic=dynamic)
@@ -529,6 +538,12 @@ class Topics:
             return cleaner_settings(file, dynamic)
         except InvalidTopicConfigError as error:
             raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+    def _check_view(self, name: str, config: TopicConfig) -> None:
+        """Refuse to set up a view that could not be read. Raises TopicError."""
+        hindrance = view_hindrance(name, self._by_name) if config.has_view else None
+        if hindrance is not None:
+            raise TopicError(ErrorCode.INVALID_CONFIG, f"varve.view: {hindrance}")
 
     def _resolve(self, layers: TopicLayers) -> TopicConfig:
         try:

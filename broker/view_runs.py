@@ -254,8 +254,13 @@ class ViewRuns:
                     await self._sweep(view)
                 if self._is_due(view):
                     await self._compact_quietly(where)
-            elif known.get(where, True) and _is_off(partition):
+            elif not known.get(where, True):
+                pass  # it was seen to at the first round without a view
+            elif _is_off(partition):
                 await self._drop(partition)
+            elif (topic := self._topics.get(where.topic)) is not None and topic.config.has_view:
+                reason = self._views.hindrance(topic)
+                log.error("view cannot be offered", partition=str(where), reason=reason)
             known[where] = view is not None
         for where in known.keys() - present:
             del known[where]

@@ -20,7 +20,7 @@ from broker.protocol.errors import ErrorCode
 from broker.stats import BrokerStats, TopicStats
 from broker.topics import Topic, Topics
 from config.topic_keys import TopicConfig, TopicLayers
-from config.topic_names import NAME_LENGTH_MAX, RESERVED_SUFFIX
+from config.topic_names import RESERVED_SUFFIX, view_hindrance, view_name
 from storage.env import Env
 from storage.errors import InvalidViewError
 from storage.log import index_limits
@@ -32,11 +32,6 @@ READ_ONLY: Final = "a compacted view is read only; produce to the topic itself"
 _ID_SALT: Final = b"varve compacted view"
 
 log = structlog.get_logger("broker.views")
-
-
-def view_name(topic: str) -> str:
-    """The name under which a topic's view is read."""
-    return topic + RESERVED_SUFFIX
 
 
 def view_id(topic_id: bytes) -> bytes:
@@ -154,13 +149,7 @@ class Views:
     def hindrance(self, topic: Topic) -> str | None:
         """Why a topic that asks for a view has none, in words."""
         name = view_name(topic.name)
-        if topic.is_internal:
-            return "an internal topic has no view"
-        if len(name) > NAME_LENGTH_MAX:
-            return f"{name} would be longer than {NAME_LENGTH_MAX} characters"
-        if self._topics.get(name) is not None:
-            return f"there is a topic named {name}"
-        return None
+        return view_hindrance(topic.name, (name,) if self._topics.get(name) else ())
 
     def _view_of(self, topic: Topic) -> ViewTopic | None:
         if not topic.config.has_view or self.hindrance(topic) is not None:

@@ -1,7 +1,7 @@
 """Which topic names are legal, and which ones clients and YAML may not create."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 NAME_LENGTH_MAX: Final = 249  # Kafka's limit; leaves room for "-<partition>" in a folder's name
@@ -40,6 +40,23 @@ def check_new_name(name: str) -> None:
         raise InvalidTopicNameError(name, "is internal to the broker")
     if name.endswith(RESERVED_SUFFIX):
         raise InvalidTopicNameError(name, f"names ending in {RESERVED_SUFFIX} are reserved")
+
+
+def view_name(topic: str) -> str:
+    """The name under which a topic's compacted view is read."""
+    return topic + RESERVED_SUFFIX
+
+
+def view_hindrance(topic: str, known: Container[str]) -> str | None:
+    """Why a topic cannot have a view beside the topics that are known, in words."""
+    name = view_name(topic)
+    if topic in INTERNAL_TOPICS:
+        return "an internal topic has no view"
+    if len(name) > NAME_LENGTH_MAX:
+        return f"{name} would be longer than {NAME_LENGTH_MAX} characters"
+    if name in known:
+        return f"there is a topic named {name}"
+    return None
 
 
 def collision_key(name: str) -> str:

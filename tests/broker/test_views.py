@@ -15,6 +15,7 @@ from broker.protocol.errors import ErrorCode, code_of
 from broker.topics import TopicError
 from broker.view_runs import ViewError, Worker
 from broker.views import view_id
+from storage.batch import Record, build_batch
 from storage.errors import InvalidViewError
 from storage.model import TopicPartition
 from storage.view_ledger import view_path
@@ -412,3 +413,48 @@ async def test_a_compaction_is_given_up_on_demand_and_when_the_topic_goes() -> N
         await runs.tidy()
     async with broker_with_view(env) as broker:
         assert await read_all(broker) == [], "nothing of the deleted topic came back"
+
+
+async def test_a_view_that_could_not_be_read_is_refused_when_it_is_set_up() -> None:
+    env = MemoryEnv()
+    long = "l" * 245
+    async with broker_with_view(env) as broker:
+        with pytest.raises(TopicError, match="longer than 249"):
+            await broker.topics.create(long, 1, ON)
+        await broker.topics.create(long, 1, {})
+        with pytest.raises(TopicError, match="longer than 249"):
+            await broker.topics.alter(long, lambda _: ON)
+
+
+async def test_a_topic_that_has_a_views_name_already_is_served_and_the_view_is_not() -> None:
+    env = MemoryEnv()
+    adopted = "/disk1/orders.compacted-0"
+    env.mkdir(adopted)
+    batch = build_batch([Record(0, env.wall_ms(), b"a", b"adopted")])
+    env.open(f"{adopted}/{0:020d}.log", create=True).pwrite(bytes(batch), 0)
+    with pytest.raises(TopicError, match=r"there is a topic named orders\.compacted"):
+        async with broker_with_view(env):
+            pass
+    async with broker_with_view(env, {"varve.view": "none"}):
+        pass
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        assert await read_all(broker) == [(0, b"a", b"adopted")]
+        with pytest.raises(ViewError, match=r"there is a topic named orders\.compacted"):
+            await broker.view_runs.compact(WHERE)
+        assert broker.view_runs.status() == []
+
+
+async def test_a_view_is_compacted_before_its_backlog_expires() -> None:
+    env = MemoryEnv()
+    keys = {"varve.view.min.bytes": str(1 << 30), "message.timestamp.type": "LogAppendTime"}
+    async with broker_with_view(env, keys) as broker:
+        await produce(broker, (b"a", b"1"))
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        partition.log.roll(env.wall_ms())
+        await broker.view_runs.tidy()
+        assert broker.view_runs.status()[0].horizon == 0
+        env.advance_ms(4 * 86_400_000)  # of seven days
+        await broker.view_runs.tidy()
+        assert broker.view_runs.status()[0].horizon == 1
