@@ -123,6 +123,19 @@ def test_an_open_file_outlives_its_name(env: Env, root: str, how: str) -> None:
     file.close()
 
 
+def test_a_link_is_a_second_name_of_one_file(env: Env, root: str) -> None:
+    env.open(f"{root}/a", create=True).pwrite(b"one", 0)
+    env.link(f"{root}/a", f"{root}/b")
+    with pytest.raises(FileExistsError):
+        env.link(f"{root}/a", f"{root}/b")
+    with pytest.raises(FileNotFoundError):
+        env.link(f"{root}/none", f"{root}/c")
+    env.open(f"{root}/b", write=True).pwrite(b"two", 0)
+    assert env.read_file(f"{root}/a") == b"two"
+    env.unlink(f"{root}/a")
+    assert env.read_file(f"{root}/b") == b"two"
+
+
 def test_a_folder_is_renamed_with_all_in_it(env: Env, root: str) -> None:
     before, after = os.path.join(root, "p-0"), os.path.join(root, "p-0.x-delete")
     env.mkdir(before)

@@ -161,11 +161,14 @@ def test_a_crash_at_any_step_leaves_the_old_view_or_the_new_one() -> None:
 
 
 def test_a_published_view_outlives_the_names_of_its_sources() -> None:
-    env = MemoryEnv()
-    write_source(env, 0, [b"a"])
-    make(env, "run-1", [0], 1)
-    env.unlink(f"{FOLDER}/{file_name(0, LOG)}")
-    assert values_of(opened(env.crash())) == [b"a"]
+    for seed in range(50):
+        env = MemoryEnv(seed)
+        write_source(env, 0, [b"a"])
+        env.sync_dir("/data")
+        env.sync_dir("/")
+        make(env, "run-1", [0], 1)
+        env.unlink(f"{FOLDER}/{file_name(0, LOG)}")
+        assert values_of(opened(env.crash())) == [b"a"], seed
 
 
 def test_a_tail_is_copied_from_its_batch_on() -> None:
