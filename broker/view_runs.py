@@ -252,6 +252,8 @@ class ViewRuns:
             if view is not None:
                 if not known.get(where) or self._has_retired(where):
                     await self._sweep(view)
+                if view.log.ledger is not None:
+                    view.log.ledger.drop_idle_indexes()
                 if self._is_due(view):
                     await self._compact_quietly(where)
             elif not known.get(where, True):

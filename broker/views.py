@@ -103,33 +103,33 @@ class Views:
         for topic in self._topics:
             view = self._view_of(topic)
             if view is not None:
-                yield view
+                yield self._complete(view)
 
     def get(self, name: str) -> ViewTopic | None:
-        """The view of that name."""
-        if not name.endswith(RESERVED_SUFFIX):
-            return None
-        topic = self._topics.get(name.removesuffix(RESERVED_SUFFIX))
-        return None if topic is None else self._view_of(topic)
+        """The view of that name, with all its partitions."""
+        view = self._named(name)
+        return None if view is None else self._complete(view)
 
     def by_id(self, topic_id: bytes) -> ViewTopic | None:
-        """The view of that id."""
+        """The view of that id, with all its partitions."""
         found = self._by_id.get(topic_id)
         return None if found is None else self.get(found.name)
 
     def partition(self, base: TopicPartition) -> ViewPartition | None:
         """The view of a partition of a topic, by the topic's own name."""
-        view = self.get(view_name(base.topic))
-        return None if view is None else view.partitions.get(base.partition)
+        view = self._named(view_name(base.topic))
+        return None if view is None else self._partition_of(view, base.partition)
 
     def find(self, topic: str | bytes, index: int) -> ViewPartition | ErrorCode:
-        """As Topics.find."""
+        """As Topics.find; looks at no other partition, so that a fetch may ask for each of many."""
         by_id = isinstance(topic, bytes)
-        view = self.by_id(topic) if isinstance(topic, bytes) else self.get(topic)
+        known = self._by_id.get(topic) if isinstance(topic, bytes) else None
+        name = topic if isinstance(topic, str) else "" if known is None else known.name
+        view = self._named(name)
         if view is None:
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return ErrorCode.UNKNOWN_TOPIC_ID if by_id else unknown
-        found = view.partitions.get(index)
+        found = self._partition_of(view, index)
         if found is not None:
             return found
         offline = index in view.offline
@@ -160,14 +160,29 @@ class Views:
             view = ViewTopic(topic)
             self._by_name[view.name] = view
             self._by_id[view.topic_id] = view
-        served = topic.partitions
-        for index in [one for one in view.partitions if one not in served]:
-            del view.partitions[index]
-        for index, base in served.items():
-            known = view.partitions.get(index)
-            if known is None or known.base is not base:
-                view.partitions[index] = self._open(view.name, base)
         return view
+
+    def _named(self, name: str) -> ViewTopic | None:
+        if not name.endswith(RESERVED_SUFFIX):
+            return None
+        topic = self._topics.get(name.removesuffix(RESERVED_SUFFIX))
+        return None if topic is None else self._view_of(topic)
+
+    def _complete(self, view: ViewTopic) -> ViewTopic:
+        """Bring the partitions of a view up to date."""
+        for index in view.partitions.keys() | view.base.partitions.keys():
+            self._partition_of(view, index)
+        return view
+
+    def _partition_of(self, view: ViewTopic, index: int) -> ViewPartition | None:
+        base = view.base.partitions.get(index)
+        known = view.partitions.get(index)
+        if base is None:
+            view.partitions.pop(index, None)
+            return None
+        if known is None or known.base is not base:
+            known = view.partitions[index] = self._open(view.name, base)
+        return known
 
     def _forget(self, name: str) -> None:
         view = self._by_name.pop(name, None)

@@ -74,6 +74,11 @@ class Ledger:
             at_least_one=at_least_one,
         )
 
+    def drop_idle_indexes(self) -> None:
+        """Give back the memory of indexes that nobody used since the last time."""
+        for segment in self.segments or ():
+            segment.drop_idle_indexes()
+
     def facts(self) -> tuple[SegmentFacts, ...]:
         """Its segments as sources of the next run."""
         return () if self.segments is None else self.segments.facts(self.horizon)

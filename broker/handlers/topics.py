@@ -26,7 +26,7 @@ from broker.protocol.messages import (
 )
 from broker.topics import Topic, TopicError
 from config.topic_keys import InvalidTopicConfigError, describe, parse_value
-from config.topic_names import INTERNAL_TOPICS
+from config.topic_names import INTERNAL_TOPICS, view_name
 from storage.errors import StorageError
 from storage.model import TopicPartition
 
@@ -143,6 +143,12 @@ async def _delete(
             error_message="both a name and an id were given",
         )
     topic = services.topics.get(name) if name is not None else services.topics.by_id(topic_id)
+    if topic is None and name is not None and services.views.get(name) is not None:
+        return DeleteTopicsResponseTopic(
+            name=name,
+            error_code=ErrorCode.INVALID_REQUEST,
+            error_message="a compacted view goes with its topic, or with varve.view=none",
+        )
     if topic is None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
         return DeleteTopicsResponseTopic(
@@ -154,6 +160,8 @@ async def _delete(
         _refuse_internal(topic.name)
         await services.topics.delete(topic.name)
         await services.groups.forget_topic(topic.name)
+        if topic.config.has_view:
+            await services.groups.forget_topic(view_name(topic.name))
     except (TopicError, StorageError) as error:
         return DeleteTopicsResponseTopic(
             name=topic.name, topic_id=topic_id, error_code=_code(error), error_message=str(error)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientPartition
-from aiokafka.errors import TopicAuthorizationFailedError
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import InvalidRequestError, TopicAuthorizationFailedError, for_code
 
 from broker.app import Broker
 from broker.protocol.errors import ErrorCode, code_of
@@ -304,6 +305,24 @@ async def test_groups_commit_offsets_for_a_view() -> None:
         async with consuming(broker, group_id="readers") as consumer:
             await consumer.commit({VIEW: 2})
             assert await consumer.committed(VIEW) == 2
+        admin = AIOKafkaAdminClient(bootstrap_servers=str(broker.addresses[0]))
+        await admin.start()
+        try:
+            with pytest.raises(InvalidRequestError):
+                await deleted(admin, "orders.compacted")
+            await deleted(admin, "orders")
+        finally:
+            await admin.close()
+        await broker.topics.create("orders", 1, {**ON, **ANY_TIME})
+        async with consuming(broker, group_id="readers") as consumer:
+            assert await consumer.committed(VIEW) is None, "they went with the topic"
+
+
+async def deleted(admin: AIOKafkaAdminClient, topic: str) -> None:
+    answer = await admin.delete_topics([topic])
+    ((_, code),) = answer.topic_error_codes
+    if code:
+        raise for_code(code)
 
 
 async def test_a_view_is_compacted_by_itself_when_enough_has_gathered() -> None:
