@@ -52,6 +52,7 @@ class Cleaning:
         self._foreground = foreground
         self._limit = limit
         self._checkpoints = Checkpoints(manager, fail_directory)
+        self._flushed_for: dict[TopicPartition, str] = {}  # run id
 
     def facts(self) -> Iterable[LogFacts]:
         """Every partition that is served; of one that is offline there is nothing to clean."""
@@ -118,12 +119,17 @@ class Cleaning:
     async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
         """Put one group in the place of its sources, or of what retention has left of them.
 
-        Records that went with the others and are in the output stay hidden below the log start,
-        which is made durable first. Raises SwapRefusedError, LogDirectoryError.
+        What the job went by is made durable first: the whole log once per run, since a marker or
+        another last value of a key may stand anywhere behind the group and must not be lost in a
+        crash that keeps the group; and the log start where records below it went, or went with
+        their segments, so that it does not come back without their tombstones.
+        Raises SwapRefusedError, LogDirectoryError.
         """
         found = self._topics.partition(job.partition)
-        if found is not None and not found.log.are_flushed(group.source_base_offsets):
+        is_first = self._flushed_for.get(job.partition) != job.run_id
+        if found is not None and (is_first or not found.log.are_flushed(group.source_base_offsets)):
             await found.flush()
+            self._flushed_for[job.partition] = job.run_id
         if found is None or found.log.generation != job.generation:
             return PublishOutcome.STALE
         facts = {segment.base_offset: segment for segment in found.log.segment_facts()[:-1]}
@@ -141,7 +147,8 @@ class Cleaning:
             front_is_gone=front_is_gone,
         )
         try:
-            if front_is_gone:
+            is_cut = is_first and job.log_start_offset > found.log.first_base_offset
+            if front_is_gone or is_cut:
                 home = self._manager.home_of(job.partition)
                 await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
             await asyncio.to_thread(execute_swap, self._env, plan)

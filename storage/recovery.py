@@ -222,7 +222,8 @@ def _has_batch_of(segments: Sequence[Segment], producer_id: int, offset: int) ->
             return True
         for batch in segment.readable_batches(position):
             header = batch.header
-            if header.producer_id == producer_id and header.is_transactional:
+            is_data = header.is_transactional and not header.is_control
+            if header.producer_id == producer_id and is_data:
                 return True
     return False
 

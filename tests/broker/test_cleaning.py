@@ -127,6 +127,33 @@ async def test_a_group_of_which_nothing_is_left_is_dropped(env: MemoryEnv) -> No
         assert partition.log.segment_count == 1
 
 
+async def test_what_a_job_went_by_is_durable_before_its_first_group_is(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 2)
+        await partition.flush()
+        batch = memoryview(batch_of(b"a marker, perhaps", key=b"k0"))
+        partition.append(batch, read_header(batch), env.wall_ms())
+        job, (group,), _ = cleaned(env, broker)
+        assert partition.log.recovery_point < partition.log.log_end_offset
+        assert await broker.cleaning.publish(job, group) is PublishOutcome.PUBLISHED
+        assert partition.log.recovery_point == partition.log.log_end_offset
+
+
+async def test_records_below_the_log_start_do_not_come_back_without_their_tombstones(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 4)
+        partition.log.delete_records(RECORDS + 2)
+        job, (group,), _ = cleaned(env, broker)
+        assert job.log_start_offset > partition.log.first_base_offset
+        assert await broker.cleaning.publish(job, group) is PublishOutcome.PUBLISHED
+        home = broker.manager.home_of(ORDERS)
+        assert home is not None
+        said = read_offsets(env, home.file(filenames.LOG_START_CHECKPOINT))
+        assert said == {ORDERS: RECORDS + 2}
+
+
 async def test_a_change_of_policy_makes_a_job_void(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=BOTH) as broker:
         fill(env, broker, 2)
