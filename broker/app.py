@@ -125,6 +125,7 @@ class Broker:
             self.topics,
             self.views,
             worker=view_worker or self._view_worker,
+            hold=self.pool.paused,
             hash_key=lambda: self.manager.metadata.hash_key,
             settings=lambda: self.topics.cleaner_settings,
         )

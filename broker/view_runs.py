@@ -13,7 +13,7 @@ Rules
 import asyncio
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -64,6 +64,7 @@ RETIRED_MAX: Final = 4  # replaced ledgers of one view that may wait for their r
 
 log = structlog.get_logger("broker.views")
 
+Hold = Callable[[TopicPartition], AbstractAsyncContextManager[None]]
 Worker = Callable[[], AbstractAsyncContextManager[JobRunner]]
 
 
@@ -98,6 +99,7 @@ class ViewRuns:
         views: Views,
         *,
         worker: Worker,
+        hold: Hold,
         hash_key: Callable[[], bytes],
         settings: Callable[[], CleanerSettings],
     ) -> None:
@@ -105,6 +107,7 @@ class ViewRuns:
         self._topics = topics
         self._views = views
         self._worker = worker
+        self._hold = hold
         self._hash_key = hash_key
         self._settings = settings
         self._one = asyncio.Lock()
@@ -373,14 +376,11 @@ class ViewRuns:
             one.roll(self._env.wall_ms())
         await base.flush()
         previous = None if from_scratch else view.log.ledger
-        section = section_of(view, 0 if previous is None else previous.horizon)
-        if section.horizon <= view.log.horizon and not from_scratch:
-            return
         generation = one.generation
-        run = self._begin(view, section, previous)
-        self._run = run
+        run = await self._staged(view, previous, is_wanted=from_scratch)
+        if run is None:
+            return
         try:
-            await asyncio.to_thread(stage, self._env, run.directory, run.staged)
             await self._rounds(run, last, generation)
             if self._topics.partition(base.partition) is not base or one.generation != generation:
                 raise ViewError("the log was replaced or cut meanwhile")
@@ -399,9 +399,36 @@ class ViewRuns:
             horizon=manifest.horizon,
             records=manifest.records,
             bytes=manifest.size_bytes,
-            backlog_bytes=section.size_bytes,
+            backlog_bytes=run.section.size_bytes,
             missed=len(manifest.missed),
         )
+
+    async def _staged(
+        self, view: ViewPartition, previous: Ledger | None, *, is_wanted: bool
+    ) -> _Run | None:
+        """A run with its sources in place; None if there is nothing to do and it is not wanted.
+
+        Retention may take sources before they are linked: then what is left is looked at again.
+        A clean of the same log would put other files under their names, and is held off.
+        """
+        base = view.base
+        compacts = base.log.config.compacts
+        async with self._hold(base.partition) if compacts else nullcontext():
+            for last_time in (False, False, True):
+                section = section_of(view, 0 if previous is None else previous.horizon)
+                if section.horizon <= view.log.horizon and not is_wanted:
+                    return None
+                run = self._run = self._begin(view, section, previous)
+                try:
+                    await asyncio.to_thread(stage, self._env, run.directory, run.staged)
+                except BaseException as error:
+                    self._run = None
+                    await self._discard(run)
+                    if last_time or not isinstance(error, FileNotFoundError):
+                        raise
+                else:
+                    return run
+        return None
 
     def _begin(self, view: ViewPartition, section: ViewSection, previous: Ledger | None) -> _Run:
         """Make the run's folder, here on the loop: a topic that is there now keeps its folder."""

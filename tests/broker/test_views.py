@@ -1,6 +1,7 @@
 """Compacted views in the whole broker: what clients see of them, over an in-memory disk."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -477,3 +478,26 @@ async def test_a_view_is_compacted_before_its_backlog_expires() -> None:
         env.advance_ms(4 * 86_400_000)  # of seven days
         await broker.view_runs.tidy()
         assert broker.view_runs.status()[0].horizon == 1
+
+
+async def test_sources_that_expire_while_they_are_staged_are_done_without() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        for at in range(3):
+            await produce(broker, (b"a", b"%d" % at), (b"k%d" % at, b"1"))
+            partition.log.roll(env.wall_ms())
+        first = f"{0:020d}.log"
+
+        def takes_it(operation: str, path: str) -> bool:
+            if operation == "link" and path.endswith(first):
+                env.unlink(f"/disk1/{WHERE}/{first}")  # as retention does, a moment too early
+                partition.log.delete_records(2)
+                return True
+            return False
+
+        fault = env.fail_on(takes_it, errno.ENOENT)
+        await broker.view_runs.compact(WHERE)
+        fault.remove()
+        assert await read_all(broker) == [(3, b"k1", b"1"), (4, b"a", b"2"), (5, b"k2", b"1")]
