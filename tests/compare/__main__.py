@@ -11,11 +11,13 @@ from pathlib import Path
 from tests.compare.comparison import compare_cases
 from tests.support.kafka import unavailable
 
+TOLD_MAX = 20
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make compare", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first case")
-    parser.add_argument("--cases", type=int, default=600)
+    parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--without", action="append", default=[], metavar="TRAIT")
     arguments = parser.parse_args()
     reason = unavailable()
@@ -32,7 +34,7 @@ def main() -> int:
     print(f"{result.empty} empty batches; by our own rule {result.own_empty}")
     traits = Counter(trait for case in result.traits for trait in case)
     print(", ".join(f"{trait} {count}" for trait, count in sorted(traits.items())))
-    for difference in result.differences:
+    for difference in result.differences[:TOLD_MAX]:
         print(difference)
     if result.differences:
         print(f"{len(result.differences)} cases differ; see {folder}")

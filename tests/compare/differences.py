@@ -14,8 +14,9 @@ What may differ, and is checked to be nothing else (docs/compare-with-kafka.md):
   leave it as it was. With LogAppendTime the deltas, which nobody reads, may differ, too. Every
   record's own time is the same.
 - Empty segments. Kafka leaves a file of 0 bytes where every record went, we leave none.
-- After an unclean stop we may know more of producers, from snapshots and emptied markers, and
-  the last stable offsets in the transaction index, a hint for readers, may be lower.
+- After an unclean stop we may know more of producers, from snapshots and emptied markers; so
+  emptied batches that keep a producer known may differ, and entries of the transaction index that
+  hide nothing. After any stop Kafka forgets the producers of a log without records.
 - After an unclean stop Kafka counts a transaction that is open, and began below the log start
   (DeleteRecords), from its first batch behind it; we count it from its beginning, as both do before
   the stop. No case has all three.
@@ -171,18 +172,14 @@ def _strictly(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
     if "small map" in case.traits:
         yield from _records(theirs, ours, moment, may_lack=True)
         return
-    if "delete records" in case.traits and theirs.start > 0:
+    if moment.was_unclean or ("delete records" in case.traits and theirs.start > 0):
         yield from _batches(_with_data(theirs), _with_data(ours))
-        yield from _nothing_more(theirs, ours)
+        yield from _nothing_more(theirs, ours, moment)
     else:
         yield from _batches(theirs.visible(), ours.visible())
         yield from _lines("marker", _markers(theirs), _markers(ours))
-        with_stable = not moment.was_unclean
-        yield from _lines(
-            "aborted",
-            theirs.aborted(with_stable=with_stable),
-            ours.aborted(with_stable=with_stable),
-        )
+        entries = [side.aborted(with_stable=True) for side in (theirs, ours)]
+        yield from _lines("aborted", *entries)
     yield from _records(theirs, ours, moment, may_lack=False)
     yield from _offsets(theirs, ours)
     yield from _producers(theirs, ours, moment)
@@ -193,7 +190,7 @@ def _by_own_rule(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
     is_small = "small map" in case.traits
     yield from _records(theirs, ours, moment, may_lack=is_small)
     if not is_small:
-        yield from _nothing_more(theirs, ours)
+        yield from _nothing_more(theirs, ours, moment)
         yield from _offsets(theirs, ours)
 
 
@@ -211,15 +208,20 @@ def _with_data(side: Look) -> list[Batch]:
     return [batch for batch in side.visible() if batch.records and not batch.is_control]
 
 
-def _nothing_more(theirs: Look, ours: Look) -> Found:
+def _nothing_more(theirs: Look, ours: Look, moment: Moment) -> Found:
     """Of what readers can meet, batches and aborted transactions, all of ours are in Kafka too."""
     known = {(batch.first, batch.last) for batch in theirs.batches}
     for batch in ours.visible():
-        if (batch.first, batch.last) not in known:
+        keeps_producer = moment.was_unclean and batch.is_control and not batch.records
+        if (batch.first, batch.last) not in known and not keeps_producer:
             yield "kept by us alone", NO_BATCH.line, batch.line
     entries = theirs.aborted(with_stable=False)
     for entry in ours.aborted(with_stable=False):
-        if entry not in entries and int(entry.split()[3]) >= ours.start:
+        producer_id, last = int(entry.split()[1]), int(entry.split()[3])
+        # An entry whose batches are gone hides nothing, as after a recovery.
+        hides = any(batch.producer_id == producer_id and batch.last <= last
+                    for batch in _with_data(ours))  # fmt: skip
+        if entry not in entries and last >= ours.start and hides:
             yield "aborted transaction kept by us alone", "(none)", entry
 
 
@@ -250,26 +252,38 @@ def _records(theirs: Look, ours: Look, moment: Moment, *, may_lack: bool) -> Fou
 def _offsets(theirs: Look, ours: Look) -> Found:
     for word in ("start", "end"):
         yield from _lines(word, [str(theirs.number(word))], [str(ours.number(word))])
-    dirty = [max(side.number("dirty"), side.start) for side in (theirs, ours)]
-    yield from _lines("dirty", [str(dirty[0])], [str(dirty[1])])
-    # Between the two last stable offsets there must be something to read, or they mean the same.
-    stable = [max(side.number("stable"), side.start) for side in (theirs, ours)]
-    between = range(min(stable), max(stable))
-    if any(batch.last in between for batch in theirs.batches):
-        yield "stable", str(stable[0]), str(stable[1])
+    # Between the two there must be something to read, or they mean the same.
+    for word in ("dirty", "stable"):
+        offsets = [max(side.number(word), side.start) for side in (theirs, ours)]
+        between = range(min(offsets), max(offsets))
+        if any(batch.last in between for batch in theirs.batches):
+            yield word, str(offsets[0]), str(offsets[1])
 
 
 def _producers(theirs: Look, ours: Look, moment: Moment) -> Found:
-    if not moment.was_unclean:
-        yield from _lines("producer", theirs.lines("producer"), ours.lines("producer"))
+    lines = ours.lines("producer")
+    if not moment.was_reopened:
+        yield from _lines("producer", theirs.lines("producer"), lines)
         return
-    known = {line.split()[1]: line.split() for line in ours.lines("producer")}
+    known = {line.split()[1]: line for line in lines}
     for line in theirs.lines("producer"):
-        _, producer_id, epoch, sequence, offset, is_open, _ = line.split()
-        words = known.get(producer_id, [""] * 7)
-        same_place = words[3:5] == [sequence, offset] or sequence == "sequence=-1"
-        if (words[2], words[5]) != (epoch, is_open) or not same_place:
-            yield "producer after a recovery", line, " ".join(words)
+        found = known.pop(line.split()[1], "(none)")
+        if found != line and not (moment.was_unclean and _tells_more(found, line)):
+            yield "producer", line, found
+    for found in known.values():
+        offset = int(found.split()[4].removeprefix("offset="))
+        if not moment.was_unclean and offset >= theirs.start:
+            yield "producer", "(none)", found
+
+
+def _tells_more(ours: str, theirs: str) -> bool:
+    """Whether of one producer all that Kafka knows is known, and perhaps more."""
+    if ours == "(none)":
+        return False
+    _, _, our_epoch, *our_place, our_open, _ = ours.split()
+    _, _, epoch, *place, is_open, _ = theirs.split()
+    same_place = our_place == place or place[0] == "sequence=-1"
+    return (our_epoch, our_open) == (epoch, is_open) and same_place
 
 
 def _markers(side: Look) -> list[str]:

@@ -22,6 +22,7 @@ class Moment:
     written: dict[int, Written] = field(default_factory=dict)  # by offset
     last_committed: dict[bytes, int] = field(default_factory=dict)  # offset of each key's last one
     was_unclean: bool = False  # the log was opened without an orderly stop before
+    was_reopened: bool = False  # in whatever way
 
     def is_superseded(self, offset: int) -> bool:
         """Whether a later committed record has the key of the one at `offset`."""
@@ -32,16 +33,19 @@ class Moment:
 def moments_of(case: Case) -> list[Moment]:
     """One for each `dump`, in order."""
     written: dict[int, Written] = {}
-    was_unclean = False
+    was_unclean = was_reopened = False
     moments = []
     for operation in case.operations:
         if operation.name == "append":
             assert isinstance(operation.values[1], bytes)
             _append(written, operation.values[1])
-        elif operation.name == "reopen" and operation.values[0] == "unclean":
-            was_unclean = True
+        elif operation.name == "reopen":
+            was_reopened = True
+            was_unclean = was_unclean or operation.values[0] == "unclean"
         elif operation.name == "dump":
-            moments.append(_moment(written, was_unclean=was_unclean))
+            moment = _moment(written)
+            moment.was_unclean, moment.was_reopened = was_unclean, was_reopened
+            moments.append(moment)
     return moments
 
 
@@ -61,11 +65,11 @@ def _append(written: dict[int, Written], batch: bytes) -> None:
             written[record.offset] = Written(record, -1, True)
 
 
-def _moment(written: dict[int, Written], *, was_unclean: bool) -> Moment:
+def _moment(written: dict[int, Written]) -> Moment:
     copies = {at: Written(one.record, one.producer_id, one.is_committed)
               for at, one in written.items()}  # fmt: skip
     last: dict[bytes, int] = {}
     for offset, one in copies.items():
         if one.is_committed and one.record.key is not None:
             last[one.record.key] = offset
-    return Moment(copies, last, was_unclean)
+    return Moment(copies, last)

@@ -88,7 +88,7 @@ public class KafkaCleaner {
             case "config" -> configure(words);
             case "now" -> clock.nowMs = Long.parseLong(words[1]);
             case "append" -> append(Integer.parseInt(words[1]), HexFormat.of().parseHex(words[2]));
-            case "roll" -> log.roll(Optional.of(Long.parseLong(words[1])));
+            case "roll" -> touch(log.roll(Optional.of(Long.parseLong(words[1]))));
             case "delete-records" -> log.maybeIncrementLogStartOffset(Long.parseLong(words[1]),
                 LogStartOffsetIncrementReason.ClientRecordDeletion);
             case "truncate" -> truncate(Long.parseLong(words[1]));
@@ -130,7 +130,14 @@ public class KafkaCleaner {
     void append(int epoch, byte[] batch) throws Exception {
         log.appendAsFollower(MemoryRecords.readableRecords(ByteBuffer.wrap(batch)), epoch);
         log.updateHighWatermark(log.logEndOffset());
-        log.activeSegment().setLastModified(clock.nowMs);
+        touch(log.activeSegment());
+    }
+
+    /** The file's own time counts where a segment has no timestamps. */
+    void touch(LogSegment segment) {
+        if (!segment.log().file().setLastModified(clock.nowMs)) {
+            throw new IllegalStateException("no time for " + segment);
+        }
     }
 
     void truncate(long offset) throws Exception {
