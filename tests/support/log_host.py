@@ -4,6 +4,7 @@ import asyncio
 import os.path
 from collections.abc import Iterator
 
+from broker.cleaning import release_later
 from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
@@ -65,7 +66,8 @@ class LogHost:
         log.flush()
         log.pin(group.source_base_offsets)
         await asyncio.to_thread(execute_swap, self.env, plan)
-        log.replace_segments(plan)
+        replaced = log.replace_segments(plan)
+        release_later(replaced)
         self.published += 1
         return PublishOutcome.PUBLISHED
 
