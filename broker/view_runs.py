@@ -212,6 +212,11 @@ class ViewRuns:
         where, one = view.base.partition, view.log
         last = self._last.get(where) or LastRun()
         manifest = None if one.ledger is None else one.ledger.manifest
+        state = last.state
+        if state is RunState.NEVER and one.failure is not None:
+            state = RunState.UNUSABLE
+        elif state is RunState.NEVER and manifest is not None:
+            state = RunState.DONE  # by an earlier life of this broker
         failure = str(one.failure) if one.failure is not None else last.reason
         return ViewStatus(
             partition=where,
@@ -224,7 +229,7 @@ class ViewRuns:
             backlog_bytes=section_of(view, one.horizon).size_bytes,
             made_ms=manifest.made_ms if manifest else -1,
             missed=manifest.missed if manifest else (),
-            state=last.state.value,
+            state=state.value,
             started_ms=last.started_ms,
             ended_ms=last.ended_ms,
             error=failure,

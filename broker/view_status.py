@@ -17,6 +17,7 @@ class RunState(Enum):
     DONE = "done"
     FAILED = "failed"
     ABORTED = "aborted"
+    UNUSABLE = "unusable"  # nothing was tried yet, and what is on the disk cannot be believed
 
 
 @dataclass(slots=True)

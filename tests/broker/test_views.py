@@ -258,6 +258,7 @@ async def test_a_view_is_the_same_after_a_restart_and_a_loss_of_power() -> None:
         topic_id = view_id(topic.topic_id)
     async with broker_with_view(env) as broker:
         assert await read_all(broker) == expected
+        assert broker.view_runs.status()[0].state == "done"
         assert broker.views.by_id(topic_id) is broker.views.get("orders.compacted")
     async with broker_with_view(env.crash()) as broker:
         assert await read_all(broker) == expected
@@ -401,7 +402,9 @@ async def test_a_view_that_cannot_be_believed_is_not_served_and_made_anew_on_dem
     data = env.read_file(path)
     env.open(path, write=True).pwrite(bytes([data[-1] ^ 1]), len(data) - 1)
     async with broker_with_view(env) as broker:
-        assert not broker.view_runs.status()[0].is_usable
+        status = broker.view_runs.status()[0]
+        assert (status.is_usable, status.state) == (False, "unusable")
+        assert "checksum" in status.error
         view = broker.views.partition(WHERE)
         assert view is not None
         with pytest.raises(InvalidViewError) as refused:
