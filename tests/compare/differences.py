@@ -6,7 +6,8 @@ What may differ, and is checked to be nothing else (docs/compare-with-kafka.md):
   own rule the records are the same, and nothing is kept for longer.
 - Below the log start, where no reader sees anything, Kafka's files keep records and are cleaned on;
   ours lose them, and segments that lie there wholly are left to retention. So after DeleteRecords
-  markers and empty batches may go earlier with us, since what they stood for is out of sight.
+  markers and empty batches may go earlier with us, since what they stood for is out of sight, and
+  markers later, since it was not cleaned away.
 - Small offset map. The two sides clean in different steps. Kafka, in a step that begins behind an
   abort marker of the same segment, takes later transactions of that producer for aborted, and
   leaves what they supersede for good: superseded records may be missing with us.
@@ -172,9 +173,9 @@ def _strictly(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
     if "small map" in case.traits:
         yield from _records(theirs, ours, moment, may_lack=True)
         return
-    if moment.was_unclean or ("delete records" in case.traits and theirs.start > 0):
+    if moment.was_unclean or _starts_inside(case, theirs):
         yield from _batches(_with_data(theirs), _with_data(ours))
-        yield from _nothing_more(theirs, ours, moment)
+        yield from _nothing_more(case, theirs, ours, moment)
     else:
         yield from _batches(theirs.visible(), ours.visible())
         yield from _lines("marker", _markers(theirs), _markers(ours))
@@ -190,7 +191,7 @@ def _by_own_rule(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
     is_small = "small map" in case.traits
     yield from _records(theirs, ours, moment, may_lack=is_small)
     if not is_small:
-        yield from _nothing_more(theirs, ours, moment)
+        yield from _nothing_more(case, theirs, ours, moment)
         yield from _offsets(theirs, ours)
 
 
@@ -208,12 +209,18 @@ def _with_data(side: Look) -> list[Batch]:
     return [batch for batch in side.visible() if batch.records and not batch.is_control]
 
 
-def _nothing_more(theirs: Look, ours: Look, moment: Moment) -> Found:
+def _starts_inside(case: Case, theirs: Look) -> bool:
+    """Whether there may be batches of segments that lie below the log start."""
+    return "delete records" in case.traits and theirs.start > 0
+
+
+def _nothing_more(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
     """Of what readers can meet, batches and aborted transactions, all of ours are in Kafka too."""
     known = {(batch.first, batch.last) for batch in theirs.batches}
     for batch in ours.visible():
         keeps_producer = moment.was_unclean and batch.is_control and not batch.records
-        if (batch.first, batch.last) not in known and not keeps_producer:
+        is_late = batch.is_control and _starts_inside(case, theirs)
+        if (batch.first, batch.last) not in known and not (keeps_producer or is_late):
             yield "kept by us alone", NO_BATCH.line, batch.line
     entries = theirs.aborted(with_stable=False)
     for entry in ours.aborted(with_stable=False):
