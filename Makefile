@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
-KERNELS := $(wildcard storage/kernels/*.py cleaner/kernels/*.py)
+KERNELS := $(wildcard storage/kernels/*.py cleaner/engine/kernels/*.py)
 
 # Somebody else's environment must not leak into ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV

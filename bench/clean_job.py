@@ -22,9 +22,9 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from cleaner.clean import run_clean
+from cleaner.engine.clean import run_clean
+from cleaner.engine.kernels import warm_up
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, SourceSegment
-from cleaner.kernels import warm_up
 from storage import filenames
 from storage.batch import HEADER_BYTES, Record, build_batch, crc_of
 from storage.compression import compress

@@ -40,7 +40,7 @@ from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
 from bench.report import markdown_table
 from broker.logging import configure
 from cleaner.job import CleanReport
-from cleaner.pool import CleanerPool
+from cleaner.pool.pool import CleanerPool
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage.batch import read_header

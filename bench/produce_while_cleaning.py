@@ -236,7 +236,7 @@ def worker_pids(broker: Broker) -> list[int]:
     return [
         pid
         for pid in map(int, path.read_text().split())
-        if b"cleaner.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"cleaner.workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
 
 

@@ -43,9 +43,9 @@ from broker.stats import BrokerStats
 from broker.topics import TopicError, Topics
 from broker.view_runs import ViewRuns, Worker
 from broker.views import Views
-from cleaner.pool import CleanerPool
-from cleaner.process import spawn_process
-from cleaner.solo import JobRunner, solo_worker
+from cleaner.pool.pool import CleanerPool
+from cleaner.workers.process import spawn_process
+from cleaner.workers.solo import JobRunner, solo_worker
 from config.address import Address
 from config.settings import Settings
 from config.token import TokenFileError, read_token

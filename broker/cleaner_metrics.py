@@ -13,8 +13,8 @@ from prometheus_client.metrics_core import Metric
 
 from broker.metric_families import counter, gauge
 from broker.topics import Topics
-from cleaner.history import RECORDS_MAX
-from cleaner.pool import CleanerPool
+from cleaner.pool.history import RECORDS_MAX
+from cleaner.pool.pool import CleanerPool
 from storage.env import Env
 from storage.log_manager import LogManager
 

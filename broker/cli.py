@@ -99,7 +99,7 @@ def warmup() -> None:
 
     started = time.monotonic()
     warm_up_storage()
-    from cleaner.kernels import warm_up as warm_up_cleaner
+    from cleaner.engine.kernels import warm_up as warm_up_cleaner
 
     warm_up_cleaner()
     seconds = time.monotonic() - started

@@ -93,7 +93,7 @@ class PartitionFactory(Protocol):
 
 
 class CleanerControl(Protocol):
-    """What changes of topics ask of the cleaner (cleaner/pool.py)."""
+    """What changes of topics ask of the cleaner (cleaner/pool/pool.py)."""
 
     def paused(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
         """Held while the block runs; entering waits until a worker has let go."""

@@ -32,8 +32,8 @@ from broker.view_staging import (
 from broker.view_status import LastRun, RunState, ViewStatus
 from broker.views import ViewPartition, Views
 from cleaner.job import CleanAbortedError, CleanedGroup
-from cleaner.solo import JobFailedError, JobRunner
-from cleaner.view_plan import ViewRound, ViewSection, view_job
+from cleaner.planning.view_plan import ViewRound, ViewSection, view_job
+from cleaner.workers.solo import JobFailedError, JobRunner
 from config.settings import CleanerSettings
 from storage.env import Env
 from storage.errors import StorageError

@@ -4,7 +4,7 @@ import os.path
 from collections.abc import Sequence
 
 from broker.views import ViewPartition
-from cleaner.view_plan import ViewSection, view_section
+from cleaner.planning.view_plan import ViewSection, view_section
 from storage import filenames
 from storage.batch import HEADER_BYTES, read_header
 from storage.log import Log

@@ -33,7 +33,7 @@ from broker.api.shapes import (
 from broker.partition import Partition
 from broker.topics import Topics
 from broker.turns import Turns
-from cleaner.pool import CleanerPool
+from cleaner.pool.pool import CleanerPool
 from storage.env import Env
 from storage.errors import LogDirectoryError
 from storage.model import TopicPartition

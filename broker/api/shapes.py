@@ -5,11 +5,11 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from broker.partition import Partition
-from cleaner.explain import Explanation, sentences
-from cleaner.history import JobRecord
-from cleaner.plan import Finding, Verdict
-from cleaner.registry import StoryEntry
-from cleaner.run import PoolStatus, WorkerStatus
+from cleaner.planning.plan import Finding, Verdict
+from cleaner.pool.explain import Explanation, sentences
+from cleaner.pool.history import JobRecord
+from cleaner.pool.job_run import PoolStatus, WorkerStatus
+from cleaner.pool.registry import StoryEntry
 from cleaner.states import Quarantined, State, held
 from cleaner.stats import PoolStats
 from config.settings import CleanerSettings

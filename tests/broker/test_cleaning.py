@@ -9,10 +9,10 @@ from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.partition import Partition
-from cleaner.clean import run_clean
-from cleaner.grouping import plan_job
+from cleaner.engine.clean import run_clean
 from cleaner.host import PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.planning.grouping import plan_job
 from config.settings import CleanerSettings
 from storage import filenames
 from storage.batch import read_header

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleaner.borrowing import (
+from cleaner.host import Foreground
+from cleaner.workers.borrowing import (
     DOUBLING_SECONDS,
     KEEP_UP,
     LATE_SECONDS,
@@ -16,7 +17,6 @@ from cleaner.borrowing import (
     UNLIMITED_ABOVE,
     Borrowing,
 )
-from cleaner.host import Foreground
 
 MB = 1e6
 FLOOR = 64 * MB

@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 
-from cleaner import channel
-from cleaner.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
 from cleaner.job import CleanedGroup, CleanReport
+from cleaner.workers import channel
+from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
 from storage.swap import CleanedFile, CleanedSegment
 from tests.support.cleaner_jobs import GROUP, REPORT, job
 

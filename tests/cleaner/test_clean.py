@@ -5,10 +5,10 @@ import errno
 import numpy as np
 import pytest
 
-from cleaner import context
-from cleaner.clean import run_clean
+from cleaner.engine import context
+from cleaner.engine.clean import run_clean
+from cleaner.engine.kernels import warm_up
 from cleaner.job import CleanAbortedError
-from cleaner.kernels import warm_up
 from storage import filenames
 from storage.batch import (
     Record,
@@ -442,4 +442,6 @@ def count_of(name: str) -> int:
     import importlib
 
     module, function = name.split(".")
-    return len(getattr(importlib.import_module(f"cleaner.kernels.{module}"), function).signatures)
+    return len(
+        getattr(importlib.import_module(f"cleaner.engine.kernels.{module}"), function).signatures
+    )

@@ -4,8 +4,8 @@ from unittest.mock import patch
 
 import pytest
 
-from cleaner import context
-from cleaner.clean import run_clean
+from cleaner.engine import context
+from cleaner.engine.clean import run_clean
 from cleaner.job import CleanAbortedError
 from storage.batch import Buffer, build_batch
 from storage.compression import NONE, ZSTD

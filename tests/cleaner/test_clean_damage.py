@@ -2,7 +2,7 @@
 
 import pytest
 
-from cleaner import offset_map
+from cleaner.engine import offset_map
 from storage import filenames
 from storage.batch import (
     build_batch,

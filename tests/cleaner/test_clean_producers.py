@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleaner.kernels import fields
-from cleaner.kernels.layout import new_state
-from cleaner.kernels.transactions import add_producer, remove_producer
-from cleaner.kernels.walk import aborted_row
-from cleaner.transactions import Transactions
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.layout import new_state
+from cleaner.engine.kernels.transactions import add_producer, remove_producer
+from cleaner.engine.kernels.walk import aborted_row
+from cleaner.engine.transactions import Transactions
 from storage.txn_index import TxnIndexEntry
 from tests.support.cleaner_jobs import job
 

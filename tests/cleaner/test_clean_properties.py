@@ -6,7 +6,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleaner import context, offset_map
+from cleaner.engine import context, offset_map
 from cleaner.job import CleanJob
 from storage.batch import LOG_APPEND_TIME, Record, build_batch, read_header
 from storage.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD

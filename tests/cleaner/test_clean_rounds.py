@@ -15,8 +15,8 @@ from itertools import pairwise
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cleaner.engine.offset_map import slots_for
 from cleaner.job import CleanJob, CleanReport, SourceSegment
-from cleaner.offset_map import slots_for
 from storage.batch import ControlType, read_header, walk_headers
 from storage.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from storage.txn_index import TxnIndexEntry

@@ -6,11 +6,11 @@ from typing import get_args
 import pytest
 
 from cleaner import states as s
-from cleaner.explain import _OUTCOMES, _TEXTS, Explanation, next_attempt_ms, sentences
-from cleaner.history import JobRecord, Outcome
 from cleaner.host import LogFacts, OpenTransaction
-from cleaner.memory import Remembered
-from cleaner.plan import Moment, Reason, assess
+from cleaner.planning.plan import Moment, Reason, assess
+from cleaner.planning.remembered import Remembered
+from cleaner.pool.explain import _OUTCOMES, _TEXTS, Explanation, next_attempt_ms, sentences
+from cleaner.pool.history import JobRecord, Outcome
 from config.topic_keys import TopicConfig
 from storage.segment import DamagedSegment
 from tests.support.log_facts import COMPACTED, even, facts, segment

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cleaner import states as s
-from cleaner.pool import CleanerPool
+from cleaner.pool.pool import CleanerPool
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage.batch import Record, build_batch, decode_records, read_header, walk_headers

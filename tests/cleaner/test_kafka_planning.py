@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from cleaner.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
 from cleaner.host import JobInputs
-from cleaner.memory import FRESH
-from cleaner.plan import Moment, Reason, Verdict, assess
+from cleaner.planning.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
+from cleaner.planning.plan import Moment, Reason, Verdict, assess
+from cleaner.planning.remembered import FRESH
 from cleaner.states import Idle
 from config.settings import CleanerSettings
 from storage.retention import SegmentFacts
@@ -24,16 +24,6 @@ def judge(log: object) -> Verdict:
 def singles(count: int, size_bytes: int = 70) -> list[SegmentFacts]:
     """Segments of one record each, the last one active."""
     return [segment(at, at + 1, size_bytes) for at in range(count)]
-
-
-def test_two_clean_two_cleanable_and_two_uncleanable_segments_have_a_ratio_of_one_half() -> None:
-    log = facts(singles(7), checkpoint=2, undecided=4)
-    verdict = judge(log)
-    assert verdict.section is not None
-    assert verdict.section.end_offset == 4
-    assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (2 * 70, 2 * 70)
-    assert verdict.section.ratio == 0.5
-    assert not verdict.to_clean, "the ratio has to be exceeded"
 
 
 def test_the_active_segment_counts_for_nothing() -> None:

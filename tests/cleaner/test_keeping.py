@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from cleaner.history import HISTORY_BYTES_MAX, HISTORY_NAME, History, JobRecord, load_records
-from cleaner.keeping import (
+from cleaner.planning.remembered import Remembered
+from cleaner.pool.history import HISTORY_BYTES_MAX, HISTORY_NAME, History, JobRecord, load_records
+from cleaner.pool.keeping import (
     CLOSE_SECONDS,
     MEMORY_NAME,
     SAVE_SECONDS,
@@ -16,7 +17,6 @@ from cleaner.keeping import (
     decode_memory,
     encode_memory,
 )
-from cleaner.memory import Remembered
 from config.topic_keys import TopicConfig
 from storage.env import Env
 from storage.model import TopicPartition

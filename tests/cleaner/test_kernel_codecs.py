@@ -7,8 +7,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleaner.kernels.compile import Bytes
-from cleaner.kernels.lz4 import (
+from cleaner.engine.kernels.compile import Bytes
+from cleaner.engine.kernels.lz4 import (
     NOT_HERE,
     frame_bytes_max,
     pack_frame,
@@ -16,8 +16,8 @@ from cleaner.kernels.lz4 import (
     unpack_frame,
     unpacker_address,
 )
-from cleaner.kernels.memory import SLACK_BYTES
-from cleaner.kernels.zstd import frame_bound
+from cleaner.engine.kernels.memory import SLACK_BYTES
+from cleaner.engine.kernels.zstd import frame_bound
 from storage.compression import LZ4, ZSTD, compress, decompress, decompress_zstd_frame
 from storage.errors import CorruptBatchError, DecompressionLimitError
 

@@ -12,16 +12,16 @@ from crc32c import crc32c as crc32c_oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleaner.kernels import fields, memory
-from cleaner.kernels.compile import kernel
-from cleaner.kernels.crc import HAS_INSTRUCTION, _update_by_tables, crc32c, crc32c_extended
-from cleaner.kernels.hashing import siphash128
-from cleaner.kernels.layout import CHUNK_KEYS, Code, Workspace
-from cleaner.kernels.memory import SLACK_BYTES
-from cleaner.kernels.rewrite import any_bit, filter_unpacked, rewrite_batches
-from cleaner.kernels.table import grow
-from cleaner.kernels.walk import count_records, index_batches, index_unpacked
-from cleaner.offset_map import OffsetMap
+from cleaner.engine.kernels import fields, memory
+from cleaner.engine.kernels.compile import kernel
+from cleaner.engine.kernels.crc import HAS_INSTRUCTION, _update_by_tables, crc32c, crc32c_extended
+from cleaner.engine.kernels.hashing import siphash128
+from cleaner.engine.kernels.layout import CHUNK_KEYS, Code, Workspace
+from cleaner.engine.kernels.memory import SLACK_BYTES
+from cleaner.engine.kernels.rewrite import any_bit, filter_unpacked, rewrite_batches
+from cleaner.engine.kernels.table import grow
+from cleaner.engine.kernels.walk import count_records, index_batches, index_unpacked
+from cleaner.engine.offset_map import OffsetMap
 from storage.batch import (
     CONTROL,
     HEADER_BYTES,

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleaner import states as s
-from cleaner.grouping import plan_job
 from cleaner.host import JobInputs, LogFacts
-from cleaner.intervals import merged, reach, without
 from cleaner.job import CleanJob, CleanReport, SegmentHorizon
-from cleaner.memory import (
+from cleaner.planning.grouping import plan_job
+from cleaner.planning.intervals import merged, reach, without
+from cleaner.planning.plan import Moment, Reason, Verdict, assess, ranked
+from cleaner.planning.remembered import (
     FRESH,
     NO_HORIZON,
     STUBBORN_MS,
@@ -22,8 +23,7 @@ from cleaner.memory import (
     learn,
     recall,
 )
-from cleaner.plan import Moment, Reason, Verdict, assess, ranked
-from cleaner.section import EXPIRY_GRACE_MS
+from cleaner.planning.section import EXPIRY_GRACE_MS
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
 from storage.segment import DamagedSegment

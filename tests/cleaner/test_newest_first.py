@@ -6,8 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cleaner import held, newest_first, newest_window, windows
-from cleaner.clean import run_clean
+from cleaner.engine import held_output as held
+from cleaner.engine import newest_first, newest_window, windows
+from cleaner.engine.clean import run_clean
 from cleaner.job import CleanReport
 from storage import filenames
 from storage.batch import read_header

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleaner.kernels import fields
-from cleaner.kernels.layout import SLOT_WORDS
-from cleaner.offset_map import SLOT_BYTES, SLOTS_AT_FIRST, SLOTS_MIN, OffsetMap, slots_for
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.layout import SLOT_WORDS
+from cleaner.engine.offset_map import SLOT_BYTES, SLOTS_AT_FIRST, SLOTS_MIN, OffsetMap, slots_for
 
 KEY = bytes(16)
 PROPERTY = settings(max_examples=150, deadline=None)
@@ -81,6 +81,14 @@ def test_a_full_map_still_updates_the_keys_it_knows() -> None:
     assert put_all(offset_map, pairs[:5] + new + pairs[5:], first=100) == 5
     assert find_all(offset_map, pairs[:6]) == [100, 101, 102, 103, 104, 5]
     assert find_all(offset_map, new) == [-1]
+
+
+def test_the_share_in_use_goes_from_nothing_to_all_key_by_key() -> None:
+    offset_map = OffsetMap(20 * SLOT_BYTES, 1000, KEY)
+    assert offset_map.utilization == 0.0
+    for count, pair in enumerate(random_pairs(18, 4), 1):
+        put_all(offset_map, [pair], first=count)
+        assert offset_map.utilization == count / 18
 
 
 def test_nine_tenths_of_the_slots_are_filled() -> None:

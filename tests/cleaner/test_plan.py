@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleaner import states as s
-from cleaner.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
 from cleaner.host import JobInputs, LogFacts, OpenTransaction
-from cleaner.memory import Remembered
-from cleaner.plan import Moment, Reason, Verdict, assess, ranked
-from cleaner.survivorship import observed, updated
+from cleaner.planning.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
+from cleaner.planning.plan import Moment, Reason, Verdict, assess, ranked
+from cleaner.planning.remembered import Remembered
+from cleaner.planning.survivorship import observed, updated
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage.compression import GZIP, LZ4, ZSTD

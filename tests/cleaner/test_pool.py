@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cleaner import states as s
-from cleaner.lookout import LOOK_CHUNK
-from cleaner.plan import Reason
-from cleaner.throttle import Direction
+from cleaner.planning.plan import Reason
+from cleaner.pool.lookout import LOOK_CHUNK
+from cleaner.workers.throttle import Direction
 from storage.model import TopicPartition
 from tests.support.cleaner_fakes import FakeCrew, until
 from tests.support.log_facts import COMPACTED, even, facts

@@ -7,7 +7,7 @@ import pytest
 
 from cleaner import states as s
 from cleaner.host import PublishOutcome
-from cleaner.run import retry_delay_ms
+from cleaner.pool.job_run import retry_delay_ms
 from storage.errors import SwapRefusedError
 from tests.support.cleaner_fakes import FakeCrew, FakeLink, until
 from tests.support.log_facts import COMPACTED, even, facts

@@ -7,11 +7,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from cleaner import states as s
-from cleaner.history import HISTORY_NAME
 from cleaner.host import PublishOutcome
 from cleaner.job import SegmentHorizon
-from cleaner.keeping import MEMORY_NAME, SAVE_SECONDS
-from cleaner.plan import Reason
+from cleaner.planning.plan import Reason
+from cleaner.pool.history import HISTORY_NAME
+from cleaner.pool.keeping import MEMORY_NAME, SAVE_SECONDS
 from storage.model import TopicPartition
 from tests.support.cleaner_fakes import until
 from tests.support.log_facts import COMPACTED, even, segment

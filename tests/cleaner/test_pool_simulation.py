@@ -14,12 +14,12 @@ from dataclasses import replace
 from structlog.testing import capture_logs
 
 from cleaner import states as s
-from cleaner.crew import CrewLimits
-from cleaner.explain import sentences
 from cleaner.host import PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, SegmentHorizon
-from cleaner.pool import CleanerPool
-from cleaner.run import PoolLimits
+from cleaner.pool.explain import sentences
+from cleaner.pool.job_run import PoolLimits
+from cleaner.pool.pool import CleanerPool
+from cleaner.workers.crew import CrewLimits
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
 from tests.support.cleaner_fakes import FakeCrew, FakeHost, FakeLink

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from cleaner.crew import Worker
-from cleaner.priority import LEVELS, LOOK_SECONDS, Pace, Priorities, judge, nice_of
-from cleaner.process import ProcessLink, spawn_command
-from cleaner.throttle import BrokerSide, Direction
+from cleaner.workers.crew import Worker
+from cleaner.workers.priority import LEVELS, LOOK_SECONDS, Pace, Priorities, judge, nice_of
+from cleaner.workers.process import ProcessLink, spawn_command
+from cleaner.workers.throttle import BrokerSide, Direction
 from tests.support.cleaner_fakes import FakeLink
 
 FLOOR = 64e6

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cleaner import states as s
-from cleaner.pool import CleanerPool
+from cleaner.pool.pool import CleanerPool
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage.batch import Record, build_batch, decode_records, read_header, walk_headers

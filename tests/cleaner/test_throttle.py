@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cleaner.borrowing import KEEP_UP
 from cleaner.host import Foreground
 from cleaner.job import CleanAbortedError
-from cleaner.throttle import (
+from cleaner.workers.borrowing import KEEP_UP
+from cleaner.workers.throttle import (
     BURST_SECONDS,
     NAP_SECONDS,
     SPARE_SHARE,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cleaner import context, offset_map
+from cleaner.engine import context, offset_map
 from storage.batch import (
     CONTROL,
     TRANSACTIONAL,

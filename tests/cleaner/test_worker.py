@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from cleaner.channel import (
+from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
+from cleaner.workers.channel import (
     FromWorker,
     GroupCleaned,
     JobDone,
@@ -22,10 +23,9 @@ from cleaner.channel import (
     RunJob,
     WorkerReady,
 )
-from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
-from cleaner.process import ProcessLink, spawn_command
-from cleaner.throttle import UNLIMITED, BrokerSide, Direction, SharedMemory
-from cleaner.worker import PROGRESS_SECONDS, REASON_CHARS_MAX, execute
+from cleaner.workers.process import ProcessLink, spawn_command
+from cleaner.workers.throttle import UNLIMITED, BrokerSide, Direction, SharedMemory
+from cleaner.workers.worker import PROGRESS_SECONDS, REASON_CHARS_MAX, execute
 from storage.env import Env
 from tests.support.cleaner_jobs import GROUP, group_of, job, report_of
 from tests.support.memory_env import MemoryEnv
@@ -218,8 +218,8 @@ async def test_a_worker_inherits_its_socket_and_its_page_and_no_other_descriptor
 
 BROKER = """
 import asyncio, sys
-from cleaner.channel import RunJob
-from cleaner.process import spawn_command
+from cleaner.workers.channel import RunJob
+from cleaner.workers.process import spawn_command
 from tests.support.cleaner_jobs import job
 async def main():
     link = await spawn_command([sys.executable, "-P", "-m", "tests.support.odd_worker"])

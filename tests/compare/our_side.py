@@ -9,13 +9,13 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from cleaner.clean import run_clean
-from cleaner.findings import Moment
-from cleaner.grouping import plan_job
+from cleaner.engine.clean import run_clean
+from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanedGroup
-from cleaner.kernels.layout import SLOT_WORDS
-from cleaner.plan import assess
+from cleaner.planning.findings import Moment
+from cleaner.planning.grouping import plan_job
+from cleaner.planning.plan import assess
 from cleaner.states import IDLE
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig

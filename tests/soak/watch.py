@@ -34,7 +34,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
     try:
         for child in psutil.Process(pid).children(recursive=True):
             try:
-                if "cleaner.worker" in child.cmdline():
+                if "cleaner.workers.worker" in child.cmdline():
                     found.append(child)
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from cleaner.channel import (
+from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.workers.channel import (
     GroupCleaned,
     JobDone,
     JobFailed,
@@ -15,9 +17,7 @@ from cleaner.channel import (
     WorkerReady,
     encode,
 )
-from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
-from cleaner.job import CleanedGroup, CleanJob, CleanReport
-from cleaner.throttle import Direction, SharedMemory, Slots, WorkerSide
+from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
 from storage.model import TopicPartition
 from storage.segment import DamagedSegment
 from tests.support.cleaner_jobs import group_of, report_of

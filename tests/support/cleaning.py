@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from crc32c import crc32c
 
-from cleaner.clean import run_clean
+from cleaner.engine.clean import run_clean
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, SourceSegment
 from storage import filenames
 from storage.batch import (

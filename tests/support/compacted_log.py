@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from cleaner.clean import run_clean
+from cleaner.engine.clean import run_clean
 from cleaner.job import CleanJob, CleanReport, SourceSegment
 from config.topic_keys import TopicConfig
 from storage import filenames

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from cleaner.clean import run_clean
-from cleaner.grouping import plan_job
+from cleaner.engine.clean import run_clean
 from cleaner.host import JobInputs, LogFacts, OpenTransaction
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
-from cleaner.memory import FRESH, Remembered, learn, recall
-from cleaner.plan import Moment, Strategy, assess
+from cleaner.planning.grouping import plan_job
+from cleaner.planning.plan import Moment, Strategy, assess
+from cleaner.planning.remembered import FRESH, Remembered, learn, recall
 from cleaner.states import Idle
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig

@@ -6,7 +6,7 @@ import sys
 import time
 
 from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
-from cleaner.worker import prepare, serve
+from cleaner.workers.worker import prepare, serve
 from storage.env import Env, RealEnv
 from tests.support.cleaner_jobs import group_of, report_of
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cleaner import states as s
-from cleaner.crew import CrewLimits
 from cleaner.job import CleanJob
-from cleaner.pool import CleanerPool
-from cleaner.run import PoolLimits
+from cleaner.pool.job_run import PoolLimits
+from cleaner.pool.pool import CleanerPool
+from cleaner.workers.crew import CrewLimits
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
 from tests.support.cleaner_fakes import FakeCrew, FakeHost, FakeLink, until

@@ -5,9 +5,9 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from cleaner.clean import run_clean
+from cleaner.engine.clean import run_clean
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob
-from cleaner.solo import CleanedJob, JobFailedError, JobRunner
+from cleaner.workers.solo import CleanedJob, JobFailedError, JobRunner
 from storage.env import Env
 from tests.support.memory_env import MemoryEnv
 

@@ -1,0 +1,153 @@
+"""One clean of one partition, from its job to its report. Runs in a worker process, or in a test.
+
+Rules
+- Only closed segments are read, only `.cleaned` files are written, nothing is renamed. Files and
+  clocks come through `env`.
+- Memory is bounded by the dedupe buffer, the read buffer (and three times that for output), 16 MiB
+  of bitmap, and the largest batch; not by the number of keys.
+- Whatever the size of the map, the next dirty offset grows: by one record at least.
+- Damage is never made to look sound: a segment with a damaged batch is left as it is and reported.
+  The next dirty offset does not pass it, since what is indexed may supersede records in there
+  and no later clean would look for them. The rest of the log is cleaned all the same.
+- What was aborted is known from the job alone, so neither a full map nor damage misleads anyone
+  about it; that a marker has lost its batches is found in the second pass (kernels/transactions).
+- A job over what has expired has no first pass, and nothing goes by the map.
+"""
+
+from collections.abc import Collection
+from itertools import pairwise
+
+from cleaner.engine.context import CleanContext
+from cleaner.engine.index_pass import index_section
+from cleaner.engine.newest_first import applies, clean_newest_first
+from cleaner.engine.outcome import CleanOutcome
+from cleaner.engine.rewrite_pass import RewritePass
+from cleaner.job import CleanJob, CleanReport, JobControl
+from storage.env import Env
+
+
+def run_clean(
+    env: Env, job: CleanJob, control: JobControl, *, one_pass: bool = True
+) -> CleanReport:
+    """Clean as `job` says; groups go to `control.group_cleaned` as they are finished.
+
+    Without `one_pass` two are made even where one would do: what is left is the same. Raises
+    CleanAbortedError when asked to stop, OSError; the files of an unfinished group are removed
+    before.
+    """
+    _check(job)
+    context = CleanContext(env, job, control)
+    outcome = None
+    if one_pass and applies(env, job):
+        outcome = clean_newest_first(context)
+        if outcome is None:
+            bytes_read = context.reader.bytes_read
+            del context  # its map, before there is another
+            context = CleanContext(env, job, control)
+            context.reader.bytes_read = bytes_read
+    if outcome is None:
+        try:
+            outcome = _clean_expired(context) if job.expired_only else _clean_in_two_passes(context)
+        finally:
+            context.reader.close()
+    return _report(context, outcome)
+
+
+def _clean_in_two_passes(context: CleanContext) -> CleanOutcome:
+    """First the keys of the whole dirty section, then every group from the oldest on."""
+    env = context.env
+    started = env.monotonic()
+    damaged = index_section(context)
+    mapped = env.monotonic()
+    rewrite = RewritePass(context, damaged)
+    rewrite.run(context.job.groups)
+    return CleanOutcome(
+        totals=rewrite.totals,
+        damaged=damaged,
+        map_seconds=mapped - started,
+        rewrite_seconds=env.monotonic() - mapped,
+    )
+
+
+def _clean_expired(context: CleanContext) -> CleanOutcome:
+    """Only the second pass, over groups that hold something whose horizon has passed."""
+    started = context.env.monotonic()
+    rewrite = RewritePass(context, {})
+    rewrite.run(context.job.groups)
+    return CleanOutcome(
+        totals=rewrite.totals,
+        damaged=rewrite.damaged,
+        rewrite_seconds=context.env.monotonic() - started,
+        passes=1,
+    )
+
+
+def _report(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
+    job, totals, damaged = context.job, outcome.totals, outcome.damaged
+    reach = min([context.map_end, *damaged])
+    next_dirty_offset = max(job.first_dirty_offset, reach)
+    return CleanReport(
+        partition=job.partition,
+        generation=job.generation,
+        run_id=job.run_id,
+        next_dirty_offset=next_dirty_offset,
+        groups=totals.groups,
+        bytes_read=context.reader.bytes_read,
+        bytes_written=totals.bytes_written,
+        bytes_before=totals.bytes_before,
+        bytes_after=totals.bytes_after,
+        records_before=totals.records_before,
+        records_after=totals.records_after,
+        tombstones_kept=totals.tombstones_kept,
+        tombstones_removed=totals.tombstones_removed,
+        keys_indexed=context.map.entries,
+        map_full=context.map_end < job.end_offset,
+        map_seconds=outcome.map_seconds,
+        rewrite_seconds=outcome.rewrite_seconds,
+        damaged=tuple(
+            (damaged[base].path, damaged[base].position, damaged[base].reason)
+            for base in sorted(damaged)
+        ),
+        records_without_key=totals.keyless,
+        records_aborted=totals.aborted,
+        markers_removed=totals.markers_removed,
+        cleaned=_cleaned_beyond(context, next_dirty_offset, damaged),
+        horizons=tuple(totals.horizons),
+        map_utilization=context.map.utilization,
+        passes=outcome.passes,
+    )
+
+
+def _cleaned_beyond(
+    context: CleanContext, next_dirty_offset: int, damaged: Collection[int]
+) -> tuple[tuple[int, int], ...]:
+    """The stretches of [next dirty offset, end of the map) outside of damaged segments."""
+    stretches: list[tuple[int, int]] = []
+    for group in context.job.groups:
+        for source in group:
+            first = max(source.base_offset, next_dirty_offset)
+            end = min(source.next_base_offset, context.map_end)
+            if first >= end or source.base_offset in damaged:
+                continue
+            if stretches and stretches[-1][1] == first:
+                first = stretches.pop()[0]
+            stretches.append((first, end))
+    return tuple(stretches)
+
+
+def _check(job: CleanJob) -> None:
+    """Assert what the planner promised."""
+    sources = [source for group in job.groups for source in group]
+    assert all(job.groups)
+    assert len(job.hash_key) == 16
+    assert job.first_dirty_offset >= 0
+    assert job.log_start_offset <= job.first_dirty_offset <= job.end_offset
+    for source in sources:
+        assert 0 <= source.base_offset < source.next_base_offset <= job.end_offset
+    for source, following in pairwise(sources):
+        assert source.next_base_offset <= following.base_offset
+    # All of the log, or else groups that are no hole inside of themselves.
+    for stretch in job.groups if job.expired_only else [sources]:
+        for source, following in pairwise(stretch):
+            assert source.next_base_offset == following.base_offset
+    assert not job.expired_only or job.first_dirty_offset == job.end_offset

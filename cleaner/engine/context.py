@@ -1,0 +1,130 @@
+"""What both passes of one clean share: the job, its memory, its link to whoever ordered it."""
+
+import numpy as np
+
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.compile import Bytes, Ints
+from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, Workspace
+from cleaner.engine.kernels.memory import SLACK_BYTES
+from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.source import SourceReader
+from cleaner.engine.transactions import Transactions
+from cleaner.job import CleanAbortedError, CleanJob, JobControl
+from storage.compression import decompress
+from storage.env import Env
+
+# Offsets that the bitmap of survivors covers at a time: 16 MiB. Larger sections take several turns,
+# each of which goes through the table once.
+WINDOW_OFFSETS = 1 << 27
+# A section this much wider than one window has few records per offset: the map is asked instead.
+WINDOWS_MAX = 64
+
+
+class CleanContext:
+    """One clean's arrays and counters. `space` is handed to the kernels."""
+
+    def __init__(self, env: Env, job: CleanJob, control: JobControl) -> None:
+        self.env = env
+        self.job = job
+        self.control = control
+        section = max(job.end_offset - job.first_dirty_offset, 0)
+        self.map = OffsetMap(job.dedupe_buffer_bytes, section, job.hash_key)
+        self.state = self.map.state
+        self.reader = SourceReader(env, job.directory, job.read_buffer_bytes)
+        self.transactions = Transactions(job)
+        self.space = Workspace(
+            table=self.map.table,
+            state=self.state,
+            ones=self.map.ones,
+            twos=self.map.twos,
+            offsets=self.map.offsets,
+            found=np.empty(len(self.map.ones), dtype=np.int64),
+            keep=np.empty(len(self.map.ones), dtype=np.uint8),
+            bits=np.zeros(0, dtype=np.uint8),
+            producers=np.array(sorted(job.last_records), dtype=np.int64).reshape(-1),
+            aborted=self.transactions.aborted,
+            aborted_kept=self.transactions.kept,
+            open_producers=self.transactions.open_producers,
+        )
+        self.unpacked: Bytes = np.empty(SLACK_BYTES, dtype=np.uint8)
+        self._set_rules(section)
+
+    def _set_rules(self, section: int) -> None:
+        job, state = self.job, self.state
+        state[fields.FIRST_DIRTY] = job.first_dirty_offset
+        state[fields.MAP_END] = job.end_offset
+        state[fields.LOG_START] = 0 if job.expired_only else job.log_start_offset
+        state[fields.EXPIRED_ONLY] = job.expired_only
+        state[fields.LATEST_ONLY] = job.latest_only
+        state[fields.KEEP_KEYLESS] = job.keep_keyless
+        state[fields.NOW_MS] = job.now_ms
+        state[fields.LAST_OF_LOG] = job.end_offset - 1 if job.log_end_offset_is_end else -1
+        windows = -(-section // WINDOW_OFFSETS)
+        state[fields.BITS_MAX] = min(section, WINDOW_OFFSETS) if windows <= WINDOWS_MAX else 0
+
+    @property
+    def map_end(self) -> int:
+        """The first offset that the map says nothing about."""
+        return int(self.state[fields.MAP_END])
+
+    def check_aborted(self) -> None:
+        """Stop if the broker wants the partition back. Raises CleanAbortedError."""
+        if self.control.aborted():
+            raise CleanAbortedError
+
+    def charge_read(self, count: int) -> None:
+        """Wait for the budget to read `count` bytes. Raises CleanAbortedError."""
+        self.check_aborted()
+        self.control.read_bytes(count)
+
+    def charge_write(self, count: int) -> None:
+        """Wait for the budget to write `count` bytes. Raises CleanAbortedError."""
+        self.check_aborted()
+        self.control.write_bytes(count)
+
+    def unpack(self, codec: int, at: int, size: int, room_bytes: int) -> int:
+        """Decompress `buffer[at:at + size]` into `unpacked`, with `room_bytes` to spare.
+
+        Returns the bytes it unpacked to. Raises CorruptBatchError, DecompressionLimitError.
+        """
+        packed = self.reader.buffer.data[at : at + size]
+        data = decompress(codec, packed, self.job.decompressed_batch_bytes)
+        self.unpacked = grown(self.unpacked, len(data) + room_bytes)
+        self.unpacked[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+        return len(data)
+
+    def make_flags(self, record_bytes: int) -> None:
+        """Have a flag for each record that `record_bytes` can hold."""
+        wanted = record_bytes // RECORD_BYTES_MIN
+        if len(self.space.keep) < wanted:
+            self.space = self.space._replace(keep=np.empty(wanted, dtype=np.uint8))
+
+    def make_room_for_producers(self) -> None:
+        """Have more slots for producers with batches behind their last markers."""
+        self.transactions.widen(self.state)
+        self.space = self.space._replace(open_producers=self.transactions.open_producers)
+
+    def restore_producers(self, open_producers: Ints, count: int) -> None:
+        """Go back to what was met of them before; `count` is how many are in the set."""
+        self.transactions.open_producers = open_producers
+        self.space = self.space._replace(open_producers=open_producers)
+        self.state[fields.OPEN_COUNT] = count
+
+    def open_window(self, first: int) -> None:
+        """Let the bitmap of survivors begin at offset `first`."""
+        state = self.state
+        size_bytes = (int(state[fields.BITS_MAX]) >> 3) + 1
+        if len(self.space.bits) < size_bytes:
+            self.space = self.space._replace(bits=np.zeros(size_bytes, dtype=np.uint8))
+        else:
+            self.space.bits.fill(0)
+        state[fields.BITS_FIRST] = first
+        state[fields.BITS_END] = min(first + int(state[fields.BITS_MAX]), self.map_end)
+        self.map.mark(self.space.bits)
+
+
+def grown(array: Bytes, size_bytes: int) -> Bytes:
+    """`array`, or a larger one without its content if it is too small, slack included."""
+    if len(array) >= size_bytes + SLACK_BYTES:
+        return array
+    return np.empty(size_bytes + (size_bytes >> 2) + SLACK_BYTES, dtype=np.uint8)

@@ -1,0 +1,81 @@
+"""What kernels and their callers share: constants, the codes they return, the arrays they get."""
+
+from enum import IntEnum, auto
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.compile import Bytes, Ints, Words
+
+HEADER_BYTES: Final = 61  # of a batch, record format v2
+LENGTH_BYTES: Final = 12  # batchLength counts the bytes behind itself
+RECORD_BYTES_MIN: Final = 7  # seven fields of one byte each
+ATTR_CODEC: Final = 0x07
+ATTR_LOG_APPEND_TIME: Final = 0x08
+ATTR_TRANSACTIONAL: Final = 0x10
+ATTR_CONTROL: Final = 0x20
+ATTR_OF_TRANSACTION: Final = ATTR_TRANSACTIONAL | ATTR_CONTROL
+ATTR_DELETE_HORIZON: Final = 0x40
+LARGEST_INT32: Final = (1 << 31) - 1
+LARGEST_BASE_OFFSET: Final = (1 << 63) - 1 - LARGEST_INT32
+
+LAST_RECORD_WORDS: Final = 3
+ABORTED_WORDS: Final = 3
+SLOT_WORDS: Final = 3  # two words of fingerprint, then offset + 1; 0 there: a free slot
+CHUNK_KEYS: Final = 4096  # fingerprints between two probing loops: 96 KiB, stays in the L2 cache
+GROWN_BYTES_PER_RECORD: Final = 11  # a new horizon: a time delta of 10 bytes, a longer length
+
+
+class Code(IntEnum):
+    """What a kernel stopped at. From BAD_LENGTH on: the batch at the position is damaged."""
+
+    MORE = 0  # the buffer holds no further whole batch
+    COMPRESSED = auto()
+    OUTPUT_FULL = auto()
+    MAP_FULL = auto()
+    NEXT_WINDOW = auto()
+    DONE = auto()
+    PRODUCERS_FULL = auto()
+    BAD_LENGTH = auto()
+    OLD_FORMAT = auto()
+    BAD_MAGIC = auto()
+    BAD_CRC = auto()
+    BAD_OFFSETS = auto()
+    BAD_COUNT = auto()
+    BAD_CODEC = auto()
+    BAD_RECORD = auto()
+
+
+REASONS: Final = {
+    Code.BAD_LENGTH: "a batch length that no batch can have",
+    Code.OLD_FORMAT: "message format 0 or 1",
+    Code.BAD_MAGIC: "no record batch begins here",
+    Code.BAD_CRC: "the checksum does not match",
+    Code.BAD_OFFSETS: "offsets that the log cannot have at this place",
+    Code.BAD_COUNT: "a record count that the batch cannot hold",
+    Code.BAD_CODEC: "an unknown compression codec",
+    Code.BAD_RECORD: "records that do not fill their batch",
+}
+
+
+class Workspace(NamedTuple):
+    """The arrays that kernels work with, handed over as one."""
+
+    table: Words  # the map
+    state: Ints
+    ones: Words  # first words of up to CHUNK_KEYS fingerprints
+    twos: Words  # their second words
+    offsets: Ints  # and the offsets of their records
+    found: Ints  # last offsets of these keys
+    keep: Bytes  # one per record: 0 where a later record of the key exists
+    bits: Bytes  # one bit per offset from BITS_FIRST on: the last of its key
+    producers: Ints  # rows of (id, epoch, last data offset or -1), by id, of those that live
+    aborted: Ints  # rows of (producer id, first offset, marker's offset), ascending
+    aborted_kept: Bytes  # one per row: set where the output still has the marker and a batch
+    open_producers: Ints  # hash set: those with a batch since their last marker, as ~id; 0: free
+
+
+def new_state() -> Ints:
+    """A state with everything at zero."""
+    return np.zeros(fields.SIZE, dtype=np.int64)

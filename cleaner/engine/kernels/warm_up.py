@@ -1,0 +1,103 @@
+"""Calls each kernel once with the types the cleaner uses, so that it is compiled and cached."""
+
+import numpy as np
+
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.compile import Bytes
+from cleaner.engine.kernels.crc import crc32c_extended
+from cleaner.engine.kernels.index import add_time_entry, index_output
+from cleaner.engine.kernels.layout import Workspace, new_state
+from cleaner.engine.kernels.memory import load_be32, load_be64
+from cleaner.engine.kernels.newest import (
+    HELD_FROM,
+    WALK_WORDS,
+    Window,
+    begin_chunk,
+    clean_window,
+    end_batch,
+    list_batches,
+)
+from cleaner.engine.kernels.remains import copy_whole, settle_empty, write_header
+from cleaner.engine.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
+from cleaner.engine.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
+from cleaner.engine.kernels.transactions import add_producer
+from cleaner.engine.kernels.walk import count_records, index_batches, index_unpacked
+from storage.batch import HEADER_BYTES, Record, build_batch
+
+_ROOM_BYTES = 4096
+
+
+def run_all() -> None:
+    """Compile all kernels that are called from Python."""
+    batch = bytes(build_batch([Record(n, 1, b"k", b"v") for n in range(3)]))
+    buf: Bytes = np.zeros(_ROOM_BYTES, dtype=np.uint8)
+    buf[: len(batch)] = np.frombuffer(batch, dtype=np.uint8)
+    records = buf[HEADER_BYTES:].copy()
+    record_bytes = len(batch) - HEADER_BYTES
+    out = np.zeros_like(buf)
+    scratch = np.zeros_like(buf)
+    space = _workspace()
+    state = space.state
+
+    count_records(buf, 0, len(batch))
+    grow(space.table, 8, 16)
+    entries_max(8, 16)
+    index_batches(buf, 0, len(batch), space)
+    index_unpacked(records, record_bytes, 0, 3, 2, space)
+    put_keys(space.table, state, space.ones, space.twos, space.offsets, 0)
+    find_keys(space.table, state, space.ones, space.twos, space.found, 0)
+    mark_survivors(space.table, state, space.bits)
+    state[fields.NEXT_OFFSET] = 0
+    rewrite_batches(buf, 0, len(batch), out, scratch, space)
+    filter_unpacked(records, record_bytes, buf, 0, scratch, space)
+    add_producer(space.open_producers, state, 1)
+    write_header(buf, 0, out, 0, len(batch), state)
+    copy_whole(buf, 0, len(batch), out, state)
+    settle_empty(buf, 0, len(batch), out, space)
+    pass_batch(buf, 0, state)
+    index_output(out, 0, scratch, scratch, state)
+    add_time_entry(scratch, state)
+    crc32c_extended(0, buf, 0, len(batch))
+    load_be32(buf, 0)
+    load_be64(buf, 0)
+    _clean_a_window(buf, len(batch), space)
+
+
+def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
+    room = np.zeros(_ROOM_BYTES, dtype=np.uint8)
+    window = Window(
+        buf=buf,
+        rows=np.zeros(_ROOM_BYTES, dtype=np.int64),
+        walk=np.zeros(WALK_WORDS, dtype=np.int64),
+        arena=room,
+        kept=room.copy(),
+        scratch=room.copy(),
+        out=room.copy(),
+        hold=room.copy(),
+    )
+    space.state[fields.NEXT_OFFSET] = 0
+    list_batches(window, end, space.state)
+    begin_chunk(window.walk, len(space.ones))
+    window.walk[HELD_FROM] = len(window.hold)
+    clean_window(window, space)
+    end_batch(buf, 0, window.out, end, space.state)
+
+
+def _workspace() -> Workspace:
+    state = new_state()
+    state[fields.SLOTS] = state[fields.SLOTS_MAX] = 16
+    state[fields.SOURCE_END] = state[fields.MAP_END] = 3
+    return Workspace(
+        table=np.zeros(16 * 3, dtype=np.uint64),
+        state=state,
+        ones=np.zeros(16, dtype=np.uint64),
+        twos=np.zeros(16, dtype=np.uint64),
+        offsets=np.zeros(16, dtype=np.int64),
+        found=np.zeros(16, dtype=np.int64),
+        keep=np.zeros(16, dtype=np.uint8),
+        bits=np.zeros(16, dtype=np.uint8),
+        producers=np.zeros(0, dtype=np.int64),
+        aborted=np.zeros(0, dtype=np.int64),
+        aborted_kept=np.zeros(0, dtype=np.uint8),
+        open_producers=np.zeros(8, dtype=np.int64),
+    )

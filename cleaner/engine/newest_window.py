@@ -1,0 +1,259 @@
+"""The memory in which windows are cleaned, and what the kernel cannot do itself.
+
+The kernel (kernels/newest.py) stops for: unpacking and packing, more room, a fuller hand, and
+whatever is not for one pass. Each stop is answered here and the kernel called again.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from cleaner.engine.context import CleanContext, grown
+from cleaner.engine.held_output import HeldOutput
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.layout import (
+    ATTR_CODEC,
+    CHUNK_KEYS,
+    GROWN_BYTES_PER_RECORD,
+    HEADER_BYTES,
+    RECORD_BYTES_MIN,
+    Code,
+)
+from cleaner.engine.kernels.lz4 import packer_address, unpacker_address
+from cleaner.engine.kernels.memory import SLACK_BYTES, load_be64
+from cleaner.engine.kernels.newest import (
+    ARENA,
+    FLUSH,
+    FRAME_BOUND,
+    GATHERED,
+    HELD_FROM,
+    HOLD_FULL,
+    LZ4_PACKER,
+    LZ4_UNPACKER,
+    MORE_RECORDS,
+    MORE_ROOM,
+    MORE_SLOTS,
+    NEXT,
+    PACK,
+    POSITION,
+    RECORDS_AT,
+    RECORDS_END,
+    ROW_WORDS,
+    SIZE,
+    TOP,
+    UNPACK_LIMIT,
+    WALK_WORDS,
+    Window,
+    begin_chunk,
+    clean_window,
+    end_batch,
+    list_batches,
+)
+from cleaner.engine.windows import WINDOW_BYTES, NoWindowsError
+from storage.batch import BatchHeader, unpack_header
+from storage.compression import LZ4, LZ4_LEVEL_DEFAULT, compress, decompress, decompress_zstd_frame
+from storage.env import File
+from storage.errors import CorruptBatchError, DecompressionLimitError
+
+# A batch of more records is left to two passes, which need a byte for each and not twenty-five.
+RECORDS_MAX: Final = 1 << 18
+ARENA_BYTES: Final = 1 << 20
+# A batch can grow by a new horizon in each of its smallest records: 18 bytes where 7 were.
+_GROWTH: Final = 3
+_CODEC_AT: Final = 22  # the lower byte of a batch's attributes
+
+
+class WindowCleaner:
+    """One window after the other, of one group after the other."""
+
+    def __init__(self, context: CleanContext, held: HeldOutput) -> None:
+        self._context = context
+        self._held = held
+        self._levels = dict(context.job.compression_levels)
+        self._space = context.space
+        self._base_offset = 0  # of the group
+        self._path = ""
+        self._waiting: bytes | None = None  # unpacked, and no room in the arena yet
+        window_bytes = min(WINDOW_BYTES, context.job.read_buffer_bytes)
+        self._window = Window(
+            buf=np.empty(window_bytes + SLACK_BYTES, dtype=np.uint8),
+            rows=np.empty((window_bytes // HEADER_BYTES + 1) * ROW_WORDS, dtype=np.int64),
+            walk=np.zeros(WALK_WORDS, dtype=np.int64),
+            arena=np.empty(ARENA_BYTES + SLACK_BYTES, dtype=np.uint8),
+            kept=np.empty(ARENA_BYTES + SLACK_BYTES, dtype=np.uint8),
+            scratch=np.empty(
+                max(window_bytes, ARENA_BYTES * _GROWTH) + SLACK_BYTES, dtype=np.uint8
+            ),
+            out=np.empty(window_bytes + SLACK_BYTES, dtype=np.uint8),
+            hold=held.memory,
+        )
+        self._size_bytes = 0  # of what is in the window
+        self._unpacked_bytes_max = ARENA_BYTES  # of one batch, for `kept` and `scratch`
+        walk = self._window.walk
+        walk[UNPACK_LIMIT] = context.job.decompressed_batch_bytes
+        walk[LZ4_UNPACKER] = unpacker_address()
+        is_fast = self._levels.get(LZ4, LZ4_LEVEL_DEFAULT) == LZ4_LEVEL_DEFAULT
+        walk[LZ4_PACKER] = packer_address() if is_fast else 0
+        self._make_space(CHUNK_KEYS)
+
+    @property
+    def held_from(self) -> int:
+        """Where in the held memory the group's survivors begin."""
+        return int(self._window.walk[HELD_FROM])
+
+    def begin_group(self, base_offset: int) -> None:
+        """The next windows belong to another group; nothing of it is held yet."""
+        self._base_offset = base_offset
+        self._window.walk[HELD_FROM] = len(self._held.memory)
+
+    def read(self, file: File, begin: int, end: int, charge: Callable[[int], None]) -> None:
+        """Fill the window with `[begin, end)` of a segment. Raises NoWindowsError, OSError."""
+        self._path = file.path
+        self._size_bytes = end - begin
+        window = self._window
+        if len(window.buf) < self._size_bytes + SLACK_BYTES:
+            self._window = window._replace(
+                buf=grown(window.buf, self._size_bytes),
+                scratch=grown(window.scratch, self._size_bytes),
+                rows=np.empty((self._size_bytes // HEADER_BYTES + 1) * ROW_WORDS, dtype=np.int64),
+            )
+        charge(self._size_bytes)
+        view = self._window.buf.data[: self._size_bytes]
+        if file.pread_into(view, begin) != self._size_bytes:
+            raise NoWindowsError(self._path)
+
+    def clean(self) -> int:
+        """Decide the window's batches and hold what survives -> the base offset of the first.
+
+        Raises NoWindowsError, CleanAbortedError, OSError.
+        """
+        code = list_batches(self._window, self._size_bytes, self._context.state)
+        if code != Code.DONE:
+            raise NoWindowsError(self._path)
+        begin_chunk(self._window.walk, len(self._space.ones))
+        while True:
+            code = clean_window(self._window, self._space)
+            if code == Code.DONE:
+                return int(load_be64(self._window.buf, 0))
+            self._answer(code)
+
+    def _answer(self, code: int) -> None:
+        """Do what the kernel stopped for."""
+        if code == Code.COMPRESSED:
+            self._unpack()
+        elif code == PACK:
+            self._pack()
+        elif code == HOLD_FULL:
+            self._spill()
+        elif code == MORE_SLOTS:
+            self._context.map.reserve(len(self._space.ones) - int(self._window.walk[TOP]))
+        elif code == MORE_RECORDS:
+            count = self._header(int(self._window.walk[GATHERED]) - 1).record_count
+            if count > RECORDS_MAX:
+                raise NoWindowsError(self._path)
+            self._make_space(count)
+        elif code == MORE_ROOM:
+            header = self._header(int(self._window.walk[GATHERED]) - 1)
+            self._make_room(header.size_bytes, header.record_count)
+        else:
+            raise NoWindowsError(self._path)
+
+    def _header(self, index: int) -> BatchHeader:
+        position = int(self._window.rows[index * ROW_WORDS + POSITION])
+        return unpack_header(self._window.buf.data, position)
+
+    def _make_space(self, count: int) -> None:
+        """Have chunks of `count` records; the present one is empty."""
+        self._space = self._space._replace(
+            ones=np.empty(count, dtype=np.uint64),
+            twos=np.empty(count, dtype=np.uint64),
+            offsets=np.empty(count, dtype=np.int64),
+            keep=np.empty(count + 8, dtype=np.uint8),
+        )
+        self._window.walk[TOP] = count
+
+    def _make_room(self, size_bytes: int, count: int) -> None:
+        """Have room for the output of a batch; there is none yet."""
+        wanted = size_bytes + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
+        if count * RECORD_BYTES_MIN > self._context.job.decompressed_batch_bytes:
+            raise NoWindowsError(self._path)
+        self._window = self._window._replace(out=np.empty(wanted, dtype=np.uint8))
+
+    def _unpack(self) -> None:
+        """Unpack the batch that is to be gathered next, as soon as the arena has room for it."""
+        walk = self._window.walk
+        row = (int(walk[GATHERED]) - 1) * ROW_WORDS
+        data, self._waiting = self._waiting or self._unpacked(row), None
+        begin = int(walk[ARENA])
+        end = begin + len(data)
+        if begin > 0 and end + SLACK_BYTES > len(self._window.arena):
+            self._waiting = data
+            walk[FLUSH] = 1
+            return
+        if end + SLACK_BYTES > len(self._window.arena) or len(data) > self._unpacked_bytes_max:
+            self._make_arena(len(data))
+        self._window.arena.data[begin:end] = data
+        walk[ARENA] = end + SLACK_BYTES
+        self._window.rows[row + RECORDS_AT] = begin
+        self._window.rows[row + RECORDS_END] = end
+
+    def _unpacked(self, row: int) -> bytes:
+        position = int(self._window.rows[row + POSITION])
+        end = position + int(self._window.rows[row + SIZE])
+        view = self._window.buf.data
+        codec = view[position + _CODEC_AT] & ATTR_CODEC
+        packed = view[position + HEADER_BYTES : end]
+        bound = int(self._window.walk[FRAME_BOUND])
+        try:
+            if bound > 0:
+                data = decompress_zstd_frame(packed, bound)
+            else:
+                data = decompress(codec, packed, self._context.job.decompressed_batch_bytes)
+        except (CorruptBatchError, DecompressionLimitError) as error:
+            raise NoWindowsError(self._path) from error
+        if not data:
+            raise NoWindowsError(self._path)
+        return data
+
+    def _make_arena(self, size_bytes: int) -> None:
+        """Have room for a batch that unpacks to `size_bytes`; the arena is empty or large enough.
+
+        `scratch` gets room for a new horizon in each of its smallest records.
+        """
+        arena = grown(self._window.arena, size_bytes)
+        self._unpacked_bytes_max = size_bytes
+        self._window = self._window._replace(
+            arena=arena,
+            kept=grown(self._window.kept, size_bytes),
+            scratch=grown(self._window.scratch, size_bytes * _GROWTH),
+        )
+
+    def _pack(self) -> None:
+        """Compress the survivors of the batch that is written next, and finish it."""
+        window, state, walk = self._window, self._context.state, self._window.walk
+        position = int(window.rows[int(walk[NEXT]) * ROW_WORDS + POSITION])
+        codec = window.buf.data[position + _CODEC_AT] & ATTR_CODEC
+        survivors = window.scratch if state[fields.STAMP] else window.kept
+        records = survivors.data[: int(state[fields.RECORD_BYTES])]
+        packed = compress(codec, records, self._levels.get(codec))
+        end = int(state[fields.WRITTEN]) + HEADER_BYTES + len(packed)
+        out = window.out
+        if end + SLACK_BYTES > len(out):
+            out = grown(out, end)
+            out[: len(window.out)] = window.out
+            self._window = window._replace(out=out)
+        out.data[end - len(packed) : end] = packed
+        end_batch(window.buf, position, out, end, state)
+        walk[NEXT] += 1
+
+    def _spill(self) -> None:
+        """Make room for the chunk's output; what does not fit into all of the memory goes too."""
+        walk, state = self._window.walk, self._context.state
+        charge = self._context.charge_write
+        held_from, written = int(walk[HELD_FROM]), int(state[fields.WRITTEN])
+        self._held.spill(self._held.memory[held_from:], self._base_offset, charge)
+        walk[HELD_FROM] = len(self._held.memory)
+        if written > len(self._held.memory):
+            self._held.spill(self._window.out[:written], self._base_offset, charge)
+            state[fields.WRITTEN] = 0

@@ -1,0 +1,86 @@
+"""Which offset is the last one of each key: fixed memory, whatever the keys.
+
+Rules
+- Keys are not stored. A key is known by 128 bits of SipHash under the data directory's secret key
+  (docs/decisions/0005-key-hash.md).
+- Memory is reserved up to `limit_bytes` and taken from the system only as it is filled: a few keys
+  cost a few pages, and nothing is cleared beforehand.
+- It can hold at least one key, so a clean always gets on.
+"""
+
+import numpy as np
+
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.compile import Bytes, Ints, Words
+from cleaner.engine.kernels.layout import CHUNK_KEYS, SLOT_WORDS, new_state
+from cleaner.engine.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
+
+SLOT_BYTES = SLOT_WORDS * 8
+# The table starts within the second-level cache and doubles from there.
+SLOTS_AT_FIRST = 1 << 14
+SLOTS_MAX = (1 << 32) - 1  # a home is computed from 32 bits
+SLOTS_MIN = 2  # one key, and a free slot for probes to end at
+
+
+def slots_for(limit_bytes: int, keys_max: int) -> int:
+    """How many slots `limit_bytes` buys; not more than `keys_max` keys can ever want."""
+    wanted = keys_max * 10 // 9 + 2
+    return max(SLOTS_MIN, min(limit_bytes // SLOT_BYTES, wanted, SLOTS_MAX))
+
+
+class OffsetMap:
+    """The map, its kernels' `state`, and the scratch space for one chunk of fingerprints."""
+
+    def __init__(self, limit_bytes: int, keys_max: int, hash_key: bytes) -> None:
+        """`keys_max`: an upper bound of the keys to come (records, or offsets, in the section)."""
+        assert len(hash_key) == 16
+        slots_max = slots_for(limit_bytes, keys_max)
+        self._keys_at_limit = max(limit_bytes // SLOT_BYTES, SLOTS_MIN) * 9 // 10
+        self.table: Words = np.zeros(slots_max * SLOT_WORDS, dtype=np.uint64)
+        self.state: Ints = new_state()
+        self.state[fields.SLOTS] = min(slots_max, SLOTS_AT_FIRST)
+        self.state[fields.SLOTS_MAX] = slots_max
+        self.state[fields.KEY_0 : fields.KEY_1 + 1] = np.frombuffer(hash_key, dtype="<i8")
+        self.ones: Words = np.empty(CHUNK_KEYS, dtype=np.uint64)
+        self.twos: Words = np.empty(CHUNK_KEYS, dtype=np.uint64)
+        self.offsets: Ints = np.empty(CHUNK_KEYS, dtype=np.int64)
+
+    @property
+    def entries(self) -> int:
+        """Keys in the map."""
+        return int(self.state[fields.ENTRIES])
+
+    @property
+    def entries_max(self) -> int:
+        """Keys that fit at most."""
+        return int(self.state[fields.SLOTS_MAX]) * 9 // 10
+
+    @property
+    def utilization(self) -> float:
+        """Keys in the map of those that the whole limit has room for, 0 to 1."""
+        return min(self.entries / self._keys_at_limit, 1.0)
+
+    def reserve(self, count: int) -> None:
+        """Grow, as far as it may, until `count` more keys find room."""
+        slots, slots_max = int(self.state[fields.SLOTS]), int(self.state[fields.SLOTS_MAX])
+        wider = slots
+        while wider < slots_max and self.entries + count > entries_max(wider, slots_max):
+            wider = min(wider * 2, slots_max)
+        if wider > slots:
+            grow(self.table, slots, wider)
+            self.state[fields.SLOTS] = wider
+
+    def put(self, ones: Words, twos: Words, offsets: Ints) -> int:
+        """Put fingerprints with ascending offsets; how many were put before the map was full."""
+        self.reserve(len(ones))
+        return int(put_keys(self.table, self.state, ones, twos, offsets, len(ones)))
+
+    def find(self, ones: Words, twos: Words) -> Ints:
+        """The last offset of each fingerprint, -1 where it is not in the map."""
+        found = np.empty(len(ones), dtype=np.int64)
+        find_keys(self.table, self.state, ones, twos, found, len(ones))
+        return found
+
+    def mark(self, bits: Bytes) -> None:
+        """Set the bits of the surviving offsets in [BITS_FIRST, BITS_END) of `state`."""
+        mark_survivors(self.table, self.state, bits)

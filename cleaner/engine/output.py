@@ -1,0 +1,197 @@
+"""One cleaned segment on its way to the disk: log, offset index, time index, transaction index.
+
+Rules
+- The files carry the run's id in their names and are nobody else's until they are published
+  (storage/swap.py). Nothing is created before the first byte is written.
+- `buffer` holds whole batches, up to WRITTEN in `state`. Writing it out also makes their index
+  entries and goes on with the checksums: no byte is read back.
+- `finish` returns when content and names are on the device.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.compile import Bytes, Ints
+from cleaner.engine.kernels.crc import crc32c_extended
+from cleaner.engine.kernels.index import (
+    OFFSET_ENTRY_BYTES,
+    TIME_ENTRY_BYTES,
+    add_time_entry,
+    index_output,
+)
+from cleaner.engine.kernels.layout import HEADER_BYTES
+from cleaner.engine.kernels.memory import SLACK_BYTES
+from storage import filenames
+from storage.env import Env, File
+from storage.swap import CleanedFile, CleanedSegment
+from storage.txn_index import TxnIndexEntry, encode_entries
+
+_NO_TIMESTAMP: Final = -1
+
+
+class _Stream:
+    """A file that only grows, with the checksum of what was written."""
+
+    def __init__(self, env: Env, directory: str, name: str) -> None:
+        self.name = name
+        self.path = f"{directory}/{name}"
+        self.size_bytes = 0
+        self.crc = 0
+        self._file: File = env.open(self.path, create=True, write=True, truncate=True)
+
+    def append(self, data: Bytes, count: int, crc: int) -> None:
+        self._file.pwrite(data.data[:count], self.size_bytes)
+        self.size_bytes += count
+        self.crc = crc
+
+    def sync(self) -> None:
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class OutputBuffers:
+    """The memory an output needs; one output after the other uses it."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.batches: Bytes
+        self.entries: Bytes
+        self.time_entries: Bytes
+        self.resize(size_bytes)
+
+    def resize(self, size_bytes: int) -> None:
+        """Make room for `size_bytes` of batches, and for an index entry for each of them."""
+        self.batches = np.empty(size_bytes + SLACK_BYTES, dtype=np.uint8)
+        entries_max = size_bytes // HEADER_BYTES + 2
+        self.entries = np.empty(entries_max * OFFSET_ENTRY_BYTES, dtype=np.uint8)
+        self.time_entries = np.empty(entries_max * TIME_ENTRY_BYTES, dtype=np.uint8)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of batches that fit."""
+        return len(self.batches) - SLACK_BYTES
+
+
+class CleanedOutput:
+    """Writes one `.cleaned` segment. Used up by `finish` or `abandon`."""
+
+    def __init__(
+        self,
+        env: Env,
+        directory: str,
+        *,
+        base_offset: int,
+        run_id: str,
+        index_interval_bytes: int,
+        buffers: OutputBuffers,
+        state: Ints,
+        charge: Callable[[int], None],
+    ) -> None:
+        """`charge` is told of bytes before they are written; it may wait, or raise."""
+        self._env = env
+        self._directory = directory
+        self._base_offset = base_offset
+        self._run_id = run_id
+        self._buffers = buffers
+        self.state = state
+        self._charge = charge
+        self._streams: tuple[_Stream, ...] = ()
+        state[fields.WRITTEN] = 0
+        state[fields.FILE_BASE] = base_offset
+        state[fields.FILE_POSITION] = 0
+        state[fields.INDEXED_POSITION] = 0
+        state[fields.INDEX_INTERVAL] = index_interval_bytes
+        state[fields.TIME_MAX_MS] = _NO_TIMESTAMP
+        state[fields.TIME_MAX_OFFSET] = base_offset
+        state[fields.TIME_INDEXED_MS] = _NO_TIMESTAMP
+        state[fields.FILE_CRC] = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the log so far, those in the buffer included."""
+        return int(self.state[fields.FILE_POSITION] + self.state[fields.WRITTEN])
+
+    def flush(self) -> None:
+        """Write what is in the buffer, which is empty afterwards. Raises OSError."""
+        state = self.state
+        count = int(state[fields.WRITTEN])
+        if count == 0:
+            return
+        self._open()
+        state[fields.INDEX_BYTES] = 0
+        state[fields.TIME_INDEX_BYTES] = 0
+        buffers = self._buffers
+        fits = index_output(buffers.batches, count, buffers.entries, buffers.time_entries, state)
+        assert fits  # see source.offsets_end; groups are planned within 31 bits of offsets
+        self._charge(count)
+        self._streams[0].append(buffers.batches, count, int(state[fields.FILE_CRC]))
+        self._append_entries()
+        state[fields.WRITTEN] = 0
+
+    def finish(
+        self, last_modified_ms: int, aborted: Sequence[TxnIndexEntry]
+    ) -> CleanedSegment | None:
+        """Complete and sync the files; None if nothing was written. Raises OSError.
+
+        `aborted` are the entries of the abort markers in it; without any there is no such file.
+        """
+        cleaned = self.complete(aborted)
+        if cleaned is not None:
+            self.sync(last_modified_ms)
+            self._env.sync_dir(self._directory)
+        return cleaned
+
+    def complete(self, aborted: Sequence[TxnIndexEntry]) -> CleanedSegment | None:
+        """Write what is left; None if nothing was written. To be synced. Raises OSError."""
+        self.flush()
+        if not self._streams:
+            return None
+        self.state[fields.INDEX_BYTES] = 0
+        self.state[fields.TIME_INDEX_BYTES] = 0
+        add_time_entry(self._buffers.time_entries, self.state)
+        self._append_entries()
+        if aborted:
+            raw = np.frombuffer(encode_entries(aborted), dtype=np.uint8)
+            self._charge(len(raw))
+            self._add_stream(filenames.TXN_INDEX)
+            crc = int(crc32c_extended(0, raw, 0, len(raw)))
+            self._streams[-1].append(raw, len(raw), crc)
+        files = tuple(CleanedFile(s.name, s.size_bytes, s.crc) for s in self._streams)
+        return CleanedSegment(self._base_offset, self._run_id, files)
+
+    def sync(self, last_modified_ms: int) -> None:
+        """Sync the contents of the complete files, whose names the folder still has to keep."""
+        for stream in self._streams:
+            self._env.set_mtime_ms(stream.path, last_modified_ms)
+            stream.sync()
+            stream.close()
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        streams, self._streams = self._streams, ()
+        self.state[fields.WRITTEN] = 0
+        for stream in streams:
+            stream.close()
+            self._env.unlink(stream.path)
+
+    def _open(self) -> None:
+        if self._streams:
+            return
+        for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+            self._add_stream(kind)
+
+    def _add_stream(self, kind: str) -> None:
+        """Create one file, so that an error leaves nothing behind that `abandon` does not know."""
+        name = filenames.cleaned_name(self._base_offset, kind, self._run_id)
+        self._streams = (*self._streams, _Stream(self._env, self._directory, name))
+
+    def _append_entries(self) -> None:
+        sizes = (int(self.state[fields.INDEX_BYTES]), int(self.state[fields.TIME_INDEX_BYTES]))
+        entries = (self._buffers.entries, self._buffers.time_entries)
+        for stream, data, count in zip(self._streams[1:], entries, sizes, strict=True):
+            if count > 0:
+                stream.append(data, count, int(crc32c_extended(stream.crc, data, 0, count)))

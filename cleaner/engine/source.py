@@ -1,0 +1,153 @@
+"""Reading the closed segments of a job through one buffer, and what can be wrong with them.
+
+Rules
+- The buffer holds whole batches where it can: what was cut off at its end is moved to the front
+  and completed by the next read, so no byte is read twice.
+- A batch larger than the buffer is read through it once to verify its checksum. Only then is memory
+  taken for it: a length that lies costs none.
+- Every byte is charged before it is read.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from cleaner.engine.kernels.compile import Bytes
+from cleaner.engine.kernels.crc import crc32c_extended
+from cleaner.engine.kernels.layout import HEADER_BYTES, LARGEST_INT32, LENGTH_BYTES, REASONS, Code
+from cleaner.engine.kernels.memory import SLACK_BYTES, load_be32
+from cleaner.job import SourceSegment
+from storage import filenames
+from storage.env import Env, File
+from storage.errors import DamagedSegmentError
+
+# An index counts offsets from its segment's base, in 31 bits.
+OFFSETS_MAX: Final = LARGEST_INT32 + 1
+BUFFER_BYTES_MIN: Final = 1024  # a header, and room to verify an oversize batch through
+_CRC_FROM: Final = 21
+
+
+def offsets_end(source: SourceSegment) -> int:
+    """The first offset that no batch of the segment can have.
+
+    Kafka wrote segments once whose offsets no index can hold; such a batch is taken for damage, as
+    it is when a folder is adopted.
+    """
+    return min(source.next_base_offset, source.base_offset + OFFSETS_MAX)
+
+
+class SourceReader:
+    """A segment in the buffer, piece after piece: `buffer[at:end]` is still to be handled."""
+
+    def __init__(self, env: Env, directory: str, buffer_bytes: int) -> None:
+        self._env = env
+        self._directory = directory
+        self._base_bytes = max(buffer_bytes, BUFFER_BYTES_MIN)
+        self.buffer: Bytes = _buffer(self._base_bytes)
+        self.at = 0
+        self.end = 0
+        self.path = ""
+        self.bytes_read = 0
+        self._file: File | None = None
+        self._size_bytes = 0
+        self._next_position = 0  # in the file, of the byte behind buffer[end]
+
+    def open(self, source: SourceSegment) -> None:
+        """Begin with another segment. Raises DamagedSegmentError, OSError.
+
+        One that has gone has nothing left: nobody but retention takes segments of a log that is
+        being cleaned, from its front, and what it took no longer matters to the rest.
+        """
+        self.close()
+        name = filenames.file_name(source.base_offset, filenames.LOG)
+        self.path = f"{self._directory}/{name}"
+        self._next_position = self._size_bytes = 0
+        self.at = self.end = 0
+        try:
+            self._file = self._env.open(self.path)
+        except FileNotFoundError:
+            return
+        self._size_bytes = source.size_bytes
+        if len(self.buffer) > self._base_bytes + SLACK_BYTES:
+            self.buffer = _buffer(self._base_bytes)
+        if self._file.size() < source.size_bytes:
+            raise self.damaged(f"the file is shorter than {source.size_bytes} bytes")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    @property
+    def position(self) -> int:
+        """Where in the file `buffer[at]` stands."""
+        return self._next_position - (self.end - self.at)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether everything of the segment was handled."""
+        return self.position == self._size_bytes
+
+    def refill(self, charge: Callable[[int], None]) -> None:
+        """Read on behind what is still unhandled. Not when exhausted.
+
+        Raises DamagedSegmentError when a batch is left that the file does not complete, OSError.
+        """
+        held = self.end - self.at
+        if self.at > 0:
+            self.buffer[:held] = self.buffer[self.at : self.end].copy()
+            self.at, self.end = 0, held
+        if held >= HEADER_BYTES:
+            size = int(load_be32(self.buffer, 8)) + LENGTH_BYTES
+            if size > len(self.buffer) - SLACK_BYTES:
+                self._make_room(size, charge)
+        wanted = min(len(self.buffer) - SLACK_BYTES - held, self._size_bytes - self._next_position)
+        if wanted == 0:
+            raise self.damaged("the last batch is cut short")
+        self._read(held, wanted, charge)
+        self.end = held + wanted
+
+    def _read(self, at: int, count: int, charge: Callable[[int], None]) -> None:
+        assert self._file is not None
+        charge(count)
+        got = self._file.pread_into(self.buffer.data[at : at + count], self._next_position)
+        if got != count:
+            raise self.damaged("the file ends before its size")
+        self._next_position += count
+        self.bytes_read += count
+
+    def _make_room(self, size: int, charge: Callable[[int], None]) -> None:
+        """Grow the buffer to `size` for the batch at its front, if that batch is sound."""
+        begin = self.position
+        if begin + size > self._size_bytes:
+            raise self.damaged("the batch is longer than the file")
+        expected = int(load_be32(self.buffer, 17))
+        head = self.buffer[: self.end].copy()
+        crc = int(crc32c_extended(0, self.buffer, _CRC_FROM, self.end))
+        left = size - self.end
+        while left > 0:
+            count = min(left, len(self.buffer) - SLACK_BYTES)
+            self._read(0, count, charge)
+            crc = int(crc32c_extended(crc, self.buffer, 0, count))
+            left -= count
+        self._next_position = begin + len(head)
+        self.buffer[: len(head)] = head
+        if crc != expected:
+            raise self.damaged(REASONS[Code.BAD_CRC])
+        larger = _buffer(size)
+        larger[: len(head)] = head
+        self.buffer = larger
+
+    def damaged(self, reason: str) -> DamagedSegmentError:
+        """The error that says so, at the present position."""
+        return DamagedSegmentError(self.path, self.position, reason)
+
+    def stopped(self, code: int) -> DamagedSegmentError:
+        """The error for a kernel's code at the present position."""
+        return self.damaged(REASONS[Code(code)])
+
+
+def _buffer(size_bytes: int) -> Bytes:
+    return np.empty(size_bytes + SLACK_BYTES, dtype=np.uint8)

@@ -1,0 +1,93 @@
+"""The windows of a segment: stretches of whole batches that are read from the newest to the oldest.
+
+Rules
+- Where a batch begins is told by the offset index, which may be wrong. So a window counts only if
+  the walk over its batches arrives exactly at its end; as the windows of a segment reach from its
+  first byte to its last, they then hold the batches that a walk from its start would find.
+- Where the index tells too little, the lengths in the batch headers are followed.
+- Every byte is charged before it is read. No memory is taken for more than the largest window.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+from cleaner.engine.kernels.layout import HEADER_BYTES, LENGTH_BYTES
+from cleaner.job import SourceSegment
+from storage import filenames
+from storage.env import Env, File
+from storage.errors import StorageError
+from storage.index import OFFSET_ENTRY_BYTES, CorruptIndexError, OffsetIndex
+
+# What fits into a processor's second-level cache beside the map's hot lines.
+WINDOW_BYTES: Final = 512 << 10
+
+
+class NoWindowsError(StorageError):
+    """The segment cannot be cut into windows; reading it from its start tells why."""
+
+
+class Windows:
+    """Cuts segments of one partition into windows of at most `limit_bytes`."""
+
+    def __init__(self, env: Env, directory: str, limit_bytes: int) -> None:
+        self._env = env
+        self._directory = directory
+        self._limit_bytes = limit_bytes
+
+    def of(
+        self, source: SourceSegment, file: File, charge: Callable[[int], None]
+    ) -> list[tuple[int, int]]:
+        """(begin, end) of each window, the newest first. Raises NoWindowsError, OSError.
+
+        `charge` is told of bytes before they are read; it may wait, or raise.
+        """
+        if file.size() < source.size_bytes:
+            raise NoWindowsError(file.path)
+        wanted = min(WINDOW_BYTES, self._limit_bytes)
+        edges = [0]
+        for begin, end in pairwise([0, *self._hints(source, charge), source.size_bytes]):
+            if end - begin > wanted:
+                edges += _walk(file, begin, end, charge)
+            if end > edges[-1]:
+                edges.append(end)
+        windows = []
+        last = len(edges) - 1
+        while last > 0:
+            first = min(bisect_left(edges, edges[last] - wanted), last - 1)
+            if edges[last] - edges[first] > self._limit_bytes:
+                raise NoWindowsError(file.path)
+            windows.append((edges[first], edges[last]))
+            last = first
+        return windows
+
+    def _hints(self, source: SourceSegment, charge: Callable[[int], None]) -> Sequence[int]:
+        """Where batches begin, if the index is right."""
+        name = filenames.file_name(source.base_offset, filenames.INDEX)
+        path = f"{self._directory}/{name}"
+        entries_max = source.size_bytes // HEADER_BYTES + 1
+        if not self._env.exists(path) or self._env.size(path) > entries_max * OFFSET_ENTRY_BYTES:
+            return ()
+        charge(self._env.size(path))
+        try:
+            return OffsetIndex.from_bytes(
+                self._env.read_file(path), path, source.size_bytes
+            ).positions
+        except CorruptIndexError:
+            return ()
+
+
+def _walk(file: File, begin: int, end: int, charge: Callable[[int], None]) -> Iterator[int]:
+    """Where the batches of `[begin, end)` begin behind the first, by the lengths in them."""
+    at = begin
+    while end - at >= HEADER_BYTES:
+        if at > begin:
+            yield at
+        charge(LENGTH_BYTES)
+        size = int.from_bytes(file.pread(LENGTH_BYTES, at)[8:], "big") + LENGTH_BYTES
+        if size < HEADER_BYTES or size > end - at:
+            raise NoWindowsError(file.path)
+        at += size
+    if at != end:
+        raise NoWindowsError(file.path)

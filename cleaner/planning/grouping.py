@@ -1,0 +1,133 @@
+"""From a verdict to a job: which segments are read, and which of them become one. Pure.
+
+Groups are Kafka's (Cleaner.groupSegmentsBySize).
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from cleaner.host import JobInputs, LogFacts
+from cleaner.job import CleanJob, SourceSegment
+from cleaner.planning.plan import Verdict
+from cleaner.planning.section import live_segments
+from config.settings import CleanerSettings
+from storage.compression import GZIP, LZ4, ZSTD
+from storage.retention import SegmentFacts
+
+# Offsets inside a segment are stored as 32-bit differences to its base (offset index format).
+RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
+
+
+def plan_job(
+    facts: LogFacts,
+    verdict: Verdict,
+    inputs: JobInputs,
+    settings: CleanerSettings,
+    *,
+    run_id: str,
+    now_ms: int,
+) -> CleanJob | None:
+    """The job that a verdict asks for; None if there is nothing to clean."""
+    section, expired = verdict.section, verdict.expired
+    if not verdict.to_clean or section is None:
+        return None
+    config = facts.config
+    if expired is None:
+        first_dirty, end = section.first_dirty_offset, section.end_offset
+        sources = [s for s in live_segments(facts) if s.base_offset < end]
+        groups = group_segments(sources, config.segment_bytes, config.segment_index_bytes)
+        assert groups, verdict
+        assert groups[-1][-1].next_base_offset == end, verdict
+    else:
+        groups = group_some(facts, expired.base_offsets)
+        assert groups, verdict
+        first_dirty = end = groups[-1][-1].next_base_offset
+    return CleanJob(
+        partition=facts.partition,
+        directory=facts.directory,
+        generation=facts.generation,
+        run_id=run_id,
+        groups=tuple(tuple(_source(segment) for segment in group) for group in groups),
+        first_dirty_offset=first_dirty,
+        end_offset=end,
+        log_start_offset=facts.log_start_offset,
+        log_end_offset_is_end=end == facts.log_end_offset,
+        now_ms=now_ms,
+        delete_retention_ms=config.delete_retention_ms,
+        drop_expired_tombstones=facts.clock_trusted,
+        hash_key=inputs.hash_key,
+        dedupe_buffer_bytes=settings.dedupe_buffer_bytes,
+        read_buffer_bytes=settings.read_buffer_bytes,
+        decompressed_batch_bytes=config.varve_decompressed_batch_bytes,
+        max_message_bytes=config.max_message_bytes,
+        index_interval_bytes=config.index_interval_bytes,
+        segment_bytes=config.segment_bytes,
+        compression_levels=(
+            (GZIP, config.compression_gzip_level),
+            (LZ4, config.compression_lz4_level),
+            (ZSTD, config.compression_zstd_level),
+        ),
+        last_records=inputs.last_records,
+        aborted=inputs.aborted,
+        expired_only=expired is not None,
+    )
+
+
+def group_some(facts: LogFacts, base_offsets: Sequence[int]) -> list[list[SegmentFacts]]:
+    """Groups of some of the log's closed segments; those of one group are neighbours."""
+    wanted = set(base_offsets)
+    groups: list[list[SegmentFacts]] = []
+    run: list[SegmentFacts] = []
+    for segment in live_segments(facts):
+        if segment.base_offset in wanted:
+            run.append(segment)
+        elif run:
+            groups += group_segments(
+                run, facts.config.segment_bytes, facts.config.segment_index_bytes
+            )
+            run = []
+    assert not run, "the active segment is never cleaned"
+    return groups
+
+
+def group_segments(
+    sources: Sequence[SegmentFacts], segment_bytes: int, index_bytes: int
+) -> list[list[SegmentFacts]]:
+    """Neighbours that become one segment each, by their sizes before cleaning.
+
+    A group never outgrows a segment's file, its indexes or the 32 bits of a relative offset; the
+    first of a group is taken whatever its size.
+    """
+    groups: list[list[SegmentFacts]] = []
+    log = index = time_index = 0
+    for segment in sources:
+        log += segment.size_bytes
+        index += segment.index_bytes
+        time_index += segment.time_index_bytes
+        fits = log <= segment_bytes and index <= index_bytes and time_index <= index_bytes
+        if groups and fits and _in_reach(groups[-1][0], segment):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+            log, index = segment.size_bytes, segment.index_bytes
+            time_index = segment.time_index_bytes
+    return groups
+
+
+def _in_reach(first: SegmentFacts, segment: SegmentFacts) -> bool:
+    """Whether the last offset can be stored relative to the first base. Nothing needs no storing.
+
+    The last offset is taken from the base of the segment after it: an index may be stale or empty.
+    """
+    last_offset = segment.next_base_offset - 1
+    return segment.size_bytes == 0 or last_offset - first.base_offset <= RELATIVE_OFFSET_MAX
+
+
+def _source(segment: SegmentFacts) -> SourceSegment:
+    return SourceSegment(
+        base_offset=segment.base_offset,
+        next_base_offset=segment.next_base_offset,
+        size_bytes=segment.size_bytes,
+        last_modified_ms=segment.last_modified_ms,
+        largest_timestamp_ms=segment.largest_timestamp_ms,
+    )

@@ -1,0 +1,247 @@
+"""What is to be cleaned, and why not the rest. Pure: facts in, verdicts out.
+
+A verdict is the whole chain of findings, not the first one that said no: it is what answers "why is
+this not compacting?". Order: whoever is past a deadline goes first, earliest first; then who an
+operator asked for; then by what a clean is expected to gain (Strategy). Deadlines are the maximum
+lag (KIP-354) and, for tombstones past their horizon, a grace (section.py): neither can starve.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from cleaner.host import LogFacts
+from cleaner.planning.findings import Finding, Moment, Reason, Value
+from cleaner.planning.remembered import FRESH, Remembered
+from cleaner.planning.section import (
+    DirtySection,
+    ExpiredSection,
+    dirty_section,
+    expired_section,
+)
+from cleaner.planning.survivorship import gain_per_byte, garbage_bytes
+from cleaner.states import Paused, Quarantined, State, held, past_of
+from storage.model import TopicPartition
+
+__all__ = [
+    "DirtySection",
+    "ExpiredSection",
+    "Finding",
+    "Moment",
+    "Reason",
+    "Strategy",
+    "Value",
+    "Verdict",
+    "assess",
+    "ranked",
+]
+
+# "dirty-ratio" is Kafka's: all that is dirty counts as garbage. "survivorship" counts what is
+# expected not to survive, as far as earlier cleans of the partition allow to say.
+Strategy: TypeAlias = Literal["dirty-ratio", "survivorship"]
+_STRATEGIES: Final[dict[str, Strategy]] = {
+    "dirty-ratio": "dirty-ratio",
+    "survivorship": "survivorship",
+}
+
+
+def strategy_of(topic: str, cleaner: Strategy) -> Strategy:
+    """A topic's own strategy (varve.cleaner.strategy), or the cleaner's."""
+    return _STRATEGIES.get(topic, cleaner)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is to be done about one partition, and why. Times in wall ms."""
+
+    partition: TopicPartition
+    findings: tuple[Finding, ...]
+    section: DirtySection | None = None  # None where there is nothing to compute it from
+    over_lag_ms: int = 0
+    checkpoint_offset: int | None = None  # to be saved now, whether cleaned or not
+    expired: ExpiredSection | None = None  # set where only what has expired is to be removed
+    strategy: Strategy = "dirty-ratio"
+    survivorship: float = 0.0  # used by the strategy: 0 for dirty-ratio
+    live_bytes: int = 0  # expected size of the cleanable part after a clean, as learned so far
+    run_now: bool = False
+    next_ms: int | None = None  # when time alone may change this verdict
+
+    @property
+    def to_clean(self) -> bool:
+        """Whether it is a candidate at this moment."""
+        return not any(finding.blocks for finding in self.findings)
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether part of it is left as it is, because it cannot be read."""
+        return any(finding.reason is Reason.DAMAGED for finding in self.findings)
+
+    @property
+    def score(self) -> float:
+        """What a clean is expected to gain per byte of I/O, 0..0.5."""
+        if self.section is None or self.expired is not None:
+            return 0.0  # what can go is not known, and it is little
+        section = self.section
+        return gain_per_byte(section.clean_bytes, section.dirty_bytes, self.survivorship)
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When its dirty section, or what has expired, must have been cleaned."""
+        if self.expired is not None:
+            return self.expired.deadline_ms
+        if self.section is None or self.section.dirty_bytes == 0:
+            return None
+        return self.section.deadline_ms
+
+    def urgency(self, now_ms: int) -> tuple[int, float, TopicPartition]:
+        """Sorts candidates, most urgent first."""
+        deadline_ms = self.deadline_ms
+        if deadline_ms is not None and deadline_ms < now_ms:
+            return (0, deadline_ms, self.partition)
+        return (1 if self.run_now else 2, -self.score, self.partition)
+
+
+def assess(
+    facts: LogFacts,
+    state: State,
+    now: Moment,
+    known: Remembered = FRESH,
+    *,
+    strategy: Strategy = "dirty-ratio",
+    run_now: bool = False,
+) -> Verdict:
+    """Judge one partition."""
+    standing = _standing(facts)
+    findings = standing + _state_findings(state, now, known)
+    if any(finding.blocks for finding in standing):
+        return Verdict(facts.partition, tuple(findings))
+    strategy = strategy_of(facts.config.varve_cleaner_strategy, strategy)
+    ratio = known.survivorship if strategy == "survivorship" else 0.0
+    section = dirty_section(facts, now, known)
+    over_lag_ms = 0
+    if section.dirty_bytes > 0 and section.deadline_ms is not None:
+        over_lag_ms = max(0, now.wall_ms - section.deadline_ms)
+    expired, next_expiry_ms = expired_section(facts, section.clean_below, now, known)
+    dirt = _dirt(facts, section, over_lag_ms, ratio, run_now)
+    if not any(finding.blocks for finding in dirt):
+        expired = None  # the clean sees to it
+    elif expired is not None:
+        dirt = [finding._replace(blocks=False) for finding in dirt]
+        values = (("segments", len(expired.base_offsets)), ("since_ms", expired.since_ms))
+        dirt.append(Finding(Reason.EXPIRED, False, values))
+    survivors = section.dirty_bytes - garbage_bytes(section.dirty_bytes, known.survivorship)
+    return Verdict(
+        facts.partition,
+        (*findings, *dirt),
+        section,
+        over_lag_ms,
+        None if held(state) or isinstance(state, Paused) else _to_save(facts, section),
+        expired,
+        strategy,
+        ratio,
+        section.clean_bytes + int(survivors),
+        run_now,
+        _next_ms(section, next_expiry_ms, now),
+    )
+
+
+def ranked(verdicts: Iterable[Verdict], now_ms: int) -> list[Verdict]:
+    """Those to be cleaned, most urgent first; names break ties."""
+    candidates = [verdict for verdict in verdicts if verdict.to_clean]
+    return sorted(candidates, key=lambda verdict: verdict.urgency(now_ms))
+
+
+def _standing(facts: LogFacts) -> list[Finding]:
+    """What does not depend on how dirty the log is."""
+    if not facts.config.policy_known:
+        return [Finding(Reason.POLICY_UNKNOWN, True)]
+    policy = ",".join(facts.config.cleanup_policy)
+    findings = [Finding(Reason.POLICY, not facts.config.compacts, (("cleanup.policy", policy),))]
+    if facts.offline is not None:
+        findings.append(Finding(Reason.OFFLINE, True, (("why", facts.offline),)))
+    elif not facts.segments:
+        findings.append(Finding(Reason.OFFLINE, True, (("why", "its log is not open"),)))
+    for one in facts.damaged:
+        # What is damaged stays as it is, the rest is cleaned around it.
+        where = (("file", one.path), ("position", one.position), ("reason", one.reason))
+        findings.append(Finding(Reason.DAMAGED, False, where))
+    return findings
+
+
+def _state_findings(state: State, now: Moment, known: Remembered) -> list[Finding]:
+    findings = []
+    if held(state):
+        findings.append(Finding(Reason.IN_PROGRESS, True, (("state", type(state).__name__),)))
+    holds = 0
+    if known.held_since_ms is not None:
+        holds = 1
+        findings.append(Finding(Reason.HELD, True, (("since_ms", known.held_since_ms),)))
+    if isinstance(state, Paused) and state.pauses > holds:
+        findings.append(Finding(Reason.PAUSED, True, (("pauses", state.pauses - holds),)))
+    mark = past_of(state)
+    if mark is not None:
+        wait_ms = max(0, mark.until_ms - now.monotonic_ms)
+        blocks = isinstance(state, Quarantined) and wait_ms > 0
+        findings.append(
+            Finding(
+                Reason.QUARANTINED,
+                blocks,
+                (("reason", mark.reason), ("failures", mark.failures), ("wait_ms", wait_ms)),
+            )
+        )
+    return findings
+
+
+def _dirt(
+    facts: LogFacts, section: DirtySection, over_lag_ms: int, survivorship: float, run_now: bool
+) -> list[Finding]:
+    """Whether the dirty section is worth a clean."""
+    where = _bound_values(facts, section)
+    if section.dirty_bytes == 0:
+        clean = max(section.clean_below, section.end_offset) >= facts.log_end_offset
+        return [Finding(Reason.NOTHING_DIRTY if clean else section.bound, True, where)]
+    findings = [Finding(section.bound, False, where)]
+    limit = facts.config.min_cleanable_dirty_ratio
+    late = over_lag_ms > 0
+    if late:
+        findings.append(Finding(Reason.MAX_LAG, False, (("over_ms", over_lag_ms),)))
+    if run_now:
+        findings.append(Finding(Reason.RUN_NOW, False))
+    ratio = section.ratio * (1 - survivorship)
+    values = (("ratio", ratio), ("needs more than", limit), ("survivorship", survivorship))
+    return [*findings, Finding(Reason.RATIO, not (late or run_now) and ratio <= limit, values)]
+
+
+def _bound_values(facts: LogFacts, section: DirtySection) -> tuple[tuple[str, Value], ...]:
+    values: list[tuple[str, Value]] = [
+        ("first_dirty_offset", section.first_dirty_offset),
+        ("end_offset", section.end_offset),
+    ]
+    if section.bound is Reason.UNDECIDED:
+        pending = facts.open_transaction
+        values.append(("undecided_offset", facts.undecided_offset))
+        if pending is not None and pending.first_offset <= facts.undecided_offset:
+            values += [
+                ("producer_id", pending.producer_id),
+                ("transaction_first_offset", pending.first_offset),
+                ("since_ms", pending.since_ms),
+            ]
+    elif section.ripe_ms is not None:
+        values.append(("until_ms", section.ripe_ms))
+    return tuple(values)
+
+
+def _to_save(facts: LogFacts, section: DirtySection) -> int | None:
+    """The checkpoint that should stand on disk and does not."""
+    saved = facts.checkpoint_offset
+    if saved is None and section.clean_below == facts.log_start_offset:
+        return None
+    return None if section.clean_below == saved else section.clean_below
+
+
+def _next_ms(section: DirtySection, next_expiry_ms: int | None, now: Moment) -> int | None:
+    """The nearest of: a segment is old enough, the maximum lag is over, something expires."""
+    times = [section.ripe_ms, next_expiry_ms]
+    if section.dirty_bytes > 0:
+        times.append(section.deadline_ms)
+    return min((at for at in times if at is not None and at >= now.wall_ms), default=None)

@@ -1,0 +1,181 @@
+"""What the cleaner remembers of a partition between two cleans, beside Kafka's checkpoint.
+
+Rules
+- All of it can be lost or be wrong: that costs work, never data. An operator's hold is kept here,
+  too, because it belongs to the partition; it is as durable as the file.
+- It is believed only of the log it was learned from: another topic id voids it, another generation
+  voids what it says of the content, and what it says of a segment holds for a segment of that base
+  offset and that size in bytes alone.
+- A stretch is known to be clean only where each of its segments is known.
+
+Pure; keeping.py puts it on the disk.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+from cleaner.host import LogFacts
+from cleaner.job import CleanJob, CleanReport
+from cleaner.planning.intervals import Interval, meets, merged, reach
+from cleaner.planning.survivorship import observed, updated
+from storage.retention import SegmentFacts
+
+NO_HORIZON: Final = -1  # nothing in the segment waits to be removed
+UNKNOWN_HORIZON: Final = -2
+# What could not go although its horizon had passed (a marker whose transaction still has a batch)
+# is not asked for again before this, or delete.retention.ms where that is longer.
+STUBBORN_MS: Final = 3_600_000
+
+SegmentKey: TypeAlias = tuple[int, int]  # (base offset, size in bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """One partition. Times in wall ms; `horizons` by (base offset, bytes) of a closed segment."""
+
+    topic_id: bytes = b""
+    generation: str = ""  # of the log it was learned from; "": of an earlier process
+    first_seen_ms: int = 0  # this content
+    cleaned: tuple[Interval, ...] = ()  # clean beyond the checkpoint
+    horizons: Mapping[SegmentKey, int] = field(default_factory=dict)
+    expired_at_ms: int | None = None  # when tombstones were last looked for without new data
+    survivorship: float = 0.0
+    observations: int = 0
+    held_since_ms: int | None = None  # an operator's pause
+
+    def horizon(self, segment: SegmentFacts) -> int:
+        """When the segment can next lose a tombstone or marker; NO_ or UNKNOWN_HORIZON."""
+        return self.horizons.get((segment.base_offset, segment.size_bytes), UNKNOWN_HORIZON)
+
+    def clean_stretches(self, segments: Iterable[SegmentFacts]) -> tuple[Interval, ...]:
+        """Where the log is clean beyond the checkpoint, as far as that can be believed."""
+        if not self.cleaned:
+            return ()
+        parts = []
+        for segment in segments:
+            if (segment.base_offset, segment.size_bytes) in self.horizons:
+                first, end = segment.base_offset, segment.next_base_offset
+                parts += [(max(first, low), min(end, high)) for low, high in self.cleaned]
+        return merged(parts)
+
+    # As JSON -----------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """For the file."""
+        return {
+            "topic_id": self.topic_id.hex(),
+            "first_seen_ms": self.first_seen_ms,
+            "cleaned": [list(stretch) for stretch in self.cleaned],
+            "horizons": [[*key, horizon] for key, horizon in self.horizons.items()],
+            "expired_at_ms": self.expired_at_ms,
+            "survivorship": self.survivorship,
+            "observations": self.observations,
+            "held_since_ms": self.held_since_ms,
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "Remembered":
+        """Raises ValueError, KeyError or TypeError for what is not ours."""
+        ratio = float(found["survivorship"])
+        if not 0 <= ratio <= 1:
+            raise ValueError(f"a survivorship of {ratio}")
+        return cls(
+            topic_id=bytes.fromhex(found["topic_id"]),
+            first_seen_ms=int(found["first_seen_ms"]),
+            cleaned=merged((int(first), int(end)) for first, end in found["cleaned"]),
+            horizons={(int(b), int(size)): int(at) for b, size, at in found["horizons"]},
+            expired_at_ms=_time(found["expired_at_ms"]),
+            survivorship=ratio,
+            observations=int(found["observations"]),
+            held_since_ms=_time(found["held_since_ms"]),
+        )
+
+
+def _time(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+FRESH: Final = Remembered()
+
+
+def recall(known: Remembered | None, facts: LogFacts, now_ms: int) -> Remembered:
+    """What may be believed of this log; `known` itself where nothing changed."""
+    if known is None or known.topic_id != facts.topic_id:
+        return Remembered(facts.topic_id, facts.generation, first_seen_ms=now_ms)
+    if known.first_seen_ms > now_ms:  # by a clock that was wrong
+        known = replace(known, first_seen_ms=now_ms)
+    if known.generation == facts.generation:
+        return known
+    cut = any(end > facts.log_end_offset for _, end in known.cleaned)
+    if known.generation or cut:
+        known = replace(known, first_seen_ms=now_ms, cleaned=(), horizons={}, expired_at_ms=None)
+    return replace(known, generation=facts.generation)
+
+
+def learn(
+    known: Remembered,
+    job: CleanJob,
+    report: CleanReport,
+    after: LogFacts,
+    *,
+    dirty_bytes: int,
+    alpha: float,
+) -> tuple[Remembered, int]:
+    """What a finished job teaches, and how far the log is clean without a gap from the checkpoint.
+
+    `after`: the log's facts now that its groups are published.
+    """
+    checkpoint = after.first_dirty_offset
+    gained: list[Interval] = []
+    if not job.expired_only:
+        gained = [*report.cleaned, (job.first_dirty_offset, report.next_dirty_offset)]
+    stretches = merged([*known.cleaned, *gained])
+    clean_below = reach(checkpoint, stretches)
+    cleaned = tuple((first, end) for first, end in stretches if end > clean_below)
+    complete = report.next_dirty_offset >= job.end_offset and not report.damaged
+    ratio, observations = known.survivorship, known.observations
+    if complete and dirty_bytes > 0 and not job.expired_only:
+        seen = observed(report.bytes_before, report.bytes_after, dirty_bytes)
+        ratio = updated(ratio, observations, seen, alpha)
+        observations += 1
+    return (
+        replace(
+            known,
+            cleaned=cleaned,
+            horizons=_horizons(known, job, report, after, (*cleaned, (0, clean_below))),
+            expired_at_ms=job.now_ms if job.expired_only else known.expired_at_ms,
+            survivorship=ratio,
+            observations=observations,
+        ),
+        clean_below,
+    )
+
+
+def _horizons(
+    known: Remembered,
+    job: CleanJob,
+    report: CleanReport,
+    after: LogFacts,
+    clean: Iterable[Interval],
+) -> dict[SegmentKey, int]:
+    """Horizons of the closed segments that exist now and are clean, at least in part."""
+    told = {(one.base_offset, one.size_bytes): one.horizon_ms for one in report.horizons}
+    read = {source.base_offset for group in job.groups for source in group}
+    stretches = merged(clean)
+    damaged = {one.base_offset for one in after.damaged}
+    found: dict[SegmentKey, int] = {}
+    for segment in after.segments[:-1]:
+        base, end = segment.base_offset, segment.next_base_offset
+        if base in damaged or not meets(stretches, base, end):
+            continue
+        key = (base, segment.size_bytes)
+        horizon = told.get(key, known.horizon(segment))
+        if horizon == UNKNOWN_HORIZON and job.expired_only and base in read:
+            horizon = NO_HORIZON  # it was looked at: once is enough
+        # One that was stamped by this very job is no refusal, also with a retention of nothing.
+        passed = 0 <= horizon < job.now_ms + job.expired_only
+        if key in told and job.drop_expired_tombstones and passed:
+            horizon = job.now_ms + max(STUBBORN_MS, job.delete_retention_ms)
+        found[key] = horizon
+    return found

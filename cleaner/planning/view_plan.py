@@ -1,0 +1,119 @@
+"""What a compaction of a view has to do: pure.
+
+Rules
+- The sources are the present ledger, which is clean, and the log's closed segments from its horizon
+  on, which are dirty. Together they are one log to the engine.
+- The new horizon is the base of a segment: nothing at or above the high watermark, the last stable
+  offset or the active segment's base is final.
+- What retention took between the old horizon and the log's start was never seen. It is told, and
+  does not hold the rest up.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cleaner.job import CleanJob, SourceSegment
+from cleaner.planning.grouping import group_segments
+from config.settings import CleanerSettings
+from config.topic_keys import TopicConfig
+from storage.compression import GZIP, LZ4, ZSTD
+from storage.model import TopicPartition
+from storage.retention import SegmentFacts
+from storage.txn_index import TxnIndexEntry
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSection:
+    """What is to be compacted: offsets [first, horizon) of the log, in these of its segments.
+
+    The first segment may begin below `first_dirty_offset`: only its rest counts.
+    """
+
+    segments: tuple[SegmentFacts, ...]
+    first_dirty_offset: int
+    horizon: int
+    missed: tuple[int, int] | None  # [first, end) that expired unseen
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the segments."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+
+def view_section(
+    segments: Sequence[SegmentFacts], *, log_start_offset: int, undecided_offset: int, horizon: int
+) -> ViewSection:
+    """The section behind `horizon` (0 where there is no ledger). `segments` are Log.segment_facts.
+
+    Its horizon is the present one where there is nothing to do.
+    """
+    first = max(horizon, log_start_offset)
+    missed = (horizon, log_start_offset) if 0 < horizon < log_start_offset else None
+    closed = [
+        segment
+        for segment in segments[:-1]
+        if segment.next_base_offset <= undecided_offset and segment.next_base_offset > first
+    ]
+    end = closed[-1].next_base_offset if closed else horizon
+    return ViewSection(tuple(closed), first, end, missed)
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRound:
+    """One job's worth of a run: a full map makes more than one."""
+
+    partition: TopicPartition
+    directory: str  # the folder of the run, which holds all sources
+    generation: str
+    run_id: str
+    sources: tuple[SegmentFacts, ...]  # neighbours, oldest first
+    first_dirty_offset: int
+    horizon: int
+    log_start_offset: int
+    now_ms: int
+    hash_key: bytes
+    aborted: tuple[TxnIndexEntry, ...]
+
+
+def view_job(part: ViewRound, config: TopicConfig, settings: CleanerSettings) -> CleanJob:
+    """The engine's job for a round."""
+    groups = group_segments(part.sources, config.segment_bytes, config.segment_index_bytes)
+    return CleanJob(
+        partition=part.partition,
+        directory=part.directory,
+        generation=part.generation,
+        run_id=part.run_id,
+        groups=tuple(tuple(_source(segment) for segment in group) for group in groups),
+        first_dirty_offset=part.first_dirty_offset,
+        end_offset=part.horizon,
+        log_start_offset=part.log_start_offset,
+        log_end_offset_is_end=False,
+        now_ms=part.now_ms,
+        delete_retention_ms=config.delete_retention_ms,
+        drop_expired_tombstones=False,
+        hash_key=part.hash_key,
+        dedupe_buffer_bytes=settings.dedupe_buffer_bytes,
+        read_buffer_bytes=settings.read_buffer_bytes,
+        decompressed_batch_bytes=config.varve_decompressed_batch_bytes,
+        max_message_bytes=config.max_message_bytes,
+        index_interval_bytes=config.index_interval_bytes,
+        segment_bytes=config.segment_bytes,
+        compression_levels=(
+            (GZIP, config.compression_gzip_level),
+            (LZ4, config.compression_lz4_level),
+            (ZSTD, config.compression_zstd_level),
+        ),
+        aborted=part.aborted,
+        latest_only=True,
+        keep_keyless=config.varve_view_null_key == "keep",
+    )
+
+
+def _source(segment: SegmentFacts) -> SourceSegment:
+    return SourceSegment(
+        base_offset=segment.base_offset,
+        next_base_offset=segment.next_base_offset,
+        size_bytes=segment.size_bytes,
+        last_modified_ms=segment.last_modified_ms,
+        largest_timestamp_ms=segment.largest_timestamp_ms,
+    )

@@ -1,0 +1,154 @@
+"""Events in, effects carried out: the pool's side of the state machine.
+
+Rule 1. Every change of a partition's state is an event sent to the registry. All of them happen on
+        the loop, so there are no locks; what an event brings about is carried out in `_perform`.
+Rule 2. Files of a partition change only while it is held (a job, a journal) or paused. Everything
+        else that truncates, deletes or re-configures a log goes through `paused`.
+Rule 3. An operator's hold is one pause that nobody waits for; a partition has one or none.
+"""
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import assert_never
+
+import structlog
+
+from cleaner import states
+from cleaner.host import CleanerHost
+from cleaner.pool.job_run import Run
+from cleaner.pool.lookout import Lookout
+from cleaner.pool.registry import CleanerRegistry
+from cleaner.stats import PoolStats
+from cleaner.workers.crew import Worker
+from storage.env import Env
+from storage.model import TopicPartition
+
+log = structlog.get_logger("cleaner")
+
+
+class Control:
+    """Who has which partition, and who waits for it."""
+
+    def __init__(
+        self,
+        host: CleanerHost,
+        env: Env,
+        lookout: Lookout,
+        *,
+        registry: CleanerRegistry,
+        stats: PoolStats,
+        abort_seconds: float,
+        wake: Callable[[], None],
+        kill: Callable[[Worker], None],
+    ) -> None:
+        self.runs: dict[TopicPartition, Run] = {}  # under way
+        self.holds: set[TopicPartition] = set()  # for which a pause of an operator is in force
+        self._host = host
+        self._env = env
+        self._lookout = lookout
+        self._registry = registry
+        self._stats = stats
+        self._abort_seconds = abort_seconds
+        self.wake = wake
+        self._kill = kill
+        self._waiting: defaultdict[TopicPartition, deque[asyncio.Future[None]]]
+        self._waiting = defaultdict(deque)
+
+    def state(self, partition: TopicPartition) -> states.State:
+        """The partition's present state."""
+        return self._registry.state(partition)
+
+    def handle(self, partition: TopicPartition, event: states.Event) -> tuple[states.Effect, ...]:
+        """Send an event and carry out what it brings about."""
+        effects = self._registry.apply(partition, event, self._env.wall_ms())
+        self._lookout.touched(partition)
+        for effect in effects:
+            self._perform(partition, effect)
+        return effects
+
+    def _perform(self, partition: TopicPartition, effect: states.Effect) -> None:
+        match effect:
+            case states.StartJob() | states.PublishGroup() | states.DropGroup():
+                pass  # carried out by whoever sent the event: it holds the job or the group
+            case states.SignalAbort():
+                run = self.runs[partition]
+                run.worker.side.abort(run.number)
+                self._watch(run)
+            case states.GrantPause():
+                for waiter in self._waiting.pop(partition, ()):
+                    if not waiter.done():
+                        waiter.set_result(None)
+            case states.SaveCheckpoint(offset):
+                generation = self.runs[partition].job.generation
+                self._lookout.save_checkpoint(partition, generation, offset)
+            case states.ReportFailure(mark):
+                self._stats.failures += 1
+                wait_ms = mark.until_ms - int(asyncio.get_running_loop().time() * 1000)
+                self._host.failed(partition, mark.reason, self._env.wall_ms() + wait_ms)
+            case states.WakeScheduler():
+                self.wake()
+            case _:
+                assert_never(effect)
+
+    def _watch(self, run: Run) -> None:
+        loop = asyncio.get_running_loop()
+        run.watch = loop.call_later(self._abort_seconds, self._not_heeded, run)
+
+    def _not_heeded(self, run: Run) -> None:
+        """The abort was a while ago. A worker that waits for a journal is not to blame."""
+        partition = run.job.partition
+        state = self.state(partition)
+        if self.runs.get(partition) is not run or not isinstance(state, states.Aborting):
+            return
+        if state.publishing:
+            self._watch(run)
+            return
+        log.warning("cleaner_abort_not_heeded", partition=str(partition), pid=run.worker.link.pid)
+        self._kill(run.worker)
+
+    @asynccontextmanager
+    async def paused(self, partition: TopicPartition) -> AsyncIterator[None]:
+        """See CleanerPool.paused."""
+        granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[partition].append(granted)
+        self.handle(partition, states.PauseRequested())
+        try:
+            await granted
+            yield
+        finally:
+            # Also when cancelled while waiting: then it is a resume during an abort.
+            waiting = self._waiting.get(partition)
+            if waiting is not None and granted in waiting:
+                waiting.remove(granted)
+                if not waiting:
+                    del self._waiting[partition]
+            self.handle(partition, states.Resumed())
+
+    def abort(self, partition: TopicPartition) -> bool:
+        """Give up a running job, if there is one; the partition may be chosen again at once."""
+        running = states.held(self.state(partition))
+        self.handle(partition, states.AbortRequested())
+        return running
+
+    def hold(self, partition: TopicPartition) -> bool:
+        """An operator's pause; False if there is one already."""
+        if partition in self.holds:
+            return False
+        self.holds.add(partition)
+        self.handle(partition, states.PauseRequested())
+        return True
+
+    def release(self, partition: TopicPartition) -> bool:
+        """The end of an operator's pause; False if there was none."""
+        if partition not in self.holds:
+            return False
+        self.holds.remove(partition)
+        self.handle(partition, states.Resumed())
+        return True
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits for a pause to be granted."""
+        return bool(self._waiting)

@@ -1,0 +1,392 @@
+"""Jobs under way: handed to workers, published group by group, ended.
+
+Rule 1. A partition is let go of when its worker has let go: it said so, or it is dead; and when no
+        unpublished file of the run is left in its folder.
+Rule 2. Groups are published in the order in which they come, one at a time per worker.
+Rule 3. Nothing is given up for good: a failure names its reason and the time of the next attempt.
+
+It does not know what is inside a log.
+"""
+
+import asyncio
+from typing import assert_never
+
+import structlog
+
+from cleaner import states
+from cleaner.host import CleanerHost, LogFacts, PublishOutcome
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.planning.grouping import plan_job
+from cleaner.planning.plan import Verdict
+from cleaner.planning.remembered import learn
+from cleaner.pool.control import Control
+from cleaner.pool.history import History
+from cleaner.pool.job_run import PoolLimits, Run, record_of, retry_delay_ms
+from cleaner.pool.keeping import Memory
+from cleaner.stats import PoolStats
+from cleaner.workers.channel import (
+    ChannelError,
+    GroupCleaned,
+    JobDone,
+    JobFailed,
+    JobStopped,
+    Message,
+    Progressed,
+    RunJob,
+    WorkerReady,
+)
+from cleaner.workers.crew import Worker
+from cleaner.workers.priority import DEADLINE_GRACE_MS, Priorities
+from cleaner.workers.throttle import TOP_UP_SECONDS, Direction, Throttle
+from config.settings import CleanerSettings
+from storage.env import Env
+from storage.errors import StorageError, SwapRefusedError
+from storage.model import TopicPartition
+from storage.swap import discard_outputs
+
+log = structlog.get_logger("cleaner")
+
+
+class Runs:
+    """Listens to the workers (crew.CrewListener)."""
+
+    def __init__(
+        self,
+        host: CleanerHost,
+        env: Env,
+        control: Control,
+        *,
+        settings: CleanerSettings,
+        stats: PoolStats,
+        limits: PoolLimits,
+        history: History,
+        memory: Memory,
+    ) -> None:
+        self.settings = settings
+        self._host = host
+        self._env = env
+        self._control = control
+        self._stats = stats
+        self._limits = limits
+        self._history = history
+        self._memory = memory
+        rates = settings.read_bytes_per_second, settings.write_bytes_per_second
+        floor = settings.floor_bytes_per_second
+        # Its buckets are full: the past adds nothing.
+        self.throttle = Throttle(*rates, now=0.0, floor_bytes_per_second=floor)
+        self._priorities = Priorities(lambda: self.settings.nice)
+        self._runs = control.runs
+        self._run_number = 0
+        self._ticker: asyncio.TimerHandle | None = None
+
+    def configure(self, settings: CleanerSettings) -> None:
+        """Take other settings; running jobs go on."""
+        self.settings = settings
+        rates = settings.read_bytes_per_second, settings.write_bytes_per_second
+        floor = settings.floor_bytes_per_second
+        self.throttle.set_rates(*rates, self._now(), floor_bytes_per_second=floor)
+
+    def stop(self) -> None:
+        """No more ticks."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+
+    def of_worker(self, worker: Worker) -> Run | None:
+        """What a worker is doing."""
+        return next((run for run in self._runs.values() if run.worker is worker), None)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _now_ms(self) -> int:
+        return int(self._now() * 1000)
+
+    # Beginning ----------------------------------------------------------------------------
+
+    def begin(self, worker: Worker, facts: LogFacts, verdict: Verdict) -> None:
+        """Take the partition and hand its job over."""
+        partition = facts.partition
+        self._control.handle(partition, states.Grabbed(self._now_ms()))
+        try:
+            run = self._start(worker, facts, verdict)
+        except Exception as error:
+            log.exception("cleaner_job_not_started", partition=str(partition))
+            self._control.handle(partition, self._failure(partition, f"not started: {error!r}"))
+            return
+        worker.busy = True
+        self._runs[partition] = run
+        if self._ticker is None:
+            self._tick()
+        log.debug("cleaner_job_started", partition=str(partition), run_id=run.job.run_id)
+
+    def _start(self, worker: Worker, facts: LogFacts, verdict: Verdict) -> Run:
+        now_ms = self._env.wall_ms()
+        job = plan_job(
+            facts,
+            verdict,
+            self._host.job_inputs(facts.partition, facts.log_start_offset, facts.log_end_offset),
+            self.settings,
+            run_id=f"{now_ms:x}-{self._env.random_bytes(4).hex()}",
+            now_ms=now_ms,
+        )
+        assert job is not None
+        self._run_number += 1
+        section = verdict.section
+        run = Run.begin(
+            self._run_number,
+            job,
+            worker,
+            self._now(),
+            dirty_bytes=0 if section is None or job.expired_only else section.dirty_bytes,
+            data_directory=facts.data_directory,
+        )
+        run.is_far_too_late = verdict.over_lag_ms > DEADLINE_GRACE_MS
+        worker.link.send(RunJob(run.number, job))
+        self.throttle.join(worker.index, worker.side, self._now())
+        return run
+
+    def top_up(self, now: float) -> None:
+        """Grant what was earned; nothing to do while the ticker runs."""
+        if self._ticker is None:
+            self.throttle.tick(now, self._host.foreground)
+
+    def _tick(self) -> None:
+        """Top the grants up and look for stalled workers, as long as jobs run."""
+        self._ticker = None
+        if not self._runs:
+            return
+        now = self._now()
+        self.throttle.tick(now, self._host.foreground)
+        busy = ((run.worker, run.is_far_too_late) for run in self._runs.values())
+        self._priorities.look(now, busy, self.throttle.borrowing.floor)
+        for run in list(self._runs.values()):
+            self._check_stall(run, now)
+        self._ticker = asyncio.get_running_loop().call_later(TOP_UP_SECONDS, self._tick)
+
+    def _check_stall(self, run: Run, now: float) -> None:
+        state = self._control.state(run.job.partition)
+        if isinstance(state, states.Publishing | states.Aborting):
+            run.heard_at = now  # the worker may be waiting for us
+        elif run.silent_seconds(now) >= self._limits.stall:
+            run.failure = f"no progress for {self._limits.stall:g} s"
+            self._control.handle(run.job.partition, states.AbortRequested())
+
+    # What workers say ---------------------------------------------------------------------
+
+    def worker_free(self, worker: Worker) -> None:
+        """A worker can be given something to do."""
+        del worker
+        self._control.wake()
+
+    async def worker_said(self, worker: Worker, message: Message) -> None:
+        """Handle what a worker says about its run."""
+        run = self.of_worker(worker)
+        if isinstance(message, RunJob | WorkerReady) or run is None or message.run != run.number:
+            raise ChannelError(f"an unexpected {type(message).__name__}")
+        run.heard_at = self._now()
+        match message:
+            case Progressed(_, stage, done_bytes, total_bytes):
+                run.stage, run.done_bytes, run.total_bytes = stage, done_bytes, total_bytes
+            case GroupCleaned(_, group):
+                await self._publish(run, group)
+            case JobDone(_, report):
+                await self._done(run, report)
+            case JobStopped():
+                unasked = "" if self._aborting(run) else "stopped without being asked"
+                await self._let_go(run, unasked)
+            case JobFailed(_, reason, traceback, file_missing):
+                log.info("cleaner_job_raised", run_id=run.job.run_id, traceback=traceback)
+                if file_missing and self._is_outdated(run.job):
+                    run.stale = "its sources have gone"
+                    self._control.abort(run.job.partition)
+                    reason = ""
+                await self._let_go(run, reason)
+            case _:
+                assert_never(message)
+
+    async def worker_gone(self, worker: Worker, how: str) -> None:
+        """The worker is dead; so is its run."""
+        run = self.of_worker(worker)
+        if run is not None:
+            await self._let_go(run, "" if self._aborting(run) else f"its worker ended: {how}")
+
+    def _aborting(self, run: Run) -> bool:
+        return isinstance(self._control.state(run.job.partition), states.Aborting)
+
+    def _is_outdated(self, job: CleanJob) -> bool:
+        """Whether the log moved on under the job: retention took segments, or it was replaced."""
+        now = self._host.facts_of(job.partition)
+        return (
+            now is None
+            or now.generation != job.generation
+            or now.log_start_offset > job.log_start_offset
+        )
+
+    # Publishing ---------------------------------------------------------------------------
+
+    async def _publish(self, run: Run, group: CleanedGroup) -> None:
+        """Have the host carry out one group's journal, unless the partition is being given back."""
+        partition = run.job.partition
+        effects = self._control.handle(partition, states.GroupReady())
+        if states.PublishGroup() not in effects:
+            self._dropped(run)
+            return
+        outcome: PublishOutcome | None = None
+        refusal = ""
+        try:
+            # Shielded: a journal is finished also where the wait for it is not.
+            outcome = await asyncio.shield(self._host.publish(run.job, group))
+        except SwapRefusedError as error:
+            refusal = run.failure = f"publication refused: {error}"
+        except Exception as error:
+            if not isinstance(error, OSError | StorageError):  # a mistake of ours: say where
+                log.exception("cleaner_publication_failed", partition=str(partition))
+            refusal = run.failure = f"publication failed: {error}"
+            run.keep_files = True
+        if outcome is PublishOutcome.PUBLISHED:
+            self._stats.groups_published += 1
+            run.published += 1
+        else:
+            self._dropped(run)
+        if outcome is PublishOutcome.STALE:
+            self._stats.stale += 1
+            refusal = run.stale = "stale generation"
+        elif outcome is PublishOutcome.SOURCES_GONE and self._keeps_a_source(partition, group):
+            # A later group may lack a tombstone whose old value stands in what remains of this
+            # one: nothing after it may be published. The partition is judged anew at once.
+            refusal = run.stale = "some of its sources have gone"
+        event = states.Refused(refusal) if refusal else states.Published()
+        self._control.handle(partition, event)
+
+    def _dropped(self, run: Run) -> None:
+        self._stats.groups_dropped += 1
+        run.unpublished += 1
+
+    def _keeps_a_source(self, partition: TopicPartition, group: CleanedGroup) -> bool:
+        facts = self._host.facts_of(partition)
+        present = () if facts is None else (segment.base_offset for segment in facts.segments)
+        return not set(group.source_base_offsets).isdisjoint(present)
+
+    # Ending -------------------------------------------------------------------------------
+
+    async def _done(self, run: Run, report: CleanReport) -> None:
+        """The job came to its end. What it could not do is told like a failure."""
+        job = run.job
+        if (report.partition, report.run_id) != (job.partition, job.run_id):
+            raise ChannelError(f"a report of {report.partition}, run {report.run_id}")
+        run.report = report
+        reason = ""
+        if report.damaged and not self._is_known_damage(job, report):
+            path, position, why = report.damaged[0]
+            reason = f"{path} is damaged at byte {position}: {why}"
+        elif self._made_no_progress(job, report):
+            reason = "made no progress"
+        if not self._aborting(run):
+            run.clean_below = self._learn(run, report)
+        seconds = self._now() - run.started_at
+        reached = run.clean_below
+        if await self._let_go(run, reason, finished=states.Finished(reached), reached=reached):
+            self._stats.count_report(run.worker.index, seconds, report)
+            self._stats.expiries += job.expired_only
+            self._host.finished(job, report)
+
+    def _made_no_progress(self, job: CleanJob, report: CleanReport) -> bool:
+        if job.expired_only or report.damaged or report.cleaned:
+            return False
+        return report.next_dirty_offset <= job.first_dirty_offset
+
+    def _is_known_damage(self, job: CleanJob, report: CleanReport) -> bool:
+        """Whether all of it was told before: then it is no news, and no reason to wait."""
+        facts = self._host.facts_of(job.partition)
+        known = set() if facts is None else {one.path for one in facts.damaged}
+        return all(path in known for path, _, _ in report.damaged)
+
+    def _learn(self, run: Run, report: CleanReport) -> int | None:
+        """Remember what the job taught; how far the log is clean now, if that was its matter."""
+        job = run.job
+        facts = self._host.facts_of(job.partition)
+        if facts is None or facts.generation != job.generation:
+            return None
+        known, clean_below = learn(
+            self._memory.recall(facts, self._env.wall_ms()),
+            job,
+            report,
+            facts,
+            dirty_bytes=run.dirty_bytes,
+            alpha=self.settings.survivorship_alpha,
+        )
+        self._memory.put(facts, known)
+        return None if job.expired_only else clean_below
+
+    async def _let_go(
+        self,
+        run: Run,
+        reason: str,
+        *,
+        finished: states.Finished | None = None,
+        reached: int | None = None,
+    ) -> bool:
+        """Give the partition back: a failure if there is a reason, else finished, else stopped.
+
+        False if somebody had asked for it, and nothing but what was published counts.
+        """
+        try:
+            if finished is None or run.unpublished:
+                await self._remove_leftovers(run)
+            self._settle(run)
+        finally:
+            # Whatever went wrong here: a partition that nobody works on is not kept from anybody.
+            aborted = self._release(run, reason, finished, reached)
+        return not aborted
+
+    def _release(
+        self, run: Run, reason: str, finished: states.Finished | None, reached: int | None
+    ) -> bool:
+        partition = run.job.partition
+        reason = run.failure or reason
+        event: states.Event = finished or states.Stopped()
+        if reason:
+            event = self._failure(partition, reason, reached)
+        aborted = self._aborting(run)
+        self._stats.aborted += aborted
+        self._control.handle(partition, event)
+        del self._runs[partition]
+        run.disarm()
+        run.worker.busy = False
+        record = record_of(run, self._env.wall_ms(), reason, aborted=aborted)
+        self._history.add(record)
+        self._memory.record(run.data_directory, record)
+        return aborted
+
+    async def _remove_leftovers(self, run: Run) -> None:
+        """While the partition is still held: whoever is granted a pause finds a clean folder."""
+        job = run.job
+        if run.keep_files:
+            return
+        try:
+            gone = await asyncio.to_thread(discard_outputs, self._env, job.directory, job.run_id)
+        except OSError as error:
+            # The next start removes them; until then they only take room.
+            log.warning("cleaner_files_not_removed", run_id=job.run_id, why=str(error))
+            return
+        if gone:
+            log.debug("cleaner_files_removed", run_id=job.run_id, files=len(gone))
+
+    def _failure(
+        self, partition: TopicPartition, reason: str, reached: int | None = None
+    ) -> states.Failed:
+        past = states.past_of(self._control.state(partition))
+        failures = 1 if past is None else past.failures + 1
+        until_ms = self._now_ms() + retry_delay_ms(failures, self.settings)
+        return states.Failed(reason, until_ms, reached)
+
+    def _settle(self, run: Run) -> None:
+        """Give unspent bytes back and count what was spent and waited."""
+        self.throttle.leave(run.worker.index, self._now())
+        self._priorities.rest(run.worker)
+        run.settle()
+        stats = self._stats
+        stats.read_bytes += run.spent[Direction.READ]
+        stats.written_bytes += run.spent[Direction.WRITE]
+        stats.read_wait_seconds += run.waited[Direction.READ]
+        stats.write_wait_seconds += run.waited[Direction.WRITE]

@@ -1,0 +1,219 @@
+"""One job with one worker, the waits that bound it, and what is shown of it."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from cleaner import states
+from cleaner.job import CleanJob, CleanReport
+from cleaner.planning.plan import Verdict
+from cleaner.pool.history import JobRecord, Outcome
+from cleaner.workers.crew import CrewLimits, Worker
+from cleaner.workers.throttle import Direction
+from config.settings import CleanerSettings
+from storage.model import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLimits:
+    """Waits, in seconds."""
+
+    abort: float = 30.0  # for a worker to heed an abort: a buffer, or an fsync; then it is killed
+    stall: float = 600.0  # without a byte or a word from a busy worker; then it is aborted
+    crew: CrewLimits = field(default_factory=CrewLimits)
+
+
+def retry_delay_ms(failures: int, settings: CleanerSettings) -> int:
+    """How long a partition is left alone after so many failures in a row."""
+    assert failures >= 1
+    doubled = settings.retry_backoff_ms << min(failures - 1, 40)
+    return min(doubled, settings.retry_backoff_max_ms)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A job under way."""
+
+    number: int
+    job: CleanJob
+    worker: Worker
+    started_at: float  # the loop's clock, as `heard_at`
+    heard_at: float
+    started_ms: int  # wall clock
+    dirty_bytes: int  # of the dirty section as planned
+    data_directory: str  # that holds its partition
+    spent_before: tuple[int, int]  # by its worker: bytes read and written
+    waited_before: tuple[float, float]  # by its worker: seconds lost to the budgets
+    spent_seen: int = 0
+    spent: tuple[int, int] = (0, 0)  # at its end: bytes read and written
+    waited: tuple[float, float] = (0.0, 0.0)  # at its end: seconds lost to the budgets
+    stage: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    published: int = 0  # groups
+    unpublished: int = 0  # groups whose files may still be in the folder
+    keep_files: bool = (
+        False  # a journal that failed half-way may need them: the next start's matter
+    )
+    failure: str = ""  # set where the end is a failure whatever the worker says
+    stale: str = ""  # set where it was given up because the log had changed under it: how
+    report: CleanReport | None = None
+    clean_below: int | None = None  # set with the report: what the checkpoint becomes
+    is_far_too_late: bool = False  # its partition was long beyond its deadline when it began
+    watch: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        number: int,
+        job: CleanJob,
+        worker: Worker,
+        now: float,
+        *,
+        dirty_bytes: int,
+        data_directory: str,
+    ) -> "Run":
+        """A run that starts now."""
+        side = worker.side
+        return cls(
+            number=number,
+            job=job,
+            worker=worker,
+            started_at=now,
+            heard_at=now,
+            started_ms=job.now_ms,
+            dirty_bytes=dirty_bytes,
+            data_directory=data_directory,
+            spent_before=(side.spent(Direction.READ), side.spent(Direction.WRITE)),
+            waited_before=(
+                side.waited_seconds(Direction.READ),
+                side.waited_seconds(Direction.WRITE),
+            ),
+        )
+
+    def silent_seconds(self, now: float) -> float:
+        """How long neither a word nor a charged byte was seen of it."""
+        spent = self.worker.side.spent(Direction.READ) + self.worker.side.spent(Direction.WRITE)
+        if spent != self.spent_seen:
+            self.spent_seen = spent
+            self.heard_at = now
+        return now - self.heard_at
+
+    def settle(self) -> None:
+        """It is over: note what it took, as long as its worker's page can be read."""
+        side = self.worker.side
+        read, written = Direction.READ, Direction.WRITE
+        self.spent = (
+            side.spent(read) - self.spent_before[0],
+            side.spent(written) - self.spent_before[1],
+        )
+        self.waited = (
+            side.waited_seconds(read) - self.waited_before[0],
+            side.waited_seconds(written) - self.waited_before[1],
+        )
+
+    def disarm(self) -> None:
+        """Nobody waits for its end any more."""
+        if self.watch is not None:
+            self.watch.cancel()
+
+
+def record_of(run: Run, finished_ms: int, reason: str, *, aborted: bool) -> JobRecord:
+    """What is remembered of a run that is over. `reason` makes it a failure."""
+    job, report = run.job, run.report
+    outcome: Outcome = "finished"
+    if run.stale:
+        outcome, reason = "stale", run.stale
+    elif aborted and not run.failure:
+        outcome = "aborted"
+    elif reason and (report is None or not report.damaged):
+        outcome = "failed"
+    elif report is None:
+        outcome = "aborted"
+    record = JobRecord(
+        partition=job.partition,
+        run_id=job.run_id,
+        started_ms=run.started_ms,
+        finished_ms=finished_ms,
+        outcome=outcome,
+        reason=reason,
+        expired_only=job.expired_only,
+        first_dirty_offset=job.first_dirty_offset,
+        end_offset=job.end_offset,
+        next_dirty_offset=run.clean_below or job.first_dirty_offset,
+        segments=sum(len(group) for group in job.groups),
+        groups=len(job.groups),
+        groups_published=run.published,
+        groups_dropped=run.unpublished,
+        bytes_read=run.spent[Direction.READ],
+        bytes_written=run.spent[Direction.WRITE],
+        read_wait_seconds=run.waited[Direction.READ],
+        write_wait_seconds=run.waited[Direction.WRITE],
+        dirty_bytes=run.dirty_bytes,
+    )
+    return record if report is None else _with_report(record, report)
+
+
+def _with_report(record: JobRecord, report: CleanReport) -> JobRecord:
+    return replace(
+        record,
+        map_seconds=report.map_seconds,
+        rewrite_seconds=report.rewrite_seconds,
+        bytes_before=report.bytes_before,
+        bytes_after=report.bytes_after,
+        records_before=report.records_before,
+        records_after=report.records_after,
+        records_without_key=report.records_without_key,
+        records_aborted=report.records_aborted,
+        markers_removed=report.markers_removed,
+        tombstones_kept=report.tombstones_kept,
+        tombstones_removed=report.tombstones_removed,
+        keys_indexed=report.keys_indexed,
+        map_utilization=report.map_utilization,
+        map_full=report.map_full,
+        passes=report.passes,
+        damaged=report.damaged,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """What a worker is doing."""
+
+    index: int
+    pid: int
+    ready: bool
+    partition: TopicPartition | None = None
+    run_id: str = ""
+    stage: str = ""
+    done_bytes: int = 0
+    total_bytes: int = 0
+    seconds: float = 0.0
+
+
+def worker_status(worker: Worker, run: Run | None, now: float) -> WorkerStatus:
+    """A worker, and its run if it has one."""
+    if run is None:
+        return WorkerStatus(worker.index, worker.link.pid, worker.ready)
+    return WorkerStatus(
+        worker.index,
+        worker.link.pid,
+        worker.ready,
+        run.job.partition,
+        run.job.run_id,
+        run.stage,
+        run.done_bytes,
+        run.total_bytes,
+        now - run.started_at,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """The pool at one moment, for people and for the API."""
+
+    workers: tuple[WorkerStatus, ...]
+    in_progress: dict[TopicPartition, states.State]
+    quarantines: dict[TopicPartition, states.Quarantined]
+    verdicts: dict[TopicPartition, Verdict]
+    held: frozenset[TopicPartition]  # paused by an operator
+    rates: tuple[float | None, float | None]  # bytes read, written per second; None: unlimited

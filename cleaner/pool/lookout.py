@@ -1,0 +1,159 @@
+"""Looking over all partitions: who is to be cleaned next, and which checkpoints are wrong.
+
+A look takes several turns of the loop, so that thousands of partitions do not hold it up. What
+happened to a partition meanwhile makes its verdict void: `touched` says so, and it is judged anew
+in the next look.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from cleaner import states
+from cleaner.host import CleanerHost, LogFacts
+from cleaner.planning.plan import Moment, Strategy, Verdict, assess, ranked
+from cleaner.pool.keeping import Memory
+from cleaner.pool.registry import CleanerRegistry
+from cleaner.stats import PoolStats
+from storage.env import Env
+from storage.errors import StorageError
+from storage.model import TopicPartition
+
+# One turn of the loop judges so many partitions, or so long: a log of thousands of segments takes a
+# millisecond or two.
+LOOK_CHUNK: Final = 32
+LOOK_TURN_SECONDS: Final = 0.002
+
+log = structlog.get_logger("cleaner")
+
+
+class Lookout:
+    """Verdicts of the last look, and those who wait for a partition to be clean."""
+
+    def __init__(
+        self,
+        host: CleanerHost,
+        registry: CleanerRegistry,
+        env: Env,
+        stats: PoolStats,
+        memory: Memory,
+    ) -> None:
+        self.verdicts: dict[TopicPartition, Verdict] = {}
+        self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
+        self.queue: list[TopicPartition] = []  # the last look's candidates, most urgent first
+        self.busy_seconds = 0.0  # of the last look: its own turns of the loop
+        self.strategy: Strategy = "dirty-ratio"
+        self.run_now: set[TopicPartition] = set()  # asked for by an operator, and not begun yet
+        self._memory = memory
+        self._host = host
+        self._registry = registry
+        self._env = env
+        self._stats = stats
+        self._touched: set[TopicPartition] = set()  # since the last look began
+        self._awaiting: list[tuple[TopicPartition, int, asyncio.Future[None]]] = []
+
+    def touched(self, partition: TopicPartition) -> None:
+        """Its state changed: what was found out about it no longer holds."""
+        self._touched.add(partition)
+
+    async def look(self) -> list[tuple[Verdict, LogFacts]]:
+        """Judge every partition; candidates that nothing happened to, most urgent first."""
+        self._touched.clear()
+        verdicts: dict[TopicPartition, Verdict] = {}
+        known: dict[TopicPartition, LogFacts] = {}
+        seen: set[TopicPartition] = set()
+        clock = asyncio.get_running_loop().time
+        turn_began, count, self.busy_seconds = clock(), 0, 0.0
+        for facts in self._host.facts():
+            seen.add(facts.partition)
+            verdict = self._judge(facts)
+            if verdict is not None:
+                verdicts[facts.partition] = verdict
+                if verdict.to_clean:
+                    known[facts.partition] = facts
+            count += 1
+            if count == LOOK_CHUNK or clock() - turn_began >= LOOK_TURN_SECONDS:
+                self.busy_seconds += clock() - turn_began
+                await asyncio.sleep(0)
+                turn_began, count = clock(), 0
+        self.busy_seconds += clock() - turn_began
+        self.verdicts, self.seen = verdicts, frozenset(seen)
+        self._count(verdicts)
+        order = ranked(verdicts.values(), self._env.wall_ms())
+        self.queue = [verdict.partition for verdict in order]
+        return [(v, known[v.partition]) for v in order if v.partition not in self._touched]
+
+    def judge(self, facts: LogFacts) -> Verdict | None:
+        """A verdict on one partition at this moment; None where its numbers make no sense."""
+        partition = facts.partition
+        now = Moment(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
+        try:
+            return assess(
+                facts,
+                self._registry.state(partition),
+                now,
+                self._memory.recall(facts, now.wall_ms),
+                strategy=self.strategy,
+                run_now=partition in self.run_now,
+            )
+        except Exception:
+            # One log with impossible numbers must not keep the others from being cleaned.
+            self._stats.scan_failures += 1
+            log.exception("cleaner_log_not_judged", partition=str(partition))
+            return None
+
+    def _judge(self, facts: LogFacts) -> Verdict | None:
+        """Judge, put the checkpoint right, and tell whoever waits."""
+        partition = facts.partition
+        verdict = self.judge(facts)
+        if verdict is None:
+            return None
+        if verdict.checkpoint_offset is not None:
+            self.save_checkpoint(partition, facts.generation, verdict.checkpoint_offset)
+        elif verdict.section is not None and not states.held(self._registry.state(partition)):
+            self._tell(partition, verdict.section.clean_below)
+        return verdict
+
+    def _count(self, verdicts: dict[TopicPartition, Verdict]) -> None:
+        sections = [v.section for v in verdicts.values() if v.section is not None]
+        late = [v.over_lag_ms for v in verdicts.values() if v.over_lag_ms > 0]
+        stats = self._stats
+        stats.scans += 1
+        stats.scanned_at = asyncio.get_running_loop().time()
+        stats.damaged_partitions = sum(v.is_damaged for v in verdicts.values())
+        stats.candidates = sum(verdict.to_clean for verdict in verdicts.values())
+        stats.dirty_ratio_max = max((section.ratio for section in sections), default=0.0)
+        stats.cleanable_bytes = sum(section.dirty_bytes for section in sections)
+        stats.over_lag_partitions = len(late)
+        stats.over_lag_ms_max = max(late, default=0)
+
+    def save_checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
+        """Everything below `offset` is clean: tell the host and whoever waits for it."""
+        try:
+            self._host.checkpoint(partition, generation, offset)
+        except (OSError, StorageError) as error:
+            # Only work is lost: the same section is found dirty again.
+            log.warning("cleaner_checkpoint_not_saved", partition=str(partition), why=str(error))
+            return
+        self._tell(partition, offset)
+
+    def _tell(self, partition: TopicPartition, clean_below: int) -> None:
+        for waited, offset, done in self._awaiting:
+            if waited == partition and offset <= clean_below and not done.done():
+                done.set_result(None)
+
+    async def wait_cleaned(self, partition: TopicPartition, offset: int) -> None:
+        """Wait until everything below `offset` is clean; told by a look, or by a finished job."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (partition, offset, done)
+        self._awaiting.append(entry)
+        try:
+            await done
+        finally:
+            self._awaiting.remove(entry)
+
+    def stop(self) -> None:
+        """Nothing more will be cleaned: whoever waits is cancelled."""
+        for _, _, waiter in self._awaiting:
+            waiter.cancel()

@@ -1,0 +1,317 @@
+"""The cleaner on the event loop: looks for work, hands it to workers, and answers for it.
+
+What may be cleaned is decided in plan.py, what may happen to a partition in states.py (carried out
+in control.py), a job's course is in runs.py, how fast it goes in throttle.py. This module does not
+know what is inside a log.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from cleaner import states
+from cleaner.host import CleanerHost, LogFacts
+from cleaner.planning.plan import Verdict
+from cleaner.pool.control import Control
+from cleaner.pool.dispatch import Runs
+from cleaner.pool.explain import Explanation, next_attempt_ms
+from cleaner.pool.history import History, JobRecord
+from cleaner.pool.job_run import PoolLimits, PoolStatus, worker_status
+from cleaner.pool.keeping import Memory
+from cleaner.pool.lookout import Lookout
+from cleaner.pool.registry import CleanerRegistry
+from cleaner.stats import PoolStats
+from cleaner.workers.crew import Crew, Worker
+from cleaner.workers.process import Spawn, spawn_process
+from cleaner.workers.throttle import Throttle
+from config.settings import CleanerSettings
+from storage.env import Env
+from storage.model import TopicPartition
+
+LOOK_PAUSE_SECONDS: Final = 0.02  # between two looks, however often the pool is woken
+LOOK_SHARE: Final = 10  # a look that took t seconds of the loop is followed by this times t without
+IDLE_SHARE: Final = 50  # the same, where nobody says that there may be something to do
+
+log = structlog.get_logger("cleaner")
+
+
+class CleanerPool:
+    """Starts with `start`, ends with `stop`; in between it keeps logs clean by itself."""
+
+    def __init__(
+        self,
+        host: CleanerHost,
+        settings: CleanerSettings,
+        env: Env,
+        *,
+        spawn: Spawn = spawn_process,
+        limits: PoolLimits | None = None,
+    ) -> None:
+        self.registry = CleanerRegistry()
+        self.stats = PoolStats()
+        self._memory = Memory(env)
+        self._lookout = Lookout(host, self.registry, env, self.stats, self._memory)
+        self._lookout.strategy = settings.strategy
+        self._host = host
+        self._settings = settings
+        self._env = env
+        self._history = History()
+        bounds = limits or PoolLimits()
+        self._control = Control(
+            host,
+            env,
+            self._lookout,
+            registry=self.registry,
+            stats=self.stats,
+            abort_seconds=bounds.abort,
+            wake=self.wake,
+            kill=self._kill,
+        )
+        self._runs = Runs(
+            host,
+            env,
+            self._control,
+            settings=settings,
+            stats=self.stats,
+            limits=bounds,
+            history=self._history,
+            memory=self._memory,
+        )
+        self._crew = Crew(spawn, self._runs, self.stats, bounds.crew)
+        self._wake = asyncio.Event()
+        self._scheduler: asyncio.Task[None] | None = None
+
+    # Starting and ending -----------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Remember, start the workers and look for work; where it is switched off only the first.
+
+        Operators' holds are in force when this returns.
+        """
+        assert self._scheduler is None
+        try:
+            await self._remember()
+        except Exception:
+            # Supervised: no mistake in here keeps a broker from starting.
+            log.exception("cleaner_memory_not_loaded")
+        if not self._settings.enabled:
+            return
+        self._crew.resize(self._settings.workers, self._settings.nice)
+        self._scheduler = asyncio.create_task(self._schedule(), name="cleaner-scheduler")
+
+    async def _remember(self) -> None:
+        facts = list(self._host.facts())
+        directories = sorted({one.data_directory for one in facts if one.data_directory})
+        self._history.load(await self._memory.load(directories))
+        for one in facts:
+            self._memory.recall(one, self._env.wall_ms())
+        self._memory.keep_only(frozenset(one.partition for one in facts))
+        self._match_holds()
+
+    async def stop(self) -> None:
+        """Give every partition back and end the workers; bounded by the limits."""
+        if self._scheduler is not None:
+            self._scheduler.cancel()
+            await asyncio.gather(self._scheduler, return_exceptions=True)
+        for partition in list(self.registry.holding()):
+            self._control.abort(partition)
+        self._runs.stop()
+        await self._crew.stop()
+        for partition, run in list(self._control.runs.items()):
+            # Its journal hangs on a dead disk: the next start will see to what is left.
+            log.error("cleaner_run_given_up", partition=str(partition), run_id=run.job.run_id)
+            run.disarm()
+        self._lookout.stop()
+        await self._memory.close()
+
+    def configure(self, settings: CleanerSettings) -> None:
+        """Take other settings; running jobs go on. `enabled` is read at the start only."""
+        self._settings = settings
+        self._lookout.strategy = settings.strategy
+        self._runs.configure(settings)
+        if self._scheduler is not None:
+            self._crew.resize(settings.workers, settings.nice)
+        self.wake()
+
+    # What others ask ------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """There may be something to do: new data, a closed segment, another policy or setting."""
+        self._wake.set()
+
+    @asynccontextmanager
+    async def paused(self, partition: TopicPartition) -> AsyncIterator[None]:
+        """Hold off cleaning of a partition while the block runs; a running job is given up first.
+
+        May be nested, by the same or by different callers. Waits for the worker (a buffer or an
+        fsync; a worker that does not react is killed) and for a journal under way.
+        """
+        async with self._control.paused(partition):
+            yield
+
+    def hold(self, partition: TopicPartition) -> bool:
+        """An operator's pause: until `release`, also across restarts. False if there is one.
+
+        A running job is given up; nobody waits for it. Raises KeyError for an unknown partition.
+        """
+        facts = self._known(partition)
+        now_ms = self._env.wall_ms()
+        known = self._memory.recall(facts, now_ms)
+        if known.held_since_ms is None:
+            self._memory.put(facts, replace(known, held_since_ms=now_ms), at_once=True)
+        return self._control.hold(partition)
+
+    def release(self, partition: TopicPartition) -> bool:
+        """End an operator's pause; False if there was none. Raises KeyError."""
+        facts = self._known(partition)
+        known = self._memory.recall(facts, self._env.wall_ms())
+        if known.held_since_ms is not None:
+            self._memory.put(facts, replace(known, held_since_ms=None), at_once=True)
+        return self._control.release(partition)
+
+    def abort(self, partition: TopicPartition) -> bool:
+        """Give up a running job, if there is one; the partition may be chosen again at once."""
+        return self._control.abort(partition)
+
+    def forgive(self, partition: TopicPartition) -> None:
+        """Forget earlier failures: the partition was replaced, or its trouble was removed."""
+        self._control.handle(partition, states.Forgiven())
+
+    def run_now(self, partition: TopicPartition) -> None:
+        """Clean it next, once: earlier failures and the ratio do not matter. Raises KeyError.
+
+        Lags, the active segment and open transactions bound it as ever. Where it is held or paused
+        this waits for the end of that; where nothing is dirty it is forgotten at the next look.
+        """
+        self._known(partition)
+        self.forgive(partition)
+        self._lookout.run_now.add(partition)
+        self.wake()
+
+    async def await_cleaned(self, partition: TopicPartition, offset: int) -> None:
+        """Wait until everything below `offset` is clean. As long as that takes: use a timeout."""
+        self.wake()
+        await self._lookout.wait_cleaned(partition, offset)
+
+    @property
+    def verdicts(self) -> dict[TopicPartition, Verdict]:
+        """What the last look found, by partition."""
+        return self._lookout.verdicts
+
+    @property
+    def throttle(self) -> Throttle:
+        """The budgets; a worker beside the pool's joins them, too."""
+        return self._runs.throttle
+
+    def top_up(self, now: float) -> None:
+        """For a worker beside the pool's: have bytes granted, unless a run has that done."""
+        self._runs.top_up(now)
+
+    def status(self) -> PoolStatus:
+        """What is going on."""
+        workers = sorted(self._crew.workers.values(), key=lambda worker: worker.index)
+        now = asyncio.get_running_loop().time()
+        budgets = self._runs.throttle.budgets
+        return PoolStatus(
+            tuple(worker_status(worker, self._runs.of_worker(worker), now) for worker in workers),
+            self.registry.in_progress(),
+            self.registry.quarantines(),
+            dict(self.verdicts),
+            frozenset(self._control.holds),
+            (budgets[0].rate, budgets[1].rate),
+        )
+
+    def explain(self, partition: TopicPartition) -> Explanation:
+        """Why it is not being cleaned, or what is being done. Raises KeyError if it is unknown."""
+        state = self.registry.state(partition)
+        verdict = self._lookout.judge(self._known(partition))
+        now_ms = self._env.wall_ms()
+        waiting = [one for one in self._lookout.queue if one not in self._control.runs]
+        waits = partition in waiting and verdict is not None and verdict.to_clean
+        return Explanation(
+            partition=partition,
+            at_ms=now_ms,
+            state=state,
+            verdict=verdict,
+            story=self.registry.story(partition),
+            queue_position=waiting.index(partition) + 1 if waits else None,
+            next_attempt_ms=None if verdict is None else next_attempt_ms(verdict, now_ms),
+            quarantine=states.past_of(state),
+            last_job=self._history.last_of(partition),
+            held=partition in self._control.holds,
+        )
+
+    def history(self, partition: TopicPartition | None = None, limit: int = 100) -> list[JobRecord]:
+        """The last jobs, newest first: of one partition, or of all."""
+        return self._history.newest(partition, limit)
+
+    def _known(self, partition: TopicPartition) -> LogFacts:
+        facts = self._host.facts_of(partition)
+        if facts is None:
+            raise KeyError(partition)
+        return facts
+
+    def _kill(self, worker: Worker) -> None:
+        self._crew.kill(worker)
+
+    # Looking for work -----------------------------------------------------------------------
+
+    async def _schedule(self) -> None:
+        while True:
+            self._wake.clear()
+            began = asyncio.get_running_loop().time()
+            try:
+                await self._look()
+            except Exception:
+                # Supervised: a mistake in here must not silently end all cleaning.
+                self.stats.scan_failures += 1
+                log.exception("cleaner_look_failed")
+            self.stats.scan_seconds = asyncio.get_running_loop().time() - began
+            took = self._lookout.busy_seconds
+            await asyncio.sleep(max(LOOK_PAUSE_SECONDS, LOOK_SHARE * took))
+            try:
+                async with asyncio.timeout(
+                    max(self._settings.backoff_ms / 1000, IDLE_SHARE * took)
+                ):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _look(self) -> None:
+        """Judge every partition and give the most urgent ones to free workers."""
+        candidates = await self._lookout.look()
+        seen = self._lookout.seen
+        for partition in self.registry.quarantines().keys() - seen:
+            self.forgive(partition)  # it exists no more
+        self._memory.keep_only(seen)
+        self._history.keep_only(seen)
+        self._match_holds()
+        self._forget_requests()
+        for (verdict, facts), worker in zip(candidates, self._crew.idle(), strict=False):
+            self._lookout.run_now.discard(facts.partition)
+            self._runs.begin(worker, facts, verdict)
+
+    def _match_holds(self) -> None:
+        """A hold belongs to the partition that it was put on: it goes with it, and comes back."""
+        wanted = self._memory.held()
+        for partition in self._control.holds - wanted:
+            self._control.release(partition)
+        for partition in wanted - self._control.holds:
+            self._control.hold(partition)
+
+    def _forget_requests(self) -> None:
+        """An operator's wish for a clean is over where nothing is dirty, or nothing is left."""
+        for partition in tuple(self._lookout.run_now):
+            verdict = self.verdicts.get(partition)
+            section = None if verdict is None else verdict.section
+            if partition not in self._lookout.seen or (
+                verdict is not None
+                and verdict.run_now
+                and not states.held(self.registry.state(partition))
+                and (section is None or section.dirty_bytes == 0)
+            ):
+                self._lookout.run_now.discard(partition)

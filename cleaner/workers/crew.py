@@ -1,0 +1,222 @@
+"""Keeps worker processes alive: starts them, listens to them, replaces the dead, ends them.
+
+Rule 1. A worker is heard by one task; what it says is handled in order, one message at a time.
+Rule 2. Whoever listens learns of every end exactly once, after the process is dead or given up.
+Rule 3. Every wait has an end: for the first word, for a death, between two starts.
+
+It does not know what jobs are.
+"""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+
+from cleaner.stats import PoolStats
+from cleaner.workers.channel import ChannelError, Message, WorkerReady
+from cleaner.workers.process import REAP_SECONDS, Spawn, WorkerLink
+from cleaner.workers.throttle import BrokerSide
+
+LONG_LIFE_SECONDS: Final = 60.0  # a worker that lived so long is replaced at once
+LOST_MAX: Final = 8  # processes that hang in the kernel before no more are started
+
+log = structlog.get_logger("cleaner")
+
+
+@dataclass(frozen=True, slots=True)
+class CrewLimits:
+    """Waits, in seconds."""
+
+    start: float = 600.0  # for the first word: kernels may have to be compiled, on a slow machine
+    kill: float = 3.0  # for the end of a killed worker, before it is given up
+    stop: float = 10.0  # for all to end in order when the broker stops
+    respawn: float = 0.1  # before a dead worker is replaced; doubled with each early death
+    respawn_max: float = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A live worker. `busy` is its employer's to set."""
+
+    index: int
+    link: WorkerLink
+    side: BrokerSide
+    ready: bool = False
+    busy: bool = False
+    reaper: asyncio.TimerHandle | None = field(default=None)
+
+
+class CrewListener(Protocol):
+    """Whoever gives the workers work."""
+
+    def worker_free(self, worker: Worker) -> None:
+        """It can be given something to do."""
+
+    async def worker_said(self, worker: Worker, message: Message) -> None:
+        """Handle a message. Raises ChannelError if it makes no sense: the worker is then killed."""
+
+    async def worker_gone(self, worker: Worker, how: str) -> None:
+        """It ended; its page can still be read until this returns."""
+
+
+class Crew:
+    """A number of workers, each kept by a task of its own."""
+
+    def __init__(
+        self, spawn: Spawn, listener: CrewListener, stats: PoolStats, limits: CrewLimits
+    ) -> None:
+        self._spawn = spawn
+        self._listener = listener
+        self._stats = stats
+        self._limits = limits
+        self._wanted = 0
+        self._nice = 0
+        self._stopping = asyncio.Event()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._lost: list[WorkerLink] = []
+        self.workers: dict[int, Worker] = {}
+
+    def resize(self, count: int, nice: int) -> None:
+        """Keep `count` workers; who is busy and too many goes after its job. Nice: for new ones."""
+        self._wanted, self._nice = count, nice
+        for index in range(count):
+            if index not in self._tasks:
+                task = asyncio.create_task(self._keep(index), name=f"cleaner-worker-{index}")
+                self._tasks[index] = task
+        for worker in self.workers.values():
+            self._look_at(worker)
+
+    def idle(self) -> list[Worker]:
+        """Workers that can be given something to do, lowest number first."""
+        free = (w for w in self.workers.values() if w.ready and not w.busy and self._keeps(w.index))
+        return sorted(free, key=lambda worker: worker.index)
+
+    def kill(self, worker: Worker) -> None:
+        """End a worker now; if even that takes too long it is given up."""
+        self._stats.worker_kills += 1
+        worker.link.kill()
+        if worker.reaper is None:
+            loop = asyncio.get_running_loop()
+            worker.reaper = loop.call_later(self._limits.kill, worker.link.abandon)
+
+    async def stop(self) -> None:
+        """End all: in order, then by force, then without them. Bounded by the limits."""
+        self._stopping.set()
+        for worker in list(self.workers.values()):
+            if worker.ready:
+                self._look_at(worker)
+            else:
+                worker.link.kill()  # it may be compiling; it has nothing to lose
+        if await self._all_end(self._limits.stop):
+            return
+        for worker in list(self.workers.values()):
+            log.warning("cleaner_worker_does_not_stop", worker=worker.index, pid=worker.link.pid)
+            self.kill(worker)
+        if await self._all_end(self._limits.kill + 2 * REAP_SECONDS + 1):
+            return
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _all_end(self, seconds: float) -> bool:
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=seconds)
+        return all(task.done() for task in self._tasks.values())
+
+    def _keeps(self, index: int) -> bool:
+        return index < self._wanted and not self._stopping.is_set()
+
+    async def _keep(self, index: int) -> None:
+        """One worker after the other in this place, until it is not wanted any more."""
+        loop = asyncio.get_running_loop()
+        pause = self._limits.respawn
+        while self._keeps(index):
+            began = loop.time()
+            self._lost = [link for link in self._lost if not link.is_gone()]
+            if len(self._lost) < LOST_MAX:
+                try:
+                    await self._one_life(index)
+                except Exception:
+                    # Supervised: a mistake of ours costs one worker, not its place.
+                    log.exception("cleaner_worker_end_not_handled", worker=index)
+            if not self._keeps(index):
+                break
+            if loop.time() - began >= LONG_LIFE_SECONDS:
+                pause = self._limits.respawn
+            try:
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            except TimeoutError:
+                pause = min(2 * pause, self._limits.respawn_max)
+        if self._tasks.get(index) is asyncio.current_task() and not self._stopping.is_set():
+            del self._tasks[index]  # its place can be filled again
+
+    async def _one_life(self, index: int) -> None:
+        try:
+            link = await self._spawn(index, self._nice)
+        except OSError as error:
+            self._stats.worker_deaths += 1
+            log.error("cleaner_worker_not_started", worker=index, reason=str(error))
+            return
+        self._stats.worker_starts += 1
+        worker = Worker(index, link, BrokerSide(link.slots))
+        self.workers[index] = worker
+        try:
+            fault = await self._attend(worker)
+            if fault:
+                link.kill()
+            ended = await link.reap()
+            how = fault or ended
+            if self._keeps(index):
+                self._stats.worker_deaths += 1
+                log.warning("cleaner_worker_died", worker=index, pid=link.pid, how=how)
+            await self._listener.worker_gone(worker, how)
+        finally:
+            self._part_with(worker)
+
+    async def _attend(self, worker: Worker) -> str:
+        """Listen until it ends; what was wrong with it, if it did not end by itself."""
+        try:
+            async with asyncio.timeout(self._limits.start):
+                first = await worker.link.receive()
+        except TimeoutError:
+            return f"was not ready within {self._limits.start:g} s"
+        except ChannelError as error:
+            return f"sent junk: {error}"
+        if first is None:
+            return ""
+        if not isinstance(first, WorkerReady):
+            return f"began with {type(first).__name__}"
+        log.debug("cleaner_worker_ready", worker=worker.index, pid=first.pid, s=first.seconds)
+        worker.ready = True
+        try:
+            self._look_at(worker)
+            while (message := await worker.link.receive()) is not None:
+                await self._listener.worker_said(worker, message)
+                self._look_at(worker)
+        except ChannelError as error:
+            return f"sent junk: {error}"
+        except Exception as error:
+            # A mistake of ours must not leave the place empty for good: this worker is replaced.
+            log.exception("cleaner_worker_message_not_handled", worker=worker.index)
+            return f"its message could not be handled: {error!r}"
+        return ""
+
+    def _look_at(self, worker: Worker) -> None:
+        """A free worker is offered, or sent home."""
+        if worker.busy or not worker.ready:
+            return
+        if self._keeps(worker.index):
+            self._listener.worker_free(worker)
+        else:
+            worker.link.shutdown()
+
+    def _part_with(self, worker: Worker) -> None:
+        if worker.reaper is not None:
+            worker.reaper.cancel()
+        del self.workers[worker.index]
+        worker.link.close()
+        if not worker.link.is_gone():
+            worker.link.kill()
+            self._lost.append(worker.link)

@@ -1,0 +1,210 @@
+"""Worker processes as the pool sees them: start one, exchange messages, see it end.
+
+Nothing here decides anything. A process is always reaped, or kept in sight until it can be: one
+that hangs in the kernel (a dead disk) does not even die of SIGKILL until its call returns.
+"""
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+from cleaner.workers.channel import LENGTH_BYTES, Message, body_bytes, decode, encode
+from cleaner.workers.throttle import SharedMemory, Slots, new_memory
+
+REAP_SECONDS: Final = 2.0  # a killed process that takes longer hangs in the kernel
+REAP_STEP_SECONDS: Final = 0.01
+NICE_MAX: Final = 19
+
+_PACKAGES: Final = str(Path(__file__).resolve().parents[2])
+
+
+class WorkerLink(Protocol):
+    """One worker, whatever it is made of."""
+
+    @property
+    def pid(self) -> int:
+        """The process; 0 where there is none of its own."""
+
+    @property
+    def slots(self) -> Slots:
+        """The page shared with it."""
+
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises ChannelError if it is too large."""
+
+    async def receive(self) -> Message | None:
+        """The next message; None once the worker is gone. Raises ChannelError for junk."""
+
+    def shutdown(self) -> None:
+        """Let it end after what it is doing."""
+
+    def kill(self) -> None:
+        """End it now."""
+
+    def abandon(self) -> None:
+        """Stop waiting for it: `receive` returns None though it may still be there."""
+
+    async def reap(self) -> str:
+        """See it end, by force if it lingers; how it ended, for people."""
+
+    def close(self) -> None:
+        """Free the socket and the page; `slots` cannot be used any more."""
+
+    def is_gone(self) -> bool:
+        """Whether nothing is left of it. False after `reap`: it hangs in the kernel."""
+
+    def set_nice(self, nice: int) -> None:
+        """Give it a priority below ours by `nice`. Raises PermissionError where that is more than
+        it has and more may not be given; does nothing for one that is gone.
+        """
+
+    def short_of_core_seconds(self) -> float | None:
+        """How long it could have run and had no core, since it started; None: not known here."""
+
+
+Spawn: TypeAlias = Callable[[int, int], Awaitable[WorkerLink]]  # (index, nice)
+
+
+class ProcessLink:
+    """A worker process at the other end of a socket pair."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        memory: SharedMemory,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process = process
+        self._memory = memory
+        self._reader = reader
+        self._writer = writer
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def slots(self) -> Slots:
+        """The page shared with it."""
+        return self._memory.slots
+
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises ChannelError if it is too large."""
+        self._writer.write(encode(message))
+
+    async def receive(self) -> Message | None:
+        """The next message; None once the worker is gone. Raises ChannelError for junk."""
+        try:
+            prefix = await self._reader.readexactly(LENGTH_BYTES)
+            return decode(await self._reader.readexactly(body_bytes(prefix)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    def shutdown(self) -> None:
+        """Close our direction: the worker ends when it asks for the next job."""
+        if not self._writer.is_closing() and self._writer.can_write_eof():
+            self._writer.write_eof()
+
+    def kill(self) -> None:
+        """SIGKILL: nothing it writes is of use without its report."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def abandon(self) -> None:
+        """Close the socket under it."""
+        self._writer.transport.abort()
+
+    async def reap(self) -> str:
+        """Give the process time to end, kill it, give it time again."""
+        if not await self._ends():
+            self.kill()
+            await self._ends()
+        code = self._process.poll()
+        if code is None:
+            return "does not end"
+        return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+
+    async def _ends(self) -> bool:
+        for _ in range(int(REAP_SECONDS / REAP_STEP_SECONDS)):
+            if self._process.poll() is not None:
+                return True
+            await asyncio.sleep(REAP_STEP_SECONDS)
+        return False
+
+    def close(self) -> None:
+        """Free the socket and the page."""
+        self._writer.transport.abort()
+        self._memory.close()
+
+    def is_gone(self) -> bool:
+        """Whether the process was reaped."""
+        return self._process.poll() is not None
+
+    def set_nice(self, nice: int) -> None:
+        """Its nice value, relative to ours. Raises PermissionError."""
+        # A child that was not reaped keeps its pid to itself: nobody else is meant by it.
+        if self._process.poll() is None:
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, min(NICE_MAX, own + nice))
+
+    def short_of_core_seconds(self) -> float | None:
+        """The second number of Linux' /proc/PID/schedstat, in ns; None elsewhere."""
+        try:
+            with open(f"/proc/{self._process.pid}/schedstat", encoding="ascii") as file:
+                return int(file.read().split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return None
+
+
+async def spawn_process(index: int, nice: int) -> WorkerLink:
+    """Start a worker. Raises OSError."""
+    del index
+    return await spawn_command(
+        [sys.executable, "-P", "-m", "cleaner.workers.worker", "--nice", str(nice)]
+    )
+
+
+async def spawn_command(command: Sequence[str]) -> ProcessLink:
+    """Start `command` as a worker; descriptors and the parent's pid are added to its arguments.
+
+    To be called on the thread that lives as long as the broker: the kernel takes the end of the
+    thread that forked for the end of the parent. Raises OSError.
+    """
+    memory_fd = new_memory()
+    ours, theirs = socket.socketpair()
+    try:
+        process = _start(command, theirs.fileno(), memory_fd)
+        memory = SharedMemory(memory_fd)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(memory_fd)
+    ours.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    return ProcessLink(process, memory, reader, writer)
+
+
+def _start(command: Sequence[str], fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
+    """Fork and exec: some milliseconds, at start and after a worker's death only."""
+    return subprocess.Popen(
+        [*command, f"--fd={fd}", f"--memory-fd={memory_fd}", f"--parent={os.getpid()}"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=(fd, memory_fd),
+        env=_environment(),
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the folder of these packages in front: a worker runs the broker's own code."""
+    paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,182 @@
+"""One worker for one task: started for it, given its jobs one after the other, ended with it.
+
+A compaction of a view does not come from the pool's queue and replaces nothing in a log. It runs in
+a worker of its own, under the budgets that the pool's workers share.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
+from cleaner.workers.channel import (
+    ChannelError,
+    GroupCleaned,
+    JobDone,
+    JobFailed,
+    JobStopped,
+    Message,
+    Progressed,
+    RunJob,
+    WorkerReady,
+)
+from cleaner.workers.process import Spawn, WorkerLink
+from cleaner.workers.throttle import TOP_UP_SECONDS, BrokerSide, Direction
+
+START_SECONDS: Final = 600.0  # for the first word: kernels may have to be compiled
+STALL_SECONDS: Final = 600.0  # without a word or a charged byte, until it is ended
+ABORT_SECONDS: Final = 10.0  # for a worker to heed an abort, before it is ended
+
+
+class JobFailedError(Exception):
+    """The job raised, or its worker ended; `reason` is for people."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedJob:
+    """What a job left behind."""
+
+    report: CleanReport
+    groups: tuple[CleanedGroup, ...]
+
+
+class JobRunner(Protocol):
+    """Runs jobs, one at a time."""
+
+    async def run(self, job: CleanJob) -> CleanedJob:
+        """Run a job to its end. Raises CleanAbortedError, JobFailedError."""
+
+    def abort(self) -> None:
+        """Have the job under way, and all that follow, end with CleanAbortedError."""
+
+
+class Budgets(Protocol):
+    """Who grants bytes: cleaner/workers/throttle.py, as far as it is needed here."""
+
+    def join(self, index: int, side: BrokerSide, now: float) -> None:
+        """A worker begins a job."""
+
+    def leave(self, index: int, now: float) -> None:
+        """Its job is over."""
+
+
+@dataclass(slots=True)
+class SoloWorker:
+    """A worker process and the job it has. Made by `solo_worker`."""
+
+    link: WorkerLink
+    index: int  # among those that share the budgets
+    budgets: Budgets
+    top_up: Callable[[float], None]
+    _runs: int = field(init=False, default=0)
+    _aborted: bool = field(init=False, default=False)
+    _killer: asyncio.TimerHandle | None = field(init=False, default=None)
+
+    @property
+    def side(self) -> BrokerSide:
+        """Its page of shared memory."""
+        return BrokerSide(self.link.slots)
+
+    def abort(self) -> None:
+        """See JobRunner; a worker that does not heed it is killed."""
+        self._aborted = True
+        if self._runs and self._killer is None:
+            self.side.abort(self._runs)
+            loop = asyncio.get_running_loop()
+            self._killer = loop.call_later(ABORT_SECONDS, self.link.kill)
+
+    async def run(self, job: CleanJob) -> CleanedJob:
+        """See JobRunner."""
+        if self._aborted:
+            raise CleanAbortedError
+        loop = asyncio.get_running_loop()
+        self._runs += 1
+        side = self.side
+        self.budgets.join(self.index, side, loop.time())
+        ticker = asyncio.create_task(self._tick(), name="view-budget")
+        try:
+            self.link.send(RunJob(self._runs, job))
+            return await self._hear()
+        except ChannelError as error:
+            raise JobFailedError(str(error)) from error
+        finally:
+            ticker.cancel()
+            self.budgets.leave(self.index, loop.time())
+
+    async def _hear(self) -> CleanedJob:
+        groups: list[CleanedGroup] = []
+        while True:
+            match await self._next():
+                case Progressed():
+                    pass
+                case GroupCleaned(_, group):
+                    groups.append(group)
+                case JobDone(_, report):
+                    return CleanedJob(report, tuple(groups))
+                case JobStopped():
+                    raise CleanAbortedError
+                case JobFailed(_, reason):
+                    raise JobFailedError(reason)
+                case None if self._aborted:
+                    raise CleanAbortedError
+                case other:
+                    said = "ended" if other is None else f"said {type(other).__name__}"
+                    raise JobFailedError(f"the worker {said} in the midst of its job")
+
+    async def _next(self) -> Message | None:
+        """Its next word. Raises JobFailedError when it neither speaks nor moves a byte."""
+        receiving = asyncio.ensure_future(self.link.receive())
+        spent = -1
+        while True:
+            done, _ = await asyncio.wait([receiving], timeout=STALL_SECONDS)
+            if done:
+                return receiving.result()
+            now_spent = self.side.spent(Direction.READ) + self.side.spent(Direction.WRITE)
+            if now_spent == spent:
+                receiving.cancel()
+                self.link.kill()
+                raise JobFailedError(f"no progress for {STALL_SECONDS:g} s")
+            spent = now_spent
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self.top_up(loop.time())
+            await asyncio.sleep(TOP_UP_SECONDS)
+
+    def disarm(self) -> None:
+        """It is over: nobody has to be killed."""
+        if self._killer is not None:
+            self._killer.cancel()
+
+
+@asynccontextmanager
+async def solo_worker(
+    spawn: Spawn, nice: int, *, index: int, budgets: Budgets, top_up: Callable[[float], None]
+) -> AsyncIterator[SoloWorker]:
+    """A worker for the length of a block. Raises JobFailedError, OSError where none starts."""
+    link = await spawn(index, nice)
+    worker = SoloWorker(link, index, budgets, top_up)
+    try:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                first = await link.receive()
+        except TimeoutError:
+            first = None
+        except ChannelError as error:
+            raise JobFailedError(str(error)) from error
+        if not isinstance(first, WorkerReady):
+            link.kill()
+            raise JobFailedError(f"the worker did not start: {await link.reap()}")
+        yield worker
+    finally:
+        worker.disarm()
+        link.shutdown()
+        await asyncio.shield(link.reap())
+        link.close()

@@ -1,0 +1,363 @@
+"""Bytes per second for all workers together, without a lock between processes.
+
+Rule 1. The broker alone owns the token buckets. It tops up *grants*; a worker only spends them.
+Rule 2. Every slot of the shared memory has one writer, and is 8 aligned bytes: written whole.
+Rule 3. Granted and not yet spent bytes never exceed what is in the bucket, and the bucket never
+        holds more than one second of the rate. So over any window the bytes charged stay within
+        rate x window + burst, whatever the workers do and however late the broker tops up.
+Rule 4. A worker that dies holds nothing: what it had not spent was never taken from the bucket.
+
+A worker takes what is granted and waits for the rest in short naps, looking at its abort flag
+between them. A rate that is lowered, or set for the first time while a job runs, can leave the
+bucket in debt by the grants already out; nothing is granted until that is paid.
+
+The arithmetic (TokenBucket, Budget) knows no clock: time comes in as seconds that only go forward.
+"""
+
+import fcntl
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Final, TypeAlias
+
+from cleaner.host import Foreground
+from cleaner.job import CleanAbortedError
+from cleaner.workers.borrowing import Borrowing
+
+BURST_SECONDS: Final = 1.0  # long enough to ride out a late top-up, short enough not to be felt
+TOP_UP_SECONDS: Final = 0.05  # well below the burst, so that a worker seldom runs dry
+# Of the burst, for one worker: one that is busy with other things must not keep the rest waiting.
+SPARE_SHARE: Final = 0.25
+FLOOR_BYTES_PER_SECOND: Final = float(64 << 20)  # where no rate is set, under foreground load
+OBSERVE_SECONDS: Final = 0.25  # between two looks at the foreground: they walk over all topics
+MOVED_SECONDS: Final = 1.0  # the speed of the workers is averaged over so long
+NAP_SECONDS: Final = 0.01  # between two looks at the grant and the abort flag
+UNLIMITED: Final = (1 << 63) - 1  # a grant that no worker can spend
+
+_SLOT_BYTES: Final = 8
+_PAGE_BYTES: Final = mmap.PAGESIZE
+
+
+class _Slot(IntEnum):
+    """Index of each 8-byte slot. The broker writes the first three, the worker the others."""
+
+    ABORTED_RUN = 0  # every run up to this number is to stop
+    READ_GRANTED = 1
+    WRITE_GRANTED = 2
+    READ_SPENT = 8  # on another cache line than what the broker writes
+    WRITE_SPENT = 9
+    READ_WAITED_US = 10
+    WRITE_WAITED_US = 11
+
+
+class Direction(IntEnum):
+    """Which budget."""
+
+    READ = 0
+    WRITE = 1
+
+
+Slots: TypeAlias = "memoryview[int]"
+
+
+def new_memory() -> int:
+    """A descriptor of one zeroed page without a name, for SharedMemory and for a worker."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("varve-cleaner", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, _PAGE_BYTES)
+        # A worker that cut the file short would kill the broker at its next look (SIGBUS).
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return fd
+    fd, path = tempfile.mkstemp(prefix="varve-cleaner-")
+    os.unlink(path)
+    os.ftruncate(fd, _PAGE_BYTES)
+    return fd
+
+
+class SharedMemory:
+    """One worker's page, seen from either side. Without a descriptor: for one process only."""
+
+    def __init__(self, fd: int | None = None) -> None:
+        self._map = mmap.mmap(-1 if fd is None else fd, _PAGE_BYTES)
+        self.slots: Slots = memoryview(self._map).cast("Q")
+
+    def close(self) -> None:
+        """Unmap; closing twice is allowed."""
+        self.slots.release()
+        self._map.close()
+
+
+class WorkerSide:
+    """What a worker does with its page: spend what is granted, wait, look at the abort flag."""
+
+    def __init__(self, slots: Slots, run: int, nap: Callable[[float], object]) -> None:
+        self._slots = slots
+        self._run = run
+        self._nap = nap
+
+    def aborted(self) -> bool:
+        """Whether this run, or an older one, was told to stop."""
+        return self._slots[_Slot.ABORTED_RUN] >= self._run
+
+    def charge(self, direction: Direction, count: int) -> None:
+        """Spend `count` bytes, waiting for grants. Raises CleanAbortedError."""
+        slots = self._slots
+        granted, spent = _Slot.READ_GRANTED + direction, _Slot.READ_SPENT + direction
+        while True:
+            part = min(count, max(0, slots[granted] - slots[spent]))
+            slots[spent] += part
+            count -= part
+            if count <= 0:
+                return
+            if self.aborted():
+                raise CleanAbortedError
+            slots[_Slot.READ_WAITED_US + direction] += int(NAP_SECONDS * 1e6)
+            self._nap(NAP_SECONDS)
+
+
+class BrokerSide:
+    """What the broker does with a worker's page."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def abort(self, run: int) -> None:
+        """Tell the worker to stop run number `run`. Later runs are not concerned."""
+        self._slots[_Slot.ABORTED_RUN] = run
+
+    def spent(self, direction: Direction) -> int:
+        """Bytes charged so far, over all runs."""
+        return self._slots[_Slot.READ_SPENT + direction]
+
+    def granted(self, direction: Direction) -> int:
+        """Bytes that may be charged, over all runs."""
+        return self._slots[_Slot.READ_GRANTED + direction]
+
+    def grant(self, direction: Direction, total: int) -> None:
+        """Set how many bytes may be charged in all."""
+        self._slots[_Slot.READ_GRANTED + direction] = min(total, UNLIMITED)
+
+    def waited_seconds(self, direction: Direction) -> float:
+        """Time lost in waiting for grants, over all runs."""
+        return self._slots[_Slot.READ_WAITED_US + direction] / 1e6
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """Bytes that may still be moved. Earned by time up to the burst; may be in debt."""
+
+    bytes_per_second: float
+    level: float
+    updated_at: float
+
+    @property
+    def burst_bytes(self) -> float:
+        """The most it holds."""
+        return self.bytes_per_second * BURST_SECONDS
+
+    def earn(self, now: float) -> None:
+        """Let time pass."""
+        assert now >= self.updated_at
+        earned = (now - self.updated_at) * self.bytes_per_second
+        self.level = min(self.burst_bytes, self.level + earned)
+        self.updated_at = now
+
+    def spend(self, count: int) -> None:
+        """Take out bytes that were moved."""
+        assert count >= 0
+        self.level -= count
+
+
+@dataclass(slots=True)
+class _Account:
+    side: BrokerSide
+    seen_spent: int
+
+
+@dataclass(slots=True)
+class Budget:
+    """One direction's bucket, and the workers that share it. A rate of None is no limit."""
+
+    direction: Direction
+    rate: float | None
+    now: float
+    bucket: TokenBucket | None = field(init=False, default=None)
+    _speed: float = field(init=False, default=0.0)  # bytes per second, averaged
+    _moved: int = field(init=False, default=0)  # since _measured_at
+    _measured_at: float = field(init=False, default=0.0)
+    _accounts: dict[int, _Account] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._measured_at = self.now
+        self.set_rate(self.rate, self.now)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether a job is under way."""
+        return bool(self._accounts)
+
+    def moved_bytes_per_second(self, now: float) -> float:
+        """What the workers did lately."""
+        self._settle(now)
+        passed = now - self._measured_at
+        if passed > 0:
+            share = 1 - math.exp(-passed / MOVED_SECONDS)
+            self._speed += share * (self._moved / passed - self._speed)
+            self._moved, self._measured_at = 0, now
+        return self._speed
+
+    def set_rate(self, rate: float | None, now: float) -> None:
+        """Change the rate; takes effect at the next top-up. A new bucket starts full."""
+        assert rate is None or rate > 0
+        self._settle(now)
+        self.rate = rate
+        if rate is None:
+            self.bucket = None
+        elif self.bucket is None:
+            self.bucket = TokenBucket(rate, rate * BURST_SECONDS, now)
+            for account in self._accounts.values():
+                account.side.grant(self.direction, account.seen_spent)
+        else:
+            self.bucket.bytes_per_second = rate
+            self.bucket.earn(now)  # no more than the new burst
+
+    def join(self, index: int, side: BrokerSide) -> None:
+        """A worker begins a job: it starts with nothing granted."""
+        assert index not in self._accounts
+        spent = side.spent(self.direction)
+        side.grant(self.direction, spent)
+        self._accounts[index] = _Account(side, spent)
+
+    def leave(self, index: int, now: float) -> None:
+        """Its job is over, or the worker is gone: what it did not spend is free again."""
+        self._settle(now)
+        account = self._accounts.pop(index)
+        account.side.grant(self.direction, account.seen_spent)
+
+    def top_up(self, now: float) -> None:
+        """Grant what the bucket holds and nobody was given yet."""
+        self._settle(now)
+        sides = [account.side for account in self._accounts.values()]
+        if self.bucket is None:
+            for side in sides:
+                side.grant(self.direction, UNLIMITED)
+            return
+        spare = [self._unspent(account) for account in self._accounts.values()]
+        left = max(0, int(self.bucket.level) - sum(spare))
+        spare_max = max(1, int(self.bucket.burst_bytes * SPARE_SHARE))
+        for side, more in zip(sides, shares(left, spare, spare_max), strict=True):
+            side.grant(self.direction, side.granted(self.direction) + more)
+
+    def _unspent(self, account: _Account) -> int:
+        # By what was seen: what is spent while we look is taken off at the next top-up.
+        return account.side.granted(self.direction) - account.seen_spent
+
+    def _settle(self, now: float) -> None:
+        if self.bucket is not None:
+            self.bucket.earn(now)
+        for account in self._accounts.values():
+            spent = account.side.spent(self.direction)
+            moved = max(0, spent - account.seen_spent)
+            self._moved += moved
+            if self.bucket is not None:
+                self.bucket.spend(moved)
+            account.seen_spent = spent
+
+
+def shares(left: int, spare: Sequence[int], spare_max: int) -> list[int]:
+    """Split `left` bytes evenly among workers that hold `spare` unspent ones, up to `spare_max`.
+
+    What a full one cannot take goes to the emptier ones; what nobody can take stays undivided.
+    """
+    given = [0] * len(spare)
+    fullest_first = sorted(range(len(spare)), key=lambda index: -spare[index])
+    for done, index in enumerate(fullest_first):
+        fair = left // (len(spare) - done)
+        given[index] = max(0, min(fair, spare_max - spare[index]))
+        left -= given[index]
+    return given
+
+
+class Throttle:
+    """Both budgets; the pool calls `tick` every TOP_UP_SECONDS while jobs run.
+
+    A direction with a rate of its own keeps to it. One without has what `borrowing` allows.
+    """
+
+    def __init__(
+        self,
+        read_bytes_per_second: float | None,
+        write_bytes_per_second: float | None,
+        now: float,
+        *,
+        floor_bytes_per_second: float = FLOOR_BYTES_PER_SECOND,
+    ) -> None:
+        self._explicit = (read_bytes_per_second, write_bytes_per_second)
+        self.budgets = (
+            Budget(Direction.READ, read_bytes_per_second, now),
+            Budget(Direction.WRITE, write_bytes_per_second, now),
+        )
+        self.borrowing = Borrowing(floor_bytes_per_second, now)
+        self._due_at: float | None = None  # of the next tick; None while no job runs
+        self._observe_at = -math.inf
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Bytes per second allowed at this moment, read and write; math.inf is no limit."""
+        read, write = (budget.rate for budget in self.budgets)
+        return (math.inf if read is None else read, math.inf if write is None else write)
+
+    def set_rates(
+        self,
+        read: float | None,
+        write: float | None,
+        now: float,
+        *,
+        floor_bytes_per_second: float | None = None,
+    ) -> None:
+        """Change both, and the floor if given; jobs under way go on."""
+        if floor_bytes_per_second is not None:
+            self.borrowing.set_floor(floor_bytes_per_second)
+        self._explicit = (read, write)
+        self._apply(now)
+
+    def join(self, index: int, side: BrokerSide, now: float) -> None:
+        """A worker begins a job."""
+        for budget in self.budgets:
+            budget.join(index, side)
+            budget.top_up(now)
+
+    def leave(self, index: int, now: float) -> None:
+        """A worker's job is over, or the worker is gone."""
+        for budget in self.budgets:
+            budget.leave(index, now)
+        if not any(budget.has_workers for budget in self.budgets):
+            self._due_at = None
+
+    def tick(self, now: float, foreground: Callable[[], Foreground]) -> None:
+        """Look at how the broker fares, and hand out what has been earned.
+
+        To be called TOP_UP_SECONDS after the last time, by a timer of the loop: by how much it is
+        later than that is what the loop was held up. `foreground` is CleanerHost.foreground.
+        """
+        late = 0.0 if self._due_at is None else max(0.0, now - self._due_at)
+        self._due_at = now + TOP_UP_SECONDS
+        if now >= self._observe_at:
+            self.borrowing.observe(foreground(), now)
+            self._observe_at = now + OBSERVE_SECONDS
+        moved = max(budget.moved_bytes_per_second(now) for budget in self.budgets)
+        self.borrowing.tick(now, late, moved)
+        self._apply(now)
+
+    def _apply(self, now: float) -> None:
+        allowed = self.borrowing.allowed
+        borrowed = None if allowed == math.inf else allowed
+        for budget, explicit in zip(self.budgets, self._explicit, strict=True):
+            rate = borrowed if explicit is None else explicit
+            if budget.rate != rate:
+                budget.set_rate(rate, now)
+            budget.top_up(now)

@@ -1,0 +1,198 @@
+"""A cleaner worker: a process that runs one job after the other and talks to nobody but the broker.
+
+    python -m cleaner.workers.worker --fd N --memory-fd M --parent PID [--nice N]
+
+Started by cleaner/workers/process.py with a socket and a page of shared memory, and nothing else.
+It reads closed segments, writes `.cleaned` files, and sends what it finds; it renames and deletes
+nothing of the log. It ends when the broker closes the socket or dies. Interrupts are the broker's
+to handle: a Ctrl-C or a service manager's SIGTERM reaches the whole process group, and the broker
+then stops its workers in order.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
+from cleaner.workers.channel import (
+    LENGTH_BYTES,
+    FromWorker,
+    GroupCleaned,
+    JobDone,
+    JobFailed,
+    JobStopped,
+    Message,
+    Progressed,
+    RunJob,
+    WorkerReady,
+    body_bytes,
+    decode,
+    encode,
+)
+from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
+from storage.env import Env, RealEnv
+
+PROGRESS_SECONDS: Final = 0.5  # at most one progress frame in this time
+REASON_CHARS_MAX: Final = 500  # of a failure, as shown and logged
+TRACEBACK_CHARS_MAX: Final = 8000
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+Runner: TypeAlias = Callable[[Env, CleanJob, JobControl], CleanReport]
+Send: TypeAlias = Callable[[FromWorker], None]
+
+
+class Control:
+    """The JobControl of one run: budget and abort by shared memory, results by frames."""
+
+    def __init__(self, run: int, side: WorkerSide, send: Send, clock: Callable[[], float]) -> None:
+        self._run = run
+        self._side = side
+        self._send = send
+        self._clock = clock
+        self._said_at = -PROGRESS_SECONDS
+
+    def read_bytes(self, count: int) -> None:
+        """Charge bytes about to be read; waits for the budget. Raises CleanAbortedError."""
+        self._side.charge(Direction.READ, count)
+
+    def write_bytes(self, count: int) -> None:
+        """Charge bytes about to be written; waits for the budget. Raises CleanAbortedError."""
+        self._side.charge(Direction.WRITE, count)
+
+    def aborted(self) -> bool:
+        """Whether the broker wants the partition back."""
+        return self._side.aborted()
+
+    def group_cleaned(self, group: CleanedGroup) -> None:
+        """Hand one group over for publication."""
+        self._send(GroupCleaned(self._run, group))
+
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        """Say how far the job is, unless that was said a moment ago."""
+        now = self._clock()
+        if now - self._said_at >= PROGRESS_SECONDS:
+            self._said_at = now
+            self._send(Progressed(self._run, stage, done_bytes, total_bytes))
+
+
+def execute(
+    order: RunJob,
+    runner: Runner,
+    env: Env,
+    slots: Slots,
+    *,
+    send: Send,
+    nap: Callable[[float], object],
+) -> None:
+    """Run one job to its end and send how it ended. Raises only what `send` raises."""
+    control = Control(order.run, WorkerSide(slots, order.run, nap), send, env.monotonic)
+    ending: FromWorker
+    try:
+        ending = JobDone(order.run, runner(env, order.job, control))
+    except CleanAbortedError:
+        ending = JobStopped(order.run)
+    except Exception as error:  # noqa: BLE001 - whatever it was, it costs this job and no other
+        reason = _named(error)[:REASON_CHARS_MAX]
+        details = "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_CHARS_MAX:]
+        missing = isinstance(error, FileNotFoundError)
+        ending = JobFailed(order.run, reason, details, missing)
+    send(ending)
+
+
+def _named(error: Exception) -> str:
+    """What went wrong and, where the error has no words of its own, in which line."""
+    kind, text = type(error).__name__, str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    if text or not frames:
+        return f"{kind}: {text}"
+    return f"{kind} in {frames[-1].name}: {frames[-1].line}"
+
+
+def serve(sock: socket.socket, memory_fd: int, runner: Runner, env: Env, started: float) -> None:
+    """Run jobs until the broker closes the socket. Raises OSError once the broker is gone."""
+    memory = SharedMemory(memory_fd)
+    os.close(memory_fd)
+
+    def send(message: FromWorker) -> None:
+        sock.sendall(encode(message))
+
+    send(WorkerReady(os.getpid(), env.monotonic() - started))
+    while (order := receive(sock)) is not None:
+        assert isinstance(order, RunJob)
+        execute(order, runner, env, memory.slots, send=send, nap=time.sleep)
+
+
+def receive(sock: socket.socket) -> Message | None:
+    """The next message; None when the other side closed. Raises ChannelError, OSError."""
+    prefix = _exactly(sock, LENGTH_BYTES)
+    if prefix is None:
+        return None
+    body = _exactly(sock, body_bytes(prefix))
+    return None if body is None else decode(body)
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes | None:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = sock.recv_into(view)
+        if got == 0:
+            return None
+        view = view[got:]
+    return bytes(data)
+
+
+def die_with_parent(parent_pid: int) -> bool:
+    """Have the kernel kill this process when the broker dies (Linux). False if it is dead already.
+
+    Elsewhere an orphan notices at its next frame: half a second of work at most.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    return os.getppid() == parent_pid
+
+
+def prepare(argv: list[str]) -> tuple[socket.socket, int] | None:
+    """Settle into the process the broker started; None if there is no broker any more."""
+    parser = argparse.ArgumentParser(prog="cleaner.workers.worker")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--memory-fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--nice", type=int, default=0)
+    options = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not die_with_parent(options.parent):
+        return None
+    os.nice(options.nice)
+    return socket.socket(fileno=options.fd), options.memory_fd
+
+
+def main(argv: list[str]) -> int:
+    """Load the kernels, then serve."""
+    env = RealEnv()
+    started = env.monotonic()
+    place = prepare(argv)
+    if place is None:
+        return 1
+    # Here and not above: the pool imports this module's neighbours and must not load Numba.
+    from cleaner.engine.clean import run_clean
+    from cleaner.engine.kernels import warm_up
+
+    warm_up()
+    try:
+        serve(*place, run_clean, env, started)
+    except (BrokenPipeError, ConnectionResetError):
+        return 1  # the broker is gone; its next start removes what was left
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
