@@ -2,13 +2,15 @@
 
 Produce and Fetch have paths of their own (handlers/produce.py, handlers/fetch.py); everything else
 is decoded and encoded by the tables. A handler is a function of (context, header, body) that
-returns a body, or a coroutine of one. Whatever a handler can foresee is an error code inside its
-body; what it cannot closes the connection and is logged there.
+returns a body, or a coroutine of one. Where a request or its answer may have many rows the handler
+is a coroutine and takes turns on the loop (broker/turns.py); so do decoding and encoding. Whatever
+a handler can foresee is an error code inside its body; what it cannot closes the connection and is
+logged there.
 """
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, Final
 
 from broker.connection import CloseConnectionError, Connection, Response
@@ -17,13 +19,16 @@ from broker.protocol.api import ApiKey, is_supported
 from broker.protocol.codec import (
     RequestHeader,
     decode_body,
+    decode_body_sliced,
     encode_response,
+    encode_response_sliced,
     encode_unsupported_version,
     read_header,
 )
 from broker.protocol.errors import UnsupportedVersionError
 from broker.protocol.messages import Message
 from broker.stats import RequestStats
+from broker.turns import run_in_turns
 from config.address import Address
 
 Body = Any  # a class of broker/protocol/messages.py; each handler names its own
@@ -31,6 +36,12 @@ Handler = Callable[[RequestContext, RequestHeader, Body], Message | Awaitable[Me
 FastPath = Callable[
     [RequestContext, int, memoryview], Response | Awaitable[Response]
 ]  # context, version, frame
+
+# A larger request is decoded in slices: some thousand rows, or tens of thousands of empty names.
+WHOLE_BYTES_MAX: Final = 16 << 10
+# Of a request without records. The largest that clients send is an assignment of some megabytes to
+# thousands of members; to copy it takes a few milliseconds.
+CONTROL_BYTES_MAX: Final = 16 << 20
 
 
 class Dispatcher:
@@ -83,15 +94,36 @@ class Dispatcher:
         handler = self._handlers.get(key)
         if handler is None or not is_supported(key, version, self._keys):
             raise CloseConnectionError(f"API {key} version {version} is not supported")
-        body = decode_body(header, frame)
-        answer = handler(_context_of(connection, self._services), header, body)
+        context = _context_of(connection, self._services)
+        if len(frame) > WHOLE_BYTES_MAX:
+            if len(frame) > CONTROL_BYTES_MAX:
+                raise CloseConnectionError(f"{self._names[key]} of {len(frame)} bytes")
+            slices = decode_body_sliced(header, frame)
+            return self._handle_sliced(handler, context, header, slices)
+        answer = handler(context, header, decode_body(header, frame))
         if isinstance(answer, Message):
             return encode_response(key, version, header.correlation_id, answer)
         return self._encode_later(header, answer)
 
+    async def _handle_sliced(
+        self,
+        handler: Handler,
+        context: RequestContext,
+        header: RequestHeader,
+        slices: Generator[None, None, Message],
+    ) -> Response:
+        answer = handler(context, header, await run_in_turns(slices))
+        body = answer if isinstance(answer, Message) else await answer
+        return await self._encode(header, body)
+
     async def _encode_later(self, header: RequestHeader, answer: Awaitable[Message]) -> Response:
-        body = await answer
-        return encode_response(header.api_key, header.api_version, header.correlation_id, body)
+        return await self._encode(header, await answer)
+
+    async def _encode(self, header: RequestHeader, body: Message) -> Response:
+        """In slices: a few bytes may have asked for thousands of rows."""
+        return await run_in_turns(
+            encode_response_sliced(header.api_key, header.api_version, header.correlation_id, body)
+        )
 
     async def _timed(
         self, key: int, version: int, started: int, answer: Awaitable[Response]

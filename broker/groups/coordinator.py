@@ -60,6 +60,7 @@ from broker.groups.offsets_store import (
 from broker.groups.state import restored
 from broker.groups.subscription import CONSUMER_PROTOCOL_TYPE, subscribed_topics
 from broker.protocol.errors import ErrorCode
+from broker.turns import Turns
 from storage.errors import MessageTooLargeError, RecordListTooLargeError, StorageError
 
 log = structlog.get_logger("broker.groups")
@@ -70,6 +71,8 @@ WEEK_MS = 7 * 24 * 3600 * 1000
 APPEND_BYTES = 256 * 1024
 # One turn of the event loop looks at this many offsets when it searches for expired ones (< 5 ms).
 OFFSETS_PER_TURN = 5_000
+# As records of one append: three or four milliseconds.
+OFFSETS_AT_ONCE = 1_000
 # The part of a client's name that goes into its member ids, so that these fit a string of the
 # protocol (32,767 bytes), whatever the name.
 NAME_CHARS = 255
@@ -157,6 +160,8 @@ class GroupCoordinator:
 
     def availability(self, group_id: str) -> ErrorCode:
         """NONE if the group's partition is served, else what to tell the client."""
+        if len(group_id) > TEXT_BYTES_MAX:
+            return ErrorCode.INVALID_GROUP_ID  # its hash takes as long as its name
         match self._partitions[self._store.partition_of(group_id)]:
             case PartitionState.ACTIVE:
                 return ErrorCode.NONE
@@ -348,13 +353,16 @@ class GroupCoordinator:
             for key in keys
         }
         live = self._groups[group_id]
-        doomed = [k for k in keys if errors[k] is ErrorCode.NONE and k in _committed(live)]
+        committed = _committed(live)
+        doomed = [k for k in keys if errors[k] is ErrorCode.NONE and k in committed]
         return await self._forget_offsets(live, doomed), errors
 
     async def forget_topic(self, topic: str) -> int:
         """A topic was deleted, and what was committed for it with it. Returns how many offsets."""
         forgotten = 0
+        turns = Turns()
         for live in list(self._groups.values()):
+            await turns.take()
             keys = [key for key in _committed(live) if key[0] == topic]
             if keys and await self._forget_offsets(live, keys) is ErrorCode.NONE:
                 forgotten += len(keys)
@@ -366,7 +374,6 @@ class GroupCoordinator:
         Call it from a timer (Kafka: every 10 minutes), and only while the wall clock is trusted.
         """
         looked, expired = 0, 0
-        retention_ms = self.settings.offsets_retention_ms
         for group_id in list(self._groups):
             if looked >= OFFSETS_PER_TURN:
                 looked = 0
@@ -375,9 +382,10 @@ class GroupCoordinator:
             if live is None or self.availability(group_id) is not ErrorCode.NONE:
                 continue
             looked += 1 + len(live.offsets)
-            old = expired_offsets(live.state, live.offsets, now_ms, retention_ms)
-            keys = [key for key in old if key not in live.commits_in_flight]
-            if keys and await self._forget_offsets(live, keys) is ErrorCode.NONE:
+            # Looked for anew after each append: a commit may have come before the next one.
+            while keys := self._expired(live, now_ms):
+                if await self._forget_offsets(live, keys) is not ErrorCode.NONE:
+                    break
                 expired += len(keys)
             if isinstance(live.state, Empty) and not live.group.pending and not _committed(live):
                 await self._delete(live)
@@ -385,6 +393,11 @@ class GroupCoordinator:
         if expired:
             log.info("offsets_expired", offsets=expired)
         return expired
+
+    def _expired(self, live: LiveGroup, now_ms: int) -> list[TopicIndex]:
+        retention_ms = self.settings.offsets_retention_ms
+        old = expired_offsets(live.state, live.offsets, now_ms, retention_ms)
+        return [key for key in old if key not in live.commits_in_flight][:OFFSETS_AT_ONCE]
 
     async def _forget_offsets(self, live: LiveGroup, keys: Sequence[TopicIndex]) -> ErrorCode:
         if not keys:
@@ -410,7 +423,7 @@ class GroupCoordinator:
 
     def groups(self) -> Iterator[State]:
         """All groups that are served."""
-        for live in self._groups.values():
+        for live in tuple(self._groups.values()):  # groups come and go while others have a turn
             if not isinstance(live.state, Dead):
                 yield live.state
 
@@ -428,11 +441,22 @@ class GroupCoordinator:
 
     async def _delete(self, live: LiveGroup) -> ErrorCode:
         group_id = live.group.group_id
-        keys = [encode_offset_key(OffsetKey(group_id, *key)) for key in _committed(live)]
-        tombstones: list[LogRecord] = [(key, None) for key in keys]
-        tombstones.append((encode_group_key(group_id), None))
+        *portioned, last = portions(list(_committed(live)))
         # From here on joins and commits are sent away, so nothing comes behind the tombstones.
         live.tell(Deleted())
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        try:
+            for some in portioned:
+                error = await self._forget_offsets(live, some)
+                if error is not ErrorCode.NONE:
+                    return error
+            error = ErrorCode.NONE
+        finally:
+            if error is not ErrorCode.NONE:  # or the client has gone
+                live.tell(DeletionFailed())
+        keys = [encode_offset_key(OffsetKey(group_id, *key)) for key in last]
+        tombstones: list[LogRecord] = [(key, None) for key in keys]
+        tombstones.append((encode_group_key(group_id), None))
 
         def appended(error: ErrorCode) -> None:
             if error is not ErrorCode.NONE:
@@ -508,6 +532,12 @@ def _fits(*texts: str) -> bool:
 def _committed(live: LiveGroup) -> set[TopicIndex]:
     """The keys with an offset in the log, acknowledged or about to be."""
     return live.offsets.keys() | live.commits_in_flight.keys()
+
+
+def portions(keys: Sequence[TopicIndex]) -> list[Sequence[TopicIndex]]:
+    """Offsets that are committed or deleted at one stroke; at least one portion, empty perhaps."""
+    firsts = range(0, max(1, len(keys)), OFFSETS_AT_ONCE)
+    return [keys[first : first + OFFSETS_AT_ONCE] for first in firsts]
 
 
 def _chunks(records: Sequence[LogRecord]) -> Iterator[Sequence[LogRecord]]:

@@ -1,6 +1,7 @@
 """ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions, DescribeLogDirs."""
 
 import asyncio
+import heapq
 import os
 import re
 from collections import defaultdict
@@ -40,6 +41,7 @@ from broker.protocol.messages import (
     MetadataResponseTopic,
 )
 from broker.topics import Topic, TopicError
+from broker.turns import Turns
 from broker.views import ViewPartition, ViewTopic
 from storage.errors import StorageError
 
@@ -47,7 +49,6 @@ NO_ID: Final = bytes(16)
 SOFTWARE_NAME: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 BROKER_ENDPOINT: Final = 1
 PARTITIONS_PER_ANSWER_MAX: Final = 2000  # Kafka's max.request.partition.size.limit
-TOPICS_PER_TURN: Final = 64  # some milliseconds of rows; then others have their turn on the loop
 # Everything an administrator may do to a topic or cluster: there are no permissions yet. The bits
 # are the codes of Kafka's AclOperation.
 TOPIC_OPERATIONS: Final = sum(1 << code for code in (3, 4, 5, 6, 7, 8, 10, 11))
@@ -83,18 +84,19 @@ async def metadata(
     version = header.api_version
     wants_all = body.topics is None or (version == 0 and not body.topics)
     may_create = body.allow_auto_topic_creation if version >= 4 else True
-    topics = []
+    topics, turns = [], Turns()
     if wants_all:
         every: list[Topic | ViewTopic] = [*services.topics, *services.views]
-        topics = [_metadata_topic(services.node_id, topic) for topic in every]
+        for known in every:
+            await turns.take()
+            topics.append(await _metadata_topic(services.node_id, known, turns))
     else:
         assert body.topics is not None
         # Once each, however often it is named: a short name may stand for a thousand partitions.
         wanted_once = {(wanted.topic_id, wanted.name): wanted for wanted in body.topics}
-        for index, wanted in enumerate(wanted_once.values()):
-            if index % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
-                await asyncio.sleep(0)
-            topics.append(await _look_up(context, wanted, create=may_create))
+        for wanted in wanted_once.values():
+            await turns.take()
+            topics.append(await _look_up(context, wanted, turns, create=may_create))
     if body.include_topic_authorized_operations:
         for topic in topics:
             if topic.error_code == ErrorCode.NONE:
@@ -115,7 +117,7 @@ async def metadata(
 
 
 async def _look_up(
-    context: RequestContext, wanted: MetadataRequestTopic, *, create: bool
+    context: RequestContext, wanted: MetadataRequestTopic, turns: Turns, *, create: bool
 ) -> MetadataResponseTopic:
     services = context.services
     if wanted.topic_id != NO_ID and wanted.name is None:
@@ -124,7 +126,7 @@ async def _look_up(
             return MetadataResponseTopic(
                 error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id
             )
-        return _metadata_topic(services.node_id, known)
+        return await _metadata_topic(services.node_id, known, turns)
     name = wanted.name or ""
     topic = services.topic(name)
     if topic is None:
@@ -144,38 +146,41 @@ async def _look_up(
             return MetadataResponseTopic(error_code=error.code, name=name)
         except StorageError as error:
             return MetadataResponseTopic(error_code=code_of(error), name=name)
-    return _metadata_topic(services.node_id, topic)
+    return await _metadata_topic(services.node_id, topic, turns)
 
 
-def _metadata_topic(node_id: int, topic: Topic | ViewTopic) -> MetadataResponseTopic:
+async def _metadata_topic(
+    node_id: int, topic: Topic | ViewTopic, turns: Turns
+) -> MetadataResponseTopic:
     here = [node_id]
     served: Iterable[tuple[int, Partition | ViewPartition]] = topic.partitions.items()
-    partitions = [
-        MetadataResponsePartition(
-            partition_index=index,
-            leader_id=node_id,
-            leader_epoch=partition.log.leader_epoch,
-            replica_nodes=here,
-            isr_nodes=here,
-        )
-        for index, partition in sorted(served)
-    ]
-    partitions += [
-        MetadataResponsePartition(
-            error_code=ErrorCode.LEADER_NOT_AVAILABLE,
-            partition_index=index,
-            leader_id=-1,
-            replica_nodes=here,
-            offline_replicas=here,
-        )
-        for index in sorted(topic.offline)
-    ]
-    return MetadataResponseTopic(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        is_internal=topic.is_internal,
-        partitions=partitions,
+    described = MetadataResponseTopic(
+        name=topic.name, topic_id=topic.topic_id, is_internal=topic.is_internal
     )
+    offline = sorted(topic.offline)
+    for index, partition in sorted(served):
+        await turns.take()
+        described.partitions.append(
+            MetadataResponsePartition(
+                partition_index=index,
+                leader_id=node_id,
+                leader_epoch=partition.log.leader_epoch,
+                replica_nodes=here,
+                isr_nodes=here,
+            )
+        )
+    for index in offline:
+        await turns.take()
+        described.partitions.append(
+            MetadataResponsePartition(
+                error_code=ErrorCode.LEADER_NOT_AVAILABLE,
+                partition_index=index,
+                leader_id=-1,
+                replica_nodes=here,
+                offline_replicas=here,
+            )
+        )
+    return described
 
 
 def describe_cluster(
@@ -203,26 +208,30 @@ def describe_cluster(
     return response
 
 
-def describe_topic_partitions(
+async def describe_topic_partitions(
     context: RequestContext, _header: RequestHeader, body: DescribeTopicPartitionsRequest
 ) -> DescribeTopicPartitionsResponse:
     """Topics page by page (KIP-966), in order of name, from the cursor on."""
     services = context.services
     every = (t.name for one in (services.topics, services.views) for t in one)
-    names = sorted({topic.name for topic in body.topics} or set(every))
+    names = list({topic.name for topic in body.topics} or set(every))
     first_index = 0
     if body.cursor is not None:
         names = [name for name in names if name >= body.cursor.topic_name]
-        if names and names[0] == body.cursor.topic_name:
+        if body.cursor.topic_name in names:
             first_index = max(body.cursor.partition_index, 0)
+    heapq.heapify(names)  # a page needs the first of them only
     left = max(1, min(body.response_partition_limit, PARTITIONS_PER_ANSWER_MAX))
     response = DescribeTopicPartitionsResponse(next_cursor=None)
-    for name in names:
+    turns = Turns()
+    while names:
+        await turns.take()
+        name = heapq.heappop(names)
         topic = services.topic(name)
         if topic is None:
             response.topics.append(_unknown_topic(name))
             continue
-        described = _described_topic(services.node_id, topic)
+        described = await _described_topic(services.node_id, topic, turns)
         partitions = [p for p in described.partitions if p.partition_index >= first_index]
         first_index = 0
         described.partitions = partitions[:left]
@@ -234,10 +243,9 @@ def describe_topic_partitions(
             break
         left -= len(partitions)
         if left == 0:
-            following = next((other for other in names if other > name), None)
-            if following is not None:
+            if names:
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(
-                    topic_name=following, partition_index=0
+                    topic_name=names[0], partition_index=0
                 )
             break
     return response
@@ -249,17 +257,20 @@ def _unknown_topic(name: str) -> DescribeTopicPartitionsResponseTopic:
     )
 
 
-def _described_topic(
-    node_id: int, topic: Topic | ViewTopic
+async def _described_topic(
+    node_id: int, topic: Topic | ViewTopic, turns: Turns
 ) -> DescribeTopicPartitionsResponseTopic:
     """As Metadata has it; the lists of eligible leaders are empty, never null (clients fail)."""
-    known = _metadata_topic(node_id, topic)
-    return DescribeTopicPartitionsResponseTopic(
+    known = await _metadata_topic(node_id, topic, turns)
+    described = DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         topic_authorized_operations=TOPIC_OPERATIONS,
-        partitions=[
+    )
+    for partition in sorted(known.partitions, key=lambda p: p.partition_index):
+        await turns.take()
+        described.partitions.append(
             DescribeTopicPartitionsResponsePartition(
                 error_code=partition.error_code,
                 partition_index=partition.partition_index,
@@ -271,21 +282,26 @@ def _described_topic(
                 last_known_elr=[],
                 offline_replicas=partition.offline_replicas,
             )
-            for partition in sorted(known.partitions, key=lambda p: p.partition_index)
-        ],
-    )
+        )
+    return described
 
 
-def describe_log_dirs(
+async def describe_log_dirs(
     context: RequestContext, _header: RequestHeader, body: DescribeLogDirsRequest
 ) -> DescribeLogDirsResponse:
     """Disk use of every partition, by data directory."""
-    services = context.services
-    wanted = None
+    services, turns = context.services, Turns()
+    wanted: set[tuple[str, int]] | None = None
     if body.topics is not None:
-        wanted = {(topic.topic, index) for topic in body.topics for index in topic.partitions}
+        wanted = set()
+        for topic in body.topics:
+            await turns.take()
+            for index in topic.partitions:
+                await turns.take()
+                wanted.add((topic.topic, index))
     by_directory: dict[str, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
     for partition in services.topics.partitions():
+        await turns.take()
         if wanted is None or partition.partition in wanted:
             home = os.path.dirname(partition.log.directory)
             by_directory[home][partition.partition.topic].append(partition)
@@ -298,17 +314,15 @@ def describe_log_dirs(
                 )
             )
             continue
-        total, free = (
-            services.env.total_bytes(directory.path),
-            services.env.free_bytes(directory.path),
-        )
+        total = await asyncio.to_thread(services.env.total_bytes, directory.path)
+        free = await asyncio.to_thread(services.env.free_bytes, directory.path)
+        topics = []
+        for name, partitions in by_directory[directory.path].items():
+            topics.append(await _log_dir_topic(name, partitions, turns))
         results.append(
             DescribeLogDirsResponseDirectory(
-                log_dir=os.path.abspath(directory.path),
-                topics=[
-                    _log_dir_topic(name, partitions)
-                    for name, partitions in by_directory[directory.path].items()
-                ],
+                log_dir=directory.path,
+                topics=topics,
                 total_bytes=total,
                 usable_bytes=free,
             )
@@ -316,17 +330,19 @@ def describe_log_dirs(
     return DescribeLogDirsResponse(results=results)
 
 
-def _log_dir_topic(name: str, partitions: list[Partition]) -> DescribeLogDirsResponseTopic:
-    return DescribeLogDirsResponseTopic(
-        name=name,
-        partitions=[
+async def _log_dir_topic(
+    name: str, partitions: list[Partition], turns: Turns
+) -> DescribeLogDirsResponseTopic:
+    described = DescribeLogDirsResponseTopic(name=name)
+    for partition in partitions:
+        await turns.take()
+        described.partitions.append(
             DescribeLogDirsResponsePartition(
                 partition_index=partition.partition.partition,
                 partition_size=partition.log.size_bytes,
             )
-            for partition in partitions
-        ],
-    )
+        )
+    return described
 
 
 def list_partition_reassignments(

@@ -1,11 +1,10 @@
 """DescribeConfigs, IncrementalAlterConfigs, AlterConfigs."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from broker.context import RequestContext
-from broker.handlers.topics import parse_setting
+from broker.handlers.topics import check_number, parse_setting
 from broker.protocol.codec import RequestHeader
 from broker.protocol.errors import ErrorCode, code_of
 from broker.protocol.messages import (
@@ -25,6 +24,7 @@ from broker.protocol.messages import (
     IncrementalAlterConfigsResponseResource,
 )
 from broker.topics import Change, TopicError
+from broker.turns import Turns
 from config.broker_keys import describe_broker, parse_broker_value
 from config.topic_keys import (
     TOPIC_KEYS,
@@ -35,7 +35,6 @@ from config.topic_keys import (
 )
 from storage.errors import StorageError
 
-RESOURCES_PER_TURN: Final = 16  # a quarter of a millisecond each; then others have their turn
 # Resource types and operations of the Kafka protocol guide.
 TOPIC: Final = 2
 BROKER: Final = 4
@@ -53,10 +52,9 @@ async def describe_configs(
     Of a resource that is named more than once the last row counts: each makes forty of its own.
     """
     once = {(one.resource_type, one.resource_name): one for one in body.resources}
-    results = []
-    for index, resource in enumerate(once.values()):
-        if index % RESOURCES_PER_TURN == RESOURCES_PER_TURN - 1:
-            await asyncio.sleep(0)
+    results, turns = [], Turns()
+    for resource in once.values():
+        await turns.take()
         results.append(_describe(context, resource, body))
     return DescribeConfigsResponse(results=results)
 
@@ -72,7 +70,8 @@ def _describe(
     except TopicError as error:
         result.error_code, result.error_message = error.code, error.reason
         return result
-    wanted = resource.configuration_keys
+    keys = resource.configuration_keys
+    wanted = None if keys is None else frozenset(keys)
     result.configs = [
         _row(entry, body) for entry in entries if wanted is None or entry.name in wanted
     ]
@@ -120,6 +119,7 @@ async def incremental_alter_configs(
     """Set, delete, append to and subtract from settings, one resource at a time."""
 
     async def alter(resource: IncrementalAlterConfigsRequestResource) -> None:
+        check_number(len(resource.configs))
         changes = [(one.name, one.config_operation, one.value) for one in resource.configs]
         kind, name = resource.resource_type, resource.resource_name
 
@@ -128,8 +128,9 @@ async def incremental_alter_configs(
 
         await _alter(context, kind, name, change, validate_only=body.validate_only)
 
-    results = []
+    results, turns = [], Turns()
     for resource in body.resources:
+        await turns.take()
         code, message = await _outcome(alter(resource))
         results.append(
             IncrementalAlterConfigsResponseResource(
@@ -148,6 +149,7 @@ async def alter_configs(
     """Replace all dynamic settings of a resource (the old way)."""
 
     async def alter(resource: AlterConfigsRequestResource) -> None:
+        check_number(len(resource.configs))
         kind, name = resource.resource_type, resource.resource_name
         changes = [(one.name, SET, one.value) for one in resource.configs if one.value is not None]
 
@@ -156,8 +158,9 @@ async def alter_configs(
 
         await _alter(context, kind, name, change, validate_only=body.validate_only)
 
-    results = []
+    results, turns = [], Turns()
     for resource in body.resources:
+        await turns.take()
         code, message = await _outcome(alter(resource))
         results.append(
             AlterConfigsResponseResource(

@@ -2,10 +2,12 @@
 ListGroups, DescribeGroups, DeleteGroups.
 
 They translate between message and coordinator and decide nothing that a group would. Each is
-(context, header, body) -> response body, async where it waits. Handlers of offsets:
-broker/handlers/offsets.py.
+(context, header, body) -> response body, async where it waits or may have many rows. Handlers of
+offsets: broker/handlers/offsets.py.
 """
 
+import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from broker.groups.coordinator import GroupCoordinator
@@ -13,6 +15,7 @@ from broker.groups.model import (
     HeartbeatReceived,
     JoinAnswer,
     JoinRequested,
+    LeaveAnswer,
     LeaveRequested,
     Stable,
     State,
@@ -38,6 +41,7 @@ from broker.protocol.messages import (
     JoinGroupResponse,
     JoinGroupResponseMember,
     LeaveGroupRequest,
+    LeaveGroupRequestMember,
     LeaveGroupResponse,
     LeaveGroupResponseMember,
     ListGroupsRequest,
@@ -46,6 +50,7 @@ from broker.protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from broker.turns import Turns
 
 GROUP_TYPE = "Classic"
 UNKNOWN_WAITER = 0  # the coordinator numbers requests
@@ -59,6 +64,7 @@ KEY_TYPE_TRANSACTION = 1
 NO_TRANSACTIONS = "this broker does not support transactions; unset transactional.id"
 UNKNOWN_KEY_TYPE = "this broker coordinates classic groups only"
 GROUP_NOT_FOUND = "group {} not found"
+LEAVERS_PER_TURN = 32  # of a group of thousands they take some milliseconds
 
 
 class GroupContext(Protocol):
@@ -115,7 +121,10 @@ async def handle_find_coordinator(
     created = ErrorCode.NONE
     if body.key_type == KEY_TYPE_GROUP and keys:
         created = await context.wait_offsets_topic()
-    found = [_coordinator_of(context, key, body.key_type, created) for key in keys]
+    found, turns = [], Turns()
+    for key in keys:
+        await turns.take()
+        found.append(_coordinator_of(context, key, body.key_type, created))
     if batched:
         return FindCoordinatorResponse(coordinators=found)
     only = found[0]
@@ -225,16 +234,15 @@ def handle_heartbeat(
     return HeartbeatResponse(error_code=context.coordinator.heartbeat(body.group_id, request))
 
 
-def handle_leave_group(
+async def handle_leave_group(
     context: GroupContext, header: RequestHeader, body: LeaveGroupRequest
 ) -> LeaveGroupResponse:
     """LeaveGroup 0-5; one member up to version 2, a batch after."""
     single = header.api_version <= 2
-    members: tuple[tuple[str, str | None], ...] = ((body.member_id, None),)
-    if not single:
-        members = tuple((m.member_id, m.group_instance_id) for m in body.members)
-    request = LeaveRequested(UNKNOWN_WAITER, members)
-    answer = context.coordinator.leave(body.group_id, request)
+    members = body.members
+    if single:
+        members = [LeaveGroupRequestMember(member_id=body.member_id, group_instance_id=None)]
+    answer = await _leave(context.coordinator, body.group_id, members)
     if single:
         error = answer.members[0][2] if answer.members else answer.error
         return LeaveGroupResponse(error_code=error)
@@ -247,24 +255,45 @@ def handle_leave_group(
     )
 
 
-def handle_list_groups(
+async def _leave(
+    coordinator: GroupCoordinator, group_id: str, members: Sequence[LeaveGroupRequestMember]
+) -> LeaveAnswer:
+    """Some at a time: each one that goes costs time in proportion to those who stay."""
+    told: list[tuple[str, str | None, ErrorCode]] = []
+    for first in range(0, max(1, len(members)), LEAVERS_PER_TURN):
+        if first:
+            await asyncio.sleep(0)
+        some = tuple(
+            (member.member_id, member.group_instance_id)
+            for member in members[first : first + LEAVERS_PER_TURN]
+        )
+        answer = coordinator.leave(group_id, LeaveRequested(UNKNOWN_WAITER, some))
+        if answer.error is not ErrorCode.NONE:
+            return answer
+        told += answer.members
+    return LeaveAnswer(ErrorCode.NONE, tuple(told))
+
+
+async def handle_list_groups(
     context: GroupContext, header: RequestHeader, body: ListGroupsRequest
 ) -> ListGroupsResponse:
     """ListGroups 0-5; filters by state and type, whatever their case."""
     states = {name.lower() for name in body.states_filter}
     types = {name.lower() for name in body.types_filter}
     groups: list[ListGroupsResponseGroup] = []
-    if not types or GROUP_TYPE.lower() in types:
-        groups = [
-            ListGroupsResponseGroup(
-                group_id=state.group.group_id,
-                protocol_type=state.group.protocol_type or "",
-                group_state=_name(state),
-                group_type=GROUP_TYPE,
+    turns = Turns()
+    every = context.coordinator.groups() if not types or GROUP_TYPE.lower() in types else ()
+    for state in every:
+        await turns.take()
+        if not states or _name(state).lower() in states:
+            groups.append(
+                ListGroupsResponseGroup(
+                    group_id=state.group.group_id,
+                    protocol_type=state.group.protocol_type or "",
+                    group_state=_name(state),
+                    group_type=GROUP_TYPE,
+                )
             )
-            for state in context.coordinator.groups()
-            if not states or _name(state).lower() in states
-        ]
     error = ErrorCode.NONE
     # Until somebody needs __consumer_offsets there is none, and nothing to wait for.
     if context.coordinator.is_loading and context.partition_count(OFFSETS_TOPIC) is not None:
@@ -272,13 +301,14 @@ def handle_list_groups(
     return ListGroupsResponse(error_code=error, groups=groups)
 
 
-def handle_describe_groups(
+async def handle_describe_groups(
     context: GroupContext, header: RequestHeader, body: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     """DescribeGroups 0-6; an unknown group is Dead, from version 6 on an error too (KIP-1043)."""
     operations = ALL_OPERATIONS if body.include_authorized_operations else NOT_ASKED
-    described = []
+    described, turns = [], Turns()
     for group_id in dict.fromkeys(body.groups):  # once, however often a large one is named
+        await turns.take()
         group = _describe(context.coordinator, group_id, header.api_version)
         group.authorized_operations = operations
         described.append(group)
@@ -323,12 +353,11 @@ async def handle_delete_groups(
     context: GroupContext, header: RequestHeader, body: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
     """DeleteGroups 0-2; ends when the tombstones are in the log."""
-    results = [
-        DeleteGroupsResponseGroup(
-            group_id=group_id, error_code=await context.coordinator.delete_group(group_id)
-        )
-        for group_id in body.groups_names
-    ]
+    results, turns = [], Turns()
+    for group_id in body.groups_names:
+        await turns.take()
+        error = await context.coordinator.delete_group(group_id)
+        results.append(DeleteGroupsResponseGroup(group_id=group_id, error_code=error))
     return DeleteGroupsResponse(results=results)
 
 

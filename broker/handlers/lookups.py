@@ -21,6 +21,7 @@ from broker.protocol.messages import (
     OffsetForLeaderEpochResponsePartition,
     OffsetForLeaderEpochResponseTopic,
 )
+from broker.turns import Turns
 from broker.views import ViewPartition
 from storage.errors import StorageError
 from storage.model import TimestampOffset, TopicPartition
@@ -44,7 +45,6 @@ SINCE_VERSION: Final = {
 }
 READ_COMMITTED: Final = 1
 MAX_EPOCH: Final = 32767
-ROWS_PER_TURN: Final = 256  # some microseconds each; then others have their turn on the loop
 
 
 def find_partition(
@@ -80,19 +80,17 @@ class OffsetLookups:
         self, context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
     ) -> ListOffsetsResponse:
         """Offsets by time, and the ends of the log."""
-        topics = []
-        rows = 0
+        topics, turns = [], Turns()
         for topic in body.topics:
             partitions = []
             for one in topic.partitions:
-                rows += 1
-                if rows % ROWS_PER_TURN == 0:
-                    await asyncio.sleep(0)
+                await turns.take()
                 partitions.append(
                     await self._list_offset(
                         context, header.api_version, body.isolation_level, topic.name, one
                     )
                 )
+            await turns.take()
             topics.append(ListOffsetsResponseTopic(name=topic.name, partitions=partitions))
         return ListOffsetsResponse(topics=topics)
 
@@ -164,19 +162,19 @@ class OffsetLookups:
             return result
 
 
-def offset_for_leader_epoch(
+async def offset_for_leader_epoch(
     context: RequestContext, _header: RequestHeader, body: OffsetForLeaderEpochRequest
 ) -> OffsetForLeaderEpochResponse:
     """Where an epoch ended (KIP-320): consumers ask after a restart."""
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderEpochResponseTopic(
-                topic=topic.topic,
-                partitions=[_epoch_end(context, topic.topic, one) for one in topic.partitions],
-            )
-            for topic in body.topics
-        ]
-    )
+    topics, turns = [], Turns()
+    for topic in body.topics:
+        partitions = []
+        for one in topic.partitions:
+            await turns.take()
+            partitions.append(_epoch_end(context, topic.topic, one))
+        await turns.take()
+        topics.append(OffsetForLeaderEpochResponseTopic(topic=topic.topic, partitions=partitions))
+    return OffsetForLeaderEpochResponse(topics=topics)
 
 
 def _epoch_end(

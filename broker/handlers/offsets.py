@@ -4,8 +4,10 @@ What they need of the broker is broker/handlers/groups.py's GroupContext. Which 
 asked here, everything else is for the coordinator to say.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from operator import itemgetter
 
+from broker.groups.coordinator import portions
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
@@ -30,6 +32,7 @@ from broker.protocol.messages import (
     OffsetFetchResponsePartition,
     OffsetFetchResponseTopic,
 )
+from broker.turns import Turns
 
 TIMESTAMP_MAX = 2**63 - 1
 NOTHING_COMMITTED = CommittedOffset(-1)
@@ -46,9 +49,12 @@ async def handle_offset_commit(
     expire_timestamp_ms = min(now_ms + keeps_ms, TIMESTAMP_MAX) if keeps_ms >= 0 else -1
     errors: dict[TopicIndex, ErrorCode] = {}
     offsets: dict[TopicIndex, CommittedOffset] = {}
+    turns = Turns()
     for topic in body.topics:
+        await turns.take()
         count = context.partition_count(topic.name)
         for partition in topic.partitions:
+            await turns.take()
             key = (topic.name, partition.partition_index)
             errors[key] = _partition_error(context, partition, count)
             if errors[key] is ErrorCode.NONE:
@@ -65,22 +71,26 @@ async def handle_offset_commit(
         body.group_instance_id,
         body.generation_id_or_member_epoch,
     )
-    error = await context.coordinator.commit(body.group_id, request, offsets)
-    return OffsetCommitResponse(
-        topics=[
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                partitions=[
-                    OffsetCommitResponsePartition(
-                        partition_index=p.partition_index,
-                        error_code=errors[topic.name, p.partition_index] or error,
-                    )
-                    for p in topic.partitions
-                ],
-            )
-            for topic in body.topics
-        ]
-    )
+    error = ErrorCode.NONE
+    # Portions are answered by themselves, should the group change meanwhile.
+    for some in portions(list(offsets)):
+        if error is ErrorCode.NONE:
+            committed = {key: offsets[key] for key in some}
+            error = await context.coordinator.commit(body.group_id, request, committed)
+        if error is not ErrorCode.NONE:
+            errors.update(dict.fromkeys(some, error))
+        await turns.take()
+    topics = []
+    for topic in body.topics:
+        rows = []
+        for partition in topic.partitions:
+            await turns.take()
+            index = partition.partition_index
+            code = errors[topic.name, index]
+            rows.append(OffsetCommitResponsePartition(partition_index=index, error_code=code))
+        await turns.take()
+        topics.append(OffsetCommitResponseTopic(name=topic.name, partitions=rows))
+    return OffsetCommitResponse(topics=topics)
 
 
 def _partition_error(
@@ -94,14 +104,14 @@ def _partition_error(
     return ErrorCode.NONE
 
 
-def handle_offset_fetch(
+async def handle_offset_fetch(
     context: GroupContext, header: RequestHeader, body: OffsetFetchRequest
 ) -> OffsetFetchResponse:
     """OffsetFetch 1-9; null topics (version 2 and later) ask for all that is committed.
 
     `require_stable` is always fulfilled: without transactions no offset is ever undecided.
     """
-    version = header.api_version
+    version, turns = header.api_version, Turns()
     if version >= 8:
         groups = []
         # Once each, however often it is named: a short name may stand for many offsets.
@@ -109,7 +119,8 @@ def handle_offset_fetch(
             wanted = None
             if group.topics is not None:
                 wanted = [(t.name, t.partition_indexes) for t in group.topics]
-            groups.append(_fetched_group(context, group.group_id, wanted))
+            groups.append(await _fetched_group(context, group.group_id, wanted, turns))
+            await turns.take()
         return OffsetFetchResponse(groups=groups)
     wanted = None
     if body.topics is not None:
@@ -117,97 +128,104 @@ def handle_offset_fetch(
     error, offsets = context.coordinator.offsets(body.group_id)
     if error is not ErrorCode.NONE and version >= 2:
         return OffsetFetchResponse(error_code=error)
-    return OffsetFetchResponse(
-        topics=[
-            OffsetFetchResponseTopic(
-                name=topic,
-                partitions=[
-                    OffsetFetchResponsePartition(
-                        partition_index=index,
-                        committed_offset=value.offset,
-                        committed_leader_epoch=value.leader_epoch,
-                        metadata=value.metadata,
-                        error_code=error,
-                    )
-                    for index, value in partitions
-                ],
+    response = OffsetFetchResponse()
+    for topic, partitions in await _select(offsets, wanted, turns):
+        found = OffsetFetchResponseTopic(name=topic)
+        for index, value in partitions:
+            await turns.take()
+            found.partitions.append(
+                OffsetFetchResponsePartition(
+                    partition_index=index,
+                    committed_offset=value.offset,
+                    committed_leader_epoch=value.leader_epoch,
+                    metadata=value.metadata,
+                    error_code=error,
+                )
             )
-            for topic, partitions in _select(offsets, wanted)
-        ]
-    )
+        await turns.take()
+        response.topics.append(found)
+    return response
 
 
-def _fetched_group(
-    context: GroupContext, group_id: str, wanted: Wanted | None
+async def _fetched_group(
+    context: GroupContext, group_id: str, wanted: Wanted | None, turns: Turns
 ) -> OffsetFetchResponseGroup:
     error, offsets = context.coordinator.offsets(group_id)
     if error is not ErrorCode.NONE:
         return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
-    return OffsetFetchResponseGroup(
-        group_id=group_id,
-        topics=[
-            OffsetFetchResponseGroupTopic(
-                name=topic,
-                partitions=[
-                    OffsetFetchResponseGroupPartition(
-                        partition_index=index,
-                        committed_offset=value.offset,
-                        committed_leader_epoch=value.leader_epoch,
-                        metadata=value.metadata,
-                    )
-                    for index, value in partitions
-                ],
+    group = OffsetFetchResponseGroup(group_id=group_id)
+    for topic, partitions in await _select(offsets, wanted, turns):
+        found = OffsetFetchResponseGroupTopic(name=topic)
+        for index, value in partitions:
+            await turns.take()
+            found.partitions.append(
+                OffsetFetchResponseGroupPartition(
+                    partition_index=index,
+                    committed_offset=value.offset,
+                    committed_leader_epoch=value.leader_epoch,
+                    metadata=value.metadata,
+                )
             )
-            for topic, partitions in _select(offsets, wanted)
-        ],
-    )
+        await turns.take()
+        group.topics.append(found)
+    return group
 
 
-def _select(
-    offsets: Mapping[TopicIndex, CommittedOffset], wanted: Wanted | None
-) -> Iterable[tuple[str, list[tuple[int, CommittedOffset]]]]:
+async def _select(
+    offsets: Mapping[TopicIndex, CommittedOffset], wanted: Wanted | None, turns: Turns
+) -> list[tuple[str, list[tuple[int, CommittedOffset]]]]:
     """What was asked for, by topic; -1 where nothing was committed. None asks for all there is."""
+    chosen: dict[str, list[tuple[int, CommittedOffset]]] = {}
     if wanted is None:
-        everything: dict[str, list[tuple[int, CommittedOffset]]] = {}
-        for (topic, index), value in sorted(offsets.items(), key=lambda item: item[0]):
-            everything.setdefault(topic, []).append((index, value))
-        return everything.items()
-    return [
-        (topic, [(index, offsets.get((topic, index), NOTHING_COMMITTED)) for index in indexes])
-        for topic, indexes in wanted
-    ]
+        for (topic, index), value in tuple(offsets.items()):  # commits go on meanwhile
+            await turns.take()
+            chosen.setdefault(topic, []).append((index, value))
+        for values in chosen.values():
+            await turns.take()
+            values.sort(key=itemgetter(0))
+        return sorted(chosen.items(), key=itemgetter(0))
+    rows = []
+    for topic, indexes in wanted:
+        values = []
+        for index in indexes:
+            await turns.take()
+            values.append((index, offsets.get((topic, index), NOTHING_COMMITTED)))
+        await turns.take()
+        rows.append((topic, values))
+    return rows
 
 
 async def handle_offset_delete(
     context: GroupContext, header: RequestHeader, body: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
     """OffsetDelete 0; ends when the tombstones are in the log."""
-    known: list[TopicIndex] = []
+    known: dict[TopicIndex, None] = {}
     errors: dict[TopicIndex, ErrorCode] = {}
+    turns = Turns()
     for topic in body.topics:
+        await turns.take()
         count = context.partition_count(topic.name)
         for partition in topic.partitions:
+            await turns.take()
             key = (topic.name, partition.partition_index)
             if count is None or not 0 <= partition.partition_index < count:
                 errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
-                known.append(key)
-    error, deleted = await context.coordinator.delete_offsets(body.group_id, known)
-    if error is not ErrorCode.NONE:
-        return OffsetDeleteResponse(error_code=error)
-    errors.update(deleted)
-    return OffsetDeleteResponse(
-        topics=[
-            OffsetDeleteResponseTopic(
-                name=topic.name,
-                partitions=[
-                    OffsetDeleteResponsePartition(
-                        partition_index=p.partition_index,
-                        error_code=errors[topic.name, p.partition_index],
-                    )
-                    for p in topic.partitions
-                ],
-            )
-            for topic in body.topics
-        ]
-    )
+                known[key] = None
+    for some in portions(list(known)):
+        error, deleted = await context.coordinator.delete_offsets(body.group_id, some)
+        if error is not ErrorCode.NONE:
+            return OffsetDeleteResponse(error_code=error)
+        errors.update(deleted)
+        await turns.take()
+    topics = []
+    for topic in body.topics:
+        rows = []
+        for partition in topic.partitions:
+            await turns.take()
+            index = partition.partition_index
+            code = errors[topic.name, index]
+            rows.append(OffsetDeleteResponsePartition(partition_index=index, error_code=code))
+        await turns.take()
+        topics.append(OffsetDeleteResponseTopic(name=topic.name, partitions=rows))
+    return OffsetDeleteResponse(topics=topics)

@@ -25,12 +25,15 @@ from broker.protocol.messages import (
     DeleteTopicsResponseTopic,
 )
 from broker.topics import Topic, TopicError
+from broker.turns import Turns
 from config.topic_keys import InvalidTopicConfigError, describe, parse_value
 from config.topic_names import INTERNAL_TOPICS, view_name
 from storage.errors import StorageError
 from storage.model import TopicPartition
 
 NO_ID: Final = bytes(16)
+# A topic has some forty keys. Those of one resource are parsed at one stroke, which takes 2 ms.
+SETTINGS_PER_RESOURCE_MAX: Final = 1_000
 HIGH_WATERMARK: Final = -1  # as the offset of DeleteRecords
 REPLICATION_FACTORS: Final = (1, -1)  # one node; -1 is "the default" (KIP-464)
 
@@ -40,8 +43,9 @@ async def create_topics(
 ) -> CreateTopicsResponse:
     """Create each topic, or say why not; answered when the topic is durable."""
     seen = Counter(topic.name for topic in body.topics)
-    results = []
+    results, turns = [], Turns()
     for wanted in body.topics:
+        await turns.take()
         try:
             if seen[wanted.name] > 1:
                 raise TopicError(ErrorCode.INVALID_REQUEST, "the request names this topic twice")
@@ -65,6 +69,7 @@ async def _create(
     _refuse_internal(wanted.name)
     count = _partition_count(context, wanted)
     dynamic = {}
+    check_number(len(wanted.configs))
     for config in wanted.configs:
         if config.value is None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
@@ -126,9 +131,11 @@ async def delete_topics(
         wanted: list[tuple[str | None, bytes]] = [(name, NO_ID) for name in body.topic_names]
     else:
         wanted = [(topic.name, topic.topic_id) for topic in body.topics]
-    return DeleteTopicsResponse(
-        responses=[await _delete(context, name, topic_id) for name, topic_id in wanted]
-    )
+    responses, turns = [], Turns()
+    for name, topic_id in wanted:
+        await turns.take()
+        responses.append(await _delete(context, name, topic_id))
+    return DeleteTopicsResponse(responses=responses)
 
 
 async def _delete(
@@ -173,8 +180,9 @@ async def create_partitions(
     context: RequestContext, _header: RequestHeader, body: CreatePartitionsRequest
 ) -> CreatePartitionsResponse:
     """Grow topics. A row for each, as clients wait for it."""
-    results = []
+    results, turns = [], Turns()
     for wanted in body.topics:
+        await turns.take()
         result = CreatePartitionsResponseTopic(name=wanted.name)
         try:
             _refuse_internal(wanted.name)
@@ -197,26 +205,20 @@ def _check_assignment(context: RequestContext, wanted: CreatePartitionsRequestTo
         )
 
 
-def delete_records(
+async def delete_records(
     context: RequestContext, _header: RequestHeader, body: DeleteRecordsRequest
 ) -> DeleteRecordsResponse:
     """Move log start offsets up; the segments below go with the next retention round."""
-    return DeleteRecordsResponse(
-        topics=[
-            DeleteRecordsResponseTopic(
-                name=topic.name,
-                partitions=[
-                    _delete_before(
-                        context,
-                        TopicPartition(topic.name, partition.partition_index),
-                        partition.offset,
-                    )
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in body.topics
-        ]
-    )
+    topics, turns = [], Turns()
+    for topic in body.topics:
+        partitions = []
+        for partition in topic.partitions:
+            await turns.take()
+            where = TopicPartition(topic.name, partition.partition_index)
+            partitions.append(_delete_before(context, where, partition.offset))
+        await turns.take()
+        topics.append(DeleteRecordsResponseTopic(name=topic.name, partitions=partitions))
+    return DeleteRecordsResponse(topics=topics)
 
 
 def _delete_before(
@@ -248,6 +250,15 @@ def _refuse_internal(name: str) -> None:
     """Their number of partitions decides where a group is kept: it is the broker's to choose."""
     if name in INTERNAL_TOPICS:
         raise TopicError(ErrorCode.INVALID_REQUEST, f"{name} is internal")
+
+
+def check_number(settings: int) -> None:
+    """Refuse more settings of one resource than a turn may parse. Raises TopicError."""
+    if settings > SETTINGS_PER_RESOURCE_MAX:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST,
+            f"{settings} settings of one resource, at most {SETTINGS_PER_RESOURCE_MAX} are allowed",
+        )
 
 
 def parse_setting(key: str, value: str) -> str:

@@ -8,6 +8,7 @@ messages are small, and their fields outlive the receive buffer. Codecs are comp
 """
 
 import struct
+from collections.abc import Generator
 from functools import cache
 from typing import Final, NamedTuple
 
@@ -16,8 +17,12 @@ from broker.protocol.compile import (
     SHORT_READ_ERRORS,
     Decoder,
     Encoder,
+    SlicedDecoder,
+    SlicedEncoder,
     compile_decoder,
     compile_encoder,
+    compile_sliced_decoder,
+    compile_sliced_encoder,
     skip_tags,
 )
 from broker.protocol.errors import ErrorCode, ProtocolError, UnsupportedVersionError
@@ -117,6 +122,12 @@ def decode_body(header: RequestHeader, frame: Buffer) -> Message:
     return _decode(decoder, data, 0, header.api_key, header.api_version)
 
 
+def decode_body_sliced(header: RequestHeader, frame: Buffer) -> Generator[None, None, Message]:
+    """As `decode_body`, in slices. The frame is copied now, so that it may be written over."""
+    data = bytes(frame[header.body_position :])
+    return _decode_sliced(header.api_key, header.api_version, data)
+
+
 def encode_response(api_key: int, version: int, correlation_id: int, body: Message) -> bytes:
     """Encode a whole response frame, size included."""
     encoder = _encoder(api_key, version, "response")
@@ -124,6 +135,23 @@ def encode_response(api_key: int, version: int, correlation_id: int, body: Messa
     encoder(pieces.append, body)
     frame = b"".join(pieces)
     return _SIZE.pack(len(frame)) + frame
+
+
+def encode_response_sliced(
+    api_key: int, version: int, correlation_id: int, body: Message
+) -> Generator[None, None, bytes]:
+    """As `encode_response`, in slices."""
+    encoder = _sliced_encoder(api_key, version)
+    frame = bytearray(_SIZE.size)
+    frame += _response_header(api_key, version, correlation_id)
+    pieces: list[bytes] = []
+    for _ in encoder(pieces.append, body):
+        frame += b"".join(pieces)
+        pieces.clear()
+        yield
+    frame += b"".join(pieces)
+    _SIZE.pack_into(frame, 0, len(frame) - _SIZE.size)
+    return bytes(frame)
 
 
 def _response_header(api_key: int, version: int, correlation_id: int) -> bytes:
@@ -179,11 +207,23 @@ def decode_response(api_key: int, version: int, buffer: Buffer) -> tuple[int, Me
 def _decode(decoder: Decoder, data: bytes, position: int, key: int, version: int) -> Message:
     try:
         return decoder(data, position)
-    except ProtocolError as error:
-        raise ProtocolError(error.reason, key, version, error.position) from None
-    except SHORT_READ_ERRORS as error:
-        reason = "string is not UTF-8" if isinstance(error, UnicodeDecodeError) else "cut short"
-        raise ProtocolError(reason, key, version) from None
+    except (ProtocolError, *SHORT_READ_ERRORS) as error:
+        raise _named(error, key, version) from None
+
+
+def _decode_sliced(key: int, version: int, data: bytes) -> Generator[None, None, Message]:
+    try:
+        return (yield from _sliced_decoder(key, version)(data, 0))
+    except (ProtocolError, *SHORT_READ_ERRORS) as error:
+        raise _named(error, key, version) from None
+
+
+def _named(error: Exception, key: int, version: int) -> ProtocolError:
+    """What went wrong, with the message it went wrong in."""
+    if isinstance(error, ProtocolError):
+        return ProtocolError(error.reason, key, version, error.position)
+    reason = "string is not UTF-8" if isinstance(error, UnicodeDecodeError) else "cut short"
+    return ProtocolError(reason, key, version)
 
 
 @cache
@@ -198,3 +238,15 @@ def _encoder(api_key: int, version: int, direction: Direction) -> Encoder:
     api = APIS[api_key]
     assert version in api.versions, (api.name, version)
     return compile_encoder(api.body(direction), version, api.is_flexible(version))
+
+
+@cache
+def _sliced_decoder(api_key: int, version: int) -> SlicedDecoder:
+    api = APIS[api_key]
+    return compile_sliced_decoder(api.body("request"), version, api.is_flexible(version))
+
+
+@cache
+def _sliced_encoder(api_key: int, version: int) -> SlicedEncoder:
+    api = APIS[api_key]
+    return compile_sliced_encoder(api.body("response"), version, api.is_flexible(version))

@@ -1,7 +1,9 @@
 """Groups and offsets that go: deleted, expired, forgotten with their topic."""
 
+import asyncio
 from dataclasses import replace
 
+from broker.groups.coordinator import OFFSETS_AT_ONCE
 from broker.groups.model import (
     LeaveRequested,
 )
@@ -10,6 +12,7 @@ from broker.protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
 from tests.support.group_machine import SESSION_MS
 from tests.support.group_world import DAY_MS, KEY, SUBSCRIBED, World
+from tests.support.virtual_clock import settle
 
 
 async def test_a_deleted_group_is_gone_from_the_log_with_its_offsets() -> None:
@@ -185,3 +188,54 @@ async def test_an_offset_committed_again_just_now_does_not_expire() -> None:
     world.log.release()
     assert await commit is ErrorCode.NONE
     assert world.offsets() == {KEY: 6}
+
+
+async def commit_many(world: World, count: int) -> None:
+    for index in range(count):
+        assert await world.commit(key=("orders", index)) is ErrorCode.NONE
+    world.log.appends.clear()
+
+
+async def test_a_group_of_many_offsets_is_deleted_some_at_a_time() -> None:
+    world = World()
+    await commit_many(world, 2 * OFFSETS_AT_ONCE + 1)
+    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
+    assert [len(append) for append in world.log.appends] == [OFFSETS_AT_ONCE, OFFSETS_AT_ONCE, 2]
+    assert world.state() is None
+    loaded = world.log.load()
+    assert not loaded.offsets
+    assert not loaded.groups
+
+
+async def test_a_deletion_that_is_cut_off_leaves_a_group_that_can_be_deleted_again() -> None:
+    world = World()
+    await commit_many(world, OFFSETS_AT_ONCE + 1)
+    world.log.held = True
+    deletion = await world.begin(world.coordinator.delete_group("g"))
+    deletion.cancel()
+    await asyncio.gather(deletion, return_exceptions=True)
+    world.log.held = False
+    world.log.release()
+    await settle()
+    assert len(world.offsets()) == 1
+    assert world.log.load().offsets["g"].keys() == world.offsets().keys()
+    assert await world.coordinator.delete_group("g") is ErrorCode.NONE
+    assert world.state() is None
+
+
+async def test_many_offsets_expire_some_at_a_time_but_not_one_that_is_committed_meanwhile() -> None:
+    world = World()
+    await commit_many(world, 2 * OFFSETS_AT_ONCE)
+    await world.clock.advance(8 * DAY_MS)
+    now_ms = world.clock.wall_ms()
+    world.log.held = True
+    expiry = await world.begin(world.coordinator.expire_offsets(now_ms))
+    assert [len(append) for append in world.log.appends] == [OFFSETS_AT_ONCE]
+    last = ("orders", 2 * OFFSETS_AT_ONCE - 1)
+    commit = await world.begin(world.commit(77, key=last))
+    world.log.held = False
+    world.log.release()
+    assert await commit is ErrorCode.NONE
+    assert await expiry == 2 * OFFSETS_AT_ONCE - 1
+    assert world.offsets() == {last: 77}
+    assert world.log.load().offsets["g"].keys() == {last}

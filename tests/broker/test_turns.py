@@ -1,0 +1,322 @@
+"""The loop is held by no request for long, however many rows it has: others have their turns."""
+
+import asyncio
+import inspect
+import random
+from collections.abc import AsyncIterator, Generator
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from broker import turns
+from broker.connection import CloseConnectionError, Connection
+from broker.dispatch import CONTROL_BYTES_MAX, WHOLE_BYTES_MAX, Dispatcher
+from broker.handlers.groups import LEAVERS_PER_TURN
+from broker.handlers.topics import SETTINGS_PER_RESOURCE_MAX
+from broker.protocol import codec
+from broker.protocol import messages as m
+from broker.protocol.api import ApiKey
+from broker.protocol.compile import ELEMENTS_PER_SLICE, MAX_SLICED_ELEMENTS
+from broker.protocol.errors import ErrorCode, ProtocolError
+from broker.routes import make_dispatcher
+from tests.support.broker_in_memory import broker_in_memory
+from tests.support.memory_env import MemoryEnv
+from tests.support.messages import every_version, name_of, random_body
+
+T = TypeVar("T")
+ROWS = 300
+TOPIC = 2  # resource type
+
+
+def drain(slices: Generator[None, None, T]) -> tuple[T, int]:
+    """The result, and how often there was a pause."""
+    pauses = 0
+    while True:
+        try:
+            next(slices)
+            pauses += 1
+        except StopIteration as stop:
+            return cast("T", stop.value), pauses
+
+
+# Decoding and encoding ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", every_version(), ids=name_of)
+def test_in_slices_a_message_is_what_it_is_as_a_whole(case: tuple[int, int]) -> None:
+    rng = random.Random(case[0] * 100 + case[1])
+    for _ in range(3):
+        request = random_body(rng, *case, "request")
+        frame = codec.encode_request(*case, 7, "me", request)[4:]
+        header = codec.read_header(frame)
+        assert drain(codec.decode_body_sliced(header, frame))[0] == request
+        response = random_body(rng, *case, "response")
+        whole = codec.encode_response(*case, 7, response)
+        assert drain(codec.encode_response_sliced(*case, 7, response))[0] == whole
+
+
+@pytest.mark.parametrize("case", every_version(), ids=name_of)
+def test_a_message_cut_anywhere_is_refused_in_slices_too(case: tuple[int, int]) -> None:
+    rng = random.Random(case[0] * 100 + case[1])
+    frame = codec.encode_request(*case, 7, "me", random_body(rng, *case, "request", width=2))[4:]
+    header = codec.read_header(frame)
+    for length in range(header.body_position, min(len(frame), 400)):
+        with pytest.raises(ProtocolError):
+            drain(codec.decode_body_sliced(header, frame[:length]))
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "body"),
+    [
+        (ApiKey.DELETE_GROUPS, 2, m.DeleteGroupsRequest(groups_names=["g"] * 10_000)),
+        (ApiKey.DELETE_GROUPS, 1, m.DeleteGroupsRequest(groups_names=["g"] * 10_000)),
+        (
+            ApiKey.OFFSET_FETCH,
+            6,
+            m.OffsetFetchRequest(
+                topics=[m.OffsetFetchRequestTopic(name="t", partition_indexes=[1] * 10_000)]
+            ),
+        ),
+        (
+            ApiKey.DELETE_RECORDS,
+            2,
+            m.DeleteRecordsRequest(
+                topics=[
+                    m.DeleteRecordsRequestTopic(
+                        name="t", partitions=[m.DeleteRecordsRequestPartition()] * 10
+                    )
+                ]
+                * 1_000
+            ),
+        ),
+    ],
+)
+def test_decoding_pauses_after_each_slice(key: int, version: int, body: m.Message) -> None:
+    frame = codec.encode_request(key, version, 1, None, body)[4:]
+    decoded, pauses = drain(codec.decode_body_sliced(codec.read_header(frame), frame))
+    assert decoded == body
+    assert pauses >= 10_000 // ELEMENTS_PER_SLICE
+
+
+def test_encoding_pauses_after_each_slice() -> None:
+    rows = [m.FindCoordinatorResponseCoordinator(key=f"g{index}") for index in range(10_000)]
+    body = m.FindCoordinatorResponse(coordinators=rows)
+    encoded, pauses = drain(codec.encode_response_sliced(ApiKey.FIND_COORDINATOR, 4, 1, body))
+    assert encoded == codec.encode_response(ApiKey.FIND_COORDINATOR, 4, 1, body)
+    assert pauses == 10_000 // ELEMENTS_PER_SLICE
+
+
+def test_a_request_in_slices_has_a_largest_number_of_elements() -> None:
+    body = m.DeleteGroupsRequest(groups_names=[""] * (MAX_SLICED_ELEMENTS + 1))
+    frame = codec.encode_request(ApiKey.DELETE_GROUPS, 2, 1, None, body)[4:]
+    assert len(frame) > WHOLE_BYTES_MAX  # one that is decoded at one stroke cannot have as many
+    with pytest.raises(ProtocolError, match="groups_names"):
+        drain(codec.decode_body_sliced(codec.read_header(frame), frame))
+    body.groups_names.pop()
+    frame = codec.encode_request(ApiKey.DELETE_GROUPS, 2, 1, None, body)[4:]
+    assert drain(codec.decode_body_sliced(codec.read_header(frame), frame))[0] == body
+
+
+# Handlers -------------------------------------------------------------------------------------
+
+
+class Asker:
+    """Puts requests to a broker's dispatcher, and counts the turns that others have meanwhile."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        peer = SimpleNamespace(peer_host="h", local_host="h", local_port=1, context=None)
+        self._connection = cast("Connection", peer)
+        self.turns = 0
+
+    async def ask(self, key: ApiKey, version: int, body: m.Message) -> Any:
+        frame = bytearray(codec.encode_request(key, version, 1, "me", body)[4:])
+        others = asyncio.create_task(self._count())
+        await asyncio.sleep(0)
+        self.turns = 0
+        answer = self._dispatcher.handle(self._connection, memoryview(frame))
+        if inspect.isawaitable(answer):
+            answer = await answer
+        others.cancel()
+        assert isinstance(answer, bytes)
+        return codec.decode_response(key, version, answer[4:])[1]
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.turns += 1
+
+
+@pytest.fixture
+def every_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of work takes as long as a turn may be."""
+    moments = count()
+    monkeypatch.setattr(turns, "perf_counter", lambda: next(moments) * turns.TURN_SECONDS * 2)
+
+
+@pytest.fixture
+async def asker(every_turn_is_over: None) -> AsyncIterator[Asker]:
+    topics = {"t": {"partitions": ROWS, "keys": {"cleanup.policy": "delete"}}}
+    async with broker_in_memory(MemoryEnv(seed=5), topics=topics) as broker:
+        asker = Asker(make_dispatcher(broker._services))
+        await asker.ask(
+            ApiKey.FIND_COORDINATOR, 4, m.FindCoordinatorRequest(coordinator_keys=["g"])
+        )
+        yield asker
+
+
+def names(prefix: str = "x") -> list[str]:
+    return [f"{prefix}{index}" for index in range(ROWS)]
+
+
+def requests() -> list[tuple[ApiKey, int, m.Message]]:
+    """Of each API that takes rows, one request of many."""
+    every = range(ROWS)
+    commit = m.OffsetCommitRequestTopic(
+        name="t", partitions=[m.OffsetCommitRequestPartition(partition_index=i) for i in every]
+    )
+    ends = [m.OffsetForLeaderEpochRequestPartition(partition=index) for index in every]
+    listed = [m.ListOffsetsRequestPartition(partition_index=i, timestamp=-1) for i in every]
+    doomed = [m.DeleteRecordsRequestPartition(partition_index=i, offset=-1) for i in every]
+    gone = [m.OffsetDeleteRequestPartition(partition_index=index) for index in every]
+    fetched = m.OffsetFetchRequestTopic(name="t", partition_indexes=list(every))
+    altered = [m.AlterConfigsRequestResource(resource_type=TOPIC, resource_name=n) for n in names()]
+    changed = [
+        m.IncrementalAlterConfigsRequestResource(resource_type=TOPIC, resource_name=name)
+        for name in names()
+    ]
+    asked = [
+        m.DescribeConfigsRequestResource(resource_type=TOPIC, resource_name=n) for n in names()
+    ]
+    new = [m.CreateTopicsRequestTopic(name=name, num_partitions=1) for name in names()]
+    grown = [m.CreatePartitionsRequestTopic(name=name, count=2) for name in names()]
+    logs = m.DescribeLogDirsRequestTopic(topic="t", partitions=list(every))
+    return [
+        (
+            ApiKey.LIST_OFFSETS,
+            7,
+            m.ListOffsetsRequest(topics=[m.ListOffsetsRequestTopic(name="t", partitions=listed)]),
+        ),
+        (
+            ApiKey.OFFSET_FOR_LEADER_EPOCH,
+            3,
+            m.OffsetForLeaderEpochRequest(
+                topics=[m.OffsetForLeaderEpochRequestTopic(topic="t", partitions=ends)]
+            ),
+        ),
+        (
+            ApiKey.DELETE_RECORDS,
+            2,
+            m.DeleteRecordsRequest(
+                topics=[m.DeleteRecordsRequestTopic(name="t", partitions=doomed)]
+            ),
+        ),
+        (ApiKey.FIND_COORDINATOR, 4, m.FindCoordinatorRequest(coordinator_keys=names())),
+        (
+            ApiKey.OFFSET_COMMIT,
+            8,
+            m.OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=[commit]),
+        ),
+        (ApiKey.OFFSET_FETCH, 6, m.OffsetFetchRequest(group_id="g", topics=[fetched])),
+        (
+            ApiKey.OFFSET_FETCH,
+            8,
+            m.OffsetFetchRequest(groups=[m.OffsetFetchRequestGroup(group_id=n) for n in names()]),
+        ),
+        (
+            ApiKey.OFFSET_DELETE,
+            0,
+            m.OffsetDeleteRequest(
+                group_id="g", topics=[m.OffsetDeleteRequestTopic(name="t", partitions=gone)]
+            ),
+        ),
+        (ApiKey.DESCRIBE_GROUPS, 5, m.DescribeGroupsRequest(groups=names())),
+        (ApiKey.DELETE_GROUPS, 2, m.DeleteGroupsRequest(groups_names=names())),
+        (ApiKey.CREATE_TOPICS, 5, m.CreateTopicsRequest(topics=new, validate_only=True)),
+        (ApiKey.DELETE_TOPICS, 5, m.DeleteTopicsRequest(topic_names=names())),
+        (ApiKey.CREATE_PARTITIONS, 3, m.CreatePartitionsRequest(topics=grown)),
+        (ApiKey.ALTER_CONFIGS, 2, m.AlterConfigsRequest(resources=altered)),
+        (
+            ApiKey.INCREMENTAL_ALTER_CONFIGS,
+            1,
+            m.IncrementalAlterConfigsRequest(resources=changed),
+        ),
+        (ApiKey.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest(resources=asked)),
+        (
+            ApiKey.METADATA,
+            9,
+            m.MetadataRequest(topics=[m.MetadataRequestTopic(name=name) for name in names()]),
+        ),
+        (ApiKey.METADATA, 9, m.MetadataRequest(topics=None)),
+        (
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+            0,
+            m.DescribeTopicPartitionsRequest(
+                topics=[m.DescribeTopicPartitionsRequestTopic(name="t")]
+            ),
+        ),
+        (ApiKey.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics=None)),
+        (ApiKey.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics=[logs])),
+    ]
+
+
+@pytest.mark.parametrize("case", requests(), ids=lambda case: f"{case[0].name}-{case[1]}".lower())
+async def test_after_each_row_of_a_request_others_may_have_the_loop(
+    case: tuple[ApiKey, int, m.Message], asker: Asker
+) -> None:
+    await asker.ask(*case)
+    assert asker.turns >= ROWS
+
+
+async def test_each_topic_and_group_of_a_long_answer_offers_a_turn(asker: Asker) -> None:
+    for group in names("g"):
+        commit = m.OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1)
+        row = m.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
+        commit.topics = [m.OffsetCommitRequestTopic(name="t", partitions=[row])]
+        await asker.ask(ApiKey.OFFSET_COMMIT, 8, commit)
+    answer = await asker.ask(ApiKey.LIST_GROUPS, 4, m.ListGroupsRequest())
+    assert len(answer.groups) == ROWS
+    assert asker.turns >= ROWS
+
+
+async def test_members_leave_some_at_a_time(asker: Asker) -> None:
+    members = [m.LeaveGroupRequestMember(member_id=name) for name in names()]
+    request = m.LeaveGroupRequest(group_id="g", members=members)
+    answer = await asker.ask(ApiKey.LEAVE_GROUP, 5, request)
+    assert [one.member_id for one in answer.members] == names()
+    assert {one.error_code for one in answer.members} == {ErrorCode.UNKNOWN_MEMBER_ID}
+    assert asker.turns >= ROWS // LEAVERS_PER_TURN
+
+
+async def test_a_large_request_is_decoded_in_slices(asker: Asker) -> None:
+    keys = [f"a group with a name of its own {index}" for index in range(5_000)]
+    request = m.FindCoordinatorRequest(coordinator_keys=keys)
+    answer = await asker.ask(ApiKey.FIND_COORDINATOR, 4, request)
+    assert [one.key for one in answer.coordinators] == keys
+    slices = 5_000 // ELEMENTS_PER_SLICE  # of the request, and of the answer
+    assert asker.turns >= 5_000 + 2 * slices
+
+
+async def test_a_request_without_records_has_a_largest_size(asker: Asker) -> None:
+    request = m.FindCoordinatorRequest(coordinator_keys=["x" * CONTROL_BYTES_MAX])
+    with pytest.raises(CloseConnectionError, match="FIND_COORDINATOR of"):
+        await asker.ask(ApiKey.FIND_COORDINATOR, 4, request)
+
+
+async def test_a_group_whose_name_fits_no_record_is_refused(asker: Asker) -> None:
+    """Its partition is a hash of its name, which takes as long as the name is."""
+    request = m.FindCoordinatorRequest(coordinator_keys=["x" * 40_000])
+    answer = await asker.ask(ApiKey.FIND_COORDINATOR, 4, request)
+    assert answer.coordinators[0].error_code == ErrorCode.INVALID_GROUP_ID
+
+
+async def test_a_resource_has_a_largest_number_of_settings(asker: Asker) -> None:
+    change = m.IncrementalAlterConfigsRequestConfig(name="retention.ms", value="1")
+    resource = m.IncrementalAlterConfigsRequestResource(resource_type=TOPIC, resource_name="t")
+    for rows, expected in ((0, ErrorCode.NONE), (1, ErrorCode.INVALID_REQUEST)):
+        resource.configs = [change] * (SETTINGS_PER_RESOURCE_MAX + rows)
+        request = m.IncrementalAlterConfigsRequest(resources=[resource])
+        answer = await asker.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, request)
+        assert answer.responses[0].error_code == expected
