@@ -182,6 +182,11 @@ def _reopen(world: World) -> None:
     if world.has("delete records") and world.has("transactions"):
         how = "clean"  # see the exceptions: an open transaction that begins below the log start
     world.say("reopen", how)
+    if how == "unclean":
+        for producer in world.transactional:
+            # Of one whose records retention took, a marker of the same epoch would leave nothing
+            # but the epoch, and Kafka's leader, like ours, then wants sequence 0.
+            producer.bumps = True
     world.say("expire-producers")  # Kafka does so while it loads, we do soon after
 
 

@@ -93,7 +93,10 @@ public class KafkaCleaner {
                 LogStartOffsetIncrementReason.ClientRecordDeletion);
             case "truncate" -> truncate(Long.parseLong(words[1]));
             case "expire-producers" -> log.removeExpiredProducers(clock.nowMs);
-            case "retain" -> log.deleteOldSegments();
+            case "retain" -> {
+                log.deleteOldSegments();
+                touch(log.activeSegment());
+            }
             case "reopen" -> {
                 log.close();
                 log = open(words[1].equals("clean"));
