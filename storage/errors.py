@@ -142,6 +142,10 @@ class DirectoryLockedError(StorageError):
         self.directory = directory
 
 
+class OpeningStoppedError(Exception):
+    """The broker was told to stop while its logs were being opened. No error of storage."""
+
+
 class InconsistentDirectoryError(StorageError):
     """Data directories that belong to different clusters or nodes."""
 

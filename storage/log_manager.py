@@ -10,11 +10,11 @@ Rules
 - Recovery point and log start are written after what they speak of is durable, so that a crash
   only ever finds them too low. Before a partition is created nothing is left in its directory's
   checkpoints that was said of an earlier one of that name.
-- `create`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run` may run in a thread,
-  one at a time each; everything else belongs to the event loop.
+- `lock`, `load`, `create`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run` may
+  run in a thread, one at a time each; everything else belongs to the event loop. While `load` runs
+  nothing else is done but to look at `opening` and to call `stop_opening`.
 """
 
-import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,6 @@ from typing import Final
 from config.topic_keys import TopicConfig
 from storage import filenames
 from storage.checkpoints import (
-    decode_partition_metadata,
     encode_partition_metadata,
     encode_topic_id,
     read_offsets,
@@ -35,9 +34,9 @@ from storage.errors import (
     CorruptCheckpointError,
     InconsistentDirectoryError,
     LogDirectoryError,
+    OpeningStoppedError,
     StorageError,
 )
-from storage.filenames import DirectoryKind
 from storage.log import Log, LogContext, index_limits
 from storage.log_checkpoints import CheckpointTask, FoundCheckpoints, Offsets, WrittenCheckpoints
 from storage.log_directory import LogDirectory, OpenedDirectories, open_directories
@@ -48,14 +47,11 @@ from storage.metadata import (
     new_metadata,
 )
 from storage.model import TopicPartition
+from storage.partition_folders import FOLDER_ERRORS, has_records_in, look, topic_id_in
 from storage.partition_homes import FoundFolder, settle_homes
 from storage.recovery import load_log
 
 ConfigOf = Callable[[str], TopicConfig]
-# Errors that speak of one folder, not of the device it is on.
-FOLDER_ERRORS: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
-)
 TOPIC_ID_BYTES: Final = 16
 
 
@@ -86,6 +82,20 @@ class OpenReport:
             yield "mended", {"partition": str(partition), "reason": note}
 
 
+@dataclass(slots=True)
+class Opening:
+    """How far `load` has come: partitions."""
+
+    done: int = 0
+    total: int = 0
+    is_stopped: bool = False
+
+    def go_on(self) -> None:
+        """Raises OpeningStoppedError when that is what is wanted."""
+        if self.is_stopped:
+            raise OpeningStoppedError
+
+
 class LogManager:
     """The logs, their directories and the metadata."""
 
@@ -114,6 +124,7 @@ class LogManager:
         self.logs: dict[TopicPartition, Log] = {}
         self.offline: dict[TopicPartition, str] = {}
         self.cleaner_offsets: Offsets = {}
+        self.opening = Opening()
 
     # Opening
 
@@ -127,15 +138,30 @@ class LogManager:
 
         Raises what `open_directories` and `MetadataStore.load` raise; then nothing is held.
         """
+        self.lock()
+        return self.load(config_of)
+
+    def lock(self) -> None:
+        """The first half of `open`, which is quick. Raises what `open_directories` does."""
         cluster_id, node_id = self._configured
         self._opened = open_directories(
             self._env, self._paths, cluster_id=cluster_id, node_id=node_id
         )
+
+    def load(self, config_of: ConfigOf) -> OpenReport:
+        """The second half, which takes its time after a crash; `opening` says how far it is.
+
+        Raises what `MetadataStore.load` raises, and OpeningStoppedError; then nothing is held.
+        """
         try:
             return self._open(config_of)
         except BaseException:
             self._opened.release()
             raise
+
+    def stop_opening(self) -> None:
+        """Let `load` end soon, from any thread. What it leaves is what a kill would have left."""
+        self.opening.is_stopped = True
 
     def _open(self, config_of: ConfigOf) -> OpenReport:
         online = self._opened.online
@@ -151,7 +177,9 @@ class LogManager:
             try:
                 read = checkpoints[directory.directory_id] = self._read_checkpoints(directory)
                 self._written.partitions[directory.path] = read.partitions
-                found += self._look(directory)
+                seen = look(self._env, directory)
+                found += seen.partitions
+                self._doomed += [(0, directory, path, None) for path in seen.deleted]
             except (OSError, CorruptCheckpointError) as error:
                 directory.fail(str(error))
         homes = settle_homes(
@@ -167,10 +195,13 @@ class LogManager:
         self.metadata = homes.metadata
         removed = self._remove_folders(homes.remove, by_id)
         notes: list[tuple[TopicPartition, str]] = []
+        self.opening.total = len(homes.serve)
         for folder in homes.serve:
+            self.opening.go_on()
             home = by_id[folder.directory_id]
             told = self._serve(folder, home, checkpoints[folder.directory_id], config_of)
             notes += [(folder.partition, note) for note in told]
+            self.opening.done += 1
         self._confirm_absent(found)
         changed |= self._skip_known_producers()
         if changed or loaded is None or self._store.stale or self._confirmed:
@@ -199,40 +230,6 @@ class LogManager:
         except CorruptCheckpointError:
             found.cleaner = {}  # the cleaner begins at the start of the log, which costs time only
         return found
-
-    def _look(self, directory: LogDirectory) -> list[FoundFolder]:
-        """The partition folders of a directory; what was left half deleted is queued."""
-        found: list[FoundFolder] = []
-        for name in self._env.listdir(directory.path):
-            path = directory.file(name)
-            kind = filenames.kind_of_dir(name)
-            if kind not in (DirectoryKind.PARTITION, DirectoryKind.DELETED):
-                continue
-            if not self._env.is_dir(path):
-                continue
-            if kind is DirectoryKind.DELETED:
-                self._doomed.append((0, directory, path, None))
-                continue
-            partition = filenames.parse_partition_dir(name)
-            assert partition is not None
-            topic_id = self._topic_id_in(path)
-            found.append(
-                FoundFolder(partition, directory.directory_id, topic_id, self._has_records(path))
-            )
-        return found
-
-    def _topic_id_in(self, folder: str) -> bytes | None:
-        path = f"{folder}/{filenames.PARTITION_METADATA}"
-        try:
-            return decode_partition_metadata(self._env.read_file(path), path)
-        except (FileNotFoundError, CorruptCheckpointError):
-            return None  # rebuildable: the metadata knows, or the folder is adopted
-
-    def _has_records(self, folder: str) -> bool:
-        names = self._env.listdir(folder)
-        return any(
-            name.endswith(filenames.LOG) and self._env.size(f"{folder}/{name}") for name in names
-        )
 
     def _remove_folders(
         self, folders: Sequence[FoundFolder], by_id: Mapping[str, LogDirectory]
@@ -263,6 +260,8 @@ class LogManager:
         """Directories that hold nothing of a deleted topic any more."""
         present = {(folder.topic_id, folder.directory_id) for folder in found}
         online = {one.directory_id for one in self.directories if one.is_online}
+        # Whose a folder is in which nothing can be read, nobody knows.
+        online -= {folder.directory_id for folder in found if folder.problem is not None}
         for topic_id, waiting in self.metadata.deleted_topic_ids.items():
             self._confirmed += [
                 (topic_id, one)
@@ -322,6 +321,7 @@ class LogManager:
             was_clean=home.was_clean,
             recovery_point=checkpoints.recovery_points.get(partition, 0),
             log_start_offset=checkpoints.log_starts.get(partition),
+            go_on=self.opening.go_on,
         )
         context = LogContext(self._env, home, self._new_generation)
         topic_id = self.metadata.topics[partition.topic].topic_id
@@ -366,17 +366,14 @@ class LogManager:
         self, home: LogDirectory, partition: TopicPartition, topic_id: bytes, config: TopicConfig
     ) -> Log:
         path = home.file(filenames.partition_dir_name(partition))
-        if self._env.exists(path):
-            present = self._topic_id_in(path)
-            if present != topic_id and self._has_records(path):
-                found = "none" if present is None else encode_topic_id(present)
-                raise InconsistentDirectoryError(
-                    home.path, f"topic id of {partition}", found, encode_topic_id(topic_id)
-                )
+        self._check_free(home, path, partition, topic_id)
         if partition in self._written.partitions.get(home.path, ()):
             # Their offsets would cut, or hide, what is about to be written under this name.
             self.checkpoint_begin(home).run()
-        mkdir_durably(self._env, path)
+        try:
+            mkdir_durably(self._env, path)
+        except FileExistsError as error:  # a name that leads nowhere
+            raise _in_the_way(home, partition, error) from error
         self._write_partition_metadata(path, topic_id)
         loaded = load_log(
             self._env,
@@ -390,6 +387,25 @@ class LogManager:
         log = Log(context, partition, topic_id, path, config, loaded=loaded)
         log.enter_epoch()
         return log
+
+    def _check_free(
+        self, home: LogDirectory, path: str, partition: TopicPartition, topic_id: bytes
+    ) -> None:
+        """Refuse to make a folder over records, or over what is no folder of ours."""
+        try:
+            if not self._env.exists(path):
+                return
+            present = topic_id_in(self._env, path)
+            in_the_way = present != topic_id and has_records_in(self._env, path)
+        except OSError as error:
+            if error.errno not in FOLDER_ERRORS:
+                raise
+            raise _in_the_way(home, partition, error) from error
+        if in_the_way:
+            found = "none" if present is None else encode_topic_id(present)
+            raise InconsistentDirectoryError(
+                home.path, f"topic id of {partition}", found, encode_topic_id(topic_id)
+            )
 
     def _write_partition_metadata(self, folder: str, topic_id: bytes) -> None:
         path = f"{folder}/{filenames.PARTITION_METADATA}"
@@ -558,3 +574,9 @@ class LogManager:
                     directory.mark_clean()
             except OSError as error:
                 directory.fail(str(error))
+
+
+def _in_the_way(
+    home: LogDirectory, partition: TopicPartition, error: OSError
+) -> InconsistentDirectoryError:
+    return InconsistentDirectoryError(home.path, f"the folder of {partition}", str(error), "absent")

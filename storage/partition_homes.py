@@ -7,6 +7,8 @@ Rules
   moved by hand: the move is accepted.
 - Of two folders of one partition the second is refused, and left as it is.
 - A folder that nobody knows is adopted, under the topic id it bears.
+- A folder in which nothing can be read is offline if it is where the metadata says, else refused.
+  Either way it is left as it is, and no other folder takes its place.
 - A folder of a deleted topic is removed; one that a cut-off creation left behind (the topic is
   known, the partition is not, and it has no records) too.
 """
@@ -28,6 +30,7 @@ class FoundFolder(NamedTuple):
     directory_id: str
     topic_id: bytes | None
     has_records: bool
+    problem: str | None = None  # why nothing can be read in it, if so
 
 
 @dataclass(slots=True)
@@ -62,7 +65,11 @@ def settle_homes(
     for partition, folders in sorted(by_partition.items()):
         entry = homes.metadata.topics.get(partition.topic)
         if entry is None:
-            entry = _adopted_entry(folders[0], fresh_ids.__next__, now_ms)
+            usable = next((one for one in folders if one.problem is None), None)
+            if usable is None:
+                homes.refused += [(one, one.problem or "") for one in folders]
+                continue
+            entry = _adopted_entry(usable, fresh_ids.__next__, now_ms)
             homes.metadata = homes.metadata.with_topic(partition.topic, entry)
         _settle(homes, partition, folders, entry, online)
     _miss(homes, online)
@@ -91,6 +98,20 @@ def _settle(
     if not ours:
         return
     home = entry.partitions.get(partition.partition)
+    readable = []
+    for folder in ours:
+        if folder.problem is None:
+            readable.append(folder)
+        elif folder.directory_id == home:
+            homes.offline[partition] = folder.problem
+        else:
+            homes.refused.append((folder, folder.problem))
+    if partition in homes.offline:
+        homes.refused += [(one, "its own folder cannot be used") for one in readable]
+        return
+    ours = readable
+    if not ours:
+        return
     chosen = next((folder for folder in ours if folder.directory_id == home), None)
     if chosen is None and home is not None and home not in online:
         for folder in ours:
@@ -121,7 +142,7 @@ def _miss(homes: Homes, online: Mapping[str, str]) -> None:
     for name, entry in homes.metadata.topics.items():
         for index, home in entry.partitions.items():
             partition = TopicPartition(name, index)
-            if partition not in served:
+            if partition not in served and partition not in homes.offline:
                 where = online.get(home)
                 homes.offline[partition] = (
                     f"its folder is missing in {where}"

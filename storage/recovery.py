@@ -12,7 +12,7 @@ Rules
 - Whatever is removed is removed durably before anything can be appended.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from storage import filenames
@@ -65,6 +65,7 @@ class _Loading:
     first_recovered: int = 0  # index of the first segment that was verified
     notes: list[str] = field(default_factory=list)
     removed_names: bool = False
+    go_on: Callable[[], None] = lambda: None
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -90,15 +91,17 @@ def load_log(
     was_clean: bool,
     recovery_point: int,
     log_start_offset: int | None,
+    go_on: Callable[[], None] = lambda: None,
 ) -> LoadedLog:
-    """Open a partition's folder.
+    """Open a partition's folder. `go_on` is called for each segment and each batch that is
+    verified, and may raise: to give up there is as to be killed there.
 
     `log_start_offset` is what was noted of it, None if nothing was. It may lie below the first
     segment: where compaction left nothing, offsets are passed over, not gone.
 
     Raises OSError as it comes, UnfinishedSwapError and NewerFormatError of an interrupted swap.
     """
-    loading = _Loading(env, directory, limits, recovery_point)
+    loading = _Loading(env, directory, limits, recovery_point, go_on=go_on)
     swap = recover_swap(env, directory)
     if swap.changed:
         loading.note(f"after an interrupted swap: {swap}")
@@ -155,6 +158,7 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
     if not was_clean:
         first_unclean = sum(1 for end in ends if end <= recovery_point)
     for index, segment in enumerate(loading.segments[:first_unclean]):
+        loading.go_on()
         has_txn_index = segment.base_offset in files.txn_indexes
         try:
             loading.next_offset = segment.load(has_txn_index=has_txn_index)
@@ -239,6 +243,7 @@ def _recover_segment(loading: _Loading, segment: Segment, following: int | None)
     while position < segment.size_bytes:
         try:
             for batch in scan(segment.file, position, segment.size_bytes, whole=True):
+                loading.go_on()
                 entry = _take(loading, segment, batch, following)
                 if entry is not None:
                     entries.append(entry)

@@ -171,27 +171,15 @@ def names(prefix: str = "x") -> list[str]:
     return [f"{prefix}{index}" for index in range(ROWS)]
 
 
-def requests() -> list[tuple[ApiKey, int, m.Message]]:
-    """Of each API that takes rows, one request of many."""
+Case = tuple[ApiKey, int, m.Message]
+
+
+def of_partitions() -> list[Case]:
+    """Of each API that takes partitions, one request of many."""
     every = range(ROWS)
-    commit = m.OffsetCommitRequestTopic(
-        name="t", partitions=[m.OffsetCommitRequestPartition(partition_index=i) for i in every]
-    )
     ends = [m.OffsetForLeaderEpochRequestPartition(partition=index) for index in every]
     listed = [m.ListOffsetsRequestPartition(partition_index=i, timestamp=-1) for i in every]
     doomed = [m.DeleteRecordsRequestPartition(partition_index=i, offset=-1) for i in every]
-    gone = [m.OffsetDeleteRequestPartition(partition_index=index) for index in every]
-    fetched = m.OffsetFetchRequestTopic(name="t", partition_indexes=list(every))
-    altered = [m.AlterConfigsRequestResource(resource_type=TOPIC, resource_name=n) for n in names()]
-    changed = [
-        m.IncrementalAlterConfigsRequestResource(resource_type=TOPIC, resource_name=name)
-        for name in names()
-    ]
-    asked = [
-        m.DescribeConfigsRequestResource(resource_type=TOPIC, resource_name=n) for n in names()
-    ]
-    new = [m.CreateTopicsRequestTopic(name=name, num_partitions=1) for name in names()]
-    grown = [m.CreatePartitionsRequestTopic(name=name, count=2) for name in names()]
     logs = m.DescribeLogDirsRequestTopic(topic="t", partitions=list(every))
     return [
         (
@@ -213,6 +201,27 @@ def requests() -> list[tuple[ApiKey, int, m.Message]]:
                 topics=[m.DeleteRecordsRequestTopic(name="t", partitions=doomed)]
             ),
         ),
+        (ApiKey.METADATA, 9, m.MetadataRequest(topics=None)),
+        (
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+            0,
+            m.DescribeTopicPartitionsRequest(
+                topics=[m.DescribeTopicPartitionsRequestTopic(name="t")]
+            ),
+        ),
+        (ApiKey.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics=None)),
+        (ApiKey.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics=[logs])),
+    ]
+
+
+def of_groups() -> list[Case]:
+    """Of each API about groups that takes rows, one request of many."""
+    every = range(ROWS)
+    committed = [m.OffsetCommitRequestPartition(partition_index=index) for index in every]
+    commit = m.OffsetCommitRequestTopic(name="t", partitions=committed)
+    fetched = m.OffsetFetchRequestTopic(name="t", partition_indexes=list(every))
+    gone = [m.OffsetDeleteRequestPartition(partition_index=index) for index in every]
+    return [
         (ApiKey.FIND_COORDINATOR, 4, m.FindCoordinatorRequest(coordinator_keys=names())),
         (
             ApiKey.OFFSET_COMMIT,
@@ -234,37 +243,43 @@ def requests() -> list[tuple[ApiKey, int, m.Message]]:
         ),
         (ApiKey.DESCRIBE_GROUPS, 5, m.DescribeGroupsRequest(groups=names())),
         (ApiKey.DELETE_GROUPS, 2, m.DeleteGroupsRequest(groups_names=names())),
+    ]
+
+
+def of_topics() -> list[Case]:
+    """Of each API that takes topics, one request of many."""
+    new = [m.CreateTopicsRequestTopic(name=name, num_partitions=1) for name in names()]
+    grown = [m.CreatePartitionsRequestTopic(name=name, count=2) for name in names()]
+    altered = [m.AlterConfigsRequestResource(resource_type=TOPIC, resource_name=n) for n in names()]
+    changed = [
+        m.IncrementalAlterConfigsRequestResource(resource_type=TOPIC, resource_name=name)
+        for name in names()
+    ]
+    asked = [
+        m.DescribeConfigsRequestResource(resource_type=TOPIC, resource_name=n) for n in names()
+    ]
+    return [
         (ApiKey.CREATE_TOPICS, 5, m.CreateTopicsRequest(topics=new, validate_only=True)),
         (ApiKey.DELETE_TOPICS, 5, m.DeleteTopicsRequest(topic_names=names())),
         (ApiKey.CREATE_PARTITIONS, 3, m.CreatePartitionsRequest(topics=grown)),
         (ApiKey.ALTER_CONFIGS, 2, m.AlterConfigsRequest(resources=altered)),
-        (
-            ApiKey.INCREMENTAL_ALTER_CONFIGS,
-            1,
-            m.IncrementalAlterConfigsRequest(resources=changed),
-        ),
+        (ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, m.IncrementalAlterConfigsRequest(resources=changed)),
         (ApiKey.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest(resources=asked)),
         (
             ApiKey.METADATA,
             9,
             m.MetadataRequest(topics=[m.MetadataRequestTopic(name=name) for name in names()]),
         ),
-        (ApiKey.METADATA, 9, m.MetadataRequest(topics=None)),
-        (
-            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
-            0,
-            m.DescribeTopicPartitionsRequest(
-                topics=[m.DescribeTopicPartitionsRequestTopic(name="t")]
-            ),
-        ),
-        (ApiKey.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics=None)),
-        (ApiKey.DESCRIBE_LOG_DIRS, 4, m.DescribeLogDirsRequest(topics=[logs])),
     ]
 
 
-@pytest.mark.parametrize("case", requests(), ids=lambda case: f"{case[0].name}-{case[1]}".lower())
+@pytest.mark.parametrize(
+    "case",
+    [*of_partitions(), *of_groups(), *of_topics()],
+    ids=lambda case: f"{case[0].name}-{case[1]}".lower(),
+)
 async def test_after_each_row_of_a_request_others_may_have_the_loop(
-    case: tuple[ApiKey, int, m.Message], asker: Asker
+    case: Case, asker: Asker
 ) -> None:
     await asker.ask(*case)
     assert asker.turns >= ROWS

@@ -1,0 +1,72 @@
+"""What partition folders a data directory holds, without opening their logs.
+
+Rule: whatever is odd about one folder (a file that is a folder, no permission) is said of that
+folder alone. It is there, so nothing may be begun anew in its place, and nothing about it is
+believed. Any other error of the system is the directory's, and comes as OSError.
+"""
+
+import errno
+from dataclasses import dataclass, field
+from typing import Final
+
+from storage import filenames
+from storage.checkpoints import decode_partition_metadata
+from storage.env import Env
+from storage.errors import CorruptCheckpointError
+from storage.filenames import DirectoryKind
+from storage.log_directory import LogDirectory
+from storage.partition_homes import FoundFolder
+
+# Errors that speak of one folder, not of the device it is on.
+FOLDER_ERRORS: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
+)
+
+
+@dataclass(slots=True)
+class FoundFolders:
+    """What a look into a directory found."""
+
+    partitions: list[FoundFolder] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)  # paths: they were on their way out
+
+
+def look(env: Env, directory: LogDirectory) -> FoundFolders:
+    """The folders of a directory."""
+    found = FoundFolders()
+    for name in env.listdir(directory.path):
+        path = directory.file(name)
+        kind = filenames.kind_of_dir(name)
+        if kind not in (DirectoryKind.PARTITION, DirectoryKind.DELETED) or not env.is_dir(path):
+            continue
+        if kind is DirectoryKind.DELETED:
+            found.deleted.append(path)
+            continue
+        partition = filenames.parse_partition_dir(name)
+        assert partition is not None
+        where = directory.directory_id
+        try:
+            topic_id, has_records = topic_id_in(env, path), has_records_in(env, path)
+        except OSError as error:
+            if error.errno not in FOLDER_ERRORS:
+                raise
+            odd = FoundFolder(partition, where, None, has_records=True, problem=str(error))
+            found.partitions.append(odd)
+        else:
+            found.partitions.append(FoundFolder(partition, where, topic_id, has_records))
+    return found
+
+
+def topic_id_in(env: Env, folder: str) -> bytes | None:
+    """The topic id that a folder bears. OSError as it comes."""
+    path = f"{folder}/{filenames.PARTITION_METADATA}"
+    try:
+        return decode_partition_metadata(env.read_file(path), path)
+    except (FileNotFoundError, CorruptCheckpointError):
+        return None  # rebuildable: the metadata knows, or the folder is adopted
+
+
+def has_records_in(env: Env, folder: str) -> bool:
+    """Whether any segment of a folder has bytes. OSError as it comes."""
+    names = env.listdir(folder)
+    return any(name.endswith(filenames.LOG) and env.size(f"{folder}/{name}") for name in names)
