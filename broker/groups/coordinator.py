@@ -391,7 +391,7 @@ class GroupCoordinator:
                 await self._delete(live)
         self.stats.offsets_expired += expired
         if expired:
-            log.info("offsets_expired", offsets=expired)
+            log.info("offsets expired", offsets=expired)
         return expired
 
     def _expired(self, live: LiveGroup, now_ms: int) -> list[TopicIndex]:
@@ -514,7 +514,7 @@ class GroupCoordinator:
             if not isinstance(result, BaseException):
                 continue
             self.stats.append_errors += 1
-            log.error("group_append_failed", group=group_id, error=repr(result))
+            log.error("append of a group failed", group=group_id, reason=repr(result))
             match result:
                 case MessageTooLargeError() | RecordListTooLargeError():
                     return too_large

@@ -249,7 +249,7 @@ class LiveGroup:
         group, stats = self.state.group, self._around.stats
         if isinstance(event, SessionExpired) and event.member_id not in group.members:
             stats.members_expired += 1
-            log.info("member_expired", group=group.group_id, member=event.member_id)
+            log.info("member expired", group=group.group_id, member=event.member_id)
         if group.generation != before.group.generation:
             stats.rebalances += 1
         if type(self.state) is type(before):
@@ -258,7 +258,7 @@ class LiveGroup:
         worth = isinstance(self.state, Stable | Empty | Dead) and not isinstance(event, Unloaded)
         report = log.info if worth else log.debug
         report(
-            "group_state",
+            "group changed",
             group=group.group_id,
             state=type(self.state).__name__,
             before=type(before).__name__,

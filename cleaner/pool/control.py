@@ -105,7 +105,9 @@ class Control:
         if state.publishing:
             self._watch(run)
             return
-        log.warning("cleaner_abort_not_heeded", partition=str(partition), pid=run.worker.link.pid)
+        log.warning(
+            "abort not heeded, worker killed", partition=str(partition), pid=run.worker.link.pid
+        )
         self._kill(run.worker)
 
     @asynccontextmanager

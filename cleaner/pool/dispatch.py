@@ -110,14 +110,14 @@ class Runs:
         try:
             run = self._start(worker, facts, verdict)
         except Exception as error:
-            log.exception("cleaner_job_not_started", partition=str(partition))
+            log.exception("clean not started", partition=str(partition))
             self._control.handle(partition, self._failure(partition, f"not started: {error!r}"))
             return
         worker.busy = True
         self._runs[partition] = run
         if self._ticker is None:
             self._tick()
-        log.debug("cleaner_job_started", partition=str(partition), run_id=run.job.run_id)
+        log.debug("clean started", partition=str(partition), run_id=run.job.run_id)
 
     def _start(self, worker: Worker, facts: LogFacts, verdict: Verdict) -> Run:
         now_ms = self._env.wall_ms()
@@ -195,7 +195,9 @@ class Runs:
                 unasked = "" if self._aborting(run) else "stopped without being asked"
                 await self._let_go(run, unasked)
             case JobFailed(_, reason, traceback, file_missing):
-                log.info("cleaner_job_raised", run_id=run.job.run_id, traceback=traceback)
+                if traceback:
+                    where = {"partition": str(run.job.partition), "run_id": run.job.run_id}
+                    log.error("clean raised", **where, reason=reason, traceback=traceback)
                 if file_missing and self._is_outdated(run.job):
                     run.stale = "its sources have gone"
                     self._control.abort(run.job.partition)
@@ -240,7 +242,7 @@ class Runs:
             refusal = run.failure = f"publication refused: {error}"
         except Exception as error:
             if not isinstance(error, OSError | StorageError):  # a mistake of ours: say where
-                log.exception("cleaner_publication_failed", partition=str(partition))
+                log.exception("publication failed", partition=str(partition))
             refusal = run.failure = f"publication failed: {error}"
             run.keep_files = True
         if outcome is PublishOutcome.PUBLISHED:
@@ -367,10 +369,10 @@ class Runs:
             gone = await asyncio.to_thread(discard_outputs, self._env, job.directory, job.run_id)
         except OSError as error:
             # The next start removes them; until then they only take room.
-            log.warning("cleaner_files_not_removed", run_id=job.run_id, why=str(error))
+            log.warning("files of a clean not removed", run_id=job.run_id, reason=str(error))
             return
         if gone:
-            log.debug("cleaner_files_removed", run_id=job.run_id, files=len(gone))
+            log.debug("files of a clean removed", run_id=job.run_id, files=len(gone))
 
     def _failure(
         self, partition: TopicPartition, reason: str, reached: int | None = None

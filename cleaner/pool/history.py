@@ -202,5 +202,5 @@ def load_records(env: Env, directory: str) -> list[JobRecord]:
             except (ValueError, RecursionError):
                 foreign += 1
         if foreign:
-            log.warning("cleaner_history_lines_passed_over", path=path, lines=foreign)
+            log.warning("lines of the history passed over", path=path, lines=foreign)
     return records

@@ -4,6 +4,8 @@ Rules
 - `varve.cleaner` is one sealed file, replaced as a whole and durably; `varve.cleaner-history` is
   appended to and never synced. Both are written in a thread, changes of a few seconds together, an
   operator's hold at once.
+- A change stays to be written until it is: a write that failed is repeated every SAVE_SECONDS, and
+  once more at the stop. Lines of the history that could not be written are lost.
 - What cannot be read is done without, and said in one line. A directory that cannot be written is
   told of once, until it can be again; it never holds up another one.
 - A directory of which no partition is served is left as it is: its disk may have failed, and what
@@ -30,6 +32,7 @@ MAGIC: Final = "varve-cleaner"
 VERSION: Final = 1
 SAVE_SECONDS: Final = 5.0  # changes of this long are written together
 CLOSE_SECONDS: Final = 5.0  # for the last write, at the stop
+ANSWER_SECONDS: Final = 5.0  # whoever asks whether a hold is durable waits no longer
 
 log = structlog.get_logger("cleaner")
 
@@ -71,6 +74,14 @@ class Memory:
         if before is not None and before != facts.data_directory:
             self._keeper(before).changed()
         self._keeper(facts.data_directory).changed(at_once=at_once)
+
+    async def saved(self, partition: TopicPartition) -> bool:
+        """Write now what is remembered of a partition; whether it stands on the disk.
+
+        False where a write failed, and where none ended within ANSWER_SECONDS.
+        """
+        place = self._places.get(partition)
+        return place is None or await self._keeper(place).saved()
 
     def held(self) -> set[TopicPartition]:
         """Partitions with an operator's hold."""
@@ -120,17 +131,39 @@ class Keeper:
         self._env = env
         self._directory = directory
         self._entries = entries
-        self._changed = False
+        self._changes = 0  # so far
+        self._saved = 0  # of these, so many stand on the disk
         self._lines: list[bytes] = []
         self._urgent = asyncio.Event()
+        self._waiting: list[asyncio.Future[int]] = []  # for the end of a write
         self._task: asyncio.Task[None] | None = None
         self._failing = False
         self._closing = False
 
     def changed(self, *, at_once: bool = False) -> None:
         """The memory is to be written, soon or at once."""
-        self._changed = True
+        self._changes += 1
         self._begin(at_once=at_once)
+
+    async def saved(self) -> bool:
+        """See Memory.saved."""
+        wanted = self._changes
+        if not self._directory or self._saved >= wanted:
+            return bool(self._directory)
+        self._begin(at_once=True)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while await self._write_ended() < wanted:
+                    pass
+        except TimeoutError:
+            return False
+        return self._saved >= wanted
+
+    async def _write_ended(self) -> int:
+        """Wait for the end of a write, good or bad; how many changes it had in it."""
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append(ended)
+        return await ended
 
     def record(self, record: JobRecord) -> None:
         """A job is to be added to the history."""
@@ -147,7 +180,7 @@ class Keeper:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.shield(self._task)
         except TimeoutError:
-            log.error("cleaner_memory_given_up", directory=self._directory)
+            log.error("what the cleaner remembers is not saved", directory=self._directory)
 
     def _begin(self, *, at_once: bool) -> None:
         if not self._directory:
@@ -160,34 +193,59 @@ class Keeper:
 
     async def _write_all(self) -> None:
         try:
-            while self._changed or self._lines:
+            while self._changes > self._saved or self._lines:
                 try:
                     async with asyncio.timeout(SAVE_SECONDS):
                         await self._urgent.wait()
                 except TimeoutError:
                     pass
-                if not self._closing:
+                is_last = self._closing
+                if not is_last:
                     self._urgent.clear()
-                entries = self._entries() if self._changed else None
-                lines, self._changed, self._lines = self._lines, False, []
-                await self._write(entries, lines)
+                await self._write_once()
+                if is_last:
+                    break  # it was tried once more
         finally:
             self._task = None
+            self._tell(self._saved)
+
+    async def _write_once(self) -> None:
+        """Write what there is now; what the memory lacks then is written with the next one."""
+        changes = self._changes
+        entries = self._entries() if changes > self._saved else None
+        lines, self._lines = self._lines, []
+        if await self._write(entries, lines):
+            self._saved = changes
+        self._tell(changes)
+
+    def _tell(self, changes: int) -> None:
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            if not one.done():
+                one.set_result(changes)
 
     async def _write(
         self, entries: Mapping[TopicPartition, Remembered] | None, lines: list[bytes]
-    ) -> None:
-        """A change that could not be written is written with the next one; lines are lost."""
+    ) -> bool:
+        """Whether all of it stands on the disk."""
         try:
             await asyncio.to_thread(_save, self._env, self._directory, entries, lines)
         except OSError as error:
             if not self._failing:
-                log.warning("cleaner_memory_not_saved", directory=self._directory, why=str(error))
+                log.warning(
+                    "what the cleaner remembers is not saved",
+                    directory=self._directory,
+                    reason=str(error),
+                )
             self._failing = True
         except Exception:
-            log.exception("cleaner_memory_not_saved", directory=self._directory)
+            log.exception("what the cleaner remembers is not saved", directory=self._directory)
         else:
+            if self._failing:
+                log.info("what the cleaner remembers is saved again", directory=self._directory)
             self._failing = False
+            return True
+        return False
 
 
 # In a thread --------------------------------------------------------------------------------
@@ -199,10 +257,12 @@ def _save(
     entries: Mapping[TopicPartition, Remembered] | None,
     lines: list[bytes],
 ) -> None:
-    if entries is not None:
-        write_file_atomically(env, f"{directory}/{MEMORY_NAME}", encode_memory(entries))
-    if lines:
-        append_records(env, directory, lines)
+    try:
+        if lines:
+            append_records(env, directory, lines)
+    finally:
+        if entries is not None:
+            write_file_atomically(env, f"{directory}/{MEMORY_NAME}", encode_memory(entries))
 
 
 def encode_memory(entries: Mapping[TopicPartition, Remembered]) -> bytes:
@@ -234,9 +294,13 @@ def _load(env: Env, directory: str) -> tuple[dict[TopicPartition, Remembered], l
             entries = decode_memory(env.read_file(path), path)
     except (OSError, StorageError, ValueError, KeyError, TypeError, AttributeError) as error:
         # Only work is lost, and holds: say so.
-        log.warning("cleaner_memory_not_read", path=path, why=f"{type(error).__name__}: {error}")
+        log.warning(
+            "what the cleaner remembers is not read",
+            path=path,
+            reason=f"{type(error).__name__}: {error}",
+        )
     try:
         records = load_records(env, directory)
     except OSError as error:
-        log.warning("cleaner_history_not_read", directory=directory, why=str(error))
+        log.warning("history of the cleaner not read", directory=directory, reason=str(error))
     return entries, records

@@ -100,7 +100,7 @@ class Lookout:
         except Exception:
             # One log with impossible numbers must not keep the others from being cleaned.
             self._stats.scan_failures += 1
-            log.exception("cleaner_log_not_judged", partition=str(partition))
+            log.exception("log cannot be judged", partition=str(partition))
             return None
 
     def _judge(self, facts: LogFacts) -> Verdict | None:
@@ -134,7 +134,7 @@ class Lookout:
             self._host.checkpoint(partition, generation, offset)
         except (OSError, StorageError) as error:
             # Only work is lost: the same section is found dirty again.
-            log.warning("cleaner_checkpoint_not_saved", partition=str(partition), why=str(error))
+            log.warning("first dirty offset not saved", partition=str(partition), reason=str(error))
             return
         self._tell(partition, offset)
 

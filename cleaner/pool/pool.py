@@ -97,7 +97,7 @@ class CleanerPool:
             await self._remember()
         except Exception:
             # Supervised: no mistake in here keeps a broker from starting.
-            log.exception("cleaner_memory_not_loaded")
+            log.exception("what the cleaner remembers is not read")
         if not self._settings.enabled:
             return
         self._crew.resize(self._settings.workers, self._settings.nice)
@@ -123,7 +123,9 @@ class CleanerPool:
         await self._crew.stop()
         for partition, run in list(self._control.runs.items()):
             # Its journal hangs on a dead disk: the next start will see to what is left.
-            log.error("cleaner_run_given_up", partition=str(partition), run_id=run.job.run_id)
+            log.error(
+                "clean given up: its journal hangs", partition=str(partition), run_id=run.job.run_id
+            )
             run.disarm()
         self._lookout.stop()
         await self._memory.close()
@@ -172,6 +174,13 @@ class CleanerPool:
         if known.held_since_ms is not None:
             self._memory.put(facts, replace(known, held_since_ms=None), at_once=True)
         return self._control.release(partition)
+
+    async def is_saved(self, partition: TopicPartition) -> bool:
+        """Whether what an operator said last stands on the disk; waits for it, but not for long.
+
+        Where it does not it is in force all the same, and is written as soon as the disk bears it.
+        """
+        return await self._memory.saved(partition)
 
     def abort(self, partition: TopicPartition) -> bool:
         """Give up a running job, if there is one; the partition may be chosen again at once."""
@@ -269,7 +278,7 @@ class CleanerPool:
             except Exception:
                 # Supervised: a mistake in here must not silently end all cleaning.
                 self.stats.scan_failures += 1
-                log.exception("cleaner_look_failed")
+                log.exception("looking for work failed")
             self.stats.scan_seconds = asyncio.get_running_loop().time() - began
             took = self._lookout.busy_seconds
             await asyncio.sleep(max(LOOK_PAUSE_SECONDS, LOOK_SHARE * took))

@@ -71,7 +71,7 @@ class JobStopped:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """From the worker: the job raised. `traceback` is for the log."""
+    """From the worker: the job raised. `traceback` is empty where it is no mistake of ours."""
 
     run: int
     reason: str

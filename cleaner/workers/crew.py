@@ -111,7 +111,9 @@ class Crew:
         if await self._all_end(self._limits.stop):
             return
         for worker in list(self.workers.values()):
-            log.warning("cleaner_worker_does_not_stop", worker=worker.index, pid=worker.link.pid)
+            log.warning(
+                "worker does not stop and is killed", worker=worker.index, pid=worker.link.pid
+            )
             self.kill(worker)
         if await self._all_end(self._limits.kill + 2 * REAP_SECONDS + 1):
             return
@@ -139,7 +141,7 @@ class Crew:
                     await self._one_life(index)
                 except Exception:
                     # Supervised: a mistake of ours costs one worker, not its place.
-                    log.exception("cleaner_worker_end_not_handled", worker=index)
+                    log.exception("end of a worker not handled", worker=index)
             if not self._keeps(index):
                 break
             if loop.time() - began >= LONG_LIFE_SECONDS:
@@ -157,7 +159,7 @@ class Crew:
             link = await self._spawn(index, self._nice)
         except OSError as error:
             self._stats.worker_deaths += 1
-            log.error("cleaner_worker_not_started", worker=index, reason=str(error))
+            log.error("worker not started", worker=index, reason=str(error))
             return
         self._stats.worker_starts += 1
         worker = Worker(index, link, BrokerSide(link.slots))
@@ -170,7 +172,7 @@ class Crew:
             how = fault or ended
             if self._keeps(index):
                 self._stats.worker_deaths += 1
-                log.warning("cleaner_worker_died", worker=index, pid=link.pid, how=how)
+                log.warning("worker died", worker=index, pid=link.pid, reason=how)
             await self._listener.worker_gone(worker, how)
         finally:
             self._part_with(worker)
@@ -188,7 +190,7 @@ class Crew:
             return ""
         if not isinstance(first, WorkerReady):
             return f"began with {type(first).__name__}"
-        log.debug("cleaner_worker_ready", worker=worker.index, pid=first.pid, s=first.seconds)
+        log.debug("worker ready", worker=worker.index, pid=first.pid, s=first.seconds)
         worker.ready = True
         try:
             self._look_at(worker)
@@ -199,7 +201,7 @@ class Crew:
             return f"sent junk: {error}"
         except Exception as error:
             # A mistake of ours must not leave the place empty for good: this worker is replaced.
-            log.exception("cleaner_worker_message_not_handled", worker=worker.index)
+            log.exception("message of a worker not handled", worker=worker.index)
             return f"its message could not be handled: {error!r}"
         return ""
 

@@ -114,15 +114,15 @@ class Priorities:
         except PermissionError as error:
             self._refused = True
             log.warning(
-                "cleaner_priority_not_raised",
-                why=str(error),
+                "priority of workers cannot be raised",
+                reason=str(error),
                 needed="CAP_SYS_NICE, or RLIMIT_NICE of 20 (LimitNICE=20, --ulimit nice=20)",
             )
             return
         self.levels[worker.index] = level
         if level == 0:
             del self.levels[worker.index]
-        log.debug("cleaner_priority", worker=worker.index, level=level)
+        log.debug("priority of a worker changed", worker=worker.index, level=level)
 
 
 def _observe(worker: Worker, now: float) -> _Seen:

@@ -38,6 +38,7 @@ from cleaner.workers.channel import (
 )
 from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
 from storage.env import Env, RealEnv
+from storage.errors import StorageError
 
 PROGRESS_SECONDS: Final = 0.5  # at most one progress frame in this time
 REASON_CHARS_MAX: Final = 500  # of a failure, as shown and logged
@@ -48,7 +49,7 @@ Runner: TypeAlias = Callable[[Env, CleanJob, JobControl], CleanReport]
 Send: TypeAlias = Callable[[FromWorker], None]
 
 
-class Control:
+class JobLink:
     """The JobControl of one run: budget and abort by shared memory, results by frames."""
 
     def __init__(self, run: int, side: WorkerSide, send: Send, clock: Callable[[], float]) -> None:
@@ -92,7 +93,7 @@ def execute(
     nap: Callable[[float], object],
 ) -> None:
     """Run one job to its end and send how it ended. Raises only what `send` raises."""
-    control = Control(order.run, WorkerSide(slots, order.run, nap), send, env.monotonic)
+    control = JobLink(order.run, WorkerSide(slots, order.run, nap), send, env.monotonic)
     ending: FromWorker
     try:
         ending = JobDone(order.run, runner(env, order.job, control))
@@ -100,7 +101,9 @@ def execute(
         ending = JobStopped(order.run)
     except Exception as error:  # noqa: BLE001 - whatever it was, it costs this job and no other
         reason = _named(error)[:REASON_CHARS_MAX]
-        details = "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_CHARS_MAX:]
+        details = ""
+        if not isinstance(error, OSError | StorageError):  # a mistake of ours: say where
+            details = "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_CHARS_MAX:]
         missing = isinstance(error, FileNotFoundError)
         ending = JobFailed(order.run, reason, details, missing)
     send(ending)

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from cleaner.planning.remembered import Remembered
 from cleaner.pool.history import HISTORY_BYTES_MAX, HISTORY_NAME, History, JobRecord, load_records
 from cleaner.pool.keeping import (
+    ANSWER_SECONDS,
     CLOSE_SECONDS,
     MEMORY_NAME,
     SAVE_SECONDS,
@@ -111,7 +112,7 @@ def test_a_file_that_is_torn_is_done_without_and_said_in_one_line(cut: int) -> N
 
     with capture_logs() as logs:
         run_virtually(scenario())
-    assert [line["event"] for line in logs] == ["cleaner_memory_not_read"]
+    assert [line["event"] for line in logs] == ["what the cleaner remembers is not read"]
 
 
 @pytest.mark.parametrize("entry", [["t", 0, {}], ["t", 0], [1, 2, KNOWN.to_json()], 7])
@@ -124,7 +125,7 @@ def test_a_sealed_file_with_something_else_in_it_is_done_without(entry: object) 
 
     with capture_logs() as logs:
         run_virtually(_load(env))
-    assert [line["event"] for line in logs] == ["cleaner_memory_not_read"]
+    assert [line["event"] for line in logs] == ["what the cleaner remembers is not read"]
 
 
 async def _load(env: Env) -> None:
@@ -146,7 +147,7 @@ def test_a_failed_directory_is_told_of_once_and_does_not_keep_others_from_being_
     with capture_logs() as logs:
         run_virtually(scenario())
     assert [(line["event"], line["directory"]) for line in logs] == [
-        ("cleaner_memory_not_saved", "/b")
+        ("what the cleaner remembers is not saved", "/b")
     ]
 
 
@@ -193,8 +194,8 @@ def test_closing_waits_for_a_hanging_disk_only_so_long() -> None:
         memory.put(log_in("/a"), KNOWN)
         keeper = memory._keepers["/a"]
 
-        async def hang(*_: object) -> None:
-            await asyncio.Event().wait()
+        async def hang(*_: object) -> bool:
+            return await asyncio.Event().wait()
 
         keeper._write = hang  # type: ignore[method-assign]
         began = asyncio.get_running_loop().time()
@@ -256,7 +257,7 @@ def test_torn_and_foreign_lines_are_passed_over_with_one_warning() -> None:
         found = load_records(env, "/a")
     assert [record.run_id for record in found] == ["run-1", "run-2"]
     assert [(line["event"], line["lines"]) for line in logs] == [
-        ("cleaner_history_lines_passed_over", 4)
+        ("lines of the history passed over", 4)
     ]
 
 
@@ -291,3 +292,88 @@ def test_the_history_in_memory_is_bounded_and_newest_first() -> None:
     assert last.run_id == "3"
     history.keep_only(frozenset({T1}))
     assert history.last_of(T0) is None
+
+
+class FullDisk:
+    """An Env on which nothing can be written until `room`."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self.room = False
+        self.attempts = 0
+
+    def __getattr__(self, name: str):
+        return getattr(self._env, name)
+
+    def open(self, path: str, **how: bool):
+        if not self.room and how.get("write"):
+            self.attempts += 1
+            raise OSError(28, "No space left on device", path)
+        return self._env.open(path, **how)
+
+
+def test_a_change_that_could_not_be_written_is_written_when_the_disk_has_room_again() -> None:
+    env = folders()
+
+    async def scenario() -> None:
+        disk = FullDisk(env)
+        memory = Memory(disk)
+        memory.put(log_in("/a"), KNOWN, at_once=True)
+        assert await memory.saved(T0) is False
+        await asyncio.sleep(3 * SAVE_SECONDS)
+        assert disk.attempts >= 3  # without another change
+        assert not env.exists(f"/a/{MEMORY_NAME}")
+        disk.room = True
+        await asyncio.sleep(SAVE_SECONDS + 1)
+        assert decode_memory(env.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].held_since_ms == 9
+        assert await memory.saved(T0) is True
+        attempts = disk.attempts
+        await asyncio.sleep(3 * SAVE_SECONDS)
+        assert disk.attempts == attempts
+        await memory.close()
+
+    with capture_logs() as logs:
+        run_virtually(scenario())
+    assert [line["log_level"] for line in logs] == ["warning", "info"]
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_change_that_could_not_be_written_is_tried_once_more_at_the_stop(room: bool) -> None:
+    env = folders()
+
+    async def scenario() -> None:
+        disk = FullDisk(env)
+        memory = Memory(disk)
+        memory.put(log_in("/a"), KNOWN, at_once=True)
+        assert await memory.saved(T0) is False
+        disk.room, before = room, disk.attempts
+        began = asyncio.get_running_loop().time()
+        await memory.close()
+        assert asyncio.get_running_loop().time() - began < 1
+        assert disk.attempts == before + (not room)
+        assert env.exists(f"/a/{MEMORY_NAME}") is room
+
+    run_virtually(scenario())
+
+
+def test_whoever_asks_whether_a_hold_is_saved_gets_an_answer_in_bounded_time() -> None:
+    env = folders()
+
+    async def scenario() -> None:
+        memory = Memory(env)
+        memory.put(log_in("/a"), KNOWN)
+        memory.put(log_in("", T1), KNOWN)  # a log without a data directory: kept nowhere
+        assert await memory.saved(T1) is False
+        hang = asyncio.Event()
+
+        async def never(*_: object) -> bool:
+            return await hang.wait()
+
+        memory._keepers["/a"]._write = never  # type: ignore[method-assign]
+        began = asyncio.get_running_loop().time()
+        assert await memory.saved(T0) is False
+        assert asyncio.get_running_loop().time() - began == pytest.approx(ANSWER_SECONDS)
+        hang.set()
+        await memory.close()
+
+    run_virtually(scenario())

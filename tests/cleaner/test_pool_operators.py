@@ -409,4 +409,6 @@ def test_a_memory_that_cannot_be_read_costs_work_and_is_said_in_one_line() -> No
 
     with capture_logs() as logs:
         on_the_bench(second, before=bench)
-    assert [x["event"] for x in logs if x["log_level"] == "warning"] == ["cleaner_memory_not_read"]
+    assert [x["event"] for x in logs if x["log_level"] == "warning"] == [
+        "what the cleaner remembers is not read"
+    ]
