@@ -1,7 +1,8 @@
 """The composition root: builds every part, starts them in order, stops them in reverse.
 
-Start: lock and open the data directories, take over topics, create those of the YAML, listen, say
-that we are ready; then what may take its time: groups are loaded, workers are started. Stop: take
+Start: lock the data directories, answer health checks, open the logs (in a thread: after a crash it
+takes its time, and may be stopped), take over topics, create those of the YAML, listen, say that we
+are ready; then what may take its time: groups are loaded, workers are started. Stop: take
 no new connections, let requests finish, stop the cleaner and the timers, flush and close every
 log, leave the clean-shutdown marker, release the locks.
 """
@@ -50,7 +51,7 @@ from config.address import Address
 from config.settings import Settings
 from config.token import TokenFileError, read_token
 from storage.env import Env, RealEnv
-from storage.errors import LogDirectoryError, StorageError
+from storage.errors import LogDirectoryError, OpeningStoppedError, StorageError
 from storage.kernels import warm_up
 from storage.log import Log
 from storage.log_manager import LogManager, OpenReport
@@ -60,6 +61,7 @@ log = structlog.get_logger("broker.app")
 
 # A broker that stood still for longer waits with deleting until its clock has held for a while.
 PAUSE_BELIEVED_MS = 86_400_000
+PROGRESS_SECONDS = 5.0  # between two lines about a long recovery
 VIEW_WORKER = -1  # its number among those that share the cleaner's budgets
 EXIT_OK = 0
 EXIT_CANNOT_START = 1
@@ -148,13 +150,47 @@ class Broker:
     async def start(self) -> None:
         """Open, listen, be ready. Raises StorageError, OSError, TopicError when that cannot be."""
         warm_up()  # importing the compiler later would hold up the loop
-        report = self.manager.open(self.topics.config_of)
+        await asyncio.to_thread(self.manager.lock)
         try:
-            await self._start(report)
+            await self._start_http()
         except BaseException:
-            # So that the next start, on a free port perhaps, has nothing to recover.
-            await asyncio.to_thread(self.manager.close)
+            await asyncio.to_thread(self.manager.unlock)
             raise
+        try:
+            report = await self._open_logs()
+            try:
+                await self._start(report)
+            except BaseException:
+                # So that the next start, on a free port perhaps, has nothing to recover.
+                await asyncio.to_thread(self.manager.close)
+                raise
+        except BaseException:
+            await self.http.stop()
+            raise
+
+    async def _open_logs(self) -> OpenReport:
+        """In a thread, with a line now and then that says how far it is.
+
+        Raises OpeningStoppedError after `request_stop`.
+        """
+        opening = asyncio.create_task(asyncio.to_thread(self.manager.load, self.topics.config_of))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            while not opening.done():
+                wanted = (opening,) if self._stopping.is_set() else (opening, stopping)
+                await asyncio.wait(
+                    wanted, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if self._stopping.is_set():
+                    self.manager.stop_opening()
+                elif not opening.done():
+                    done, total = self.manager.opening.done, self.manager.opening.total
+                    log.info("recovering", partitions=done, of=total)
+                    systemd.notify(f"STATUS=recovering {done} of {total} partitions")
+        finally:
+            stopping.cancel()
+            self.manager.stop_opening()  # nobody waits any more
+        return await opening
 
     async def _start(self, report: OpenReport) -> None:
         self._failed.update(report.offline_directories)
@@ -174,7 +210,7 @@ class Broker:
                 limits.connections, limits.request_bytes, limits.connection_idle_ms / 1000
             ),
         )
-        await self._start_http(services)
+        self._open_http(services)
         for address in self.settings.listeners:
             host, port = await self.listener.start(address.host, address.port)
             self.addresses.append(Address(host, port))
@@ -222,19 +258,24 @@ class Broker:
             node_id=self.manager.metadata.node_id,
         )
 
-    async def _start_http(self, services: Services) -> None:
-        cleaner = CleanerMetrics(
-            self._env, self.manager, self.topics, self.pool, self._wanted_workers
-        )
-        metrics = BrokerMetrics(services, self.listener, self.housekeeping, cleaner, self.view_runs)
+    async def _start_http(self) -> None:
+        """Health checks; all else is refused until `_open_http`."""
         address = self.settings.http
         api = CleanerApi(self._env, self.topics, self.pool, self.fail_directory)
         views = ViewApi(self.topics, self.view_runs)
         routes = [*api.routes(), *views.routes(), openapi.route(installed_version())]
         guard = Guard.of(address, self._token)
-        self.http = HttpServer(metrics, self, guard, routes, [tell_refusals])
+        self.http = HttpServer(self, guard, routes, [tell_refusals])
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
+
+    def _open_http(self, services: Services) -> None:
+        cleaner = CleanerMetrics(
+            self._env, self.manager, self.topics, self.pool, self._wanted_workers
+        )
+        self.http.open(
+            BrokerMetrics(services, self.listener, self.housekeeping, cleaner, self.view_runs)
+        )
 
     def _distrust_jumped_clock(self) -> None:
         """A wall clock behind the last time that was written down was set back, and one far ahead
@@ -310,7 +351,12 @@ class Broker:
         """For /readyz."""
         if self._stopping.is_set():
             return "stopping"
-        return None if self._ready else "starting"
+        if self._ready:
+            return None
+        opening = self.manager.opening
+        if opening.done < opening.total:
+            return f"recovering {opening.done} of {opening.total} partitions"
+        return "starting"
 
     def unhealthy_because(self) -> str | None:
         """For /healthz: the process works as long as one data directory does."""
@@ -342,7 +388,7 @@ class Broker:
         self.topics.fail(lost, error.reason)
         self.offsets_topic.fail(lost)
         for partition in lost:
-            self.pool.abort(partition)  # what a worker still reads there is of no use
+            self.pool.abort(partition, "its data directory failed")
 
     def _make_partition(self, opened: Log) -> Partition:
         stats = self.stats.topics[opened.partition.topic]
@@ -404,6 +450,9 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
             loop.add_signal_handler(signum, broker.request_stop)
         loop.add_signal_handler(signal.SIGHUP, broker.request_reload)
         await broker.start()
+    except OpeningStoppedError:
+        log.info("stopped while logs were being opened")
+        return EXIT_OK
     except (StorageError, OSError, TopicError, TokenFileError) as error:
         sys.stderr.write(f"varve: cannot start: {error}\n")
         log.error("cannot start", reason=str(error))

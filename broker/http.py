@@ -5,6 +5,7 @@ Loopback by default. Every request passes the guard (http_guard.py) first; an er
 JSON, elsewhere a line of text.
 """
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol
@@ -16,12 +17,17 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from broker.http_guard import Asked, Guard, Refusal
+from broker.http_guard import OPEN_PATHS, SAFE_METHODS, Asked, Guard, Refusal
 from broker.turns import Turns
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MAX_BODY_BYTES: Final = 64 << 10  # nothing that is served here takes more
+# Scrapers and health checks keep one each, people a handful. Who does nothing with his connection,
+# or is slow with the head or the body of a request, loses it and leaves room for the next one.
+CONNECTIONS_MAX: Final = 128
+IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two of them
+BODY_SECONDS: Final = 10.0
 API_PREFIX: Final = "/api/"
 ENCODED_SAMPLES: Final = 64  # at once: some 10 us each
 OPENMETRICS_END: Final = b"# EOF\n"
@@ -54,13 +60,12 @@ class HttpServer:
 
     def __init__(
         self,
-        metrics: MetricsSource,
         health: Health,
         guard: Guard,
         routes: Iterable[web.AbstractRouteDef] = (),
         middlewares: Sequence[Middleware] = (),
     ) -> None:
-        self._metrics_source = metrics
+        self._metrics_source: MetricsSource | None = None
         self._health = health
         self.guard = guard  # replaced when the token is read anew
         self.application = web.Application(
@@ -76,19 +81,35 @@ class HttpServer:
             ]
         )
         self._runner = web.AppRunner(
-            self.application, handle_signals=False, access_log=None, shutdown_timeout=2.0
+            self.application,
+            handle_signals=False,
+            access_log=None,
+            shutdown_timeout=2.0,
+            keepalive_timeout=IDLE_SECONDS,
         )
+        self._listening: asyncio.Server | None = None
+
+    def open(self, metrics: MetricsSource) -> None:
+        """Serve everything from now on; before only the health checks."""
+        self._metrics_source = metrics
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the bound address. Raises OSError."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        await site.start()
-        bound = self._runner.addresses[0]
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._connection, host, port)
+        bound = self._listening.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        server = self._runner.server
+        assert server is not None
+        return server() if len(server.connections) < CONNECTIONS_MAX else _OneTooMany()
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
+        if self._listening is not None:
+            self._listening.close()
         await self._runner.cleanup()
 
     @web.middleware
@@ -117,10 +138,15 @@ class HttpServer:
                 content_type=request.content_type if "Content-Type" in request.headers else "",
             )
         )
+        if refusal is None and request.method not in SAFE_METHODS:
+            refusal = await _read_body(request)
+        if refusal is None and self._metrics_source is None and request.path not in OPEN_PATHS:
+            refusal = Refusal(503, self._health.not_ready_because() or "starting")
         return await handler(request) if refusal is None else _refused(request, refusal)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        assert self._metrics_source is not None
         body = await encoded(await self._metrics_source.snapshot(), encode)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -159,6 +185,14 @@ async def encoded(families: Iterable[Metric], encode: Callable[[Collector], byte
     return b"".join(parts)
 
 
+class _OneTooMany(asyncio.Protocol):
+    """Closed as soon as it is there."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
 class _Nothing(Collector):
     def collect(self) -> Iterable[Metric]:
         return ()
@@ -168,6 +202,16 @@ def error_response(status: int, reason: str, headers: dict[str, str] | None = No
     """An error as the API tells it."""
     body = json.dumps({"error": reason}).encode()
     return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+async def _read_body(request: web.Request) -> Refusal | None:
+    """In time, or not at all; handlers read it again from memory."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            await request.read()
+    except TimeoutError:
+        return Refusal(408, f"the body has not come in {BODY_SECONDS:g} s")
+    return None
 
 
 def _refused(request: web.Request, refusal: Refusal) -> web.Response:

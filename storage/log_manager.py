@@ -148,6 +148,15 @@ class LogManager:
             self._env, self._paths, cluster_id=cluster_id, node_id=node_id
         )
 
+    def unlock(self) -> None:
+        """Undo `lock`, nothing having been opened: what was left in order still is."""
+        try:
+            for directory in self._opened.online:
+                if directory.was_clean:
+                    directory.mark_clean()
+        finally:
+            self._opened.release()
+
     def load(self, config_of: ConfigOf) -> OpenReport:
         """The second half, which takes its time after a crash; `opening` says how far it is.
 

@@ -1,0 +1,119 @@
+"""While logs are opened, which may take long after a crash, the broker can be asked and stopped."""
+
+import asyncio
+import errno
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from broker import app, systemd
+from broker.app import Broker
+from storage import filenames
+from storage.errors import DirectoryLockedError, OpeningStoppedError
+from tests.broker.test_app import get
+from tests.storage.test_log_manager import make_topic, opened
+from tests.support.broker_in_memory import broker_in_memory, broker_settings
+from tests.support.logs import fill
+from tests.support.memory_env import MemoryEnv
+from tests.support.os_errors import raises_errno
+from tests.support.waiting import wait_until
+
+
+def killed() -> MemoryEnv:
+    """The disk of a broker that was killed with three batches in each of three partitions."""
+    env = MemoryEnv(seed=6)
+    manager, _ = opened(env, "/disk1")
+    for log in make_topic(manager, partitions=3):
+        fill(log, 3)
+    return env.kill()
+
+
+class HeldUp:
+    """Stops whoever reads the second partition, until it is let go."""
+
+    def __init__(self, env: MemoryEnv) -> None:
+        self.reached = threading.Event()
+        self.go_on = threading.Event()
+        env.fail_on(self._hold_up, 5)
+
+    def _hold_up(self, operation: str, path: str) -> bool:
+        if operation == "pread" and "orders-1/" in path and not self.go_on.is_set():
+            self.reached.set()
+            assert self.go_on.wait(20)
+        return False
+
+
+@asynccontextmanager
+async def starting(broker: Broker, held: HeldUp) -> AsyncIterator["asyncio.Task[None]"]:
+    """A start that is under way, in the middle of opening its logs."""
+    task = asyncio.create_task(broker.start())
+    try:
+        assert await asyncio.to_thread(held.reached.wait, 20)
+        yield task
+    finally:
+        held.go_on.set()
+
+
+async def test_while_logs_are_opened_health_checks_say_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statuses: list[str] = []
+    monkeypatch.setattr(app, "PROGRESS_SECONDS", 0.01)
+    monkeypatch.setattr(systemd, "notify", statuses.append)
+    env = killed()
+    held = HeldUp(env)
+    broker = Broker(broker_settings(), env)
+    async with starting(broker, held) as task:
+        told = "recovering 1 of 3 partitions"
+        assert await asyncio.to_thread(get, broker, "/readyz") == (503, f"{told}\n")
+        assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
+        assert await asyncio.to_thread(get, broker, "/metrics") == (503, f"{told}\n")
+        status, text = await asyncio.to_thread(get, broker, "/api/v1/cleaner")
+        assert (status, told in text) == (503, True)
+        await asyncio.to_thread(wait_until, lambda: f"STATUS={told}" in statuses, "a line about it")
+    await task
+    assert (await asyncio.to_thread(get, broker, "/readyz"))[0] == 200
+    assert (await asyncio.to_thread(get, broker, "/metrics"))[0] == 200
+    assert all(one.log.log_end_offset == 3 for one in broker.topics.partitions())
+    await broker.stop()
+
+
+async def test_a_stop_while_logs_are_opened_takes_effect_at_the_next_batch() -> None:
+    env = killed()
+    held = HeldUp(env)
+    broker = Broker(broker_settings(), env)
+    async with starting(broker, held) as task:
+        broker.request_stop()
+        assert await asyncio.to_thread(get, broker, "/readyz") == (503, "stopping\n")
+    with pytest.raises(OpeningStoppedError):
+        await task
+    assert broker.manager.opening.done == 1
+    assert not env.exists(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
+    async with broker_in_memory(env) as again:
+        assert all(one.log.log_end_offset == 3 for one in again.topics.partitions())
+
+
+async def test_a_second_broker_is_refused_before_it_listens() -> None:
+    env = MemoryEnv(seed=6)
+    async with broker_in_memory(env) as broker:
+        settings = broker_settings(http=str(broker.http_address))
+        with pytest.raises(DirectoryLockedError):
+            await Broker(settings, env).start()
+
+
+async def test_a_start_without_a_port_for_http_leaves_the_data_as_it_was() -> None:
+    env = MemoryEnv(seed=6)
+    async with broker_in_memory(env, http="127.0.0.1:0"):
+        pass
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        broker = Broker(broker_settings(http=f"127.0.0.1:{taken.getsockname()[1]}"), env)
+        with raises_errno(errno.EADDRINUSE):
+            await broker.start()
+    assert env.exists(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
+    async with broker_in_memory(env):
+        pass
