@@ -14,7 +14,8 @@ from cleaner.engine.clean import run_clean
 from cleaner.host import JobInputs, LogFacts, OpenTransaction
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
 from cleaner.planning.grouping import plan_job
-from cleaner.planning.plan import Moment, Strategy, assess
+from cleaner.planning.findings import Moment
+from cleaner.planning.plan import Strategy, assess
 from cleaner.planning.remembered import FRESH, Remembered, learn, recall
 from cleaner.states import Idle
 from config.settings import CleanerSettings
@@ -223,6 +224,8 @@ class LivingLog:
         self.cleans += 1
         assert self.log.log_end_offset >= log_end, "2: the log end offset went back"
         for base, data in untouched.items():
+            if base < self.log.first_base_offset:
+                continue  # retention took it meanwhile
             found = self._content(base)
             assert found is not None, f"3: segment {base} is behind the first uncleanable offset"
             assert found.startswith(data), f"3: segment {base} is behind the first uncleanable one"
@@ -255,43 +258,54 @@ class LivingLog:
                 )
         self.check(job.run_id)
 
-    def publish(self, job: CleanJob, group: CleanedGroup) -> bool:
-        """Put a group in the place of its sources, as broker/cleaning.py; whether to go on."""
+    def publish(self, job: CleanJob, groups: tuple[CleanedGroup, ...]) -> bool:
+        """Put groups in the place of their sources, as broker/cleaning.py; whether to go on."""
         log = self.log
+        sources = tuple(base for group in groups for base in group.source_base_offsets)
         is_first, self.flushed_for = self.flushed_for != job.run_id, job.run_id
-        if is_first or not log.are_flushed(group.source_base_offsets):
+        if is_first or not log.are_flushed(sources):
             log.flush()
         if log.generation != job.generation:
             return False
         facts = {segment.base_offset: segment for segment in log.segment_facts()[:-1]}
-        present = tuple(base for base in group.source_base_offsets if base in facts)
+        present = tuple(base for base in sources if base in facts)
         if not present:
             return True
-        assert present == group.source_base_offsets[-len(present) :]
-        front_is_gone = len(present) < len(group.source_base_offsets)
+        assert present == sources[-len(present) :]
+        left = [group for group in groups if group.source_base_offsets[-1] in facts]
+        front_is_gone = left[0].source_base_offsets[0] not in facts
         log.pin(present)
-        outputs = [group.output] if group.output is not None else []
+        outputs = [group.output for group in left if group.output is not None]
         plan = plan_swap(
             FOLDER, [facts[base] for base in present], outputs, front_is_gone=front_is_gone
         )
-        if front_is_gone or (is_first and job.log_start_offset > log.first_base_offset):
+        if len(present) < len(sources) or (
+            is_first and job.log_start_offset > log.first_base_offset
+        ):
             self.checkpoint()
-        self.publishing = None if front_is_gone else self._publication(group, facts)
+        self.publishing = None if front_is_gone else self._publication(left, facts)
         execute_swap(self.env, plan)
         log.replace_segments(plan)
         self.publishing = None
         return True
 
-    def _publication(self, group: CleanedGroup, facts: dict[int, Any]) -> Publication:
-        old = {base: self._content(base) or b"" for base in group.source_base_offsets}
-        new = {}
-        if group.output is not None:
-            name = next(
-                file.name for file in group.output.files if f".{filenames.LOG[1:]}." in file.name
-            )
-            new[group.output.base_offset] = self.env.read_file(f"{FOLDER}/{name}")
-        end = facts[group.source_base_offsets[-1]].next_base_offset
-        return Publication(group.source_base_offsets[0], end, old, new)
+    def _publication(self, groups: list[CleanedGroup], facts: dict[int, Any]) -> Publication:
+        first = groups[0].source_base_offsets[0]
+        end = facts[groups[-1].source_base_offsets[-1]].next_base_offset
+        # Between two groups may stand segments that are left as they are.
+        old = {base: self._content(base) or b"" for base in facts if first <= base < end}
+        new = dict(old)
+        for group in groups:
+            for base in group.source_base_offsets:
+                del new[base]
+            if group.output is not None:
+                name = next(
+                    file.name
+                    for file in group.output.files
+                    if f".{filenames.LOG[1:]}." in file.name
+                )
+                new[group.output.base_offset] = self.env.read_file(f"{FOLDER}/{name}")
+        return Publication(first, end, old, new)
 
     # Shortening ---------------------------------------------------------------------------
 
@@ -564,9 +578,9 @@ class _Publisher(Recorder):
         self._world = world
         self._job = job
 
-    def group_cleaned(self, group: CleanedGroup) -> None:
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
         meanwhile, self._world.meanwhile = self._world.meanwhile, None
         if meanwhile is not None:
             meanwhile()
-        if not self._world.publish(self._job, group):
+        if not self._world.publish(self._job, groups):
             raise CleanAbortedError
