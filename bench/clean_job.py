@@ -54,8 +54,8 @@ class Unlimited:
     def aborted(self) -> bool:
         return False
 
-    def group_cleaned(self, group: CleanedGroup) -> None:
-        self.groups.append(group)
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+        self.groups.extend(groups)
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         pass

@@ -128,39 +128,42 @@ class Cleaning:
         """Write no more checkpoints; closing the logs does so for the last time."""
         await self._checkpoints.stop()
 
-    async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
-        """Put one group in the place of its sources, or of what retention has left of them.
+    async def publish(
+        self, job: CleanJob, groups: tuple[CleanedGroup, ...]
+    ) -> tuple[PublishOutcome, ...]:
+        """Put groups in the place of their sources, or of what retention has left of them.
 
-        What the job went by is made durable first: the whole log once per run, since a marker or
+        All of them by one journal; a group of which nothing is left is dropped. What the job went by is made durable first: the whole log once per run, since a marker or
         another last value of a key may stand anywhere behind the group and must not be lost in a
         crash that keeps the group; and the log start where records below it went, or went with
         their segments, so that it does not come back without their tombstones.
         Raises SwapRefusedError, LogDirectoryError.
         """
+        sources = tuple(base for group in groups for base in group.source_base_offsets)
         found = self._topics.partition(job.partition)
         is_first = self._flushed_for.get(job.partition) != job.run_id
-        if found is not None and (is_first or not found.log.are_flushed(group.source_base_offsets)):
+        if found is not None and (is_first or not found.log.are_flushed(sources)):
             await found.flush()
             self._flushed_for[job.partition] = job.run_id
         if found is None or found.log.generation != job.generation:
-            return PublishOutcome.STALE
+            return (PublishOutcome.STALE,) * len(groups)
         facts = {segment.base_offset: segment for segment in found.log.segment_facts()[:-1]}
-        present = tuple(base for base in group.source_base_offsets if base in facts)
+        present = tuple(base for base in sources if base in facts)
         if not present:
-            return PublishOutcome.SOURCES_GONE
+            return (PublishOutcome.SOURCES_GONE,) * len(groups)
         # Only retention takes segments of a partition that is held, and it does so at the front.
-        assert present == group.source_base_offsets[-len(present) :], (job.partition, present)
-        front_is_gone = len(present) < len(group.source_base_offsets)
+        assert present == sources[-len(present) :], (job.partition, present)
+        left = [group for group in groups if group.source_base_offsets[-1] in facts]
         found.log.pin(present)
         plan = plan_swap(
             found.log.directory,
             [facts[base] for base in present],
-            [group.output] if group.output is not None else [],
-            front_is_gone=front_is_gone,
+            [group.output for group in left if group.output is not None],
+            front_is_gone=left[0].source_base_offsets[0] not in facts,
         )
         try:
             is_cut = is_first and job.log_start_offset > found.log.first_base_offset
-            if front_is_gone or is_cut:
+            if len(present) < len(sources) or is_cut:
                 home = self._manager.home_of(job.partition)
                 await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
             await asyncio.to_thread(execute_swap, self._env, plan)
@@ -176,7 +179,8 @@ class Cleaning:
             raise failed from error
         replaced = found.log.replace_segments(plan)
         release_later(replaced)
-        return PublishOutcome.PUBLISHED
+        gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(left))
+        return gone + (PublishOutcome.PUBLISHED,) * len(left)
 
     def finished(self, job: CleanJob, report: CleanReport) -> None:
         """One line per job, with the numbers Kafka prints and ours."""

@@ -116,8 +116,13 @@ class CleanerHost(Protocol):
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         """Save the first dirty offset, unless `generation` is no longer the log's."""
 
-    async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
-        """Put one group in the place of its sources, journal and log. Never cancelled by the pool.
+    async def publish(
+        self, job: CleanJob, groups: tuple[CleanedGroup, ...]
+    ) -> tuple[PublishOutcome, ...]:
+        """Put groups in the place of their sources, by one journal, and in the log.
+
+        What became of each is told; all that are published are so together. Never cancelled by the
+        pool.
 
         It removes no file of the run that it did not publish: the worker may still be writing, and
         the pool does so at the run's end. Raises SwapRefusedError where nothing was changed,

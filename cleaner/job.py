@@ -122,7 +122,7 @@ class CleanAbortedError(Exception):
 class JobControl(Protocol):
     """How a running job talks to whoever ordered it: budget, abort, results.
 
-    `run_clean` removes nothing of what it handed over with `group_cleaned`; the pool removes the
+    `run_clean` removes nothing of what it handed over with `groups_cleaned`; the pool removes the
     `.cleaned` files that were never published.
     """
 
@@ -136,8 +136,11 @@ class JobControl(Protocol):
         """Whether to stop: ask at every buffer, then raise CleanAbortedError."""
         ...
 
-    def group_cleaned(self, group: CleanedGroup) -> None:
-        """Hand over one finished, synced group. Groups come in the job's order, oldest first."""
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+        """Hand over finished, synced groups that are to be published together, all or none.
+
+        Groups come in the job's order, oldest first.
+        """
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         """Say how far the job is: stage is "map" or "rewrite". As often as it likes."""

@@ -37,7 +37,7 @@ class Cleaning:
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """The journal of one finished group is being carried out; the worker goes on meanwhile."""
+    """The journal of finished groups is being carried out; the worker goes on meanwhile."""
 
     past: Quarantined | None = None
 
@@ -73,18 +73,18 @@ class Grabbed:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupReady:
-    """The worker handed over one finished group."""
+class GroupsReady:
+    """The worker handed over finished groups, to be published by one journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The group's journal is done, or the group was dropped because its sources had gone."""
+    """The groups' journal is done, or they were dropped because their sources had gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The group was not published and the rest is of no use: stale generation, failed journal."""
+    """Not all was published and the rest is of no use: stale generation, failed journal."""
 
     reason: str
 
@@ -139,7 +139,7 @@ class Forgiven:
 
 Event: TypeAlias = (
     Grabbed
-    | GroupReady
+    | GroupsReady
     | Published
     | Refused
     | Finished
@@ -166,13 +166,13 @@ class SignalAbort:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishGroup:
-    """Carry out the journal of the group that is ready."""
+class PublishGroups:
+    """Carry out the journal of the groups that are ready."""
 
 
 @dataclass(frozen=True, slots=True)
-class DropGroup:
-    """Do not publish it: the partition is being given back."""
+class DropGroups:
+    """Do not publish them: the partition is being given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +202,8 @@ class WakeScheduler:
 Effect: TypeAlias = (
     StartJob
     | SignalAbort
-    | PublishGroup
-    | DropGroup
+    | PublishGroups
+    | DropGroups
     | GrantPause
     | SaveCheckpoint
     | ReportFailure
@@ -256,14 +256,14 @@ def _work(state: State, event: Event) -> Step | None:
             return Cleaning(state), (StartJob(),)
 
         # Groups come one after the other: the next is looked at when this journal is done.
-        case Cleaning(past), GroupReady():
-            return Publishing(past), (PublishGroup(),)
+        case Cleaning(past), GroupsReady():
+            return Publishing(past), (PublishGroups(),)
         case Publishing(past), Published():
             return Cleaning(past), ()
         case Publishing(past), Refused():
             return Aborting(0, past=past), (SignalAbort(),)
-        case Aborting(publishing=False), GroupReady():
-            return state, (DropGroup(),)
+        case Aborting(publishing=False), GroupsReady():
+            return state, (DropGroups(),)
         case Aborting(n, True, past), Published() | Refused():
             return Aborting(n, False, past), ()
 

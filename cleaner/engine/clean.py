@@ -29,7 +29,7 @@ from storage.env import Env
 def run_clean(
     env: Env, job: CleanJob, control: JobControl, *, one_pass: bool = True
 ) -> CleanReport:
-    """Clean as `job` says; groups go to `control.group_cleaned` as they are finished.
+    """Clean as `job` says; groups go to `control.groups_cleaned` as they are finished.
 
     Without `one_pass` two are made even where one would do: what is left is the same. Raises
     CleanAbortedError when asked to stop, OSError; the files of an unfinished group are removed

@@ -13,7 +13,7 @@ Rules
 - Memory beside the map: the held output, two windows, and what a chunk unpacks to.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -33,6 +33,10 @@ from storage.env import Env
 
 # All output of the dirty groups is on the disk before the first source is freed.
 DIRTY_BYTES_MAX: Final = 4 << 30
+# Published by one journal, at most: a pause waits for a journal, which reads all of the output once
+# and names every file. One group alone may be more.
+TOGETHER_BYTES_MAX: Final = 256 << 20
+TOGETHER_SEGMENTS_MAX: Final = 256
 
 Group = tuple[SourceSegment, ...]
 
@@ -91,6 +95,22 @@ def clean_newest_first(context: CleanContext) -> CleanOutcome | None:
     )
 
 
+def published_together(groups: Sequence[CleanedGroup]) -> Iterator[tuple[CleanedGroup, ...]]:
+    """Cut `groups` into runs that one journal can publish."""
+    together: list[CleanedGroup] = []
+    size_bytes = segments = 0
+    for group in groups:
+        size_bytes += group.bytes_after
+        segments += len(group.source_base_offsets)
+        if together and (size_bytes > TOGETHER_BYTES_MAX or segments > TOGETHER_SEGMENTS_MAX):
+            yield tuple(together)
+            together.clear()
+            size_bytes, segments = group.bytes_after, len(group.source_base_offsets)
+        together.append(group)
+    if together:
+        yield tuple(together)
+
+
 class NewestFirst:
     """The dirty groups of a job, on their way to being handed over."""
 
@@ -132,8 +152,9 @@ class NewestFirst:
         if self._outputs:
             self._context.env.sync_dir(self._context.job.directory)
         self._outputs.clear()
-        while self._results:
-            self._context.control.group_cleaned(self._results.pop())
+        for groups in published_together(self._results[::-1]):
+            self._context.control.groups_cleaned(groups)
+        self._results.clear()
 
     def drop(self) -> None:
         """Remove all that was not handed over."""

@@ -106,7 +106,7 @@ class RewritePass:
         except BaseException:
             output.abandon()
             raise
-        context.control.group_cleaned(books.finish(group, cleaned))
+        context.control.groups_cleaned((books.finish(group, cleaned),))
 
     def _rewrite_segment(self, source: SourceSegment, output: CleanedOutput) -> None:
         context = self._context

@@ -70,7 +70,7 @@ class Control:
 
     def _perform(self, partition: TopicPartition, effect: states.Effect) -> None:
         match effect:
-            case states.StartJob() | states.PublishGroup() | states.DropGroup():
+            case states.StartJob() | states.PublishGroups() | states.DropGroups():
                 pass  # carried out by whoever sent the event: it holds the job or the group
             case states.SignalAbort():
                 run = self.runs[partition]

@@ -2,7 +2,7 @@
 
 Rule 1. A partition is let go of when its worker has let go: it said so, or it is dead; and when no
         unpublished file of the run is left in its folder.
-Rule 2. Groups are published in the order in which they come, one at a time per worker.
+Rule 2. Groups are published in the order in which they come, one journal at a time per worker.
 Rule 3. Nothing is given up for good: a failure names its reason and the time of the next attempt.
 
 It does not know what is inside a log.
@@ -26,7 +26,7 @@ from cleaner.pool.keeping import Memory
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import (
     ChannelError,
-    GroupCleaned,
+    GroupsCleaned,
     JobDone,
     JobFailed,
     JobStopped,
@@ -187,8 +187,8 @@ class Runs:
         match message:
             case Progressed(_, stage, done_bytes, total_bytes):
                 run.stage, run.done_bytes, run.total_bytes = stage, done_bytes, total_bytes
-            case GroupCleaned(_, group):
-                await self._publish(run, group)
+            case GroupsCleaned(_, groups):
+                await self._publish(run, groups)
             case JobDone(_, report):
                 await self._done(run, report)
             case JobStopped():
@@ -226,18 +226,18 @@ class Runs:
 
     # Publishing ---------------------------------------------------------------------------
 
-    async def _publish(self, run: Run, group: CleanedGroup) -> None:
-        """Have the host carry out one group's journal, unless the partition is being given back."""
+    async def _publish(self, run: Run, groups: tuple[CleanedGroup, ...]) -> None:
+        """Have the host publish groups by one journal, unless the partition is being given back."""
         partition = run.job.partition
-        effects = self._control.handle(partition, states.GroupReady())
-        if states.PublishGroup() not in effects:
-            self._dropped(run)
+        effects = self._control.handle(partition, states.GroupsReady())
+        if states.PublishGroups() not in effects:
+            self._dropped(run, len(groups))
             return
-        outcome: PublishOutcome | None = None
+        outcomes: tuple[PublishOutcome, ...] = ()
         refusal = ""
         try:
             # Shielded: a journal is finished also where the wait for it is not.
-            outcome = await asyncio.shield(self._host.publish(run.job, group))
+            outcomes = await asyncio.shield(self._host.publish(run.job, groups))
         except SwapRefusedError as error:
             refusal = run.failure = f"publication refused: {error}"
         except Exception as error:
@@ -245,24 +245,26 @@ class Runs:
                 log.exception("publication failed", partition=str(partition))
             refusal = run.failure = f"publication failed: {error}"
             run.keep_files = True
-        if outcome is PublishOutcome.PUBLISHED:
-            self._stats.groups_published += 1
-            run.published += 1
-        else:
-            self._dropped(run)
-        if outcome is PublishOutcome.STALE:
+        published = outcomes.count(PublishOutcome.PUBLISHED)
+        self._stats.groups_published += published
+        run.published += published
+        self._dropped(run, len(groups) - published)
+        if PublishOutcome.STALE in outcomes:
             self._stats.stale += 1
             refusal = run.stale = "stale generation"
-        elif outcome is PublishOutcome.SOURCES_GONE and self._keeps_a_source(partition, group):
+        elif any(
+            outcome is PublishOutcome.SOURCES_GONE and self._keeps_a_source(partition, group)
+            for group, outcome in zip(groups, outcomes, strict=False)  # none after a failure
+        ):
             # A later group may lack a tombstone whose old value stands in what remains of this
             # one: nothing after it may be published. The partition is judged anew at once.
             refusal = run.stale = "some of its sources have gone"
         event = states.Refused(refusal) if refusal else states.Published()
         self._control.handle(partition, event)
 
-    def _dropped(self, run: Run) -> None:
-        self._stats.groups_dropped += 1
-        run.unpublished += 1
+    def _dropped(self, run: Run, count: int) -> None:
+        self._stats.groups_dropped += count
+        run.unpublished += count
 
     def _keeps_a_source(self, partition: TopicPartition, group: CleanedGroup) -> bool:
         facts = self._host.facts_of(partition)

@@ -47,11 +47,11 @@ class Progressed:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupCleaned:
-    """From the worker: one group is complete and synced."""
+class GroupsCleaned:
+    """From the worker: groups that are complete and synced, to be published together."""
 
     run: int
-    group: CleanedGroup
+    groups: tuple[CleanedGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class JobFailed:
     file_missing: bool = False  # a source had gone
 
 
-FromWorker: TypeAlias = WorkerReady | Progressed | GroupCleaned | JobDone | JobStopped | JobFailed
+FromWorker: TypeAlias = WorkerReady | Progressed | GroupsCleaned | JobDone | JobStopped | JobFailed
 Message: TypeAlias = RunJob | FromWorker
 
 _CLASSES: Final[dict[tuple[str, str], type]] = {
@@ -88,7 +88,7 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         RunJob,
         WorkerReady,
         Progressed,
-        GroupCleaned,
+        GroupsCleaned,
         JobDone,
         JobStopped,
         JobFailed,
@@ -103,7 +103,7 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         CleanedFile,
     )
 }
-_TOP: Final = (RunJob, WorkerReady, Progressed, GroupCleaned, JobDone, JobStopped, JobFailed)
+_TOP: Final = (RunJob, WorkerReady, Progressed, GroupsCleaned, JobDone, JobStopped, JobFailed)
 
 
 class ChannelError(Exception):

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
 from cleaner.workers.channel import (
     ChannelError,
-    GroupCleaned,
+    GroupsCleaned,
     JobDone,
     JobFailed,
     JobStopped,
@@ -115,8 +115,8 @@ class SoloWorker:
             match await self._next():
                 case Progressed():
                     pass
-                case GroupCleaned(_, group):
-                    groups.append(group)
+                case GroupsCleaned(_, cleaned):
+                    groups.extend(cleaned)
                 case JobDone(_, report):
                     return CleanedJob(report, tuple(groups))
                 case JobStopped():

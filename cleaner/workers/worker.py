@@ -24,7 +24,7 @@ from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, 
 from cleaner.workers.channel import (
     LENGTH_BYTES,
     FromWorker,
-    GroupCleaned,
+    GroupsCleaned,
     JobDone,
     JobFailed,
     JobStopped,
@@ -71,9 +71,9 @@ class JobLink:
         """Whether the broker wants the partition back."""
         return self._side.aborted()
 
-    def group_cleaned(self, group: CleanedGroup) -> None:
-        """Hand one group over for publication."""
-        self._send(GroupCleaned(self._run, group))
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+        """Hand groups over for publication."""
+        self._send(GroupsCleaned(self._run, groups))
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         """Say how far the job is, unless that was said a moment ago."""

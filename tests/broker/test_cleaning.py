@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,9 +51,9 @@ def fill(env: MemoryEnv, broker: Broker, segments: int) -> Partition:
 
 
 def cleaned(
-    env: MemoryEnv, broker: Broker, **config: Any
-) -> tuple[CleanJob, list[CleanedGroup], CleanReport]:
-    """What a worker makes of the partition as it stands."""
+    env: MemoryEnv, broker: Broker, *, group_size: int | None = None, **config: Any
+) -> tuple[CleanJob, tuple[CleanedGroup, ...], CleanReport]:
+    """What a worker makes of the partition as it stands, in groups of `group_size` segments."""
     facts = broker.cleaning.facts_of(ORDERS)
     assert facts is not None
     verdict = broker.pool._lookout.judge(facts)
@@ -61,9 +62,14 @@ def cleaned(
     settings = CleanerSettings(dedupe_buffer_bytes=1 << 20, **config)
     job = plan_job(facts, verdict, inputs, settings, run_id="r1", now_ms=env.wall_ms())
     assert job is not None
+    if group_size is not None:
+        sources = [source for group in job.groups for source in group]
+        firsts = range(0, len(sources), group_size)
+        groups = tuple(tuple(sources[first : first + group_size]) for first in firsts)
+        job = replace(job, groups=groups)
     recorder = Recorder()
     report = run_clean(env, job, recorder)
-    return job, recorder.groups, report
+    return job, tuple(recorder.groups), report
 
 
 def take_front(env: MemoryEnv, partition: Partition, offset: int) -> None:
@@ -82,9 +88,9 @@ async def test_a_group_whose_first_sources_went_replaces_what_is_left(
 ) -> None:
     async with broker_in_memory(env, topics=BOTH) as broker:
         partition = fill(env, broker, 4)
-        job, (group,), _ = cleaned(env, broker)
+        job, groups, _ = cleaned(env, broker)
         take_front(env, partition, 2 * RECORDS)
-        assert await broker.cleaning.publish(job, group) is PublishOutcome.PUBLISHED
+        assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
         survivors = list(range(4 * RECORDS - KEYS, 4 * RECORDS))
         assert offsets_in(partition.log, start=2 * RECORDS) == survivors
         assert partition.log.log_start_offset == 2 * RECORDS
@@ -107,9 +113,9 @@ async def test_what_retention_took_stays_hidden_though_it_is_in_the_output(env: 
         rare = partition.append(batch, read_header(batch), env.wall_ms()).first_offset
         partition.log.roll(env.wall_ms())
         fill(env, broker, 1)
-        job, (group,), _ = cleaned(env, broker)
+        job, groups, _ = cleaned(env, broker)
         take_front(env, partition, rare + 1)
-        assert await broker.cleaning.publish(job, group) is PublishOutcome.PUBLISHED
+        assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
         assert partition.log.first_base_offset < partition.log.log_start_offset
         assert rare not in offsets_in(partition.log, start=partition.log.log_start_offset)
         # Retention goes on from there.
@@ -121,10 +127,33 @@ async def test_what_retention_took_stays_hidden_though_it_is_in_the_output(env: 
 async def test_a_group_of_which_nothing_is_left_is_dropped(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=BOTH) as broker:
         partition = fill(env, broker, 3)
-        job, (group,), _ = cleaned(env, broker)
+        job, groups, _ = cleaned(env, broker)
         take_front(env, partition, 3 * RECORDS)
-        assert await broker.cleaning.publish(job, group) is PublishOutcome.SOURCES_GONE
+        assert await broker.cleaning.publish(job, groups) == (PublishOutcome.SOURCES_GONE,)
         assert partition.log.segment_count == 1
+
+
+@pytest.mark.parametrize("fate", ["restart", "kill", "power"])
+async def test_of_groups_in_one_journal_each_keeps_its_own_rule(
+    env: MemoryEnv, fate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 6)
+        job, groups, _ = cleaned(env, broker, group_size=2)
+        assert [len(group.source_base_offsets) for group in groups] == [2, 2, 2]
+        take_front(env, partition, 3 * RECORDS)  # the first group, and half of the second
+        gone, done = PublishOutcome.SOURCES_GONE, PublishOutcome.PUBLISHED
+        assert await broker.cleaning.publish(job, groups) == (gone, done, done)
+        survivors = list(range(6 * RECORDS - KEYS, 6 * RECORDS))
+        assert offsets_in(partition.log, start=3 * RECORDS) == survivors
+        if fate != "restart":
+            monkeypatch.setattr(broker.manager, "close", lambda: None)
+    env_after = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
+    async with broker_in_memory(env_after, topics=BOTH) as broker:
+        again = broker.topics.partition(ORDERS)
+        assert again is not None
+        assert again.log.log_start_offset == 3 * RECORDS  # what went does not come back
+        assert offsets_in(again.log, start=3 * RECORDS) == survivors
 
 
 async def test_what_a_job_went_by_is_durable_before_its_first_group_is(env: MemoryEnv) -> None:
@@ -133,9 +162,9 @@ async def test_what_a_job_went_by_is_durable_before_its_first_group_is(env: Memo
         await partition.flush()
         batch = memoryview(batch_of(b"a marker, perhaps", key=b"k0"))
         partition.append(batch, read_header(batch), env.wall_ms())
-        job, (group,), _ = cleaned(env, broker)
+        job, groups, _ = cleaned(env, broker)
         assert partition.log.recovery_point < partition.log.log_end_offset
-        assert await broker.cleaning.publish(job, group) is PublishOutcome.PUBLISHED
+        assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
         assert partition.log.recovery_point == partition.log.log_end_offset
 
 
@@ -145,9 +174,9 @@ async def test_records_below_the_log_start_do_not_come_back_without_their_tombst
     async with broker_in_memory(env, topics=BOTH) as broker:
         partition = fill(env, broker, 4)
         partition.log.delete_records(RECORDS + 2)
-        job, (group,), _ = cleaned(env, broker)
+        job, groups, _ = cleaned(env, broker)
         assert job.log_start_offset > partition.log.first_base_offset
-        assert await broker.cleaning.publish(job, group) is PublishOutcome.PUBLISHED
+        assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
         home = broker.manager.home_of(ORDERS)
         assert home is not None
         said = read_offsets(env, home.file(filenames.LOG_START_CHECKPOINT))
@@ -157,22 +186,22 @@ async def test_records_below_the_log_start_do_not_come_back_without_their_tombst
 async def test_a_change_of_policy_makes_a_job_void(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=BOTH) as broker:
         fill(env, broker, 2)
-        job, (group,), _ = cleaned(env, broker)
+        job, groups, _ = cleaned(env, broker)
         for policy in ("delete", "compact,delete"):
             await broker.topics.alter(
                 "orders", lambda now, to=policy: {**now, "cleanup.policy": to}
             )
-        assert await broker.cleaning.publish(job, group) is PublishOutcome.STALE
+        assert await broker.cleaning.publish(job, groups) == (PublishOutcome.STALE,)
 
 
 async def test_a_partition_that_was_made_anew_gets_nothing_of_the_old_one(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=BOTH) as broker:
         fill(env, broker, 2)
-        job, (group,), _ = cleaned(env, broker)
+        job, groups, _ = cleaned(env, broker)
         await broker.topics.delete("orders")
         await broker.topics.create("orders", 1, {"cleanup.policy": "compact"})
         partition = fill(env, broker, 2)
-        assert await broker.cleaning.publish(job, group) is PublishOutcome.STALE
+        assert await broker.cleaning.publish(job, groups) == (PublishOutcome.STALE,)
         broker.cleaning.checkpoint(ORDERS, job.generation, 20)
         assert ORDERS not in broker.manager.cleaner_offsets
         assert offsets_in(partition.log, start=0) == list(range(2 * RECORDS))
@@ -203,13 +232,13 @@ async def test_a_directory_that_fails_takes_its_partitions_from_the_workers(
     given_up: list[TopicPartition] = []
     async with broker_in_memory(env, topics=BOTH) as broker:
         fill(env, broker, 2)
-        job, (group,), _ = cleaned(env, broker)
+        job, groups, _ = cleaned(env, broker)
         monkeypatch.setattr(broker.pool, "abort", given_up.append)
         env.fail_on(lambda op, path: op == "rename" and "journal" in path, errno.EIO)
         with pytest.raises(Exception, match="orders-0"):
-            await broker.cleaning.publish(job, group)
+            await broker.cleaning.publish(job, groups)
         assert ORDERS in given_up
-        assert await broker.cleaning.publish(job, group) is PublishOutcome.STALE
+        assert await broker.cleaning.publish(job, groups) == (PublishOutcome.STALE,)
 
 
 async def test_a_finished_job_is_one_line_with_kafkas_numbers_and_ours(env: MemoryEnv) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from cleaner.engine import context
 from cleaner.engine.clean import run_clean
-from cleaner.job import CleanAbortedError
+from cleaner.job import CleanAbortedError, CleanedGroup
 from storage.batch import Buffer, build_batch
 from storage.compression import NONE, ZSTD
 from storage.filenames import LOG, file_name
@@ -279,8 +279,8 @@ def test_sources_that_go_between_two_groups_leave_the_finished_ones_as_they_are(
     sources = write_segments(env, parts)
 
     class Retention(Recorder):
-        def group_cleaned(self, group: object) -> None:
-            super().group_cleaned(group)  # type: ignore[arg-type]
+        def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+            super().groups_cleaned(groups)
             if len(self.groups) == 1:
                 env.unlink(f"{DIRECTORY}/{file_name(1, LOG)}")
 

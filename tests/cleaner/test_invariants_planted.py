@@ -60,9 +60,9 @@ def newest_first(patch: pytest.MonkeyPatch) -> None:
 
     def run(env: Env, job: CleanJob, control: Any) -> CleanReport:
         groups: list[CleanedGroup] = []
-        publish, control.group_cleaned = control.group_cleaned, groups.append
+        publish, control.groups_cleaned = control.groups_cleaned, groups.extend
         run_clean(env, job, control)
-        publish(groups[-1])
+        publish((groups[-1],))
         raise CleanAbortedError
 
     patch.setattr(living_log, "run_clean", run)

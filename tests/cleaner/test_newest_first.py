@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cleaner.engine import held_output as held
 from cleaner.engine import newest_first, newest_window, windows
 from cleaner.engine.clean import run_clean
-from cleaner.job import CleanReport
+from cleaner.job import CleanedGroup, CleanReport
 from storage import filenames
 from storage.batch import read_header
 from storage.compression import LZ4, ZSTD
@@ -146,10 +146,10 @@ def test_groups_are_handed_over_oldest_first_and_none_before_all_are_done() -> N
     control = Recorder()
     job = clean_job([[source] for source in sources], first_dirty_offset=100)
     read_at_hand_over: list[int] = []
-    hand_over = control.group_cleaned
-    control.group_cleaned = lambda group: (  # type: ignore[method-assign]
+    hand_over = control.groups_cleaned
+    control.groups_cleaned = lambda groups: (  # type: ignore[method-assign]
         read_at_hand_over.append(control.charged_read),
-        hand_over(group),
+        hand_over(groups),
     )[-1]
     report = run_clean(env, job, control)
     assert report.passes == 1
@@ -157,6 +157,30 @@ def test_groups_are_handed_over_oldest_first_and_none_before_all_are_done() -> N
     assert bases == sorted(bases)
     dirty_bytes = sum(source.size_bytes for source in sources[2:])
     assert all(charged > dirty_bytes for charged in read_at_hand_over)
+
+
+def test_held_groups_are_handed_over_together_within_the_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together: list[list[int]] = []
+
+    class Noting(Recorder):
+        def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+            super().groups_cleaned(groups)
+            together.append([group.source_base_offsets[0] for group in groups])
+
+    def hand_over() -> list[list[int]]:
+        env = MemoryEnv()
+        sources = write_segments(env, [long_segment(base, 10) for base in (0, 50, 100, 150)])
+        together.clear()
+        run_clean(env, clean_job([[source] for source in sources]), Noting())
+        return list(together)
+
+    assert hand_over() == [[0, 50, 100, 150]]
+    monkeypatch.setattr(newest_first, "TOGETHER_SEGMENTS_MAX", 3)
+    assert hand_over() == [[0, 50, 100], [150]]
+    monkeypatch.setattr(newest_first, "TOGETHER_BYTES_MAX", 1)
+    assert hand_over() == [[0], [50], [100], [150]]
 
 
 def test_an_index_that_points_into_a_value_misleads_nobody() -> None:

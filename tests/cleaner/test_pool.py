@@ -40,6 +40,23 @@ def test_a_dirty_partition_is_cleaned_published_and_checkpointed() -> None:
     assert stats.last[0].partition == T0
 
 
+def test_groups_that_come_together_are_published_together() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(config=replace(COMPACTED, segment_bytes=200))
+        b.host.journal = asyncio.Event()
+        await until_job(b)
+        b.link.groups(0, 1)
+        await until(lambda: b.state() == s.Publishing())
+        b.host.journal.set()
+        await until(lambda: b.state() == s.Cleaning())
+        assert b.host.published == [(T0, (0, 10)), (T0, (20, 30))]
+        b.link.done()
+        await until(lambda: b.host.done)
+
+    stats = on_the_bench(scenario).pool.stats
+    assert (stats.groups_published, stats.groups_dropped) == (2, 0)
+
+
 def test_groups_are_published_in_order_while_the_worker_goes_on() -> None:
     async def scenario(b: Bench) -> None:
         b.host.journal = asyncio.Event()

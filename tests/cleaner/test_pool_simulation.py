@@ -296,18 +296,20 @@ class RandomHost(FakeHost):
             OSError(5, "Input/output error"),
         ]
 
-    async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
+    async def publish(
+        self, job: CleanJob, groups: tuple[CleanedGroup, ...]
+    ) -> tuple[PublishOutcome, ...]:
         rng = self.simulation.rng
         log = self.logs.get(job.partition)
         if log is None or log.generation != job.generation:
-            return PublishOutcome.STALE
+            return (PublishOutcome.STALE,) * len(groups)
         self.publishing.add(job.partition)
         try:
             await asyncio.sleep(rng.random() * 0.4)
         finally:
             self.publishing.discard(job.partition)
         self.outcome = rng.choice(self.outcomes)
-        return await super().publish(job, group)
+        return await super().publish(job, groups)
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         assert not self.simulation.held[partition], "a checkpoint under a granted pause"

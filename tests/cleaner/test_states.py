@@ -36,7 +36,7 @@ SHAPES: list[s.State] = [
 EVENTS: list[s.Event] = [
     s.Grabbed(999),
     s.Grabbed(1000),
-    s.GroupReady(),
+    s.GroupsReady(),
     s.Published(),
     s.Refused("stale"),
     s.Finished(7),
@@ -147,7 +147,7 @@ def test_the_rules_of_every_edge() -> None:
         signalled = isinstance(after, s.Aborting) and not isinstance(before, s.Aborting)
         assert (s.SignalAbort in kinds) == signalled, edge
         assert (s.ReportFailure in kinds) == isinstance(event, s.Failed), edge
-        assert (s.PublishGroup in kinds) == (publishing(after) and not publishing(before)), edge
+        assert (s.PublishGroups in kinds) == (publishing(after) and not publishing(before)), edge
         freed = isinstance(after, s.Idle | s.Quarantined) and after != before
         assert (s.WakeScheduler in kinds) == freed, edge
 
@@ -247,7 +247,7 @@ class CleanerModel(RuleBasedStateMachine):
                     assert self.worker
                     assert not self.aborted
                     self.aborted = True
-                case s.PublishGroup():
+                case s.PublishGroups():
                     assert self.worker
                     assert not self.aborted
                     self.journal = True
@@ -257,7 +257,7 @@ class CleanerModel(RuleBasedStateMachine):
                     self.granted = self.pauses
                 case s.SaveCheckpoint():
                     assert not self.aborted
-                case s.DropGroup():
+                case s.DropGroups():
                     assert self.aborted
 
     @rule(milliseconds=st.integers(1, 3000))
@@ -297,7 +297,7 @@ class CleanerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.worker and not self.journal)
     @rule()
     def group(self) -> None:
-        self.feed(s.GroupReady())
+        self.feed(s.GroupsReady())
 
     @precondition(lambda self: self.journal)
     @rule(event=st.sampled_from([s.Published(), s.Refused("stale")]))

@@ -14,7 +14,7 @@ import pytest
 from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
 from cleaner.workers.channel import (
     FromWorker,
-    GroupCleaned,
+    GroupsCleaned,
     JobDone,
     JobFailed,
     JobStopped,
@@ -54,10 +54,10 @@ def run_here(runner, slots=None) -> list[FromWorker]:
 
 def test_a_job_ends_with_its_report_after_its_groups() -> None:
     def runner(env: Env, order: CleanJob, control: JobControl) -> CleanReport:
-        control.group_cleaned(GROUP)
+        control.groups_cleaned((GROUP,))
         return report_of(order)
 
-    assert run_here(runner) == [GroupCleaned(3, GROUP), JobDone(3, report_of(job()))]
+    assert run_here(runner) == [GroupsCleaned(3, (GROUP,)), JobDone(3, report_of(job()))]
 
 
 def test_an_aborted_job_says_so_and_nothing_else() -> None:
@@ -143,7 +143,7 @@ async def test_a_worker_runs_job_after_job_and_ends_when_the_socket_closes() -> 
         side = grant_all(link)
         for run in (1, 2):
             link.send(RunJob(run, job()))
-            assert await heard(link) == GroupCleaned(run, group_of(job()))
+            assert await heard(link) == GroupsCleaned(run, (group_of(job()),))
             assert await heard(link) == JobDone(run, report_of(job()))
         assert (side.spent(Direction.READ), side.spent(Direction.WRITE)) == (200, 100)
         link.shutdown()
@@ -160,7 +160,7 @@ async def test_a_job_that_raises_costs_nothing_but_itself() -> None:
         assert isinstance(failed, JobFailed)
         assert "No space left on device" in failed.reason
         link.send(RunJob(2, job()))
-        assert isinstance(await heard(link), GroupCleaned)
+        assert isinstance(await heard(link), GroupsCleaned)
 
 
 async def test_a_worker_waits_for_grants_and_heeds_the_abort_flag_while_it_waits() -> None:
@@ -200,7 +200,7 @@ async def test_interrupts_are_left_to_the_broker() -> None:
         os.kill(link.pid, signal.SIGTERM)
         grant_all(link)
         link.send(RunJob(1, job()))
-        assert isinstance(await heard(link), GroupCleaned)
+        assert isinstance(await heard(link), GroupsCleaned)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

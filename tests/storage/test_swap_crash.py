@@ -54,9 +54,10 @@ def segment(tag: str, base: int, *kinds: str) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A folder of the segments 0, 100, 200, 300 of which the first three are replaced."""
+    """A folder of the segments 0, 100, 200, 300 of which some are replaced."""
 
     outputs: tuple[int, ...]
+    sources: tuple[int, ...] = (0, 100, 200)
     sync_names: bool = True  # the worker syncs the names of what it made
     life_after: Step | None = None
     also_allowed: tuple[dict[str, bytes], ...] = ()
@@ -77,7 +78,7 @@ class Scenario:
         ]
         sources = [
             source(base, LOG, *INDEXES, *([TXN_INDEX] if base == 0 else []))
-            for base in (0, 100, 200)
+            for base in self.sources
         ]
         execute_swap(env, plan_swap(FOLDER, sources, outputs))
         if self.life_after is not None:
@@ -95,6 +96,8 @@ class Scenario:
     @property
     def new(self) -> dict[str, bytes]:
         found = segment("old", 300, LOG, *INDEXES, SNAPSHOT)
+        for base in {100, 200} - set(self.sources):
+            found |= segment("old", base, LOG, *INDEXES, SNAPSHOT)
         for base in self.outputs:
             found |= segment("new", base, LOG, *INDEXES, *([TXN_INDEX] if base == 200 else []))
             found |= segment("old", base, SNAPSHOT)
@@ -235,12 +238,18 @@ def try_everything(
 ONE = Scenario(outputs=(0,))
 TWO = Scenario(outputs=(0, 200))
 NONE = Scenario(outputs=())
+APART = Scenario(outputs=(0, 200), sources=(0, 200))  # what stands between them stays
 
 
 @pytest.mark.parametrize(
     ("scenario", "seeds", "crashes_min"),
-    [(ONE, range(16), 12_000), (TWO, range(8), 10_000), (NONE, range(12), 3_000)],
-    ids=["one output", "two outputs", "no output"],
+    [
+        (ONE, range(16), 12_000),
+        (TWO, range(8), 10_000),
+        (NONE, range(12), 3_000),
+        (APART, range(8), 10_000),
+    ],
+    ids=["one output", "two outputs", "no output", "two groups apart"],
 )
 def test_a_swap_is_all_old_or_all_new_after_any_crash(
     scenario: Scenario, seeds: range, crashes_min: int

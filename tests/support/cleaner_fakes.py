@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.workers.channel import (
-    GroupCleaned,
+    GroupsCleaned,
     JobDone,
     JobFailed,
     JobStopped,
@@ -63,7 +63,9 @@ class FakeHost:
             self.checkpoints.append((partition, offset))
             self.logs[partition] = replace(log, checkpoint_offset=offset)
 
-    async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
+    async def publish(
+        self, job: CleanJob, groups: tuple[CleanedGroup, ...]
+    ) -> tuple[PublishOutcome, ...]:
         self.publishing.add(job.partition)
         try:
             if self.journal is not None:
@@ -71,8 +73,8 @@ class FakeHost:
             if isinstance(self.outcome, Exception):
                 raise self.outcome
             if self.outcome is PublishOutcome.PUBLISHED:
-                self.published.append((job.partition, group.source_base_offsets))
-            return self.outcome
+                self.published += ((job.partition, one.source_base_offsets) for one in groups)
+            return (self.outcome,) * len(groups)
         finally:
             self.publishing.discard(job.partition)
 
@@ -191,7 +193,11 @@ class FakeLink:
         self.say(Progressed(self.run, stage, done, total))
 
     def group(self, index: int = 0) -> None:
-        self.say(GroupCleaned(self.run, group_of(self.sent[-1].job, index)))
+        self.groups(index)
+
+    def groups(self, *indexes: int) -> None:
+        job = self.sent[-1].job
+        self.say(GroupsCleaned(self.run, tuple(group_of(job, index) for index in indexes)))
 
     def done(self, **changes: object) -> None:
         run, self._ordered = self.run, asyncio.Event()

@@ -70,8 +70,8 @@ class Recorder:
         self.abort_after -= 1
         return self.abort_after == -1
 
-    def group_cleaned(self, group: CleanedGroup) -> None:
-        self.groups.append(group)
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+        self.groups.extend(groups)
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         self.stages.append((stage, done_bytes, total_bytes))

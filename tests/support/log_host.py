@@ -53,23 +53,25 @@ class LogHost:
         if self.manager.logs[partition].generation == generation:
             self.manager.set_cleaner_offset(partition, offset)
 
-    async def publish(self, job: CleanJob, group: CleanedGroup) -> PublishOutcome:
+    async def publish(
+        self, job: CleanJob, groups: tuple[CleanedGroup, ...]
+    ) -> tuple[PublishOutcome, ...]:
         log = self.manager.logs[job.partition]
         if log.generation != job.generation:
-            return PublishOutcome.STALE
+            return (PublishOutcome.STALE,) * len(groups)
         facts = {segment.base_offset: segment for segment in log.segment_facts()[:-1]}
-        if not facts.keys() >= set(group.source_base_offsets):
-            return PublishOutcome.SOURCES_GONE
-        outputs = [group.output] if group.output is not None else []
-        sources = [facts[base] for base in group.source_base_offsets]
-        plan = plan_swap(log.directory, sources, outputs)
+        sources = [base for group in groups for base in group.source_base_offsets]
+        if not facts.keys() >= set(sources):
+            return (PublishOutcome.SOURCES_GONE,) * len(groups)
+        outputs = [group.output for group in groups if group.output is not None]
+        plan = plan_swap(log.directory, [facts[base] for base in sources], outputs)
         log.flush()
-        log.pin(group.source_base_offsets)
+        log.pin(sources)
         await asyncio.to_thread(execute_swap, self.env, plan)
         replaced = log.replace_segments(plan)
         release_later(replaced)
-        self.published += 1
-        return PublishOutcome.PUBLISHED
+        self.published += len(groups)
+        return (PublishOutcome.PUBLISHED,) * len(groups)
 
     def finished(self, job: CleanJob, report: CleanReport) -> None:
         self.done.append((job, report))

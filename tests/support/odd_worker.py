@@ -28,7 +28,7 @@ def run(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
     for index in range(len(job.groups)):
         control.read_bytes(100)
         control.write_bytes(50)
-        control.group_cleaned(group_of(job, index))
+        control.groups_cleaned((group_of(job, index),))
     return report_of(job)
 
 

@@ -44,8 +44,8 @@ class ThreadRunner:
     def aborted(self) -> bool:
         return self._aborted.is_set()
 
-    def group_cleaned(self, group: CleanedGroup) -> None:
-        self._groups.append(group)
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+        self._groups.extend(groups)
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         pass
