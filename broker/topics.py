@@ -272,7 +272,7 @@ class Topics:
             except StorageError:
                 await self._save(self._manager.metadata.without_topic(name))
                 raise
-            topic = self._enter(name, entry)
+            topic = await self._enter_made(name, entry)
         log.info("topic created", topic=name, partitions=partitions, created_by=created_by)
         return topic
 
@@ -302,7 +302,7 @@ class Topics:
             topic = self.check_growth(name, total)
             entry = self._manager.metadata.topics[name]
             await self._make_folders(name, entry, range(topic.partition_count, total))
-            self._enter(name, self._manager.metadata.topics[name])
+            await self._enter_made(name, self._manager.metadata.topics[name])
         log.info("partitions added", topic=name, partitions=total)
 
     def check_growth(self, name: str, total: int) -> Topic:
@@ -490,12 +490,13 @@ class Topics:
     async def _make_folders(self, name: str, entry: TopicEntry, indexes: range) -> TopicEntry:
         """All of them, or none: what was made before a failure is taken away again."""
         config = self._resolve(self.layers_of(name, entry.dynamic, adopted=False))
-        homes = dict(entry.partitions)
+        homes, turns = dict(entry.partitions), Turns()
+        new = [TopicPartition(name, index) for index in indexes]
         try:
-            for index in indexes:
-                where = TopicPartition(name, index)
-                made = await asyncio.to_thread(self._manager.create, where, entry.topic_id, config)
-                homes[index] = self._manager.directory_id_of(made.partition)
+            await asyncio.to_thread(self._manager.create_all, new, entry.topic_id, config)
+            for where in new:
+                homes[where.partition] = self._manager.directory_id_of(where)
+                await turns.take()
         except StorageError:
             await self._remove_folders(name, indexes)
             raise
@@ -511,7 +512,20 @@ class Topics:
             except StorageError as error:
                 log.error("folder stays", topic=name, partition=index, reason=str(error))
 
-    def _enter(self, name: str, entry: TopicEntry) -> Topic:
+    async def _enter_made(self, name: str, entry: TopicEntry) -> Topic:
+        """As `_enter`, in turns: there may be thousands. Seen when all of them are ready."""
+        made: dict[Log, Partition] = {}
+        known, turns = self._by_name.get(name), Turns()
+        for index in entry.partitions:
+            opened = self._manager.logs.get(TopicPartition(name, index))
+            if opened is not None and (known is None or index not in known.partitions):
+                made[opened] = self._make_partition(opened)
+            await turns.take()
+        return self._enter(name, entry, made)
+
+    def _enter(
+        self, name: str, entry: TopicEntry, made: Mapping[Log, Partition] | None = None
+    ) -> Topic:
         topic = self._by_name.get(name)
         if topic is None:
             layers = self.layers_of(name, entry.dynamic, adopted=entry.created_by == ADOPTED)
@@ -522,7 +536,8 @@ class Topics:
             if opened is None:
                 topic.offline[index] = self._manager.offline.get(where, "its folder is missing")
             elif index not in topic.partitions:
-                topic.partitions[index] = self._make_partition(opened)
+                found = made.get(opened) if made is not None else None
+                topic.partitions[index] = found or self._make_partition(opened)
         self._by_name[name] = topic
         self._by_id[topic.topic_id] = topic
         return topic

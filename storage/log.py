@@ -26,7 +26,7 @@ from storage.batch import (
     stamp,
     stamp_log_append_time,
 )
-from storage.env import write_file_atomically
+from storage.env import Env, write_file, write_file_atomically
 from storage.errors import LogClosedError, LogDirectoryError, OffsetOutOfRangeError
 from storage.index import IndexLimits
 from storage.log_deletion import DoomedFiles
@@ -234,20 +234,23 @@ class Log(LogView):
             self._home.fail(failure.reason)
             raise failure from error
 
-    def enter_epoch(self) -> None:
+    def enter_epoch(self, *, durably: bool = True) -> None:
         """Note durably where the present leader epoch begins.
 
         A new log does so while it is made, so that its first append waits for no disk; one that
         is opened does so at the first append, for an epoch without records needs no trace.
+        Not `durably`: whoever makes the log syncs all of its folder.
         """
         if self._epochs.assign(self.leader_epoch, self.log_end_offset):
-            self._write_epochs()
+            self._write_epochs(write_file_atomically if durably else write_file)
         self._epoch_is_entered = True
 
-    def _write_epochs(self) -> None:
+    def _write_epochs(
+        self, write: Callable[[Env, str, bytes], None] = write_file_atomically
+    ) -> None:
         path = f"{self.directory}/{filenames.LEADER_EPOCH_CHECKPOINT}"
         try:
-            write_file_atomically(self._env, path, self._epochs.encode())
+            write(self._env, path, self._epochs.encode())
         except OSError as error:
             raise self._failed("leader epochs of", error) from error
 

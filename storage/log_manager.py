@@ -10,13 +10,14 @@ Rules
 - Recovery point and log start are written after what they speak of is durable, so that a crash
   only ever finds them too low. Before a partition is created nothing is left in its directory's
   checkpoints that was said of an earlier one of that name.
-- `lock`, `load`, `create`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run` may
-  run in a thread, one at a time each; everything else belongs to the event loop. While `load` runs
-  nothing else is done but to look at `opening` and to call `stop_opening`.
+- `lock`, `load`, `create_all`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run`
+  may run in a thread, one at a time each; everything else belongs to the event loop. While `load`
+  runs nothing else is done but to look at `opening` and to call `stop_opening`.
 """
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,14 +26,12 @@ from config.topic_keys import TopicConfig
 from storage import filenames
 from storage.checkpoints import (
     encode_partition_metadata,
-    encode_topic_id,
     read_offsets,
     write_offsets,
 )
-from storage.env import Env, mkdir_durably, write_file_atomically
+from storage.env import Env, write_file_atomically
 from storage.errors import (
     CorruptCheckpointError,
-    InconsistentDirectoryError,
     LogDirectoryError,
     OpeningStoppedError,
     StorageError,
@@ -47,9 +46,10 @@ from storage.metadata import (
     new_metadata,
 )
 from storage.model import TopicPartition
-from storage.partition_folders import FOLDER_ERRORS, has_records_in, look, topic_id_in
+from storage.partition_creation import make_partitions, shares_of
+from storage.partition_folders import FOLDER_ERRORS, look
 from storage.partition_homes import FoundFolder, settle_homes
-from storage.recovery import load_log
+from storage.recovery import begin_log, load_log
 
 ConfigOf = Callable[[str], TopicConfig]
 TOPIC_ID_BYTES: Final = 16
@@ -342,79 +342,83 @@ class LogManager:
     # Partitions
 
     def create(self, partition: TopicPartition, topic_id: bytes, config: TopicConfig) -> Log:
-        """Make a partition's folder in the directory with the fewest, and open its log.
+        """As `create_all`, of one partition."""
+        self.create_all([partition], topic_id, config)
+        return self.logs[partition]
 
-        A directory that fails is taken offline and the next one tried. Raises LogDirectoryError
-        when none is left, InconsistentDirectoryError when a folder of that name is in the way.
+    def create_all(
+        self, partitions: Sequence[TopicPartition], topic_id: bytes, config: TopicConfig
+    ) -> None:
+        """Make folders of partitions, each in the directory with the fewest, and open their logs.
+
+        A directory that fails is taken offline and its share goes to the others. Raises
+        LogDirectoryError when none is left, InconsistentDirectoryError when a folder of such a name
+        is in the way; then some may have been made.
         """
-        assert partition not in self.logs
+        assert self.logs.keys().isdisjoint(partitions)
+        left = list(partitions)
         failure: LogDirectoryError | None = None
-        for home in self._by_load():
-            try:
-                log = self._create_in(home, partition, topic_id, config)
-            except OSError as error:
-                failure = LogDirectoryError(home.path, f"{partition}: {error}")
-            except LogDirectoryError as error:
-                failure = error
-            else:
-                self.offline.pop(partition, None)
-                self._homes[partition] = home
-                self.logs[partition] = log
-                return log
-            self.fail_directory(home.path, failure.reason)
-        raise failure or LogDirectoryError(self._paths[0], "no data directory is online")
-
-    def _by_load(self) -> list[LogDirectory]:
-        load = {directory.path: 0 for directory in self.directories}
-        for home in tuple(self._homes.values()):
-            load[home.path] += 1
-        online = [directory for directory in self.directories if directory.is_online]
-        return sorted(online, key=lambda directory: load[directory.path])
+        while left:
+            failed: list[TopicPartition] = []
+            online = [directory for directory in self.directories if directory.is_online]
+            if not online:
+                raise failure or LogDirectoryError(self._paths[0], "no data directory is online")
+            present = Counter(home.path for home in tuple(self._homes.values()))
+            for home, share in shares_of(left, online, present):
+                try:
+                    logs = self._create_in(home, share, topic_id, config)
+                except OSError as error:
+                    failure = LogDirectoryError(home.path, f"{share[0]}: {error}")
+                except LogDirectoryError as error:
+                    failure = error
+                else:
+                    for log in logs:
+                        self.offline.pop(log.partition, None)
+                        self._homes[log.partition] = home
+                        self.logs[log.partition] = log
+                    continue
+                self.fail_directory(home.path, failure.reason)
+                failed += share
+            left = failed
 
     def _create_in(
-        self, home: LogDirectory, partition: TopicPartition, topic_id: bytes, config: TopicConfig
-    ) -> Log:
-        path = home.file(filenames.partition_dir_name(partition))
-        self._check_free(home, path, partition, topic_id)
-        if partition in self._written.partitions.get(home.path, ()):
-            # Their offsets would cut, or hide, what is about to be written under this name.
+        self,
+        home: LogDirectory,
+        partitions: Sequence[TopicPartition],
+        topic_id: bytes,
+        config: TopicConfig,
+    ) -> list[Log]:
+        if not self._written.partitions.get(home.path, set()).isdisjoint(partitions):
+            # Their offsets would cut, or hide, what is about to be written under these names.
             self.checkpoint_begin(home).run()
-        try:
-            mkdir_durably(self._env, path)
-        except FileExistsError as error:  # a name that leads nowhere
-            raise _in_the_way(home, partition, error) from error
-        self._write_partition_metadata(path, topic_id)
-        loaded = load_log(
+        return make_partitions(
             self._env,
-            path,
-            index_limits(config),
-            was_clean=True,
-            recovery_point=0,
-            log_start_offset=None,
+            home,
+            partitions,
+            topic_id,
+            lambda partition, is_new: self._new_log(
+                home, partition, topic_id, config, is_new=is_new
+            ),
         )
-        context = LogContext(self._env, home, self._new_generation)
-        log = Log(context, partition, topic_id, path, config, loaded=loaded)
-        log.enter_epoch()
-        return log
 
-    def _check_free(
-        self, home: LogDirectory, path: str, partition: TopicPartition, topic_id: bytes
-    ) -> None:
-        """Refuse to make a folder over records, or over what is no folder of ours."""
-        try:
-            if not self._env.exists(path):
-                return
-            present = topic_id_in(self._env, path)
-            in_the_way = present != topic_id and has_records_in(self._env, path)
-        except OSError as error:
-            if error.errno not in FOLDER_ERRORS:
-                raise
-            raise _in_the_way(home, partition, error) from error
-        if in_the_way:
-            found = "none" if present is None else encode_topic_id(present)
-            raise InconsistentDirectoryError(
-                home.path, f"topic id of {partition}", found, encode_topic_id(topic_id)
+    def _new_log(
+        self,
+        home: LogDirectory,
+        partition: TopicPartition,
+        topic_id: bytes,
+        config: TopicConfig,
+        *,
+        is_new: bool,
+    ) -> Log:
+        path, limits = home.file(filenames.partition_dir_name(partition)), index_limits(config)
+        if is_new:
+            loaded = begin_log(self._env, path, limits)
+        else:
+            loaded = load_log(
+                self._env, path, limits, was_clean=True, recovery_point=0, log_start_offset=None
             )
+        context = LogContext(self._env, home, self._new_generation)
+        return Log(context, partition, topic_id, path, config, loaded=loaded)
 
     def _write_partition_metadata(self, folder: str, topic_id: bytes) -> None:
         path = f"{folder}/{filenames.PARTITION_METADATA}"
@@ -583,9 +587,3 @@ class LogManager:
                     directory.mark_clean()
             except OSError as error:
                 directory.fail(str(error))
-
-
-def _in_the_way(
-    home: LogDirectory, partition: TopicPartition, error: OSError
-) -> InconsistentDirectoryError:
-    return InconsistentDirectoryError(home.path, f"the folder of {partition}", str(error), "absent")

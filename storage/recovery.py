@@ -121,6 +121,12 @@ def load_log(
     return _finish(loading, log_start_offset, was_clean=was_clean)
 
 
+def begin_log(env: Env, directory: str, limits: IndexLimits) -> LoadedLog:
+    """The log of a folder that was made just now. OSError as it comes."""
+    first = Segment(env, directory, 0, limits, create=True)
+    return LoadedLog(SegmentList([first]), ProducerStates(), LeaderEpochs(), 0, 0, 0, 0, ())
+
+
 def _remove_leftovers(loading: _Loading, files: filenames.PartitionFiles) -> None:
     """Files on their way out, and indexes without a log."""
     names = [file.name for file in files.deleted]

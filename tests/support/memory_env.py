@@ -22,7 +22,7 @@ import os
 import posixpath
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from storage.env import ReadBuffer, WriteBuffer
 from storage.errors import DirectoryLockedError
@@ -477,6 +477,12 @@ class MemoryEnv:
             self._step("sync_dir", path)
             if not self._is_ignored("sync_dir", path):
                 folder.sync()
+
+    def sync_all(self, files: Sequence[str], folders: Sequence[str]) -> None:
+        for path in files:
+            self.open(path, write=True).sync()
+        for path in folders:
+            self.sync_dir(path)
 
     def total_bytes(self, path: str) -> int:
         return 1 << 40
