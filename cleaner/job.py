@@ -6,7 +6,7 @@ never renames or deletes a source; publishing is the broker's alone (storage/swa
 """
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from storage.model import TopicPartition
 from storage.swap import CleanedSegment
@@ -43,7 +43,8 @@ class CleanJob:
     log_end_offset_is_end: bool  # True if nothing follows end_offset: the last batch is kept, empty
     now_ms: int
     delete_retention_ms: int
-    drop_expired_tombstones: bool  # False while the wall clock is suspected of having jumped
+    # False while the wall clock is suspected of having jumped: nothing goes or is stamped by it.
+    drop_expired_tombstones: bool
     hash_key: bytes  # 16 bytes, random per data directory
     dedupe_buffer_bytes: int
     read_buffer_bytes: int
@@ -57,6 +58,13 @@ class CleanJob:
     expired_only: bool = False
     latest_only: bool = False  # a compacted view is made: no tombstone and no marker stays
     keep_keyless: bool = False  # with `latest_only`: records without a key stay
+    # What lies below is clean with respect to all that is older; None: up to the first dirty
+    # offset. Between the two stands what could not be read, and what was cleaned behind it.
+    clean_below: int | None = None
+
+
+NO_HORIZON: Final = -1  # nothing in the segment waits to be removed
+UNKNOWN_HORIZON: Final = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ class SegmentHorizon:
 
     base_offset: int
     size_bytes: int
-    horizon_ms: int  # the earliest delete horizon in it; -1: none
+    horizon_ms: int  # the earliest delete horizon in it; NO_HORIZON, or UNKNOWN_ behind damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +92,11 @@ class CleanedGroup:
 class CleanReport:
     """A whole job's result. `next_dirty_offset` is what the checkpoint becomes.
 
-    `cleaned` are stretches [first, end) of the dirty section beyond it that are clean all the same:
-    the progress that is no prefix, as behind a damaged segment. In order, not touching each other.
+    It lies below the first dirty offset where damage was found there: what is behind it will have
+    to be looked at again together with it, should it be readable one day.
+
+    `cleaned` are stretches [first, end) beyond it that are clean all the same, with respect to what
+    could be read: the progress that is no prefix. In order, not touching each other.
     """
 
     partition: TopicPartition

@@ -7,8 +7,10 @@ Rules
   of bitmap, and the largest batch; not by the number of keys.
 - Whatever the size of the map, the next dirty offset grows: by one record at least.
 - Damage is never made to look sound: a segment with a damaged batch is left as it is and reported.
-  The next dirty offset does not pass it, since what is indexed may supersede records in there
-  and no later clean would look for them. The rest of the log is cleaned all the same.
+  The next dirty offset does not pass it, and goes back to it where it is found in what was clean:
+  what is indexed may supersede records in there. Should the segment be readable one day, it is
+  dirty, and indexed again together with all that follows. The rest of the log is cleaned all the
+  same; behind the damage nothing is stamped and no tombstone goes.
 - What was aborted is known from the job alone, so neither a full map nor damage misleads anyone
   about it; that a marker has lost its batches is found in the second pass (kernels/transactions).
 - A job over what has expired has no first pass, and nothing goes by the map.
@@ -84,8 +86,7 @@ def _clean_expired(context: CleanContext) -> CleanOutcome:
 
 def _report(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
     job, totals, damaged = context.job, outcome.totals, outcome.damaged
-    reach = min([context.map_end, *damaged])
-    next_dirty_offset = max(job.first_dirty_offset, reach)
+    next_dirty_offset = min([context.map_end, *damaged])
     return CleanReport(
         partition=job.partition,
         generation=job.generation,
@@ -142,6 +143,7 @@ def _check(job: CleanJob) -> None:
     assert len(job.hash_key) == 16
     assert job.first_dirty_offset >= 0
     assert job.log_start_offset <= job.first_dirty_offset <= job.end_offset
+    assert job.clean_below is None or job.clean_below >= 0
     for source in sources:
         assert 0 <= source.base_offset < source.next_base_offset <= job.end_offset
     for source, following in pairwise(sources):

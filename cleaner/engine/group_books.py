@@ -2,7 +2,9 @@
 
 Rules
 - Behind a damaged segment no tombstone or marker goes and none gets a delete horizon. What it
-  deleted, or decided, may still stand in there.
+  deleted, or decided, may still stand in there. The same holds behind one that could not be read
+  when what follows it was cleaned (`CleanJob.clean_below`), even if it can be read now.
+- While the clock is not trusted nothing gets a delete horizon: it would be one by that clock.
 - A single segment that would come out as it went in is not replaced. Where only what has expired
   is looked for, no group is.
 """
@@ -13,7 +15,7 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.output import CleanedOutput, OutputBuffers
-from cleaner.job import CleanedGroup, SegmentHorizon, SourceSegment
+from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanedGroup, SegmentHorizon, SourceSegment
 from storage.swap import CleanedSegment
 
 
@@ -33,11 +35,20 @@ class GroupBooks:
         state[fields.FIRST_COUNT : fields.END_COUNT] = 0
         self._context.space.aborted_kept.fill(0)
         self._horizons.clear()
-        sound = not any(base < group[0].base_offset for base in self._damaged)
-        stamps = sound and not job.expired_only and not job.latest_only
+        sound = self._is_sound(group)
+        timed = job.drop_expired_tombstones and not job.latest_only
+        stamps = sound and timed and not job.expired_only
         state[fields.SOUND] = sound
         state[fields.DROP_EXPIRED] = sound and job.drop_expired_tombstones
         state[fields.HORIZON_MS] = job.now_ms + job.delete_retention_ms if stamps else -1
+
+    def _is_sound(self, group: tuple[SourceSegment, ...]) -> bool:
+        """Whether all that is older was searched for the keys of what is clean in the group."""
+        job = self._context.job
+        if any(base < group[0].base_offset for base in self._damaged):
+            return False
+        clean_below = job.first_dirty_offset if job.clean_below is None else job.clean_below
+        return clean_below >= job.first_dirty_offset or group[-1].base_offset <= clean_below
 
     def open_output(
         self, group: tuple[SourceSegment, ...], buffers: OutputBuffers
@@ -57,9 +68,10 @@ class GroupBooks:
 
     def close_segment(self) -> None:
         """Note the horizon that is left in a segment of the group."""
-        # Behind damage nothing can go, whatever horizons there are.
+        # Behind damage nothing can go, whatever horizons there are: later they matter again.
         state = self._context.state
-        self._horizons.append(int(state[fields.EARLIEST_MS]) if state[fields.SOUND] else -1)
+        sound = state[fields.SOUND]
+        self._horizons.append(int(state[fields.EARLIEST_MS]) if sound else UNKNOWN_HORIZON)
 
     def is_unchanged(self, group: tuple[SourceSegment, ...], output_bytes: int) -> bool:
         """Whether the group needs no replacing; `output_bytes` is the size of what survived."""
@@ -93,7 +105,9 @@ class GroupBooks:
         )
         self._count(group, result, size_bytes)
         if cleaned is not None:
-            earliest_ms = min((one for one in self._horizons if one >= 0), default=-1)
+            earliest_ms = min((one for one in self._horizons if one >= 0), default=NO_HORIZON)
+            if UNKNOWN_HORIZON in self._horizons:
+                earliest_ms = UNKNOWN_HORIZON
             self.tell_horizon(group[0].base_offset, size_bytes, earliest_ms)
         return result
 

@@ -12,13 +12,14 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import HEADER_BYTES, RECORD_BYTES_MIN, Code
 from cleaner.engine.kernels.walk import count_records, index_batches, index_unpacked
+from cleaner.engine.outcome import Damage
 from cleaner.engine.source import SourceReader, offsets_end
 from cleaner.job import SourceSegment
 from storage.batch import unpack_header
 from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
 
 
-def index_section(context: CleanContext) -> dict[int, DamagedSegmentError]:
+def index_section(context: CleanContext) -> dict[int, Damage]:
     """Fill the map from the dirty section; the damaged segments found, by base offset.
 
     Raises CleanAbortedError, OSError.
@@ -31,13 +32,13 @@ def index_section(context: CleanContext) -> dict[int, DamagedSegmentError]:
         if source.next_base_offset > job.first_dirty_offset and source.base_offset < job.end_offset
     ]
     total = sum(source.size_bytes for source in segments)
-    damaged: dict[int, DamagedSegmentError] = {}
+    damaged: dict[int, Damage] = {}
     begun = 0
     for source in segments:
         try:
             full = _index_segment(context, source, begun, total)
         except DamagedSegmentError as error:
-            damaged[source.base_offset] = error
+            damaged[source.base_offset] = Damage.of(error)
         else:
             if full:
                 break

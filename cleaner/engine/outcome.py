@@ -1,9 +1,26 @@
 """What a way of cleaning leaves for the report, whichever way it was."""
 
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from cleaner.job import SegmentHorizon
 from storage.errors import DamagedSegmentError
+
+
+class Damage(NamedTuple):
+    """Where a segment cannot be read, and why.
+
+    The error itself is not kept: its traceback holds on to what had been read and unpacked.
+    """
+
+    path: str
+    position: int
+    reason: str
+
+    @classmethod
+    def of(cls, error: DamagedSegmentError) -> "Damage":
+        """What an error says."""
+        return cls(error.path, error.position, error.reason)
 
 
 @dataclass(slots=True)
@@ -34,7 +51,7 @@ class CleanOutcome:
     """All groups were handed over; the context's map says how far it reached."""
 
     totals: RewriteTotals
-    damaged: dict[int, DamagedSegmentError] = field(default_factory=dict)  # by base offset
+    damaged: dict[int, Damage] = field(default_factory=dict)  # by base offset
     map_seconds: float = 0.0
     rewrite_seconds: float = 0.0
     passes: int = 2

@@ -25,10 +25,10 @@ from cleaner.engine.kernels.layout import (
 from cleaner.engine.kernels.memory import SLACK_BYTES
 from cleaner.engine.kernels.remains import copy_whole, settle_empty, write_header
 from cleaner.engine.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
-from cleaner.engine.outcome import RewriteTotals
+from cleaner.engine.outcome import Damage, RewriteTotals
 from cleaner.engine.output import CleanedOutput, OutputBuffers
 from cleaner.engine.source import offsets_end
-from cleaner.job import SourceSegment
+from cleaner.job import UNKNOWN_HORIZON, SourceSegment
 from storage.batch import BatchHeader, unpack_header
 from storage.compression import compress
 from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
@@ -43,7 +43,7 @@ _GROWTH = 3
 class RewritePass:
     """Rewrites the groups of a job, oldest first, and hands each one over when it is done."""
 
-    def __init__(self, context: CleanContext, damaged: dict[int, DamagedSegmentError]) -> None:
+    def __init__(self, context: CleanContext, damaged: dict[int, Damage]) -> None:
         """`damaged`: segments found damaged so far, by base offset; more are added."""
         self._context = context
         self.damaged = damaged
@@ -73,7 +73,7 @@ class RewritePass:
             broken = next((i for i, s in enumerate(group) if s.base_offset in self.damaged), None)
             if broken == 0:
                 self._begun += group[0].size_bytes
-                self.books.tell_horizon(group[0].base_offset, group[0].size_bytes, -1)
+                self.books.tell_horizon(group[0].base_offset, group[0].size_bytes, UNKNOWN_HORIZON)
                 waiting.appendleft(group[1:])
             elif broken is not None:
                 waiting.extendleft((group[broken:], group[:broken]))
@@ -113,7 +113,7 @@ class RewritePass:
         try:
             self._rewrite_batches(source, output)
         except DamagedSegmentError as error:
-            raise _DamagedInError(source.base_offset, error) from error
+            raise _DamagedInError(source.base_offset, Damage.of(error)) from None
         self.books.close_segment()
         self._begun += source.size_bytes
         context.control.progress("rewrite", self._begun, self._total)
@@ -236,7 +236,7 @@ class RewritePass:
 class _DamagedInError(Exception):
     """A group cannot be finished because of this segment."""
 
-    def __init__(self, base_offset: int, damage: DamagedSegmentError) -> None:
-        super().__init__(str(damage))
+    def __init__(self, base_offset: int, damage: Damage) -> None:
+        super().__init__(damage.reason)
         self.base_offset = base_offset
         self.damage = damage

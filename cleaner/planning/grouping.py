@@ -70,6 +70,7 @@ def plan_job(
         last_records=inputs.last_records,
         aborted=inputs.aborted,
         expired_only=expired is not None,
+        clean_below=section.clean_below,
     )
 
 

@@ -7,6 +7,11 @@ Rules
   voids what it says of the content, and what it says of a segment holds for a segment of that base
   offset and that size in bytes alone.
 - A stretch is known to be clean only where each of its segments is known.
+- The log is clean below the checkpoint with respect to all that is older, and in a stretch beyond
+  with respect to what could be read. So a clean voids the stretches it did not reach: what it
+  indexed may have a record older than a tombstone in there.
+- A time that lies ahead is by a clock that was wrong: it counts as now, and the horizons, which the
+  same clock may have set, are not known any more.
 
 Pure; keeping.py puts it on the disk.
 """
@@ -16,16 +21,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from cleaner.host import LogFacts
-from cleaner.job import CleanJob, CleanReport
-from cleaner.planning.intervals import Interval, meets, merged, reach
+from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanJob, CleanReport
+from cleaner.planning.intervals import Interval, meets, merged, reach, without
 from cleaner.planning.survivorship import observed, updated
 from storage.retention import SegmentFacts
 
-NO_HORIZON: Final = -1  # nothing in the segment waits to be removed
-UNKNOWN_HORIZON: Final = -2
 # What could not go although its horizon had passed (a marker whose transaction still has a batch)
 # is not asked for again before this, or delete.retention.ms where that is longer.
 STUBBORN_MS: Final = 3_600_000
+# A clock may be set back by less than this without anything being forgotten for it.
+CLOCK_STEP_MS: Final = 60_000
 
 SegmentKey: TypeAlias = tuple[int, int]  # (base offset, size in bytes)
 
@@ -43,6 +48,8 @@ class Remembered:
     survivorship: float = 0.0
     observations: int = 0
     held_since_ms: int | None = None  # an operator's pause
+    damaged: frozenset[SegmentKey] = frozenset()  # segments whose damage was told
+    learned_at_ms: int = 0  # from the last job
 
     def horizon(self, segment: SegmentFacts) -> int:
         """When the segment can next lose a tombstone or marker; NO_ or UNKNOWN_HORIZON."""
@@ -72,6 +79,8 @@ class Remembered:
             "survivorship": self.survivorship,
             "observations": self.observations,
             "held_since_ms": self.held_since_ms,
+            "damaged": [list(key) for key in sorted(self.damaged)],
+            "learned_at_ms": self.learned_at_ms,
         }
 
     @classmethod
@@ -89,7 +98,14 @@ class Remembered:
             survivorship=ratio,
             observations=int(found["observations"]),
             held_since_ms=_time(found["held_since_ms"]),
+            damaged=frozenset((int(b), int(size)) for b, size in found.get("damaged", ())),
+            learned_at_ms=int(found.get("learned_at_ms", 0)),
         )
+
+
+def damaged_base(path: str) -> int:
+    """The base offset in the name of a segment's log file."""
+    return int(path.rpartition("/")[2].partition(".")[0])
 
 
 def _time(value: Any) -> int | None:
@@ -103,14 +119,38 @@ def recall(known: Remembered | None, facts: LogFacts, now_ms: int) -> Remembered
     """What may be believed of this log; `known` itself where nothing changed."""
     if known is None or known.topic_id != facts.topic_id:
         return Remembered(facts.topic_id, facts.generation, first_seen_ms=now_ms)
-    if known.first_seen_ms > now_ms:  # by a clock that was wrong
-        known = replace(known, first_seen_ms=now_ms)
+    known = _corrected(known, now_ms)
     if known.generation == facts.generation:
         return known
     cut = any(end > facts.log_end_offset for _, end in known.cleaned)
     if known.generation or cut:
-        known = replace(known, first_seen_ms=now_ms, cleaned=(), horizons={}, expired_at_ms=None)
+        known = replace(
+            known,
+            first_seen_ms=now_ms,
+            cleaned=(),
+            horizons={},
+            expired_at_ms=None,
+            damaged=frozenset(),
+        )
     return replace(known, generation=facts.generation)
+
+
+def _corrected(known: Remembered, now_ms: int) -> Remembered:
+    """Without the times of a clock that was ahead; `known` itself where there are none."""
+    held_ms, expired_ms = known.held_since_ms, known.expired_at_ms
+    latest_ms = max(known.first_seen_ms, known.learned_at_ms, held_ms or 0, expired_ms or 0)
+    if latest_ms <= now_ms:
+        return known
+    if max(known.first_seen_ms, known.learned_at_ms, expired_ms or 0) > now_ms + CLOCK_STEP_MS:
+        unknown = dict.fromkeys(known.horizons, UNKNOWN_HORIZON)
+        known = replace(known, horizons=unknown, first_seen_ms=now_ms)
+    return replace(
+        known,
+        first_seen_ms=min(known.first_seen_ms, now_ms),
+        learned_at_ms=min(known.learned_at_ms, now_ms),
+        held_since_ms=None if held_ms is None else min(held_ms, now_ms),
+        expired_at_ms=None if expired_ms is None else min(expired_ms, now_ms),
+    )
 
 
 def learn(
@@ -126,11 +166,10 @@ def learn(
 
     `after`: the log's facts now that its groups are published.
     """
-    checkpoint = after.first_dirty_offset
-    gained: list[Interval] = []
-    if not job.expired_only:
-        gained = [*report.cleaned, (job.first_dirty_offset, report.next_dirty_offset)]
-    stretches = merged([*known.cleaned, *gained])
+    checkpoint = min(after.first_dirty_offset, report.next_dirty_offset)
+    if job.expired_only and not report.damaged:
+        checkpoint = after.first_dirty_offset
+    stretches = _stretches(known, job, report)
     clean_below = reach(checkpoint, stretches)
     cleaned = tuple((first, end) for first, end in stretches if end > clean_below)
     complete = report.next_dirty_offset >= job.end_offset and not report.damaged
@@ -147,9 +186,40 @@ def learn(
             expired_at_ms=job.now_ms if job.expired_only else known.expired_at_ms,
             survivorship=ratio,
             observations=observations,
+            damaged=_damaged(known, report, after),
+            learned_at_ms=job.now_ms,
         ),
         clean_below,
     )
+
+
+def _stretches(known: Remembered, job: CleanJob, report: CleanReport) -> tuple[Interval, ...]:
+    """Where the log is clean after a job: what was, as far as it stands, and what it added."""
+    first_dirty = job.first_dirty_offset
+    clean_below = first_dirty if job.clean_below is None else job.clean_below
+    before = merged([(0, clean_below), *known.cleaned])
+    if not job.expired_only:
+        before = tuple((first, min(end, first_dirty)) for first, end in before)
+    # What could not be read is not clean any more.
+    lost = [
+        (source.base_offset, source.next_base_offset)
+        for group in job.groups
+        for source in group
+        if report.next_dirty_offset <= source.base_offset < first_dirty
+        and not meets(report.cleaned, source.base_offset, source.next_base_offset)
+    ]
+    left = [piece for stretch in before for piece in without(stretch, lost)]
+    if job.expired_only:
+        return merged(left)
+    beyond = [(max(first, first_dirty), end) for first, end in report.cleaned]
+    return merged([*left, *beyond, (first_dirty, report.next_dirty_offset)])
+
+
+def _damaged(known: Remembered, report: CleanReport, after: LogFacts) -> frozenset[SegmentKey]:
+    """Known damage of segments that stand as they stood."""
+    told = {damaged_base(path) for path, _, _ in report.damaged}
+    present = {(s.base_offset, s.size_bytes) for s in after.segments}
+    return frozenset(key for key in present if key in known.damaged or key[0] in told)
 
 
 def _horizons(
@@ -171,7 +241,7 @@ def _horizons(
             continue
         key = (base, segment.size_bytes)
         horizon = told.get(key, known.horizon(segment))
-        if horizon == UNKNOWN_HORIZON and job.expired_only and base in read:
+        if horizon == UNKNOWN_HORIZON and job.expired_only and base in read and key not in told:
             horizon = NO_HORIZON  # it was looked at: once is enough
         # One that was stamped by this very job is no refusal, also with a retention of nothing.
         passed = 0 <= horizon < job.now_ms + job.expired_only

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from cleaner.host import LogFacts
+from cleaner.job import UNKNOWN_HORIZON
 from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
-from cleaner.planning.remembered import UNKNOWN_HORIZON, Remembered
+from cleaner.planning.remembered import Remembered
 from storage.retention import SegmentFacts
 
 # Tombstones past their horizon wait for a free worker, but no longer than this (or a tenth of
@@ -156,18 +157,24 @@ def expired_section(
     if not facts.clock_trusted:
         return None, None
     retention_ms = facts.config.delete_retention_ms
-    damaged = {one.base_offset for one in facts.damaged}
+    limit = min([clean_below, *(one.base_offset for one in facts.damaged)])
     look_ms = known.first_seen_ms + retention_ms
     due: list[tuple[SegmentFacts, int]] = []
     next_ms: int | None = None
     rest_until_ms = 0
     if known.expired_at_ms is not None:
+    Only what lies wholly below `clean_below` and below all damage counts. Elsewhere an older value
+    may still stand: in what could not be read, or where a horizon was set (by Kafka, too) before
+    all that is older was searched.
+
         rest_until_ms = known.expired_at_ms + retention_ms // EXPIRY_GRACE_SHARE
     for segment in live_segments(facts)[:-1]:
         horizon = known.horizon(segment)
-        if horizon == UNKNOWN_HORIZON and _is_clean(segment, clean_below, known):
+        if segment.next_base_offset > limit:
+            break
+        if horizon == UNKNOWN_HORIZON:
             horizon = look_ms
-        if horizon < 0 or segment.size_bytes == 0 or segment.base_offset in damaged:
+        if horizon < 0 or segment.size_bytes == 0:
             continue
         if max(horizon, rest_until_ms) <= now.wall_ms:
             due.append((segment, horizon))
@@ -184,8 +191,3 @@ def expired_section(
         since_ms + grace_ms,
     )
     return section, next_ms
-
-
-def _is_clean(segment: SegmentFacts, clean_below: int, known: Remembered) -> bool:
-    key = segment.base_offset, segment.size_bytes
-    return segment.next_base_offset <= clean_below or key in known.horizons

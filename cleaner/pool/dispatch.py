@@ -320,7 +320,7 @@ class Runs:
             alpha=self.settings.survivorship_alpha,
         )
         self._memory.put(facts, known)
-        return None if job.expired_only else clean_below
+        return None if job.expired_only and not report.damaged else clean_below
 
     async def _let_go(
         self,

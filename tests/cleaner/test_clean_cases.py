@@ -303,9 +303,9 @@ def test_progress_behind_damage_is_told_of_in_stretches() -> None:
     assert report.next_dirty_offset == 2
     assert report.cleaned == ((4, 8), (10, 12))
     assert [one.base_offset for one in report.horizons] == [0, 2, 4, 6, 8, 10]
-    assert {one.horizon_ms for one in report.horizons} == {-1}
+    assert [one.horizon_ms for one in report.horizons] == [-1, -2, -2, -2, -2, -2]
     report, _ = clean(env, clean_job([sources], first_dirty_offset=5, run_id="run2"))
-    assert (report.next_dirty_offset, report.cleaned) == (5, ((5, 8), (10, 12)))
+    assert (report.next_dirty_offset, report.cleaned) == (2, ((4, 8), (10, 12)))
 
 
 # The end of the log

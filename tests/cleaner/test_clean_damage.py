@@ -3,6 +3,7 @@
 import pytest
 
 from cleaner.engine import offset_map
+from cleaner.job import UNKNOWN_HORIZON
 from storage import filenames
 from storage.batch import (
     build_batch,
@@ -48,7 +49,7 @@ def test_a_damaged_segment_is_left_alone_and_the_rest_is_cleaned(
     report, groups = clean(env, job)
     (where,) = report.damaged
     assert where[:2] == (f"{DIRECTORY}/{2:020d}.log", BATCH_BYTES + sound_bytes)
-    assert report.next_dirty_offset == max(2, first_dirty)
+    assert report.next_dirty_offset == 2, "it is dirty as soon as it can be read"
     assert [group.source_base_offsets for group in groups] == [(0,), (4,)]
     assert groups[0].output is None
     last = output_bytes(env, groups[1])
@@ -98,7 +99,9 @@ def test_no_tombstone_goes_behind_a_damaged_segment() -> None:
     ]
     sources = write_segments(env, parts)
     report, groups = clean(env, clean_job([sources], first_dirty_offset=3))
-    assert report.next_dirty_offset == 3, "the next clean has to look for the older values again"
+    assert report.next_dirty_offset == 2, "the next clean has to look for the older values again"
+    assert report.cleaned == ((3, 11),)
+    assert {one.base_offset: one.horizon_ms for one in report.horizons}[3] == UNKNOWN_HORIZON
     assert (report.tombstones_kept, report.tombstones_removed) == (1, 1)
     assert [group.source_base_offsets for group in groups] == [(0,)]
 

@@ -505,7 +505,7 @@ def test_behind_a_damaged_segment_no_marker_goes_and_none_is_stamped() -> None:
         assert log.groups_replaced == 0
         assert report.next_dirty_offset == 1
         assert report.cleaned == ((2, 4),)
-        assert [one.horizon_ms for one in report.horizons] == [-1, -1, -1]
+        assert [one.horizon_ms for one in report.horizons] == [-1, -2, -2]
         log.pass_retention()
 
 

@@ -196,7 +196,7 @@ def test_when_the_damaged_segment_goes_the_checkpoint_moves_over_what_was_cleane
     assert verdict.section.dirty_bytes == 0
 
 
-def test_pieces_covered_without_a_gap_become_one_checkpoint() -> None:
+def test_a_clean_that_ends_early_voids_the_stretches_that_it_did_not_reach() -> None:
     log = facts(even(5), checkpoint=10)
     known = Remembered(cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1})
     section = judge(log, known).section
@@ -207,6 +207,9 @@ def test_pieces_covered_without_a_gap_become_one_checkpoint() -> None:
     report = report_of(job, next_dirty_offset=30, map_full=True, horizons=told(log))
     after, clean_below = learn(known, job, report, log, dirty_bytes=200, alpha=0.3)
     assert (clean_below, after.cleaned) == (50, ())
+    assert (clean_below, after.cleaned) == (30, ())
+    report = report_of(job, next_dirty_offset=50, horizons=told(log))
+    after, clean_below = learn(known, job, report, log, dirty_bytes=200, alpha=0.3)
 
 
 def test_a_full_map_behind_damage_is_progress_too() -> None:

@@ -60,12 +60,14 @@ async def test_horizons_survive_a_restart(tmp_path: Path) -> None:
         key = next(iter(shop.latest))
         delete(shop, key)
         await shop.cleaned(shop.roll())
-        before = shop.pool._memory.recall(shop.host.facts_of(T0), 0)  # type: ignore[arg-type]
+        now_ms = shop.env.wall_ms()
+        before = shop.pool._memory.recall(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
         assert max(before.horizons.values()) > shop.env.wall_ms()
         await shop.pool.stop()
         again = CleanerPool(shop.host, SETTINGS, shop.env)
         await again.start()
-        after = again._memory.recall(shop.host.facts_of(T0), 0)  # type: ignore[arg-type]
+        now_ms = shop.env.wall_ms()
+        after = again._memory.recall(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
         assert after.horizons == before.horizons
         assert [record.outcome for record in again.history()] == ["finished"]
         await again.stop()

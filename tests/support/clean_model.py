@@ -139,6 +139,8 @@ def control_batch(
         return emptied(job, batch, header)
     if not tracker.is_bare(header, control_type(records[0])):
         return batch
+    if not header.has_delete_horizon and not job.drop_expired_tombstones:
+        return batch
     if not header.has_delete_horizon:
         return bytes(
             build_batch(

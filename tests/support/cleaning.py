@@ -249,6 +249,7 @@ def expected_batch(
         return batch if header.size_bytes == 61 else bytes(empty_batch(header))
     stamp = (
         not header.has_delete_horizon
+        and job.drop_expired_tombstones
         and header.last_offset < map_end
         and any(record.value is None for record in kept)
     )
