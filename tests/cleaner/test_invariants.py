@@ -137,8 +137,7 @@ class Partition(RuleBasedStateMachine):
                 self.world.clock_trusted = what == "trust"
 
     def expire_producers(self) -> None:
-        self.world.log.expire_producers(self.world.env.wall_ms(), 20_000)
-        known = self.world.log.last_records()
+        known = self.world.expire_producers(20_000)
         for producer in self.producers:
             if producer.producer_id not in known:
                 producer.epoch += 1

@@ -13,8 +13,8 @@ from typing import Any
 from cleaner.engine.clean import run_clean
 from cleaner.host import JobInputs, LogFacts, OpenTransaction
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
-from cleaner.planning.grouping import plan_job
 from cleaner.planning.findings import Moment
+from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import Strategy, assess
 from cleaner.planning.remembered import FRESH, Remembered, learn, recall
 from cleaner.states import Idle
@@ -91,7 +91,8 @@ class LivingLog:
         self.clock_trusted = True
         self.runs = 0
         self.flushed_for = ""
-        self.untold: set[tuple[int, int]] = set()  # (producer id, last offset)
+        self.expired: set[tuple[int, int]] = set()  # (producer id, last offset)
+        self.relied_on = 0  # nothing below was undecided when something was last published
         self.cleans = 0  # that ended, with something published
         self.publishing: Publication | None = None
         self.meanwhile: Callable[[], object] | None = None  # between two groups of a clean
@@ -283,6 +284,7 @@ class LivingLog:
             is_first and job.log_start_offset > log.first_base_offset
         ):
             self.checkpoint()
+        self.relied_on = log.log_end_offset
         self.publishing = None if front_is_gone else self._publication(left, facts)
         execute_swap(self.env, plan)
         log.replace_segments(plan)
@@ -316,12 +318,24 @@ class LivingLog:
         self.check("retention")
         return len(gone)
 
+    def expire_producers(self, idle_ms: int) -> set[int]:
+        """Forget producers that were idle for so long; who is left."""
+        before = self.log.last_records()
+        self.log.expire_producers(self.env.wall_ms(), idle_ms)
+        left = self.log.last_records().keys()
+        self.expired |= {(who, last) for who, (_, last) in before.items() if who not in left}
+        return set(left)
+
     def delete_records(self, offset: int) -> None:
         self.log.delete_records(offset)
         self.check("delete records")
 
     def truncate(self, offset: int) -> None:
-        """Cut the end, as Kafka does around its cleaner: the checkpoint goes back, too."""
+        """Cut the end, as Kafka does around its cleaner: the checkpoint goes back, too.
+
+        What a published clean went by is never cut: it lay below a high watermark.
+        """
+        offset = max(offset, self.relied_on)
         if not self.log.truncate_to(offset, now_ms=self.env.wall_ms()):
             return
         self.history.cut(offset)
@@ -329,10 +343,6 @@ class LivingLog:
         base = self.log.segment_facts()[-1].base_offset
         self.dirty = None if self.dirty is None else min(self.dirty, base)
         self.checkpoint()
-        there = {batch.header.last_offset for batch in self.batches()}
-        lasts = self.log.last_records().items()
-        # A snapshot speaks of batches that later ones, cut off now, had made superfluous.
-        self.untold |= {(who, last) for who, (_, last) in lasts if last not in there}
         self.abort_open()
         self.check("truncation")
 
@@ -463,7 +473,8 @@ class LivingLog:
         history.check_markers(found, markers, start, when)
         stable = log.last_stable_offset
         first_open = history.first_open()
-        assert stable == (log.high_watermark if first_open is None else max(first_open, start)), (
+        wanted = log.high_watermark if first_open is None else max(first_open, start)
+        assert stable == wanted, (
             f"4: the last stable offset is {stable}, the first open transaction {first_open}"
             f" ({when})"
         )
@@ -482,8 +493,8 @@ class LivingLog:
         )
         lowest = log.first_base_offset
         for producer, (epoch, last) in log.last_records().items():
-            if 0 <= last < lowest or (producer, last) in self.untold:
-                continue  # retention, or a truncation, took it
+            if 0 <= last < lowest or (producer, last) in self.expired:
+                continue  # retention took it; or it comes from a snapshot, and had expired since
             found = again.last_records().get(producer)
             if last < 0 and found is None:
                 marks = [b.base for b in self.history if b.header.producer_id == producer]
