@@ -18,7 +18,7 @@ from broker.topics import Topics
 from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
-from storage.errors import LogDirectoryError, SwapRefusedError
+from storage.errors import LogDirectoryError, NoRoomError, SwapRefusedError
 from storage.log_directory import LogDirectory
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
@@ -170,6 +170,10 @@ class Cleaning:
         except SwapRefusedError:
             found.log.unpin(present)
             raise  # pinned sources do not go by themselves: something else is wrong
+        except NoRoomError as error:  # of the checkpoint: the swap was not begun
+            found.log.unpin(present)
+            del self._flushed_for[job.partition]
+            raise SwapRefusedError(found.log.directory, f"no room: {error}") from error
         except LogDirectoryError as error:
             self._fail_directory(error)
             raise
@@ -242,6 +246,8 @@ class Checkpoints:
                 for home in asked.values():
                     try:
                         await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
+                    except NoRoomError as error:  # the broker's own checkpoints come once a minute
+                        log.warning("checkpoint not written", reason=str(error))
                     except LogDirectoryError as error:
                         self._fail_directory(error)
         finally:

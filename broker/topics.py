@@ -497,11 +497,11 @@ class Topics:
             for where in new:
                 homes[where.partition] = self._manager.directory_id_of(where)
                 await turns.take()
+            entry = replace(entry, partitions=homes)
+            await self._save(self._manager.metadata.with_topic(name, entry))
         except StorageError:
             await self._remove_folders(name, indexes)
             raise
-        entry = replace(entry, partitions=homes)
-        await self._save(self._manager.metadata.with_topic(name, entry))
         return entry
 
     async def _remove_folders(self, name: str, indexes: Iterable[int]) -> None:

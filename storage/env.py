@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
-from storage.errors import DirectoryLockedError
+from storage.errors import DirectoryLockedError, NoRoomError, is_scarcity
 
 ReadBuffer: TypeAlias = bytes | bytearray | memoryview
 WriteBuffer: TypeAlias = bytearray | memoryview
@@ -155,29 +155,70 @@ def write_file_atomically(env: Env, path: str, data: bytes) -> None:
     """Replace `path` by `data`: after a crash it holds the old content or the new, never a mixture.
 
     Kafka writes its checkpoints in the same steps and by the same temporary name, `<path>.tmp`.
+    Raises NoRoomError where nothing was changed, else OSError as it comes.
     """
+    write_temporary(env, path, data)
+    put_in_place(env, path)
+
+
+def write_temporary(env: Env, path: str, data: bytes) -> None:
+    """The first half of `write_file_atomically`: `path` itself is not touched."""
     temporary = f"{path}.tmp"
-    file = env.open(temporary, create=True, write=True, truncate=True)
     try:
-        file.pwrite(data, 0)
+        file = env.open(temporary, create=True, write=True, truncate=True)
+    except OSError as error:
+        raise refused_for_room(env, temporary, error) from error
+    try:
+        try:
+            file.pwrite(data, 0)
+        except OSError as error:
+            raise refused_for_room(env, temporary, error) from error
         file.sync()
     finally:
         file.close()
+
+
+def put_in_place(env: Env, path: str) -> None:
+    """The second half: durable when it returns."""
+    temporary = f"{path}.tmp"
     env.rename(temporary, path)
     env.sync_dir(os.path.dirname(path) or ".")
 
 
 def write_file(env: Env, path: str, data: bytes) -> None:
-    """Write a file of its own, not synced: after a crash it may hold anything, or be absent."""
-    file = env.open(path, create=True, write=True, truncate=True)
+    """Write a file of its own, not synced: after a crash it may hold anything, or be absent.
+
+    Raises NoRoomError, and then it is gone.
+    """
     try:
-        file.pwrite(data, 0)
-    finally:
-        file.close()
+        file = env.open(path, create=True, write=True, truncate=True)
+        try:
+            file.pwrite(data, 0)
+        finally:
+            file.close()
+    except OSError as error:
+        raise refused_for_room(env, path, error) from error
+
+
+def refused_for_room(env: Env, path: str, error: OSError) -> OSError:
+    """What to raise where `path` could not be created or filled: without room it is taken back."""
+    if not is_scarcity(error):
+        return error
+    remove_if_there(env, path)
+    return NoRoomError(error, path)
+
+
+def remove_if_there(env: Env, path: str) -> None:
+    """Delete a file that may never have come to be. Nothing is synced."""
+    if env.exists(path):
+        env.unlink(path)
 
 
 def mkdir_durably(env: Env, path: str) -> None:
-    """Make a folder and those above it, and sync the parent of each that was absent."""
+    """Make a folder and those above it, and sync the parent of each that was absent.
+
+    Raises NoRoomError where it cannot be made for want of room, else OSError as it comes.
+    """
     parents = []
     missing = path
     while not env.is_dir(missing):
@@ -186,7 +227,12 @@ def mkdir_durably(env: Env, path: str) -> None:
         if above == missing:
             break
         missing = above
-    env.mkdir(path)
+    try:
+        env.mkdir(path)
+    except OSError as error:
+        if not is_scarcity(error):
+            raise
+        raise NoRoomError(error, path) from error
     for parent in reversed(parents):
         env.sync_dir(parent)
 

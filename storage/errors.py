@@ -3,7 +3,13 @@
 The wire codes are given in one table, broker/protocol/errors.py; messages here are for people.
 """
 
+import errno
 from collections.abc import Sequence
+from typing import Final
+
+# What another program, or we ourselves, have used up for now. The disk is as good as ever.
+_OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
+_OUT_OF_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 class StorageError(Exception):
@@ -132,6 +138,27 @@ class LogDirectoryError(StorageError):
         super().__init__(f"{directory} is offline: {reason}")
         self.directory = directory
         self.reason = reason
+
+
+class NoRoomError(StorageError, OSError):
+    """No space or no descriptor was left, and nothing has been changed: whoever asked is refused.
+
+    The directory stays in use, so that compaction and retention can make room. An OSError as well:
+    whoever does not know better takes the directory offline.
+    """
+
+    def __init__(self, error: OSError, path: str) -> None:
+        super().__init__(error.errno, error.strerror, path)
+
+
+def is_scarcity(error: OSError) -> bool:
+    """Whether space or descriptors have run out; never to be asked about a sync that failed."""
+    return error.errno in _OUT_OF_DESCRIPTORS or error.errno in _OUT_OF_ROOM
+
+
+def is_out_of_descriptors(error: OSError) -> bool:
+    """Whether a file could not be opened for want of a descriptor. No sync fails for that."""
+    return error.errno in _OUT_OF_DESCRIPTORS
 
 
 class DirectoryLockedError(StorageError):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from storage.checkpoints import write_offsets
 from storage.env import Env
-from storage.errors import LogDirectoryError
+from storage.errors import LogDirectoryError, NoRoomError
 from storage.log import Log
 from storage.log_directory import LogDirectory
 from storage.model import TopicPartition
@@ -59,7 +59,8 @@ class CheckpointTask:
     number: int  # of the capture; they only grow
 
     def run(self) -> None:
-        """Write every file; may run in a thread. Raises LogDirectoryError after trying all.
+        """Write every file; may run in a thread. Raises LogDirectoryError after trying all, and
+        NoRoomError where a file is still as it was: then its directory is as good as before.
 
         Partitions that were deleted since the capture are left out: the next one of that name may
         exist already. A directory of which a later capture was written is left as it is.
@@ -69,6 +70,7 @@ class CheckpointTask:
 
     def _write(self) -> None:
         failures: list[LogDirectoryError] = []
+        refusals: list[NoRoomError] = []
         gone = {where for where, log in self.captured.items() if self.live.get(where) is not log}
         spoken: dict[str, set[TopicPartition]] = {}
         last = dict(self.written.numbers)
@@ -80,9 +82,16 @@ class CheckpointTask:
             spoken.setdefault(directory.path, set()).update(left)
             try:
                 write_offsets(self.env, directory.file(name), left)
+            except NoRoomError as error:
+                refusals.append(error)
+                # The file speaks of whatever it spoke of before.
+                before = self.written.partitions.get(directory.path, set())
+                spoken[directory.path].update(before)
             except OSError as error:
                 directory.fail(f"{name}: {error}")
                 failures.append(LogDirectoryError(directory.path, f"{name}: {error}"))
         self.written.partitions.update(spoken)
         if failures:
             raise failures[0]
+        if refusals:
+            raise refusals[0]

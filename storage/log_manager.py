@@ -19,6 +19,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -33,6 +34,7 @@ from storage.env import Env, write_file_atomically
 from storage.errors import (
     CorruptCheckpointError,
     LogDirectoryError,
+    NoRoomError,
     OpeningStoppedError,
     StorageError,
 )
@@ -214,7 +216,7 @@ class LogManager:
         self._confirm_absent(found)
         changed |= self._skip_known_producers()
         if changed or loaded is None or self._store.stale or self._confirmed:
-            self.save_metadata(self.metadata)
+            self.save_metadata(self.metadata, with_all=False)
         return OpenReport(
             {one.path: one.offline_reason or "" for one in self.directories if not one.is_online},
             dict(self.offline),
@@ -351,22 +353,29 @@ class LogManager:
     ) -> None:
         """Make folders of partitions, each in the directory with the fewest, and open their logs.
 
-        A directory that fails is taken offline and its share goes to the others. Raises
-        LogDirectoryError when none is left, InconsistentDirectoryError when a folder of such a name
-        is in the way; then some may have been made.
+        A directory that fails is taken offline and its share goes to the others, that of one that
+        has no room, too. Raises LogDirectoryError or NoRoomError when none is left,
+        InconsistentDirectoryError when a folder of such a name is in the way; then some may have
+        been made.
         """
         assert self.logs.keys().isdisjoint(partitions)
         left = list(partitions)
-        failure: LogDirectoryError | None = None
+        failure: LogDirectoryError | NoRoomError | None = None
+        full: set[str] = set()
         while left:
             failed: list[TopicPartition] = []
-            online = [directory for directory in self.directories if directory.is_online]
+            online = [one for one in self.directories if one.is_online and one.path not in full]
             if not online:
                 raise failure or LogDirectoryError(self._paths[0], "no data directory is online")
             present = Counter(home.path for home in tuple(self._homes.values()))
             for home, share in shares_of(left, online, present):
                 try:
                     logs = self._create_in(home, share, topic_id, config)
+                except NoRoomError as error:
+                    failure = error
+                    full.add(home.path)
+                    failed += share
+                    continue
                 except OSError as error:
                     failure = LogDirectoryError(home.path, f"{share[0]}: {error}")
                 except LogDirectoryError as error:
@@ -500,16 +509,17 @@ class LogManager:
 
     # Durable state
 
-    def save_metadata(self, metadata: ClusterMetadata) -> None:
+    def save_metadata(self, metadata: ClusterMetadata, *, with_all: bool = True) -> None:
         """Make a state durable in every online directory; it is the present one then.
 
-        Raises LogDirectoryError when no directory is left.
+        Raises LogDirectoryError when none is left, NoRoomError: see MetadataStore.save.
         """
-        confirmed, self._confirmed = self._confirmed, []
+        confirmed = tuple(self._confirmed)
         for topic_id, directory_id in confirmed:
             metadata = metadata.confirm_deleted(topic_id, directory_id)
         metadata = replace(metadata, last_wall_ms=self._env.wall_ms())
-        self.metadata = self._store.save(metadata)
+        self.metadata = self._store.save(metadata, with_all=with_all)
+        del self._confirmed[: len(confirmed)]
 
     def set_cleaner_offset(self, partition: TopicPartition, offset: int) -> None:
         """The first dirty offset; durable with the next checkpoint. Losing it costs time only."""
@@ -580,7 +590,8 @@ class LogManager:
             for directory in self.directories:
                 if not directory.is_online:
                     self._store.drop(directory.path)
-            self.save_metadata(self.metadata)
+            with suppress(NoRoomError):  # what stands there says the same, of an earlier time
+                self.save_metadata(self.metadata)
         for directory in self.directories:
             try:
                 if directory.is_online:

@@ -21,11 +21,12 @@ from typing import Any, Final
 
 from storage import sealed_json
 from storage.checkpoints import TOPIC_ID_BYTES, decode_topic_id, encode_topic_id
-from storage.env import Env, write_file_atomically
+from storage.env import Env, put_in_place, remove_if_there, write_temporary
 from storage.errors import (
     CorruptCheckpointError,
     InconsistentDirectoryError,
     LogDirectoryError,
+    NoRoomError,
 )
 
 FILE_NAME: Final = "varve.metadata"
@@ -251,19 +252,30 @@ class MetadataStore:
         for directory, reason in unreadable.items():
             raise LogDirectoryError(directory, f"{reason}; no other directory has {FILE_NAME}")
 
-    def save(self, metadata: ClusterMetadata) -> ClusterMetadata:
+    def save(self, metadata: ClusterMetadata, *, with_all: bool = True) -> ClusterMetadata:
         """Write a state to every directory, with the next epoch, which the result carries.
 
-        What is returned is durable in every directory that is still in `directories`. Raises
-        LogDirectoryError when none is left.
+        What is returned is durable in every directory that is still in `directories`. `with_all`: a
+        directory without room refuses it for all of them; else it is one that failed. Raises
+        LogDirectoryError when none is left, NoRoomError when nothing was changed.
         """
         saved = replace(metadata, epoch=metadata.epoch + 1)
         data = encode_metadata(saved)
         failed: dict[str, str] = {}
-        for directory in self._directories:
-            path = os.path.join(directory, FILE_NAME)
+        paths = {one: os.path.join(one, FILE_NAME) for one in self._directories}
+        for directory, path in paths.items():
             try:
-                write_file_atomically(self._env, path, data)
+                write_temporary(self._env, path, data)
+            except OSError as error:
+                if with_all and isinstance(error, NoRoomError):
+                    for other in paths.keys() - failed:
+                        remove_if_there(self._env, f"{paths[other]}.tmp")
+                    raise
+                failed[directory] = f"{path}: {error}"
+        for directory, path in paths.items():
+            try:
+                if directory not in failed:
+                    put_in_place(self._env, path)
             except OSError as error:
                 failed[directory] = f"{path}: {error}"
         self.stale = ()

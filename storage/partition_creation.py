@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from storage import filenames
 from storage.checkpoints import encode_partition_metadata, encode_topic_id
 from storage.env import Env, write_file
-from storage.errors import InconsistentDirectoryError
+from storage.errors import InconsistentDirectoryError, NoRoomError, is_scarcity
 from storage.log import Log
 from storage.log_directory import LogDirectory
 from storage.model import TopicPartition
@@ -44,8 +44,8 @@ def make_partitions(
     """Make folders in one directory and open their logs; durable when this returns.
 
     `open_log` is told whether the folder is new: one that a creation left behind is opened as any.
-    OSError as it comes, LogDirectoryError, and InconsistentDirectoryError where something is in the
-    way.
+    OSError as it comes, LogDirectoryError, NoRoomError where some folders may have been made that
+    nobody speaks of, and InconsistentDirectoryError where something is in the way.
     """
     paths = [home.file(filenames.partition_dir_name(one)) for one in partitions]
     are_new = [
@@ -58,6 +58,10 @@ def make_partitions(
             env.mkdir(path)
         except FileExistsError as error:  # a name that leads nowhere
             raise _in_the_way(home, partition, error) from error
+        except OSError as error:
+            if is_scarcity(error):
+                raise NoRoomError(error, path) from error
+            raise
         metadata = f"{path}/{filenames.PARTITION_METADATA}"
         write_file(env, metadata, encode_partition_metadata(topic_id))
         log = open_log(partition, is_new)

@@ -122,8 +122,8 @@ def load_log(
 
 
 def begin_log(env: Env, directory: str, limits: IndexLimits) -> LoadedLog:
-    """The log of a folder that was made just now. OSError as it comes."""
-    first = Segment(env, directory, 0, limits, create=True)
+    """The log of a folder that was made just now. Raises NoRoomError, OSError as it comes."""
+    first = Segment.begin(env, directory, 0, limits)
     return LoadedLog(SegmentList([first]), ProducerStates(), LeaderEpochs(), 0, 0, 0, 0, ())
 
 

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 from storage import filenames
 from storage.batch import HEADER_BYTES, BatchHeader, read_header
-from storage.env import Env, File, ReadBuffer
-from storage.errors import CorruptBatchError, DamagedSegmentError
+from storage.env import Env, File, ReadBuffer, remove_if_there
+from storage.errors import CorruptBatchError, DamagedSegmentError, NoRoomError, is_scarcity
 from storage.index import CorruptIndexError, IndexLimits
 from storage.log_scan import ScannedBatch, scan, skip_old_messages
 from storage.retention import SegmentFacts
@@ -98,6 +98,18 @@ class Segment:
         if create:
             self._indexes.start()
             self.open_for_append()
+
+    @classmethod
+    def begin(cls, env: Env, directory: str, base_offset: int, limits: IndexLimits) -> "Segment":
+        """A new, empty segment. Raises NoRoomError with none of its files left, or OSError."""
+        try:
+            return cls(env, directory, base_offset, limits, create=True)
+        except OSError as error:
+            if not is_scarcity(error):
+                raise
+            for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+                remove_if_there(env, f"{directory}/{filenames.file_name(base_offset, kind)}")
+            raise NoRoomError(error, directory) from error
 
     @property
     def path(self) -> str:
@@ -350,6 +362,16 @@ class Segment:
         self._bytes_since_entry = position - indexed
         for batch in self.batches(indexed):
             self._note_batch(batch.header)
+
+    def is_cut(self) -> bool:
+        """Whether the log file ends where it is said to end."""
+        return self.file.size() == self.size_bytes
+
+    def remove(self) -> None:
+        """Delete the files of a segment in which nothing has been written."""
+        assert not self.size_bytes
+        for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+            remove_if_there(self._env, self._path(kind))
 
     def seal(self) -> None:
         """Close it for appends: the last time entry is written, files are cut to their entries."""

@@ -28,8 +28,14 @@ from typing import Final, NamedTuple, Protocol
 from crc32c import crc32c
 
 from storage import filenames, sealed_json
-from storage.env import Env
-from storage.errors import CorruptCheckpointError, SwapRefusedError, UnfinishedSwapError
+from storage.env import Env, put_in_place, write_temporary
+from storage.errors import (
+    CorruptCheckpointError,
+    NoRoomError,
+    SwapRefusedError,
+    UnfinishedSwapError,
+    is_out_of_descriptors,
+)
 from storage.kafka_swap import finish_kafka_swap
 
 JOURNAL_PREFIX: Final = "varve-swap."
@@ -168,10 +174,18 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
     """Carry out a plan. It reads every output once; may run in a thread.
 
     Raises SwapRefusedError while nothing has been changed: a source is gone, an output is missing
-    or is not what the plan says. Raises OSError as it comes; the directory is then to be taken
-    offline, since only `recover_swap` can tell whether the swap was committed.
+    or is not what the plan says, there is no room for the journal. Raises OSError as it comes; the
+    directory is then to be taken offline, since only `recover_swap` can tell whether the swap was
+    committed.
     """
-    journal = _checked(env, plan)
+    try:
+        journal = _checked(env, plan)
+        _prepare(env, plan.directory, journal)
+    except OSError as error:
+        # Also NoRoomError. Of a sync that failed for want of room nothing is believed.
+        if not isinstance(error, NoRoomError) and not is_out_of_descriptors(error):
+            raise
+        raise SwapRefusedError(plan.directory, f"no room for its journal: {error}") from error
     _commit(env, plan.directory, journal)
     _carry_out(env, plan.directory, journal)
 
@@ -204,20 +218,23 @@ def _checked(env: Env, plan: SwapPlan) -> Journal:
     return Journal(plan.run_id, plan.renames, deletes)
 
 
+def _prepare(env: Env, directory: str, journal: Journal) -> None:
+    """Write the journal under a temporary name, and make the names of the cleaned files durable:
+    whoever made them may have synced only their content.
+    """
+    path = os.path.join(directory, journal.file_name)
+    write_temporary(env, path, encode_journal(journal))
+    try:
+        env.sync_dir(directory)
+    except OSError as error:
+        if is_out_of_descriptors(error):
+            env.unlink(f"{path}.tmp")
+        raise
+
+
 def _commit(env: Env, directory: str, journal: Journal) -> None:
     """Make the journal durable under its name: from here on the swap is done."""
-    path = os.path.join(directory, journal.file_name)
-    temporary = f"{path}.tmp"
-    file = env.open(temporary, create=True, write=True, truncate=True)
-    try:
-        file.pwrite(encode_journal(journal), 0)
-        file.sync()
-    finally:
-        file.close()
-    # The names of the cleaned files too: whoever made them may have synced only their content.
-    env.sync_dir(directory)
-    env.rename(temporary, path)
-    env.sync_dir(directory)
+    put_in_place(env, os.path.join(directory, journal.file_name))
 
 
 def _carry_out(env: Env, directory: str, journal: Journal) -> None:

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from broker.app import Broker
 from broker.partition import Partition
+from broker.protocol.errors import ErrorCode, code_of
 from cleaner.engine.clean import run_clean
 from cleaner.host import PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
@@ -18,6 +19,7 @@ from config.settings import CleanerSettings
 from storage import filenames
 from storage.batch import read_header
 from storage.checkpoints import read_offsets
+from storage.errors import NoRoomError, SwapRefusedError
 from storage.model import TopicPartition
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.cleaning import Recorder
@@ -224,6 +226,49 @@ async def test_what_is_clean_is_on_the_disk_soon(
             while not env.exists(path) or not read_offsets(env, path):  # noqa: ASYNC110 - a thread
                 await asyncio.sleep(0.001)
         assert read_offsets(env, path) == {ORDERS: 2 * RECORDS}
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE])
+@pytest.mark.parametrize("file", ["journal.tmp", "log-start-offset-checkpoint.tmp"])
+async def test_a_group_that_finds_no_room_is_refused_and_the_directory_stays(
+    env: MemoryEnv, error: int, file: str
+) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 4)
+        partition.log.delete_records(1)  # so that the log start is written first
+        job, (group,), _ = cleaned(env, broker)
+        full = env.fail_on(lambda op, path: op == "open" and path.endswith(file), error)
+        with pytest.raises(SwapRefusedError):
+            await broker.cleaning.publish(job, (group,))
+        full.remove()
+        assert all(directory.is_online for directory in broker.manager.directories)
+        assert fill(env, broker, 1) is partition
+        assert await broker.cleaning.publish(job, (group,)) == (PublishOutcome.PUBLISHED,)
+
+
+async def test_a_checkpoint_that_finds_no_room_is_written_later(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        fill(env, broker, 1)
+        full = env.fail_on(lambda op, path: op == "pwrite" and path.endswith(".tmp"), errno.ENOSPC)
+        with pytest.raises(NoRoomError):
+            await broker.housekeeping.checkpoint()
+        full.remove()
+        assert all(directory.is_online for directory in broker.manager.directories)
+        await broker.housekeeping.checkpoint()
+        recovery = env.read_file("/disk1/replication-offset-checkpoint")
+        assert f"orders 0 {RECORDS}".encode() in recovery
+
+
+async def test_a_producer_on_a_full_disk_is_refused_and_the_directory_stays(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 1)
+        full = env.fail_on(lambda op, path: op == "pwrite", errno.ENOSPC)
+        with pytest.raises(NoRoomError) as caught:
+            fill(env, broker, 1)
+        full.remove()
+        assert code_of(caught.value) is ErrorCode.KAFKA_STORAGE_ERROR
+        assert broker.unhealthy_because() is None
+        assert fill(env, broker, 1) is partition
 
 
 async def test_a_directory_that_fails_takes_its_partitions_from_the_workers(

@@ -13,7 +13,7 @@ from broker.protocol.errors import ErrorCode
 from broker.stats import TopicStats
 from broker.topics import TopicError, Topics
 from config.settings import CleanerSettings, Settings
-from storage.errors import InconsistentDirectoryError, LogDirectoryError
+from storage.errors import InconsistentDirectoryError, NoRoomError
 from storage.log import Log
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
@@ -149,10 +149,27 @@ async def test_a_growth_that_fails_leaves_the_topic_as_it_was(env: MemoryEnv) ->
     topics = await disk.open()
     await topics.create("orders", 1, {})
     full = env.fail_on(lambda op, path: op == "mkdir" and "orders-2" in path, errno.ENOSPC)
-    with pytest.raises(LogDirectoryError):
+    with pytest.raises(NoRoomError):
         await topics.add_partitions("orders", 3)
     full.remove()
+    assert all(directory.is_online for directory in disk.manager.directories)
     assert sorted(disk.manager.metadata.topics["orders"].partitions) == [0]
+
+
+@pytest.mark.parametrize("save", range(2))
+async def test_a_topic_for_whose_metadata_there_is_no_room_can_be_created_later(
+    env: MemoryEnv, save: int
+) -> None:
+    topics = await TopicsOnDisk(env).open()
+    saves = iter(range(10))
+    full = env.fail_on(
+        lambda op, path: op == "pwrite" and "varve.metadata" in path and next(saves) == save,
+        errno.ENOSPC,
+    )
+    with pytest.raises(NoRoomError):
+        await topics.create("orders", 3, {})
+    full.remove()
+    assert (await topics.create("orders", 3, {})).partition_count == 3
 
 
 async def test_a_topic_is_created_once_whoever_uses_it_first(env: MemoryEnv) -> None:

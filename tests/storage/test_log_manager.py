@@ -332,7 +332,7 @@ def test_a_failing_log_takes_nothing_in_its_directory_any_more(env: MemoryEnv) -
 
 def test_a_partition_is_made_in_the_next_directory_if_one_fails(env: MemoryEnv) -> None:
     manager, _ = opened(env)
-    env.fail_on(lambda op, path: path.startswith(f"{ONE}/"), errno.ENOSPC)
+    env.fail_on(lambda op, path: path.startswith(f"{ONE}/"), errno.EIO)
     log = manager.create(ORDERS[0], TOPIC_ID, SMALL)
     assert log.directory == f"{TWO}/orders-0"
     assert [one.is_online for one in manager.directories] == [False, True]

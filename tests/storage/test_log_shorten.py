@@ -85,6 +85,18 @@ def test_when_all_expires_an_empty_segment_remains_at_the_end(env: MemoryEnv) ->
         log.read(21, 1000, end_offset=23)
 
 
+def test_retention_makes_room_on_a_full_disk(env: MemoryEnv) -> None:
+    """It needs none itself, but for the new segment where all of them go: then the last stays."""
+    log = five_segments(env)
+    full = env.fail_on(lambda op, path: op == "pwrite", errno.ENOSPC)
+    assert len(log.expire(NOW_MS + 1001)) == 4
+    assert (bases(log), log.log_start_offset) == ([20], 20)
+    assert log.purge_deleted(NOW_MS + 10**9) > 0
+    full.remove()
+    assert len(log.expire(NOW_MS + 1001)) == 1
+    assert segments_of(log) == [(22, 0)]
+
+
 def test_retention_moves_the_log_start_and_the_epochs(env: MemoryEnv) -> None:
     config = replace(DELETE, retention_ms=-1, retention_bytes=2000)
     log = five_segments(env, config)

@@ -12,6 +12,7 @@ from storage.errors import (
     InconsistentDirectoryError,
     LogDirectoryError,
     NewerFormatError,
+    NoRoomError,
 )
 from storage.metadata import (
     FILE_NAME,
@@ -215,17 +216,36 @@ def test_a_directory_that_cannot_be_written_is_dropped_and_reported(
 ) -> None:
     reports: list[tuple[str, str]] = []
     store = MetadataStore(env, DIRECTORIES, lambda where, why: reports.append((where, why)))
-    env.fail_on(lambda op, path: op == operation and path.startswith("/b"), errno.ENOSPC)
+    env.fail_on(lambda op, path: op == operation and path.startswith("/b"), errno.EIO)
     saved = store.save(SAMPLE)
     assert store.directories == ("/a", "/c")
     ((directory, reason),) = reports
     assert directory == "/b"
-    assert "No space left" in reason
+    assert "Input/output error" in reason
     assert store.failed == {"/b": reason}
     operations = env.operations
     assert store.save(saved).epoch == saved.epoch + 1
     assert env.operations == operations + 2 * 5
     assert len(reports) == 1
+
+
+@pytest.mark.parametrize("operation", ["open", "pwrite"])
+@pytest.mark.parametrize("directory", DIRECTORIES)
+def test_a_directory_without_room_refuses_a_save_for_all_and_stays(
+    env: MemoryEnv, operation: str, directory: str
+) -> None:
+    store = store_of(env)
+    saved = store.save(SAMPLE)
+    full = env.fail_on(
+        lambda op, path: op == operation and path.startswith(directory), errno.EDQUOT
+    )
+    with pytest.raises(NoRoomError):
+        store.save(replace(saved, next_producer_id=7_000))
+    full.remove()
+    assert store.directories == DIRECTORIES
+    assert store_of(env).load() == saved
+    assert not [name for one in DIRECTORIES for name in env.listdir(one) if name.endswith(".tmp")]
+    assert store.save(saved).epoch == saved.epoch + 1
 
 
 def test_a_save_that_no_directory_took_is_an_error(env: MemoryEnv) -> None:

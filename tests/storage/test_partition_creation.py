@@ -9,7 +9,7 @@ import pytest
 
 from storage import filenames
 from storage.checkpoints import decode_partition_metadata
-from storage.errors import InconsistentDirectoryError
+from storage.errors import InconsistentDirectoryError, NoRoomError
 from storage.metadata import TopicEntry
 from storage.model import TopicPartition
 from tests.storage.test_log_manager import ONE, ORDERS, TWO, make_topic, opened
@@ -55,6 +55,19 @@ def test_the_share_of_a_directory_that_fails_goes_to_the_other(env: MemoryEnv) -
     assert [one.is_online for one in manager.directories] == [True, False]
     assert {manager.logs[where].directory for where in MANY} == {f"{ONE}/{one}" for one in MANY}
     assert append(manager.logs[MANY[1]], b"x").first_offset == 0
+
+
+@pytest.mark.parametrize("operation", ["mkdir", "open", "pwrite"])
+def test_a_partition_is_made_in_the_next_directory_if_one_has_no_room(
+    env: MemoryEnv, operation: str
+) -> None:
+    manager, _ = opened(env)
+    env.fail_on(lambda op, path: op == operation and path.startswith(f"{ONE}/"), errno.ENOSPC)
+    assert manager.create(ORDERS[0], TOPIC_ID, SMALL).directory == f"{TWO}/orders-0"
+    env.fail_on(lambda op, path: op == operation and path.startswith(f"{TWO}/"), errno.EMFILE)
+    with pytest.raises(NoRoomError):
+        manager.create(ORDERS[1], TOPIC_ID, SMALL)
+    assert all(one.is_online for one in manager.directories)
 
 
 def test_where_one_is_in_the_way_none_of_its_directory_is_made(env: MemoryEnv) -> None:

@@ -12,6 +12,7 @@ from storage.env import RealEnv
 from storage.errors import (
     CorruptCheckpointError,
     NewerFormatError,
+    NoRoomError,
     SwapRefusedError,
     UnfinishedSwapError,
 )
@@ -68,6 +69,46 @@ def prepared(env: MemoryEnv) -> SwapPlan:
     write_source(env, 300)
     env.settle()
     return plan_swap(FOLDER, sources, [write_output(env, 0)])
+
+
+# --- no room ---
+
+
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (("open", ".tmp"), errno.ENOSPC),
+        (("open", ".tmp"), errno.EMFILE),
+        (("open", ".cleaned"), errno.ENFILE),
+        (("pwrite", ".tmp"), errno.ENOSPC),
+        (("pwrite", ".tmp"), errno.EDQUOT),
+        (("listdir", ""), errno.EMFILE),
+        (("sync_dir", ""), errno.EMFILE),
+    ],
+)
+def test_a_swap_that_finds_no_room_for_its_journal_is_refused_and_changes_nothing(
+    env: MemoryEnv, step: tuple[str, str], error: int
+) -> None:
+    plan = prepared(env)
+    before = {name: env.read_file(f"{FOLDER}/{name}") for name in env.listdir(FOLDER)}
+    full = env.fail_on(lambda op, path: op == step[0] and path.endswith(step[1]), error)
+    with pytest.raises(SwapRefusedError):
+        execute_swap(env, plan)
+    full.remove()
+    assert {name: env.read_file(f"{FOLDER}/{name}") for name in env.listdir(FOLDER)} == before
+    execute_swap(env, plan)
+    assert not recover_swap(env, FOLDER).changed
+
+
+@pytest.mark.parametrize("operation", ["sync", "sync_dir", "rename"])
+def test_a_sync_or_a_commit_that_failed_for_want_of_room_is_no_refusal(
+    env: MemoryEnv, operation: str
+) -> None:
+    plan = prepared(env)
+    env.fail_on(lambda op, path: op == operation, errno.ENOSPC)
+    with raises_errno(errno.ENOSPC) as caught:
+        execute_swap(env, plan)
+    assert not isinstance(caught.value, NoRoomError)
 
 
 # --- plan ---------------------------------------------------------------------------------------
