@@ -14,7 +14,6 @@ It does not know who waits for it, and it takes batches that have been checked.
 """
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Final
 
 from config.topic_keys import TopicConfig
@@ -27,15 +26,8 @@ from storage.batch import (
     stamp,
     stamp_log_append_time,
 )
-from storage.env import Env, write_file, write_file_atomically
-from storage.errors import (
-    LogClosedError,
-    LogDirectoryError,
-    NoRoomError,
-    OffsetOutOfRangeError,
-    StorageError,
-    is_scarcity,
-)
+from storage.env import Env, write_file_atomically
+from storage.errors import LogClosedError, LogDirectoryError, OffsetOutOfRangeError
 from storage.index import IndexLimits
 from storage.log_deletion import DoomedFiles
 from storage.log_flush import FlushTask, plan_flush
@@ -49,7 +41,6 @@ from storage.log_reader import FetchSlice
 from storage.log_roll import RollRule
 from storage.log_view import LogContext, LogView
 from storage.model import AppendInfo, TopicPartition
-from storage.next_segment import begin_behind
 from storage.recovery import LoadedLog
 from storage.retention import ExpiredSegment, plan_expiry
 from storage.segment import DamagedSegment, Segment
@@ -59,6 +50,7 @@ __all__ = ["DamagedSegment", "FetchSlice", "FlushTask", "Log", "LogContext", "in
 
 # Indexes of closed segments that nobody looked into for this long give their memory back.
 INDEX_IDLE_MS: Final = 30_000
+WriteFile = Callable[[Env, str, bytes], None]
 LOG_APPEND_TIME_TYPE: Final = "LogAppendTime"
 
 
@@ -98,6 +90,9 @@ class Log(LogView):
         self._indexes_checked_ms = 0
         # The epoch is entered at the first append in it: an epoch without records needs no trace.
         self._epoch_is_entered = False
+        # Epochs below the log start may still stand in the file: whoever opens it drops them, so
+        # that they need not be synced away while clients wait.
+        self._epochs_are_stale = False
         if self._active not in self._unsynced:
             self._unsynced.append(self._active)
         self._roll_rule = self._rule_for(self._active)
@@ -162,7 +157,7 @@ class Log(LogView):
         returned. `in_transaction`: its transaction is known to be open on this partition.
 
         Raises OutOfOrderSequenceError, InvalidProducerEpochError, InvalidTransactionStateError,
-        NoRoomError or LogDirectoryError (nothing was appended), LogClosedError.
+        LogDirectoryError (nothing was appended), LogClosedError.
         """
         if self._home.offline_reason is not None or self._is_closed:
             self._refuse()
@@ -175,11 +170,7 @@ class Log(LogView):
                     known.first_offset, known.last_offset, append_ms, self.log_start_offset, True
                 )
         if not self._epoch_is_entered:
-            try:
-                self.enter_epoch()
-            except NoRoomError:
-                self._epochs.truncate_from_end(self.log_end_offset)  # as it stands on the disk
-                raise
+            self.enter_epoch()
         first_offset = self.log_end_offset
         next_offset = first_offset + header.last_offset_delta + 1
         size_bytes = header.batch_length + LENGTH_END
@@ -218,16 +209,11 @@ class Log(LogView):
             raise LogClosedError(self.directory)
         raise LogDirectoryError(self._home.path, self._home.offline_reason or "")
 
-    def _undo_append(self, segment: Segment, error: OSError) -> StorageError:
-        """Take back what a failed write left; if that fails too, nothing more is appended.
-
-        Where there was no room, and the files are seen to be as before, only this append failed.
-        """
+    def _undo_append(self, segment: Segment, error: OSError) -> LogDirectoryError:
+        """Take back what a failed write left; if that fails too, nothing more is appended."""
         failure = self._failed("append to", error)
         try:
             segment.cut_back(segment.size_bytes)
-            if is_scarcity(error) and segment.is_cut():
-                return NoRoomError(error, segment.path)
         except OSError as second:
             self._home.fail(f"{failure.reason}; not undone: {second}")
         return failure
@@ -252,27 +238,23 @@ class Log(LogView):
             self._home.fail(failure.reason)
             raise failure from error
 
-    def enter_epoch(self, *, durably: bool = True) -> None:
+    def enter_epoch(self, write: WriteFile = write_file_atomically) -> None:
         """Note durably where the present leader epoch begins.
 
-        A new log does so while it is made, so that its first append waits for no disk; one that
-        is opened does so at the first append, for an epoch without records needs no trace.
-        Not `durably`: whoever makes the log syncs all of its folder.
+        A log does so while it is made or opened, so that its first append waits for no disk, and
+        after a truncation at the next append. With another `write` its caller makes it durable.
         """
         if self._epochs.assign(self.leader_epoch, self.log_end_offset):
-            self._write_epochs(write_file_atomically if durably else write_file)
+            self._write_epochs(write)
         self._epoch_is_entered = True
 
-    def _write_epochs(
-        self, write: Callable[[Env, str, bytes], None] = write_file_atomically
-    ) -> None:
+    def _write_epochs(self, write: WriteFile = write_file_atomically) -> None:
         path = f"{self.directory}/{filenames.LEADER_EPOCH_CHECKPOINT}"
         try:
             write(self._env, path, self._epochs.encode())
-        except NoRoomError:
-            raise
         except OSError as error:
             raise self._failed("leader epochs of", error) from error
+        self._epochs_are_stale = False
 
     def _raise_high_watermark(self, offset: int) -> None:
         self.high_watermark = max(self.high_watermark, offset)
@@ -283,18 +265,18 @@ class Log(LogView):
     def roll(self, now_ms: int) -> None:
         """Close the active segment and begin a new one at the log end offset.
 
-        An empty one that begins there already stays. Raises NoRoomError where nothing has changed.
+        An empty one that begins there already stays.
         """
         old = self._active
         base_offset = self.log_end_offset
         if base_offset == old.base_offset:
             return
         try:
-            new = begin_behind(
-                old, self._env, base_offset, index_limits(self.config), self._producers.states
+            new = Segment(
+                self._env, self.directory, base_offset, index_limits(self.config), create=True
             )
-        except NoRoomError:
-            raise
+            old.seal()
+            write_snapshot(self._env, self.directory, base_offset, self._producers.states)
         except OSError as error:
             # Half of it may have been done: only opening the log anew tells which.
             failure = self._failed("roll of", error)
@@ -396,9 +378,8 @@ class Log(LogView):
     def _raise_log_start(self, offset: int) -> None:
         if offset > self.log_start_offset:
             self.log_start_offset = offset
-            if self._epochs.truncate_from_start(offset) and self._epoch_is_entered:
-                with suppress(NoRoomError):  # opening the log drops what is too low as well
-                    self._write_epochs()
+            if self._epochs.truncate_from_start(offset):
+                self._epochs_are_stale = True
 
     def expire(self, now_ms: int, *, clock_trusted: bool = True) -> list[ExpiredSegment]:
         """Take out the segments that the topic's policy lets go of; see storage/retention.py.
@@ -420,12 +401,9 @@ class Log(LogView):
         going = self._segments.since(0)[: len(expired)]
         pinned = next((i for i, segment in enumerate(going) if segment.is_pinned), len(going))
         going, expired = going[:pinned], expired[:pinned]
-        if going and len(going) == len(self._segments):
-            try:
-                self.roll(now_ms)
-            except NoRoomError:  # the others go all the same, and make room
-                going, expired = going[:-1], expired[:-1]
         if going:
+            if len(going) == len(self._segments):
+                self.roll(now_ms)
             self._take_out(going, now_ms)
             self._raise_log_start(self._segments.bases[0])
         return expired
@@ -590,5 +568,7 @@ class Log(LogView):
             write_snapshot(self._env, self.directory, self.log_end_offset, self._producers.states)
         except OSError as error:
             raise self._failed("close of", error) from error
+        if self._epochs_are_stale:
+            self._write_epochs()
         self._names += 1
         self.flush()

@@ -31,6 +31,7 @@ from storage.checkpoints import (
     write_offsets,
 )
 from storage.env import Env, write_file_atomically
+from storage.epoch_files import enter_epochs
 from storage.errors import (
     CorruptCheckpointError,
     LogDirectoryError,
@@ -213,6 +214,7 @@ class LogManager:
             told = self._serve(folder, home, checkpoints[folder.directory_id], config_of)
             notes += [(folder.partition, note) for note in told]
             self.opening.done += 1
+        self._enter_epochs()
         self._confirm_absent(found)
         changed |= self._skip_known_producers()
         if changed or loaded is None or self._store.stale or self._confirmed:
@@ -241,6 +243,14 @@ class LogManager:
         except CorruptCheckpointError:
             found.cleaner = {}  # the cleaner begins at the start of the log, which costs time only
         return found
+
+    def _enter_epochs(self) -> None:
+        for home in self._opened.online:
+            try:
+                here = [log for where, log in self.logs.items() if self._homes[where] is home]
+                enter_epochs(self._env, here)
+            except (OSError, LogDirectoryError) as error:
+                self.fail_directory(home.path, str(error))
 
     def _remove_folders(
         self, folders: Sequence[FoundFolder], by_id: Mapping[str, LogDirectory]

@@ -65,7 +65,7 @@ def make_partitions(
         metadata = f"{path}/{filenames.PARTITION_METADATA}"
         write_file(env, metadata, encode_partition_metadata(topic_id))
         log = open_log(partition, is_new)
-        log.enter_epoch(durably=False)
+        log.enter_epoch(write_file)
         logs.append(log)
     written = (filenames.PARTITION_METADATA, filenames.LEADER_EPOCH_CHECKPOINT)
     env.sync_all([f"{path}/{name}" for path in paths for name in written], [*paths, home.path])
