@@ -205,7 +205,8 @@ class CleanerMetrics:
             if section is not None:
                 ratio.add_metric(names, section.ratio)
                 dirty.add_metric(names, section.dirty_bytes)
-                live.add_metric(names, verdict.live_bytes)
+                if verdict.live_bytes is not None:
+                    live.add_metric(names, verdict.live_bytes)
                 if section.dirty_bytes and section.deadline_ms is not None:
                     slack.add_metric(names, (section.deadline_ms - wall_ms) / 1000)
             if where in last:

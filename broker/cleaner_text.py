@@ -5,13 +5,15 @@ from datetime import datetime
 from typing import Final
 
 from broker.api_client import Json
-from config.units import format_size
+from config.units import about_size, format_size
 
 ROWS_MAX: Final = 5000  # of a table; who has more asks for a topic, or for --json
 
 
-def status_lines(answer: Json, rows: Sequence[Json]) -> list[str]:
-    """The cleaner as a whole, and a table of partitions, the dirtiest first."""
+def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -> list[str]:
+    """The cleaner as a whole, or a topic, and a table of partitions, the dirtiest first."""
+    if topic is not None:
+        return [_topic_headline(topic, rows), "", *_table(rows)]
     partitions = answer["partitions"]
     lines = [_headline(answer)]
     for worker in answer["workers"]:
@@ -21,7 +23,7 @@ def status_lines(answer: Json, rows: Sequence[Json]) -> list[str]:
         else:
             doing = f"{job['topic']}-{job['partition']}: {_stage(job)}"
         lines.append(f"  worker {worker['index']} (pid {worker['pid']}): {doing}")
-    for key, text in (("quarantined", "in quarantine"), ("held", "paused by an operator"),
+    for key, text in (("quarantined", "in quarantine"), ("paused", "paused by an operator"),
                       ("offline", "offline"), ("policy_unknown", "without a cleanup.policy"),
                       ("over_max_lag", "over max.compaction.lag.ms"),
                       ("damaged", "with damaged segments")):  # fmt: skip
@@ -46,8 +48,19 @@ def _headline(answer: Json) -> str:
     ]
     return (
         f"{partitions['compacted']} compacted partitions, {partitions['candidates']} due, "
-        f"{partitions['in_progress']} being cleaned; {_size(answer['cleanable_bytes'])} dirty"
+        f"{partitions['in_progress']} being cleaned; {about_size(answer['cleanable_bytes'])} dirty"
         f"{''.join(f', {limit}' for limit in limits)}"
+    )
+
+
+def _topic_headline(topic: str, rows: Sequence[Json]) -> str:
+    due = sum(row["to_clean"] for row in rows)
+    cleaned = sum(row["job"] is not None for row in rows)
+    paused = sum(row["paused"] for row in rows)
+    dirty_bytes = sum(row["dirty_bytes"] or 0 for row in rows)
+    return (
+        f"{topic}: {len(rows)} partitions, {due} due, {cleaned} being cleaned, {paused} paused; "
+        f"{about_size(dirty_bytes)} dirty"
     )
 
 
@@ -55,23 +68,42 @@ def _table(rows: Sequence[Json]) -> list[str]:
     order = sorted(
         rows, key=lambda row: (-(row["dirty_ratio"] or 0), row["topic"], row["partition"])
     )
-    table = [("PARTITION", "STATE", "SIZE", "DIRTY", "RATIO", "BLOCKED BY")]
+    table = [("PARTITION", "STATE", "SIZE", "DIRTY", "WAITING", "RATIO", "BLOCKED BY")]
     for row in order[:ROWS_MAX]:
         ratio = row["dirty_ratio"]
         table.append(
             (
                 f"{row['topic']}-{row['partition']}",
                 row["state"],
-                _size(row["size_bytes"]),
-                "-" if row["dirty_bytes"] is None else _size(row["dirty_bytes"]),
+                about_size(row["size_bytes"]),
+                "-" if row["dirty_bytes"] is None else about_size(row["dirty_bytes"]),
+                "-" if row["waiting_bytes"] is None else about_size(row["waiting_bytes"]),
                 "-" if ratio is None else f"{ratio:.0%}",
-                row["blocked_by"] or "",
+                _obstacle(row),
             )
         )
-    lines = columns(table, right={2, 3, 4})
+    lines = columns(table, right={2, 3, 4, 5})
     if len(order) > ROWS_MAX:
         lines.append(f"... and {len(order) - ROWS_MAX} more")
     return lines
+
+
+def _obstacle(row: Json) -> str:
+    if row["job"] is not None:
+        return f"{row['blocked_by']}: {_stage(row['job'])}"
+    return row["blocked_by"] or ""
+
+
+def nothing_to_clean(answer: Json, *, rolled: bool) -> str:
+    """Why a clean that was asked for does not begin; empty-handed, but not always for good."""
+    if answer["to_clean"]:
+        return "nothing is dirty; what has expired is removed next"
+    if answer["hindrance"] is None:
+        return "nothing to clean"
+    text = str(answer["hindrance"])
+    if answer["blocked_by"] == "active segment" and not rolled:
+        text = f"nothing can be cleaned now; --roll closes the active segment first. {text}"
+    return text
 
 
 def explanation_lines(answer: Json) -> list[str]:
@@ -94,15 +126,15 @@ def history_lines(jobs: Sequence[Json]) -> list[str]:
         return ["no job is on record"]
     table = [("FINISHED", "PARTITION", "OUTCOME", "SECONDS", "BEFORE", "AFTER", "SAVED", "REASON")]
     for job in jobs:
-        done = job["outcome"] == "finished"
+        done = job["outcome"] in ("finished", "damaged")
         table.append(
             (
                 _when(job["finished_ms"]),
                 f"{job['topic']}-{job['partition']}",
                 job["outcome"],
                 f"{job['seconds']:.1f}",
-                _size(job["bytes_before"]) if done else "-",
-                _size(job["bytes_after"]) if done else "-",
+                about_size(job["bytes_before"]) if done else "-",
+                about_size(job["bytes_after"]) if done else "-",
                 f"{job['size_reduction_percent']:.0f}%" if done else "-",
                 job["reason"],
             )
@@ -117,7 +149,7 @@ def clean_text(answer: Json) -> str:
         return f"{name} is clean up to offset {answer['first_dirty_offset']}"
     return (
         f"{name} is clean up to offset {answer['first_dirty_offset']}: "
-        f"{_size(job['bytes_before'])} became {_size(job['bytes_after'])}, "
+        f"{about_size(job['bytes_before'])} became {about_size(job['bytes_after'])}, "
         f"{job['records_before']:,} records became {job['records_after']:,}, "
         f"in {job['seconds']:.1f} s"
     )
@@ -136,7 +168,7 @@ def progress_text(status: Json, partition: Json) -> str:
 
 def _stage(job: Json) -> str:
     total = job["total_bytes"]
-    share = f" {job['done_bytes'] / total:.0%} of {_size(total)}" if total else ""
+    share = f" {job['done_bytes'] / total:.0%} of {about_size(total)}" if total else ""
     return f"{job['stage'] or 'starting'}{share}, {job['seconds']:.0f} s"
 
 
@@ -154,15 +186,3 @@ def columns(table: Sequence[Sequence[str]], right: set[int]) -> list[str]:
 
 def _when(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _size(size_bytes: int) -> str:
-    for unit_bytes, unit in (
-        (1 << 40, "TiB"),
-        (1 << 30, "GiB"),
-        (1 << 20, "MiB"),
-        (1 << 10, "KiB"),
-    ):
-        if size_bytes >= unit_bytes:
-            return f"{size_bytes / unit_bytes:.1f} {unit}"
-    return f"{size_bytes} B"

@@ -15,7 +15,7 @@ import structlog
 
 from broker.partition import Partition
 from broker.topics import Topics
-from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome
+from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome, Undecided
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.errors import LogDirectoryError, NoRoomError, SwapRefusedError
@@ -80,6 +80,13 @@ class Cleaning:
     def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
         one = partition.log
         pending = one.open_transaction()
+        # Of equal bounds the first: an open transaction above the high watermark bounds nothing.
+        undecided_offset, undecided_by = min(
+            (one.high_watermark, Undecided.HIGH_WATERMARK),
+            (one.last_stable_offset, Undecided.OPEN_TRANSACTION),
+            (self._limit(partition), Undecided.VIEW),
+            key=lambda bound: bound[0],
+        )
         return LogFacts(
             partition=one.partition,
             directory=one.directory,
@@ -87,9 +94,9 @@ class Cleaning:
             segments=one.segment_facts(),
             log_start_offset=one.log_start_offset,
             log_end_offset=one.log_end_offset,
-            undecided_offset=min(
-                one.high_watermark, one.last_stable_offset, self._limit(partition)
-            ),
+            undecided_offset=undecided_offset,
+            undecided_by=undecided_by,
+            active_closes_ms=one.active_due_ms if one.config.compacts else None,
             checkpoint_offset=self._manager.cleaner_offsets.get(one.partition),
             generation=one.generation,
             damaged=one.damaged,
@@ -133,10 +140,11 @@ class Cleaning:
     ) -> tuple[PublishOutcome, ...]:
         """Put groups in the place of their sources, or of what retention has left of them.
 
-        All of them by one journal; a group of which nothing is left is dropped. What the job went by is made durable first: the whole log once per run, since a marker or
-        another last value of a key may stand anywhere behind the group and must not be lost in a
-        crash that keeps the group; and the log start where records below it went, or went with
-        their segments, so that it does not come back without their tombstones.
+        All of them by one journal; a group of which nothing is left is dropped. What the job went
+        by is made durable first: the whole log once per run, since a marker or another last value
+        of a key may stand anywhere behind the group and must not be lost in a crash that keeps the
+        group; and the log start where records below it went, or went with their segments, so that
+        it does not come back without their tombstones.
         Raises SwapRefusedError, LogDirectoryError.
         """
         sources = tuple(base for group in groups for base in group.source_base_offsets)
@@ -186,9 +194,13 @@ class Cleaning:
         gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(left))
         return gone + (PublishOutcome.PUBLISHED,) * len(left)
 
-    def finished(self, job: CleanJob, report: CleanReport) -> None:
-        """One line per job, with the numbers Kafka prints and ours."""
-        log.info("cleaned", **job_line(job, report))
+    def finished(self, job: CleanJob, report: CleanReport, *, damage: str) -> None:
+        """One line per job, with the numbers Kafka prints and ours; an error with new damage."""
+        fields = job_line(job, report)
+        if damage:
+            log.error("cleaned around damage", **fields, reason=damage)
+        else:
+            log.info("cleaned", **fields)
         if report.records_without_key:
             log.warning(
                 "records without a key were dropped",
@@ -197,9 +209,6 @@ class Cleaning:
             )
         found = self._topics.partition(job.partition)
         for path, position, reason in report.damaged:
-            log.error(
-                "damaged segment is left as it is", path=path, position=position, reason=reason
-            )
             if found is not None and found.log.generation == job.generation:
                 found.log.mark_damaged(path, position, reason)  # readers get an error there
 

@@ -95,7 +95,7 @@ class PartitionFactory(Protocol):
 class CleanerControl(Protocol):
     """What changes of topics ask of the cleaner (cleaner/pool/pool.py)."""
 
-    def paused(self, partition: TopicPartition) -> AbstractAsyncContextManager[None]:
+    def paused(self, partition: TopicPartition, reason: str) -> AbstractAsyncContextManager[None]:
         """Held while the block runs; entering waits until a worker has let go."""
         ...
 
@@ -324,7 +324,7 @@ class Topics:
         async with self._changing:
             topic = self._known(name)
             held = [partition.partition for partition in topic.partitions.values()]
-            async with _hold_all(self._cleaner(), held):
+            async with _hold_all(self._cleaner(), held, "its topic is deleted"):
                 await self._save(self._manager.metadata.without_topic(name))
                 del self._by_name[name]
                 del self._by_id[topic.topic_id]
@@ -477,7 +477,7 @@ class Topics:
             for partition in topic.partitions.values()
         ]
         turns = Turns()
-        async with _hold_all(self._cleaner(), held):
+        async with _hold_all(self._cleaner(), held, "its cleanup.policy changes"):
             if metadata is not None:
                 await self._save(metadata)
             for topic, layers, config in resettled:
@@ -587,9 +587,9 @@ def _policy(config: TopicConfig) -> tuple[tuple[str, ...], bool]:
 
 @asynccontextmanager
 async def _hold_all(
-    cleaner: CleanerControl, partitions: list[TopicPartition]
+    cleaner: CleanerControl, partitions: list[TopicPartition], reason: str
 ) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:
         for partition in partitions:
-            await stack.enter_async_context(cleaner.paused(partition))
+            await stack.enter_async_context(cleaner.paused(partition, reason))
         yield

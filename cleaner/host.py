@@ -26,6 +26,14 @@ class OpenTransaction:
     since_ms: int  # wall time of its producer's last append; -1 unknown
 
 
+class Undecided(Enum):
+    """Why nothing from an offset on is final."""
+
+    HIGH_WATERMARK = "high watermark"  # it may be lost in a crash, or by a truncation
+    OPEN_TRANSACTION = "open transaction"
+    VIEW = "compacted view"  # a view of the topic has not taken it yet
+
+
 @dataclass(frozen=True, slots=True)
 class Foreground:
     """What the broker has done for its clients since it started; only ever grows."""
@@ -40,8 +48,8 @@ class LogFacts:
     """One log as the planner sees it, at one moment.
 
     `segments` is Log.segment_facts(): in offset order, the last one is the active one. An offline
-    partition has none. `undecided_offset` bounds cleaning: nothing at or above it is final, so it
-    is the smaller of high watermark and last stable offset.
+    partition has none. `undecided_offset` bounds cleaning: nothing at or above it is final, for
+    the reason that `undecided_by` names.
     """
 
     partition: TopicPartition
@@ -59,6 +67,8 @@ class LogFacts:
     topic_id: bytes = b""  # 16 bytes; what is remembered of a log is void for another id
     data_directory: str = ""  # the log directory that `directory` lies in
     open_transaction: OpenTransaction | None = None
+    undecided_by: Undecided = Undecided.HIGH_WATERMARK
+    active_closes_ms: int | None = None  # wall time at which the active segment closes by its age
 
     @property
     def usable_checkpoint(self) -> int | None:
@@ -129,8 +139,11 @@ class CleanerHost(Protocol):
         OSError or another StorageError where a journal may be left; the attempt then has failed.
         """
 
-    def finished(self, job: CleanJob, report: CleanReport) -> None:
-        """A job ran to its end; the place for the one log line and for history."""
+    def finished(self, job: CleanJob, report: CleanReport, *, damage: str) -> None:
+        """A job ran to its end; the place for the one log line and for history.
+
+        `damage` is what it had to leave as it is and nobody knew of; empty where that is nothing.
+        """
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         """An attempt failed; the next one is not made before `retry_at_ms` (wall clock)."""

@@ -29,6 +29,22 @@ def format_size(size_bytes: int) -> str:
     return str(size_bytes)
 
 
+def about_size(size_bytes: int) -> str:
+    """A size for people, in its largest unit with one digit behind the point: "2.2 MiB"."""
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+def about_span(ms: int) -> str:
+    """A duration for people, in its largest unit with one digit behind the point: "1.5 h"."""
+    for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
+        if ms >= unit_ms:
+            return f"{ms / unit_ms:.1f} {unit}"
+    return f"{max(0, ms)} ms"
+
+
 def _parse(text: str, units: dict[str, int], wanted: str) -> int:
     found = _NUMBER.fullmatch(text.strip())
     # Nineteen digits hold every signed 64-bit number; more would only cost time to convert.

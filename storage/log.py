@@ -306,6 +306,11 @@ class Log(LogView):
         self.roll(now_ms)
         return True
 
+    @property
+    def active_due_ms(self) -> int | None:
+        """Wall time after which `roll_if_due` closes the active segment; None: it is empty."""
+        return self._roll_rule.idle_due_ms
+
     # Durability
 
     def flush_due(self, now_ms: int) -> bool:

@@ -65,3 +65,8 @@ class RollRule:
     def is_idle_due(self, now_ms: int) -> bool:
         """Whether it is old enough without another append."""
         return self.is_begun and now_ms - self.begun_ms > self._age_ms
+
+    @property
+    def idle_due_ms(self) -> int | None:
+        """Wall time after which it is old enough without another append; None: it is empty."""
+        return self.begun_ms + self._age_ms if self.is_begun else None

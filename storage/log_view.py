@@ -15,6 +15,7 @@ from storage.log_directory import LogDirectory
 from storage.log_producers import LogProducers
 from storage.log_reader import NOTHING, FetchSlice, find_slice
 from storage.model import TimestampOffset, TopicPartition
+from storage.producer_state import ProducerEntry
 from storage.recovery import LoadedLog
 from storage.retention import SegmentFacts
 from storage.segment import DamagedSegment
@@ -182,6 +183,11 @@ class LogView:
             entry for segment in self._segments.since(first) for entry in segment.txn_entries
         )
         return aborted_in(entries, first, end)
+
+    @property
+    def producers(self) -> tuple[ProducerEntry, ...]:
+        """All that is known of its producers; not to be changed."""
+        return self._producers.states.producers
 
     def open_transaction(self) -> tuple[int, int, int] | None:
         """The oldest one: producer id, first offset, and when its producer last wrote (ms)."""

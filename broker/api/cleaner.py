@@ -6,9 +6,12 @@ now. An action that finds nothing to do is no error, and says so (`changed`). Lo
 in turns of the loop.
 """
 
+import asyncio
+import os.path
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
+import structlog
 from aiohttp import web
 
 from broker.api.requests import (
@@ -30,12 +33,13 @@ from broker.api.shapes import (
     state_name,
     status_json,
 )
+from broker.end_transaction import NoTransactionError, end_transaction
 from broker.partition import Partition
 from broker.topics import Topics
 from broker.turns import Turns
 from cleaner.pool.pool import CleanerPool
 from storage.env import Env
-from storage.errors import LogDirectoryError
+from storage.errors import LogDirectoryError, StorageError
 from storage.model import TopicPartition
 
 ROOT: Final = "/api/v1/cleaner"
@@ -43,6 +47,8 @@ PAGE_ROWS: Final = 1000
 PAGE_ROWS_MAX: Final = 5000  # some 2 MB
 JOBS: Final = 100
 JOBS_MAX: Final = 2000  # what the pool keeps in memory
+
+log = structlog.get_logger("broker.api")
 
 Action = Callable[[Partition, web.Request], Awaitable[Json]]
 
@@ -78,6 +84,8 @@ class CleanerApi:
         for name, action in actions.items():
             path = f"{ROOT}/partitions/{{topic}}/{{partition}}/{name}"
             yield web.post(path, self._acting(action))
+        path = f"{ROOT}/partitions/{{topic}}/{{partition}}/transactions/{{producer_id}}/abort"
+        yield web.post(path, self._acting(self._end_transaction))
         yield web.post(f"{ROOT}/pause", self._pause_all)
         yield web.post(f"{ROOT}/resume", self._resume_all)
 
@@ -118,6 +126,7 @@ class CleanerApi:
         page = rest[:limit]
         last = page[-1].partition if len(rest) > limit else None
         status = self._pool.status()
+        busy = {worker.partition: worker for worker in status.workers}
 
         def rows() -> Iterator[Json]:
             for one in page:
@@ -127,6 +136,7 @@ class CleanerApi:
                     status.verdicts.get(where),
                     self._pool.registry.state(where),
                     is_held=where in status.held,
+                    worker=busy.get(where),
                 )
 
         cursor = None if last is None else f"{last.topic}/{last.partition}"
@@ -155,9 +165,13 @@ class CleanerApi:
         if "partition" in query:
             where = TopicPartition(query["topic"], number(query["partition"], "partition"))
             jobs = self._pool.history(where, limit)
+            if not jobs:  # one that was deleted may have had some
+                self._find(where)
         elif "topic" in query:
             found = self._pool.history(limit=JOBS_MAX)
             jobs = [job for job in found if job.partition.topic == query["topic"]][:limit]
+            if not jobs and self._topics.get(query["topic"]) is None:
+                raise ApiError(404, f"there is no topic {query['topic'][:300]}")
         else:
             jobs = self._pool.history(limit=limit)
         return await rows_response("jobs", (job_json(job) for job in jobs))
@@ -205,11 +219,13 @@ class CleanerApi:
 
     async def _pause(self, partition: Partition, request: web.Request) -> Json:
         await flags_of(request)
-        return self._done(partition, self._pool.hold(self._still_there(partition)))
+        changed = self._pool.hold(self._still_there(partition))
+        return await self._done_durably(partition, changed)
 
     async def _resume(self, partition: Partition, request: web.Request) -> Json:
         await flags_of(request)
-        return self._done(partition, self._pool.release(self._still_there(partition)))
+        changed = self._pool.release(self._still_there(partition))
+        return await self._done_durably(partition, changed)
 
     async def _abort(self, partition: Partition, request: web.Request) -> Json:
         await flags_of(request)
@@ -223,11 +239,37 @@ class CleanerApi:
         self._pool.wake()
         return self._done(partition, changed)
 
+    async def _end_transaction(self, partition: Partition, request: web.Request) -> Json:
+        await flags_of(request)
+        where = self._still_there(partition)
+        producer_id = number(request.match_info["producer_id"], "producer id", 0, (1 << 63) - 1)
+        try:
+            offset = await end_transaction(partition, producer_id, self._env.wall_ms())
+        except NoTransactionError as error:
+            raise ApiError(409, str(error)) from error
+        except LogDirectoryError as error:
+            raise ApiError(409, f"{where} is offline: {error}") from error
+        except StorageError as error:
+            raise ApiError(409, f"{where}: {error}") from error
+        self._pool.wake()
+        log.warning(
+            "transaction aborted by an operator",
+            partition=str(where),
+            producer_id=producer_id,
+            marker_offset=offset,
+        )
+        return {**named(where), "producer_id": producer_id, "marker_offset": offset}
+
     def _done(self, partition: Partition, changed: bool) -> Json:
         where = partition.partition
         is_held = where in self._pool.status().held
-        state = state_name(self._pool.registry.state(where), is_held=is_held)
-        return {**named(where), "changed": changed, "state": state, "held": is_held}
+        state = state_name(self._pool.registry.state(where))
+        return {**named(where), "changed": changed, "state": state, "paused": is_held}
+
+    async def _done_durably(self, partition: Partition, changed: bool) -> Json:
+        """It is in force; `durable` says whether a restart would find it."""
+        durable = await self._pool.is_saved(partition.partition)
+        return {**self._done(partition, changed), "durable": durable}
 
     async def _pause_all(self, request: web.Request) -> web.Response:
         return await self._all(request, self._pool.hold)
@@ -242,11 +284,15 @@ class CleanerApi:
         query_of(request, ())
         await flags_of(request)
         turns, changed = Turns(), 0
+        of_directories: dict[str, TopicPartition] = {}  # one file each
         for one in self._topics.partitions():
             if one.log.config.compacts or one.partition in self._pool.status().held:
-                changed += self._is_there(one) and act(one.partition)
+                if self._is_there(one):
+                    changed += act(one.partition)
+                    of_directories[os.path.dirname(one.log.directory)] = one.partition
                 await turns.take()
-        return json_response({"changed": changed})
+        saved = await asyncio.gather(*map(self._pool.is_saved, of_directories.values()))
+        return json_response({"changed": changed, "durable": all(saved)})
 
     # Finding ------------------------------------------------------------------
 

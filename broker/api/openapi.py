@@ -1,5 +1,6 @@
 """The OpenAPI document of the API, kept by hand; a test compares its paths with the routes."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -12,6 +13,11 @@ _TOPIC: Final = {
 }  # fmt: skip
 _PARTITION: Final = {
     "name": "partition", "in": "path", "required": True,
+    "schema": {"type": "integer", "minimum": 0},
+}  # fmt: skip
+
+_PRODUCER: Final = {
+    "name": "producer_id", "in": "path", "required": True,
     "schema": {"type": "integer", "minimum": 0},
 }  # fmt: skip
 
@@ -48,12 +54,18 @@ def _get(summary: str, parameters: list[dict[str, Any]], *codes: tuple[int, str]
     return {"get": {"summary": summary, "parameters": parameters, "responses": _answers(*codes)}}
 
 
-def _post(summary: str, *, body: dict[str, Any] | None = None, one: bool = True) -> dict[str, Any]:
+def _post(
+    summary: str,
+    *,
+    body: dict[str, Any] | None = None,
+    one: bool = True,
+    parameters: Sequence[Any] = (),
+) -> dict[str, Any]:
     schema = {"type": "object", "properties": body or {}, "additionalProperties": False}
     return {
         "post": {
             "summary": summary,
-            "parameters": [_TOPIC, _PARTITION] if one else [],
+            "parameters": [_TOPIC, _PARTITION, *parameters] if one else [],
             "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
             "responses": _answers(
                 *((_UNKNOWN, _CONFLICT) if one else ()),
@@ -109,6 +121,10 @@ def document(version: str) -> dict[str, Any]:
             f"{partition}/pause": _post("Leave it alone until it is resumed."),
             f"{partition}/resume": _post("End a pause."),
             f"{partition}/abort": _post("Give up the job that runs; it may be chosen again."),
+            f"{partition}/transactions/{{producer_id}}/abort": _post(
+                "End a transaction that nobody else will end: its records are dropped.",
+                parameters=[_PRODUCER],
+            ),
             f"{partition}/retry": _post("Forget earlier failures: end a quarantine."),
             "/api/v1/view": _get(
                 "Compacted views.", [_query("topic", "string", "Of this topic only.")], _UNKNOWN

@@ -14,8 +14,8 @@ from broker.http import Handler, error_response
 from broker.turns import Turns
 from storage.model import TopicPartition
 
-# A partition's number, and a limit. ASCII only: int() would take any script's digits.
-_NUMBER: Final = re.compile(r"[0-9]{1,10}", re.ASCII)
+# A partition's number, a limit, a producer id. ASCII only: int() would take any script's digits.
+_NUMBER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
 
 
 class ApiError(Exception):

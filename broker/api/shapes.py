@@ -5,8 +5,9 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from broker.partition import Partition
-from cleaner.planning.plan import Finding, Verdict
-from cleaner.pool.explain import Explanation, sentences
+from cleaner.planning.findings import Reason
+from cleaner.planning.plan import Verdict
+from cleaner.pool.explain import Explanation, hindrance, said, sentences
 from cleaner.pool.history import JobRecord
 from cleaner.pool.job_run import PoolStatus, WorkerStatus
 from cleaner.pool.registry import StoryEntry
@@ -35,7 +36,7 @@ def status_json(
             **counts,
             "in_progress": sum(held(state) for state in status.in_progress.values()),
             "quarantined": len(status.quarantines),
-            "held": len(status.held),
+            "paused": len(status.held),
             "candidates": stats.candidates,
             "over_max_lag": stats.over_lag_partitions,
             "damaged": stats.damaged_partitions,
@@ -59,33 +60,45 @@ def status_json(
     }
 
 
+def _job_json(worker: WorkerStatus | None) -> Json | None:
+    """How far the job is that a worker has."""
+    if worker is None or worker.partition is None:
+        return None
+    return {
+        **named(worker.partition),
+        "run_id": worker.run_id,
+        "stage": worker.stage,
+        "done_bytes": worker.done_bytes,
+        "total_bytes": worker.total_bytes,
+        "seconds": round(worker.seconds, 3),
+    }
+
+
 def _worker_json(worker: WorkerStatus) -> Json:
-    job = None
-    if worker.partition is not None:
-        job = {
-            **named(worker.partition),
-            "run_id": worker.run_id,
-            "stage": worker.stage,
-            "done_bytes": worker.done_bytes,
-            "total_bytes": worker.total_bytes,
-            "seconds": round(worker.seconds, 3),
-        }
+    job = _job_json(worker)
     return {"index": worker.index, "pid": worker.pid, "ready": worker.ready, "job": job}
 
 
 def partition_json(
-    partition: Partition, verdict: Verdict | None, state: State, *, is_held: bool
+    partition: Partition,
+    verdict: Verdict | None,
+    state: State,
+    *,
+    is_held: bool,
+    worker: WorkerStatus | None,
 ) -> Json:
-    """One row of the list: what the last look found."""
+    """One row of the list: what the last look found, and what has happened since."""
     one = partition.log
     section = None if verdict is None else verdict.section
-    blocked = None if verdict is None else next((f for f in verdict.findings if f.blocks), None)
+    blocked_by = _blocked_by(verdict, state, is_held=is_held)
     return {
         **named(partition.partition),
         "cleanup_policy": list(one.config.cleanup_policy),
-        "state": state_name(state, is_held=is_held),
-        "held": is_held,
-        "blocked_by": None if blocked is None else blocked.reason.value,
+        "state": state_name(state),
+        "paused": is_held,
+        "blocked_by": None if blocked_by is None else blocked_by.value,
+        "to_clean": verdict is not None and blocked_by is None,
+        "job": _job_json(worker),
         "log_start_offset": one.log_start_offset,
         "log_end_offset": one.log_end_offset,
         "size_bytes": one.size_bytes,
@@ -94,31 +107,45 @@ def partition_json(
         "end_offset": None if section is None else section.end_offset,
         "clean_bytes": None if section is None else section.clean_bytes,
         "dirty_bytes": None if section is None else section.dirty_bytes,
+        "waiting_bytes": None if section is None else section.waiting_bytes,
         "dirty_ratio": None if section is None else round(section.ratio, 4),
-        "live_bytes": None if section is None or verdict is None else verdict.live_bytes,
+        "live_bytes": None if verdict is None else verdict.live_bytes,
         "over_lag_ms": 0 if verdict is None else verdict.over_lag_ms,
         "deadline_ms": None if section is None else section.deadline_ms,
     }
 
 
-def state_name(state: State, *, is_held: bool) -> str:
-    """A word for a state; a partition that an operator paused is `held`."""
-    return "held" if is_held and not held(state) else type(state).__name__.lower()
+def _blocked_by(verdict: Verdict | None, state: State, *, is_held: bool) -> Reason | None:
+    """What stands in the way: its state now, else what the last look found."""
+    if held(state):
+        return Reason.IN_PROGRESS
+    if is_held:
+        return Reason.HELD
+    gone = (Reason.IN_PROGRESS, Reason.HELD)  # since the last look
+    findings = () if verdict is None else verdict.findings
+    return next((f.reason for f in findings if f.blocks and f.reason not in gone), None)
+
+
+def state_name(state: State) -> str:
+    """A word for a state."""
+    return type(state).__name__.lower()
 
 
 def explanation_json(partition: Partition, found: Explanation, active_base_offset: int) -> Json:
     """All that is known of one partition."""
-    verdict = found.verdict
+    verdict, look = found.verdict, found.next_attempt
     return {
-        **partition_json(partition, verdict, found.state, is_held=found.held),
+        **partition_json(partition, verdict, found.state, is_held=found.held, worker=found.worker),
         "at_ms": found.at_ms,
         "active_base_offset": active_base_offset,
         "sentences": sentences(found),
-        "findings": [] if verdict is None else [_finding_json(one) for one in verdict.findings],
-        "to_clean": verdict is not None and verdict.to_clean,
+        "findings": _findings_json(found),
+        "hindrance": hindrance(found),
+        "wanted_offset": found.wanted_offset,
         "strategy": None if verdict is None else verdict.strategy,
         "queue_position": found.queue_position,
-        "next_attempt_ms": found.next_attempt_ms,
+        "next_attempt_ms": None if look is None else look.at_ms,
+        "next_attempt_cause": None if look is None else look.cause.value,
         "quarantine": _quarantine_json(found.quarantine),
         "last_job": None if found.last_job is None else job_json(found.last_job),
         "story": [_story_json(entry) for entry in found.story],
@@ -131,23 +158,31 @@ def offline_json(partition: TopicPartition, policy: tuple[str, ...], reason: str
         **named(partition),
         "cleanup_policy": list(policy),
         "state": "offline",
-        "held": False,
+        "paused": False,
         "blocked_by": "offline",
         "to_clean": False,
         "sentences": [
             f"{partition} is not being cleaned: offline.",
             f"It is offline: {reason}.",
         ],
+        "hindrance": f"It is offline: {reason}.",
         "findings": [{"reason": "offline", "blocks": True, "values": {"why": reason}}],
     }
 
 
-def _finding_json(finding: Finding) -> Json:
-    return {
-        "reason": finding.reason.value,
-        "blocks": finding.blocks,
-        "values": dict(finding.values),
-    }
+def _findings_json(found: Explanation) -> list[Json]:
+    verdict = found.verdict
+    if verdict is None:
+        return []
+    return [
+        {
+            "reason": finding.reason.value,
+            "blocks": finding.blocks,
+            "values": dict(finding.values),
+            "sentence": said(finding, found.at_ms, verdict),
+        }
+        for finding in verdict.findings
+    ]
 
 
 def _quarantine_json(mark: Quarantined | None) -> Json | None:

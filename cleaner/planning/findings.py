@@ -12,11 +12,13 @@ class Reason(Enum):
     OFFLINE = "offline"
     DAMAGED = "damaged"
     IN_PROGRESS = "in progress"
-    HELD = "held by an operator"
-    PAUSED = "paused"
+    HELD = "paused by an operator"
+    PAUSED = "paused by the broker"
     QUARANTINED = "quarantined"
     ACTIVE_SEGMENT = "active segment"
-    UNDECIDED = "high watermark or open transaction"
+    HIGH_WATERMARK = "high watermark"
+    OPEN_TRANSACTION = "open transaction"
+    VIEW = "compacted view"
     MIN_LAG = "min.compaction.lag.ms"
     NOTHING_DIRTY = "nothing dirty"
     MAX_LAG = "max.compaction.lag.ms"
@@ -34,6 +36,13 @@ class Finding(NamedTuple):
     reason: Reason
     blocks: bool
     values: tuple[tuple[str, Value], ...] = ()
+
+
+class NextLook(NamedTuple):
+    """When time alone may change what is found (wall ms), and what comes to its end then."""
+
+    at_ms: int
+    cause: Reason
 
 
 class Moment(NamedTuple):

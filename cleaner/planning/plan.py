@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from cleaner.host import LogFacts
-from cleaner.planning.findings import Finding, Moment, Reason, Value
+from cleaner.planning.findings import Finding, Moment, NextLook, Reason, Value
 from cleaner.planning.remembered import FRESH, Remembered
 from cleaner.planning.section import (
     DirtySection,
@@ -22,19 +22,6 @@ from cleaner.planning.section import (
 from cleaner.planning.survivorship import gain_per_byte, garbage_bytes
 from cleaner.states import Paused, Quarantined, State, held, past_of
 from storage.model import TopicPartition
-
-__all__ = [
-    "DirtySection",
-    "ExpiredSection",
-    "Finding",
-    "Moment",
-    "Reason",
-    "Strategy",
-    "Value",
-    "Verdict",
-    "assess",
-    "ranked",
-]
 
 # "dirty-ratio" is Kafka's: all that is dirty counts as garbage. "survivorship" counts what is
 # expected not to survive, as far as earlier cleans of the partition allow to say.
@@ -62,14 +49,20 @@ class Verdict:
     expired: ExpiredSection | None = None  # set where only what has expired is to be removed
     strategy: Strategy = "dirty-ratio"
     survivorship: float = 0.0  # used by the strategy: 0 for dirty-ratio
-    live_bytes: int = 0  # expected size of the cleanable part after a clean, as learned so far
+    # Expected size of the cleanable part after a clean; None before the first one taught it.
+    live_bytes: int | None = None
     run_now: bool = False
-    next_ms: int | None = None  # when time alone may change this verdict
+    next_look: NextLook | None = None  # when time alone may change this verdict
 
     @property
     def to_clean(self) -> bool:
         """Whether it is a candidate at this moment."""
         return not any(finding.blocks for finding in self.findings)
+
+    @property
+    def next_ms(self) -> int | None:
+        """When time alone may change this verdict; None: no time is known."""
+        return None if self.next_look is None else self.next_look.at_ms
 
     @property
     def is_damaged(self) -> bool:
@@ -129,7 +122,10 @@ def assess(
         dirt = [finding._replace(blocks=False) for finding in dirt]
         values = (("segments", len(expired.base_offsets)), ("since_ms", expired.since_ms))
         dirt.append(Finding(Reason.EXPIRED, False, values))
-    survivors = section.dirty_bytes - garbage_bytes(section.dirty_bytes, known.survivorship)
+    live_bytes = None
+    if known.observations > 0:
+        garbage = garbage_bytes(section.dirty_bytes, known.survivorship)
+        live_bytes = section.clean_bytes + int(section.dirty_bytes - garbage)
     return Verdict(
         facts.partition,
         (*findings, *dirt),
@@ -139,9 +135,9 @@ def assess(
         expired,
         strategy,
         ratio,
-        section.clean_bytes + int(survivors),
+        live_bytes,
         run_now,
-        _next_ms(section, next_expiry_ms, now),
+        _next_look(facts, section, next_expiry_ms, now),
     )
 
 
@@ -217,17 +213,22 @@ def _bound_values(facts: LogFacts, section: DirtySection) -> tuple[tuple[str, Va
         ("first_dirty_offset", section.first_dirty_offset),
         ("end_offset", section.end_offset),
     ]
-    if section.bound is Reason.UNDECIDED:
-        pending = facts.open_transaction
+    if section.bound in (Reason.HIGH_WATERMARK, Reason.OPEN_TRANSACTION, Reason.VIEW):
         values.append(("undecided_offset", facts.undecided_offset))
-        if pending is not None and pending.first_offset <= facts.undecided_offset:
-            values += [
-                ("producer_id", pending.producer_id),
-                ("transaction_first_offset", pending.first_offset),
-                ("since_ms", pending.since_ms),
-            ]
-    elif section.ripe_ms is not None:
+    pending = facts.open_transaction
+    if section.bound is Reason.OPEN_TRANSACTION and pending is not None:
+        values += [
+            ("producer_id", pending.producer_id),
+            ("transaction_first_offset", pending.first_offset),
+            ("since_ms", pending.since_ms),
+        ]
+    if section.ripe_ms is not None:
         values.append(("until_ms", section.ripe_ms))
+    if section.bound is Reason.ACTIVE_SEGMENT:
+        values.append(("active_bytes", section.active_bytes))
+        values.append(("segment.bytes", facts.config.segment_bytes))
+        if facts.active_closes_ms is not None:
+            values.append(("closes_ms", facts.active_closes_ms))
     return tuple(values)
 
 
@@ -239,9 +240,14 @@ def _to_save(facts: LogFacts, section: DirtySection) -> int | None:
     return None if section.clean_below == saved else section.clean_below
 
 
-def _next_ms(section: DirtySection, next_expiry_ms: int | None, now: Moment) -> int | None:
-    """The nearest of: a segment is old enough, the maximum lag is over, something expires."""
-    times = [section.ripe_ms, next_expiry_ms]
+def _next_look(
+    facts: LogFacts, section: DirtySection, next_expiry_ms: int | None, now: Moment
+) -> NextLook | None:
+    """The nearest of: a segment is old enough, or closes, the maximum lag is over, one expires."""
+    times = [(section.ripe_ms, Reason.MIN_LAG), (next_expiry_ms, Reason.EXPIRED)]
+    if section.active_bytes > 0:
+        times.append((facts.active_closes_ms, Reason.ACTIVE_SEGMENT))
     if section.dirty_bytes > 0:
-        times.append(section.deadline_ms)
-    return min((at for at in times if at is not None and at >= now.wall_ms), default=None)
+        times.append((section.deadline_ms, Reason.MAX_LAG))
+    looks = [NextLook(at, cause) for at, cause in times if at is not None and at >= now.wall_ms]
+    return min(looks, key=lambda look: look.at_ms, default=None)

@@ -10,7 +10,7 @@ clean count as clean; and segments whose delete horizon has passed are found wit
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from cleaner.host import LogFacts
+from cleaner.host import LogFacts, Undecided
 from cleaner.job import UNKNOWN_HORIZON
 from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
@@ -21,6 +21,13 @@ from storage.retention import SegmentFacts
 # delete.retention.ms where that is longer); then they are as urgent as a missed maximum lag.
 EXPIRY_GRACE_MS: Final = 3_600_000
 EXPIRY_GRACE_SHARE: Final = 10  # of delete.retention.ms; also the pause between two such jobs
+
+
+_UNDECIDED: Final = {
+    Undecided.HIGH_WATERMARK: Reason.HIGH_WATERMARK,
+    Undecided.OPEN_TRANSACTION: Reason.OPEN_TRANSACTION,
+    Undecided.VIEW: Reason.VIEW,
+}
 
 
 class DirtySection(NamedTuple):
@@ -34,6 +41,8 @@ class DirtySection(NamedTuple):
     deadline_ms: int | None  # wall time by which the oldest dirty batch has to be cleaned
     clean_below: int  # what the checkpoint should be: no dirty byte and no damage below it
     ripe_ms: int | None = None  # where the minimum lag is the bound: when it will not be any more
+    waiting_bytes: int = 0  # dirty as well, and not to be cleaned yet: from the end offset on
+    active_bytes: int = 0  # of these, in the active segment
 
     @property
     def ratio(self) -> float:
@@ -88,6 +97,8 @@ def dirty_section(facts: LogFacts, now: Moment, known: Remembered) -> DirtySecti
             or (s.base_offset < end and not meets(pieces, s.base_offset, s.next_base_offset))
         )
     )
+    waiting = [s for s in later if s.base_offset >= end and is_dirty(s, 1 << 63)]
+    active_bytes = active.size_bytes if active.next_base_offset > checkpoint else 0
     stamps = [
         s.first_batch_timestamp_ms
         for s in later
@@ -102,6 +113,8 @@ def dirty_section(facts: LogFacts, now: Moment, known: Remembered) -> DirtySecti
         min(stamps) + facts.config.max_compaction_lag_ms if stamps else None,
         _clean_below(checkpoint, settled, later, end),
         ripe_ms,
+        sum(s.size_bytes for s in waiting) + active_bytes,
+        active_bytes,
     )
 
 
@@ -124,7 +137,7 @@ def _bound(
     """The first offset that may not be cleaned yet, before rounding, and what forbids it."""
     bounds = [
         (active.base_offset, Reason.ACTIVE_SEGMENT),
-        (facts.undecided_offset, Reason.UNDECIDED),
+        (facts.undecided_offset, _UNDECIDED[facts.undecided_by]),
     ]
     lag_ms = facts.config.min_compaction_lag_ms
     ripe_ms = None
@@ -150,6 +163,10 @@ def expired_section(
 ) -> tuple[ExpiredSection | None, int | None]:
     """Closed clean segments that can lose something now; else when that will be, if it is known.
 
+    Only what lies wholly below `clean_below` and below all damage counts. Elsewhere an older value
+    may still stand: in what could not be read, or where a horizon was set (by Kafka, too) before
+    all that is older was searched.
+
     A segment of unknown horizon (the memory was lost, or the folder adopted) is looked at once,
     delete.retention.ms after the partition was first seen: by then whatever was stamped before
     has expired. A clock that cannot be trusted expires nothing.
@@ -163,10 +180,6 @@ def expired_section(
     next_ms: int | None = None
     rest_until_ms = 0
     if known.expired_at_ms is not None:
-    Only what lies wholly below `clean_below` and below all damage counts. Elsewhere an older value
-    may still stand: in what could not be read, or where a horizon was set (by Kafka, too) before
-    all that is older was searched.
-
         rest_until_ms = known.expired_at_ms + retention_ms // EXPIRY_GRACE_SHARE
     for segment in live_segments(facts)[:-1]:
         horizon = known.horizon(segment)

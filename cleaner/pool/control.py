@@ -11,7 +11,7 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import assert_never
+from typing import Final, assert_never
 
 import structlog
 
@@ -26,6 +26,11 @@ from storage.env import Env
 from storage.model import TopicPartition
 
 log = structlog.get_logger("cleaner")
+
+
+BY_OPERATOR: Final = "an operator gave it up"
+PAUSED_BY_OPERATOR: Final = "an operator paused it"
+AT_STOP: Final = "the broker stops"
 
 
 class Control:
@@ -85,6 +90,9 @@ class Control:
                 self._lookout.save_checkpoint(partition, generation, offset)
             case states.ReportFailure(mark):
                 self._stats.failures += 1
+                ended = self.runs.get(partition)
+                if ended is not None and ended.report is not None and ended.report.damaged:
+                    return  # told with the job's numbers
                 wait_ms = mark.until_ms - int(asyncio.get_running_loop().time() * 1000)
                 self._host.failed(partition, mark.reason, self._env.wall_ms() + wait_ms)
             case states.WakeScheduler():
@@ -111,8 +119,9 @@ class Control:
         self._kill(run.worker)
 
     @asynccontextmanager
-    async def paused(self, partition: TopicPartition) -> AsyncIterator[None]:
+    async def paused(self, partition: TopicPartition, reason: str) -> AsyncIterator[None]:
         """See CleanerPool.paused."""
+        self._note_asker(partition, reason)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[partition].append(granted)
         self.handle(partition, states.PauseRequested())
@@ -128,8 +137,9 @@ class Control:
                     del self._waiting[partition]
             self.handle(partition, states.Resumed())
 
-    def abort(self, partition: TopicPartition) -> bool:
+    def abort(self, partition: TopicPartition, reason: str) -> bool:
         """Give up a running job, if there is one; the partition may be chosen again at once."""
+        self._note_asker(partition, reason)
         running = states.held(self.state(partition))
         self.handle(partition, states.AbortRequested())
         return running
@@ -139,6 +149,7 @@ class Control:
         if partition in self.holds:
             return False
         self.holds.add(partition)
+        self._note_asker(partition, PAUSED_BY_OPERATOR)
         self.handle(partition, states.PauseRequested())
         return True
 
@@ -150,7 +161,8 @@ class Control:
         self.handle(partition, states.Resumed())
         return True
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether somebody waits for a pause to be granted."""
-        return bool(self._waiting)
+    def _note_asker(self, partition: TopicPartition, reason: str) -> None:
+        """Who asked first is the one who ended the job."""
+        run = self.runs.get(partition)
+        if run is not None and not run.asked:
+            run.asked = reason

@@ -18,10 +18,10 @@ from cleaner.host import CleanerHost, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import Verdict
-from cleaner.planning.remembered import learn
+from cleaner.planning.remembered import damaged_base, learn
 from cleaner.pool.control import Control
 from cleaner.pool.history import History
-from cleaner.pool.job_run import PoolLimits, Run, record_of, retry_delay_ms
+from cleaner.pool.job_run import PoolLimits, Run, damage_text, record_of, retry_delay_ms
 from cleaner.pool.keeping import Memory
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import (
@@ -200,7 +200,7 @@ class Runs:
                     log.error("clean raised", **where, reason=reason, traceback=traceback)
                 if file_missing and self._is_outdated(run.job):
                     run.stale = "its sources have gone"
-                    self._control.abort(run.job.partition)
+                    self._control.abort(run.job.partition, run.stale)
                     reason = ""
                 await self._let_go(run, reason)
             case _:
@@ -281,8 +281,7 @@ class Runs:
         run.report = report
         reason = ""
         if report.damaged and not self._is_known_damage(job, report):
-            path, position, why = report.damaged[0]
-            reason = f"{path} is damaged at byte {position}: {why}"
+            reason = damage_text(report)
         elif self._made_no_progress(job, report):
             reason = "made no progress"
         if not self._aborting(run):
@@ -292,7 +291,7 @@ class Runs:
         if await self._let_go(run, reason, finished=states.Finished(reached), reached=reached):
             self._stats.count_report(run.worker.index, seconds, report)
             self._stats.expiries += job.expired_only
-            self._host.finished(job, report)
+            self._host.finished(job, report, damage=reason if report.damaged else "")
 
     def _made_no_progress(self, job: CleanJob, report: CleanReport) -> bool:
         if job.expired_only or report.damaged or report.cleaned:
@@ -302,8 +301,15 @@ class Runs:
     def _is_known_damage(self, job: CleanJob, report: CleanReport) -> bool:
         """Whether all of it was told before: then it is no news, and no reason to wait."""
         facts = self._host.facts_of(job.partition)
-        known = set() if facts is None else {one.path for one in facts.damaged}
-        return all(path in known for path, _, _ in report.damaged)
+        if facts is None:
+            return False
+        known = {one.path for one in facts.damaged}
+        remembered = self._memory.recall(facts, self._env.wall_ms()).damaged
+        sizes = {s.base_offset: s.size_bytes for s in facts.segments}
+        return all(
+            path in known or (base, sizes.get(base)) in remembered
+            for path, base in ((path, damaged_base(path)) for path, _, _ in report.damaged)
+        )
 
     def _learn(self, run: Run, report: CleanReport) -> int | None:
         """Remember what the job taught; how far the log is clean now, if that was its matter."""

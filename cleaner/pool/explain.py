@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from cleaner.planning.findings import Finding, Reason, Value
+from cleaner.planning.findings import Finding, NextLook, Reason, Value
 from cleaner.planning.plan import Verdict
 from cleaner.pool.history import JobRecord
+from cleaner.pool.job_run import WorkerStatus
 from cleaner.pool.registry import StoryEntry
 from cleaner.states import Quarantined, State, held
+from config.units import about_size, about_span
 from storage.model import TopicPartition
 
 _Values: TypeAlias = Mapping[str, Value]
@@ -27,27 +29,44 @@ class Explanation:
     verdict: Verdict | None  # judged now; None where its numbers make no sense
     story: list[StoryEntry]  # its last transitions, oldest first
     queue_position: int | None  # 1 is next; None: it does not wait for a worker
-    next_attempt_ms: int | None  # not before that; None: nothing is planned
+    next_attempt: NextLook | None  # not before that, and why; None: no time is known
     quarantine: Quarantined | None
     last_job: JobRecord | None
     held: bool  # paused by an operator
+    wanted_offset: int | None = None  # an operator asked for a clean up to here
+    worker: WorkerStatus | None = None  # that has it
 
 
-def next_attempt_ms(verdict: Verdict, now_ms: int) -> int | None:
-    """Wall time before which nothing will be tried; now for a candidate; None: no time is known."""
+def next_attempt(verdict: Verdict, now_ms: int) -> NextLook | None:
+    """Before which nothing will be tried, and why; now for a candidate; None: no time is known."""
     blocking = {finding.reason for finding in verdict.findings if finding.blocks}
     if not blocking:
-        return now_ms
+        return NextLook(now_ms, Reason.RUN_NOW if verdict.run_now else Reason.RATIO)
     if blocking & _UNTIMED:
         return None
-    times = [now_ms]
-    for finding in verdict.findings:
-        values = dict(finding.values)
-        if finding.blocks and finding.reason is Reason.QUARANTINED:
-            times.append(now_ms + int(values["wait_ms"]))
+    looks = [] if verdict.next_look is None else [verdict.next_look]
     if blocking == {Reason.QUARANTINED}:
-        return max(times)
-    return None if verdict.next_ms is None else max(*times, verdict.next_ms)
+        looks = []
+    elif not looks:
+        return None
+    for finding in verdict.findings:
+        if finding.blocks and finding.reason is Reason.QUARANTINED:
+            wait_ms = int(dict(finding.values)["wait_ms"])
+            looks.append(NextLook(now_ms + wait_ms, Reason.QUARANTINED))
+    return max(looks, key=lambda look: look.at_ms)
+
+
+def hindrance(explanation: Explanation) -> str | None:
+    """Why not all of it can be cleaned now, in words; None where nothing is dirty, nor damaged."""
+    verdict, at_ms = explanation.verdict, explanation.at_ms
+    if verdict is None:
+        return _answer(explanation)
+    findings = [one for one in verdict.findings if one.blocks or one.reason is Reason.DAMAGED]
+    if all(one.reason is Reason.NOTHING_DIRTY for one in findings):
+        return None
+    # Nothing is dirty beside a damage: that is not in the way of anything.
+    first = next(one for one in findings if one.reason is not Reason.NOTHING_DIRTY)
+    return said(first, at_ms, verdict)
 
 
 # What only an event ends: nobody knows when that will be.
@@ -62,13 +81,27 @@ _UNTIMED = frozenset(
     }
 )
 
+# What comes to its end at the time of the next attempt.
+_UNTIL: Final[dict[Reason, str]] = {
+    Reason.MIN_LAG: "when the next segment is older than min.compaction.lag.ms",
+    Reason.MAX_LAG: "when max.compaction.lag.ms is over for its oldest dirty record",
+    Reason.ACTIVE_SEGMENT: "when its active segment closes by its age",
+    Reason.EXPIRED: "when the first tombstones or markers may go (delete.retention.ms)",
+    Reason.QUARANTINED: "when its quarantine is over",
+}
+
 
 def sentences(explanation: Explanation) -> list[str]:
     """The chain in plain words, one sentence a link, the answer first."""
     found = [_answer(explanation)]
     verdict, at_ms = explanation.verdict, explanation.at_ms
     if verdict is not None:
-        found += [_said(finding, at_ms, verdict) for finding in verdict.findings]
+        found += [
+            _doing(explanation.worker)
+            if finding.reason is Reason.IN_PROGRESS and explanation.worker is not None
+            else said(finding, at_ms, verdict)
+            for finding in verdict.findings
+        ]
         if verdict.section is not None:
             found.append(_sizes(verdict))
     if explanation.queue_position is not None:
@@ -76,9 +109,13 @@ def sentences(explanation: Explanation) -> list[str]:
         found.append(f"It waits for a worker, with {_count(ahead, 'partition')} before it.")
     if explanation.last_job is not None:
         found.append(_last(explanation.last_job, at_ms))
-    if explanation.next_attempt_ms is not None:
-        wait_ms = explanation.next_attempt_ms - at_ms
-        when = "as soon as a worker is free" if wait_ms <= 0 else f"in {_span(wait_ms)}"
+    if explanation.wanted_offset is not None:
+        found.append(f"An operator wants it clean up to offset {explanation.wanted_offset}.")
+    if explanation.next_attempt is not None:
+        wait_ms = explanation.next_attempt.at_ms - at_ms
+        when = "as soon as a worker is free"
+        if wait_ms > 0:
+            when = f"in {about_span(wait_ms)}, {_UNTIL[explanation.next_attempt.cause]}"
         found.append(f"Next attempt: {when}.")
     return found
 
@@ -96,7 +133,8 @@ def _answer(explanation: Explanation) -> str:
     return f"{name} is not being cleaned: {first.reason.value}."
 
 
-def _said(finding: Finding, at_ms: int, verdict: Verdict) -> str:
+def said(finding: Finding, at_ms: int, verdict: Verdict) -> str:
+    """A finding in words."""
     values = dict(finding.values)
     return _TEXTS[finding.reason](values, finding.blocks, at_ms, verdict)
 
@@ -106,16 +144,36 @@ def _policy(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     return f"Its cleanup.policy is {policy}{': it is not compacted' if blocks else ''}."
 
 
-def _undecided(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    where = f"Nothing from offset {v['end_offset']} on can be cleaned yet"
-    if "producer_id" in v:
-        since = int(v["since_ms"])
-        open_for = f", silent for {_span(at_ms - since)}" if since >= 0 else ""
-        return (
-            f"{where}: producer {v['producer_id']} has had a transaction open since offset "
-            f"{v['transaction_first_offset']}{open_for}."
-        )
-    return f"{where}: the high watermark is {v['undecided_offset']}."
+def _high_watermark(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
+    return (
+        f"{_nothing_from(v)}: the high watermark is {v['undecided_offset']}. What is above it is "
+        "not on the disk yet; it goes on with the next flush."
+    )
+
+
+def _open_transaction(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
+    if "producer_id" not in v:
+        return f"{_nothing_from(v)}: a transaction is open since offset {v['undecided_offset']}."
+    since, producer = int(v["since_ms"]), v["producer_id"]
+    open_for = f", silent for {about_span(at_ms - since)}" if since >= 0 else ""
+    name, number = verdict.partition
+    return (
+        f"{_nothing_from(v)}: producer {producer} has had a transaction open since offset "
+        f"{v['transaction_first_offset']}{open_for}. If it will never end it, "
+        f"`varve cleaner end-transaction {name} {number} {producer}` aborts it."
+    )
+
+
+def _view(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
+    name, number = verdict.partition
+    return (
+        f"{_nothing_from(v)}: the topic's compacted view has taken what is below offset "
+        f"{v['undecided_offset']} only. `varve view compact {name} {number}` takes it further."
+    )
+
+
+def _nothing_from(v: _Values) -> str:
+    return f"Nothing from offset {v['end_offset']} on can be cleaned yet"
 
 
 def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
@@ -132,18 +190,30 @@ def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 
 def _min_lag(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    wait = f" for another {_span(int(v['until_ms']) - at_ms)}" if "until_ms" in v else ""
+    wait = f" for another {about_span(int(v['until_ms']) - at_ms)}" if "until_ms" in v else ""
     return f"From offset {v['end_offset']} on it is younger than min.compaction.lag.ms{wait}."
 
 
 def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     text = f"From offset {v['end_offset']} on it is the active segment, which is never cleaned"
-    return f"{text}; nothing else is dirty." if blocks else f"{text}."
+    if blocks:
+        text = f"{text}; nothing else is dirty"
+    held_bytes = int(v["active_bytes"])
+    if not held_bytes:
+        return f"{text}."
+    closes = f"it closes at {about_size(int(v['segment.bytes']))}"
+    if "closes_ms" in v:
+        closes = f"{closes} or in {about_span(int(v['closes_ms']) - at_ms)}"
+    return f"{text}. {about_size(held_bytes)} are in it; {closes}."
 
 
 def _quarantined(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     wait_ms = int(v["wait_ms"])
-    when = f"it is left alone for another {_span(wait_ms)}" if wait_ms else "it may be tried again"
+    when = (
+        f"it is left alone for another {about_span(wait_ms)}"
+        if wait_ms
+        else "it may be tried again"
+    )
     return f"{_count(int(v['failures']), 'attempt')} failed in a row ({v['reason']}); {when}."
 
 
@@ -162,24 +232,28 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,
     Reason.IN_PROGRESS: lambda v, b, at, _: f"A job has it ({str(v['state']).lower()}).",
-    Reason.HELD: lambda v, b, at, _: f"An operator paused it {_span(at - int(v['since_ms']))} ago.",
+    Reason.HELD: lambda v, b, at, _: (
+        f"An operator paused it {about_span(at - int(v['since_ms']))} ago."
+    ),
     Reason.PAUSED: lambda v, b, at, _: (
         f"The broker itself keeps the cleaner off ({_count(int(v['pauses']), 'pause')}): it is "
         "being truncated, deleted or configured."
     ),
     Reason.QUARANTINED: _quarantined,
     Reason.ACTIVE_SEGMENT: _active,
-    Reason.UNDECIDED: _undecided,
+    Reason.HIGH_WATERMARK: _high_watermark,
+    Reason.OPEN_TRANSACTION: _open_transaction,
+    Reason.VIEW: _view,
     Reason.MIN_LAG: _min_lag,
     Reason.NOTHING_DIRTY: lambda v, b, at, _: "Nothing is dirty.",
     Reason.MAX_LAG: lambda v, b, at, _: (
-        f"Its oldest dirty record is {_span(int(v['over_ms']))} past max.compaction.lag.ms."
+        f"Its oldest dirty record is {about_span(int(v['over_ms']))} past max.compaction.lag.ms."
     ),
     Reason.RUN_NOW: lambda v, b, at, _: "An operator asked for a clean.",
     Reason.RATIO: _ratio,
     Reason.EXPIRED: lambda v, b, at, _: (
         f"Tombstones or markers in {_count(int(v['segments']), 'segment')} may have expired, the "
-        f"first {_span(at - int(v['since_ms']))} ago."
+        f"first {about_span(at - int(v['since_ms']))} ago."
     ),
 }
 
@@ -187,19 +261,32 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
 def _sizes(verdict: Verdict) -> str:
     section = verdict.section
     assert section is not None
-    return (
-        f"{_size(section.dirty_bytes)} from offset {section.first_dirty_offset} to "
-        f"{section.end_offset} are dirty, {_size(section.clean_bytes)} are clean; about "
-        f"{_size(verdict.live_bytes)} would be left."
+    text = (
+        f"{about_size(section.dirty_bytes)} from offset {section.first_dirty_offset} to "
+        f"{section.end_offset} are dirty, {about_size(section.clean_bytes)} are clean"
     )
+    if section.waiting_bytes:
+        text += f", {about_size(section.waiting_bytes)} behind them wait"
+    if verdict.live_bytes is None:
+        return f"{text}."
+    return f"{text}; about {about_size(verdict.live_bytes)} would be left."
+
+
+def _doing(worker: WorkerStatus) -> str:
+    done = ""
+    if worker.total_bytes:
+        share = worker.done_bytes / worker.total_bytes
+        done = f" {share:.0%} of {about_size(worker.total_bytes)}"
+    since = about_span(int(1000 * worker.seconds))
+    return f"Worker {worker.index} has it: {worker.stage or 'starting'}{done}, for {since}."
 
 
 def _last(job: JobRecord, at_ms: int) -> str:
-    when = f"{_span(max(0, at_ms - job.finished_ms))} ago"
-    if job.outcome == "finished":
+    when = f"{about_span(max(0, at_ms - job.finished_ms))} ago"
+    if job.outcome in ("finished", "damaged"):
         text = (
-            f"Its last job finished {when}, after {_span(job.finished_ms - job.started_ms)}: "
-            f"{_size(job.bytes_before)} became {_size(job.bytes_after)}"
+            f"Its last job finished {when}, after {about_span(job.finished_ms - job.started_ms)}: "
+            f"{about_size(job.bytes_before)} became {about_size(job.bytes_after)}"
         )
     else:
         text = f"Its last job {_OUTCOMES[job.outcome]} {when}"
@@ -215,24 +302,3 @@ _OUTCOMES: Final = {
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number or 'no'} {noun}s"
-
-
-def _span(ms: int) -> str:
-    """A duration in its largest unit, with one digit behind the point."""
-    for unit_ms, unit in ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s")):
-        if ms >= unit_ms:
-            return f"{ms / unit_ms:.1f} {unit}"
-    return f"{max(0, ms)} ms"
-
-
-def _size(size_bytes: int) -> str:
-    """Bytes in their largest unit, with one digit behind the point."""
-    for unit_bytes, unit in (
-        (1 << 40, "TiB"),
-        (1 << 30, "GiB"),
-        (1 << 20, "MiB"),
-        (1 << 10, "KiB"),
-    ):
-        if size_bytes >= unit_bytes:
-            return f"{size_bytes / unit_bytes:.1f} {unit}"
-    return f"{size_bytes} bytes"

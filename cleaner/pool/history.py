@@ -22,7 +22,7 @@ HISTORY_NAME: Final = "varve.cleaner-history"
 HISTORY_BYTES_MAX: Final = 1 << 20
 RECORDS_MAX: Final = 2_000  # in memory, over all partitions: some 2 MB
 
-Outcome: TypeAlias = Literal["finished", "failed", "aborted", "stale"]
+Outcome: TypeAlias = Literal["finished", "damaged", "failed", "aborted", "stale"]
 
 log = structlog.get_logger("cleaner")
 
@@ -39,7 +39,7 @@ class JobRecord:
     started_ms: int
     finished_ms: int
     outcome: Outcome
-    reason: str = ""  # why it failed, or was void; of a finished one: what it had to leave
+    reason: str = ""  # why it failed, was given up or void; what damage it had to leave
     expired_only: bool = False
     first_dirty_offset: int = 0
     end_offset: int = 0

@@ -55,6 +55,7 @@ class Run:
         False  # a journal that failed half-way may need them: the next start's matter
     )
     failure: str = ""  # set where the end is a failure whatever the worker says
+    asked: str = ""  # who wanted the partition while it ran, for people
     stale: str = ""  # set where it was given up because the log had changed under it: how
     report: CleanReport | None = None
     clean_below: int | None = None  # set with the report: what the checkpoint becomes
@@ -123,12 +124,14 @@ def record_of(run: Run, finished_ms: int, reason: str, *, aborted: bool) -> JobR
     outcome: Outcome = "finished"
     if run.stale:
         outcome, reason = "stale", run.stale
+    elif (aborted or report is None) and not (run.failure or reason):
+        outcome, reason = "aborted", run.asked
     elif aborted and not run.failure:
-        outcome = "aborted"
-    elif reason and (report is None or not report.damaged):
+        outcome, reason = "aborted", f"{run.asked}; {reason}" if run.asked else reason
+    elif report is not None and report.damaged:
+        outcome, reason = "damaged", damage_text(report)
+    elif reason:
         outcome = "failed"
-    elif report is None:
-        outcome = "aborted"
     record = JobRecord(
         partition=job.partition,
         run_id=job.run_id,
@@ -151,6 +154,13 @@ def record_of(run: Run, finished_ms: int, reason: str, *, aborted: bool) -> JobR
         dirty_bytes=run.dirty_bytes,
     )
     return record if report is None else _with_report(record, report)
+
+
+def damage_text(report: CleanReport) -> str:
+    """What a job found damaged, in words."""
+    path, position, why = report.damaged[0]
+    more = f" and {len(report.damaged) - 1} more" if len(report.damaged) > 1 else ""
+    return f"{path}{more} is damaged at byte {position}: {why}"
 
 
 def _with_report(record: JobRecord, report: CleanReport) -> JobRecord:

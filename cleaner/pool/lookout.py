@@ -12,9 +12,11 @@ import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
-from cleaner.planning.plan import Moment, Strategy, Verdict, assess, ranked
+from cleaner.planning.findings import Moment
+from cleaner.planning.plan import Strategy, Verdict, assess, ranked
 from cleaner.pool.keeping import Memory
 from cleaner.pool.registry import CleanerRegistry
+from cleaner.pool.wishes import Wishes
 from cleaner.stats import PoolStats
 from storage.env import Env
 from storage.errors import StorageError
@@ -44,7 +46,7 @@ class Lookout:
         self.queue: list[TopicPartition] = []  # the last look's candidates, most urgent first
         self.busy_seconds = 0.0  # of the last look: its own turns of the loop
         self.strategy: Strategy = "dirty-ratio"
-        self.run_now: set[TopicPartition] = set()  # asked for by an operator, and not begun yet
+        self.wishes = Wishes()
         self._memory = memory
         self._host = host
         self._registry = registry
@@ -79,6 +81,7 @@ class Lookout:
                 turn_began, count = clock(), 0
         self.busy_seconds += clock() - turn_began
         self.verdicts, self.seen = verdicts, frozenset(seen)
+        self.wishes.keep_only(self.seen)
         self._count(verdicts)
         order = ranked(verdicts.values(), self._env.wall_ms())
         self.queue = [verdict.partition for verdict in order]
@@ -95,7 +98,7 @@ class Lookout:
                 now,
                 self._memory.recall(facts, now.wall_ms),
                 strategy=self.strategy,
-                run_now=partition in self.run_now,
+                run_now=self.wishes.of(facts) is not None,
             )
         except Exception:
             # One log with impossible numbers must not keep the others from being cleaned.
@@ -109,6 +112,7 @@ class Lookout:
         verdict = self.judge(facts)
         if verdict is None:
             return None
+        self.wishes.look(facts, verdict.section)
         if verdict.checkpoint_offset is not None:
             self.save_checkpoint(partition, facts.generation, verdict.checkpoint_offset)
         elif verdict.section is not None and not states.held(self._registry.state(partition)):
@@ -136,6 +140,7 @@ class Lookout:
             # Only work is lost: the same section is found dirty again.
             log.warning("first dirty offset not saved", partition=str(partition), reason=str(error))
             return
+        self.wishes.reached(partition, offset)
         self._tell(partition, offset)
 
     def _tell(self, partition: TopicPartition, clean_below: int) -> None:

@@ -1,8 +1,8 @@
 """The cleaner on the event loop: looks for work, hands it to workers, and answers for it.
 
 What may be cleaned is decided in plan.py, what may happen to a partition in states.py (carried out
-in control.py), a job's course is in runs.py, how fast it goes in throttle.py. This module does not
-know what is inside a log.
+in control.py), a job's course is in dispatch.py, how fast it goes in throttle.py. This module does
+not know what is inside a log.
 """
 
 import asyncio
@@ -16,11 +16,11 @@ import structlog
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
 from cleaner.planning.plan import Verdict
-from cleaner.pool.control import Control
+from cleaner.pool.control import AT_STOP, BY_OPERATOR, Control
 from cleaner.pool.dispatch import Runs
-from cleaner.pool.explain import Explanation, next_attempt_ms
+from cleaner.pool.explain import Explanation, next_attempt
 from cleaner.pool.history import History, JobRecord
-from cleaner.pool.job_run import PoolLimits, PoolStatus, worker_status
+from cleaner.pool.job_run import PoolLimits, PoolStatus, WorkerStatus, worker_status
 from cleaner.pool.keeping import Memory
 from cleaner.pool.lookout import Lookout
 from cleaner.pool.registry import CleanerRegistry
@@ -118,7 +118,7 @@ class CleanerPool:
             self._scheduler.cancel()
             await asyncio.gather(self._scheduler, return_exceptions=True)
         for partition in list(self.registry.holding()):
-            self._control.abort(partition)
+            self._control.abort(partition, AT_STOP)
         self._runs.stop()
         await self._crew.stop()
         for partition, run in list(self._control.runs.items()):
@@ -146,13 +146,17 @@ class CleanerPool:
         self._wake.set()
 
     @asynccontextmanager
-    async def paused(self, partition: TopicPartition) -> AsyncIterator[None]:
+    async def paused(
+        self, partition: TopicPartition, reason: str = "its log was changed"
+    ) -> AsyncIterator[None]:
         """Hold off cleaning of a partition while the block runs; a running job is given up first.
+
+        `reason` is what the job's history says then.
 
         May be nested, by the same or by different callers. Waits for the worker (a buffer or an
         fsync; a worker that does not react is killed) and for a journal under way.
         """
-        async with self._control.paused(partition):
+        async with self._control.paused(partition, reason):
             yield
 
     def hold(self, partition: TopicPartition) -> bool:
@@ -182,24 +186,34 @@ class CleanerPool:
         """
         return await self._memory.saved(partition)
 
-    def abort(self, partition: TopicPartition) -> bool:
-        """Give up a running job, if there is one; the partition may be chosen again at once."""
-        return self._control.abort(partition)
+    def abort(self, partition: TopicPartition, reason: str = BY_OPERATOR) -> bool:
+        """Give up a running job and a clean that was asked for; False if there is neither.
+
+        The partition may be chosen again at once.
+        """
+        wanted = self._lookout.wishes.withdraw(partition)
+        return self._control.abort(partition, reason) or wanted
 
     def forgive(self, partition: TopicPartition) -> None:
         """Forget earlier failures: the partition was replaced, or its trouble was removed."""
         self._control.handle(partition, states.Forgiven())
 
-    def run_now(self, partition: TopicPartition) -> None:
-        """Clean it next, once: earlier failures and the ratio do not matter. Raises KeyError.
+    def run_now(self, partition: TopicPartition) -> int | None:
+        """Clean it next: earlier failures and the ratio do not matter. Raises KeyError.
 
-        Lags, the active segment and open transactions bound it as ever. Where it is held or paused
-        this waits for the end of that; where nothing is dirty it is forgotten at the next look.
+        Returns the offset up to which it will be; that is wanted until it is reached (wishes.py).
+        Lags, the active segment and open transactions bound it as ever: None where nothing can be
+        cleaned now. Where it is held or paused this waits for the end of that.
         """
-        self._known(partition)
+        facts = self._known(partition)
         self.forgive(partition)
-        self._lookout.run_now.add(partition)
         self.wake()
+        verdict = self._lookout.judge(facts)
+        section = None if verdict is None else verdict.section
+        if section is None or section.dirty_bytes == 0:
+            return None
+        self._lookout.wishes.ask(facts, section.end_offset)
+        return section.end_offset
 
     async def await_cleaned(self, partition: TopicPartition, offset: int) -> None:
         """Wait until everything below `offset` is clean. As long as that takes: use a timeout."""
@@ -237,7 +251,8 @@ class CleanerPool:
     def explain(self, partition: TopicPartition) -> Explanation:
         """Why it is not being cleaned, or what is being done. Raises KeyError if it is unknown."""
         state = self.registry.state(partition)
-        verdict = self._lookout.judge(self._known(partition))
+        facts = self._known(partition)
+        verdict, wish = self._lookout.judge(facts), self._lookout.wishes.of(facts)
         now_ms = self._env.wall_ms()
         waiting = [one for one in self._lookout.queue if one not in self._control.runs]
         waits = partition in waiting and verdict is not None and verdict.to_clean
@@ -248,11 +263,18 @@ class CleanerPool:
             verdict=verdict,
             story=self.registry.story(partition),
             queue_position=waiting.index(partition) + 1 if waits else None,
-            next_attempt_ms=None if verdict is None else next_attempt_ms(verdict, now_ms),
+            next_attempt=None if verdict is None else next_attempt(verdict, now_ms),
             quarantine=states.past_of(state),
             last_job=self._history.last_of(partition),
             held=partition in self._control.holds,
+            wanted_offset=None if wish is None else wish.end_offset,
+            worker=self._worker_of(partition),
         )
+
+    def _worker_of(self, partition: TopicPartition) -> WorkerStatus | None:
+        run = self._control.runs.get(partition)
+        now = asyncio.get_running_loop().time()
+        return None if run is None else worker_status(run.worker, run, now)
 
     def history(self, partition: TopicPartition | None = None, limit: int = 100) -> list[JobRecord]:
         """The last jobs, newest first: of one partition, or of all."""
@@ -299,9 +321,7 @@ class CleanerPool:
         self._memory.keep_only(seen)
         self._history.keep_only(seen)
         self._match_holds()
-        self._forget_requests()
         for (verdict, facts), worker in zip(candidates, self._crew.idle(), strict=False):
-            self._lookout.run_now.discard(facts.partition)
             self._runs.begin(worker, facts, verdict)
 
     def _match_holds(self) -> None:
@@ -311,16 +331,3 @@ class CleanerPool:
             self._control.release(partition)
         for partition in wanted - self._control.holds:
             self._control.hold(partition)
-
-    def _forget_requests(self) -> None:
-        """An operator's wish for a clean is over where nothing is dirty, or nothing is left."""
-        for partition in tuple(self._lookout.run_now):
-            verdict = self.verdicts.get(partition)
-            section = None if verdict is None else verdict.section
-            if partition not in self._lookout.seen or (
-                verdict is not None
-                and verdict.run_now
-                and not states.held(self.registry.state(partition))
-                and (section is None or section.dirty_bytes == 0)
-            ):
-                self._lookout.run_now.discard(partition)

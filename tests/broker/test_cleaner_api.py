@@ -63,7 +63,7 @@ async def test_the_status_counts_partitions_and_names_the_settings(env: MemoryEn
     assert status == 200
     assert found["enabled"] is False
     assert found["partitions"]["compacted"] == 3
-    assert found["partitions"]["held"] == found["partitions"]["quarantined"] == 0
+    assert found["partitions"]["paused"] == found["partitions"]["quarantined"] == 0
     assert found["settings"]["workers"] == 1
     assert found["read_bytes_per_second"] is None
 
@@ -121,10 +121,11 @@ async def test_a_pause_holds_until_it_is_resumed_and_once_is_enough(env: MemoryE
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for changed in (True, False):
             _, found = await asked(broker, "POST", f"{path}/pause")
-            assert (found["changed"], found["held"], found["state"]) == (changed, True, "held")
+            assert (found["changed"], found["paused"], found["state"]) == (changed, True, "paused")
+            assert found["durable"] is True
         for changed in (True, False):
             _, found = await asked(broker, "POST", f"{path}/resume")
-            assert (found["changed"], found["held"], found["state"]) == (changed, False, "idle")
+            assert (found["changed"], found["paused"], found["state"]) == (changed, False, "idle")
 
 
 async def test_a_pause_survives_a_restart(env: MemoryEnv) -> None:
@@ -132,14 +133,42 @@ async def test_a_pause_survives_a_restart(env: MemoryEnv) -> None:
         await asked(broker, "POST", f"{ROOT}/partitions/orders/2/pause")
     async with broker_in_memory(env, topics=TOPICS) as broker:
         _, found = await asked(broker, "GET", f"{ROOT}/partitions/orders/2")
-        assert found["held"] is True
+        assert found["paused"] is True
+
+
+async def test_right_after_a_pause_it_is_what_stands_in_the_way(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        await asked(broker, "POST", f"{ROOT}/partitions/orders/2/pause")
+        _, page = await asked(broker, "GET", f"{ROOT}/partitions?topic=orders")
+        rows = {row["partition"]: row for row in page["partitions"]}
+        assert rows[2]["blocked_by"] == "paused by an operator"
+        assert rows[1]["blocked_by"] != rows[2]["blocked_by"]
+        await asked(broker, "POST", f"{ROOT}/partitions/orders/2/resume")
+        _, page = await asked(broker, "GET", f"{ROOT}/partitions?topic=orders")
+        assert {row["blocked_by"] for row in page["partitions"]} == {rows[1]["blocked_by"]}
+
+
+async def test_a_pause_that_cannot_be_written_is_in_force_and_says_so(env: MemoryEnv) -> None:
+    path = f"{ROOT}/partitions/orders/2"
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        fault = env.fail_on(lambda _, path: "varve.cleaner" in path, 28)
+        _, found = await asked(broker, "POST", f"{path}/pause")
+        assert (found["paused"], found["durable"]) == (True, False)
+        _, every = await asked(broker, "POST", f"{ROOT}/pause")
+        assert every == {"changed": 2, "durable": False}
+        fault.remove()
+        _, found = await asked(broker, "POST", f"{path}/pause")
+        assert (found["changed"], found["durable"]) == (False, True)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        _, found = await asked(broker, "GET", path)
+        assert found["paused"] is True
 
 
 async def test_all_compacted_partitions_are_paused_and_resumed_at_once(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        assert await asked(broker, "POST", f"{ROOT}/pause") == (200, {"changed": 3})
-        assert await asked(broker, "POST", f"{ROOT}/pause") == (200, {"changed": 0})
-        assert await asked(broker, "POST", f"{ROOT}/resume") == (200, {"changed": 3})
+        for action, changed in (("pause", 3), ("pause", 0), ("resume", 3)):
+            answer = await asked(broker, "POST", f"{ROOT}/{action}")
+            assert answer == (200, {"changed": changed, "durable": True})
 
 
 async def test_what_finds_nothing_to_do_says_so_and_is_no_error(env: MemoryEnv) -> None:
@@ -180,6 +209,9 @@ BAD_PATHS = (
     ("/partitions?after=orders", 400, "after: expected"),
     ("/partitions?limit=1&limit=2", 400, "given twice"),
     ("/partitions?sort=size", 400, "unknown parameter 'sort'"),
+    ("/history?topic=nowhere", 404, "there is no topic"),
+    ("/history?topic=nowhere&partition=0", 404, "there is no topic"),
+    ("/history?topic=orders&partition=3", 404, "from 0 on"),
     ("/history?partition=1", 400, "together with its topic"),
     ("/history?topic=orders&partition=x", 400, "partition: expected"),
     ("/nothing", 404, "Not Found"),
@@ -214,7 +246,7 @@ async def test_a_body_that_makes_no_sense_changes_nothing(env: MemoryEnv) -> Non
                 assert (body[:20], code) == (body[:20], status)
                 assert words in found["error"] or action == "pause"
         _, after = await asked(broker, "GET", path)
-    assert (after["state"], after["held"]) == ("idle", False)
+    assert (after["state"], after["paused"]) == ("idle", False)
 
 
 async def test_a_change_is_refused_without_json_from_afar_or_by_another_method(

@@ -278,7 +278,7 @@ async def test_a_directory_that_fails_takes_its_partitions_from_the_workers(
     async with broker_in_memory(env, topics=BOTH) as broker:
         fill(env, broker, 2)
         job, groups, _ = cleaned(env, broker)
-        monkeypatch.setattr(broker.pool, "abort", given_up.append)
+        monkeypatch.setattr(broker.pool, "abort", lambda where, _reason: given_up.append(where))
         env.fail_on(lambda op, path: op == "rename" and "journal" in path, errno.EIO)
         with pytest.raises(Exception, match="orders-0"):
             await broker.cleaning.publish(job, groups)
@@ -291,8 +291,13 @@ async def test_a_finished_job_is_one_line_with_kafkas_numbers_and_ours(env: Memo
         fill(env, broker, 4)
         job, _, report = cleaned(env, broker)
         with capture_logs() as lines:
-            broker.cleaning.finished(job, report)
-    (line,) = lines
+            broker.cleaning.finished(job, report, damage="")
+        bad = replace(report, damaged=(("/d/orders-0/0.log", 61, "bad CRC"),))
+        with capture_logs() as of_damage:
+            broker.cleaning.finished(job, bad, damage="0.log is damaged")
+    (line,), (other,) = lines, of_damage
+    assert (other["event"], other["log_level"]) == ("cleaned around damage", "error")
+    assert (other["reason"], other["damaged"]) == ("0.log is damaged", 1)
     assert line["event"] == "cleaned"
     assert (line["records_before"], line["records_after"]) == (4 * RECORDS, KEYS)
     assert line["fewer_records_percent"] == 87.5

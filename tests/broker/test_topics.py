@@ -63,7 +63,7 @@ class TopicsOnDisk:
     # What the topics ask of the cleaner.
 
     @asynccontextmanager
-    async def paused(self, partition: TopicPartition) -> AsyncIterator[None]:
+    async def paused(self, partition: TopicPartition, reason: str) -> AsyncIterator[None]:
         self.held.append(partition)
         yield
 

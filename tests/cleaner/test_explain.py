@@ -6,10 +6,11 @@ from typing import get_args
 import pytest
 
 from cleaner import states as s
-from cleaner.host import LogFacts, OpenTransaction
-from cleaner.planning.plan import Moment, Reason, assess
+from cleaner.host import LogFacts, OpenTransaction, Undecided
+from cleaner.planning.findings import Moment, NextLook, Reason
+from cleaner.planning.plan import assess
 from cleaner.planning.remembered import Remembered
-from cleaner.pool.explain import _OUTCOMES, _TEXTS, Explanation, next_attempt_ms, sentences
+from cleaner.pool.explain import _OUTCOMES, _TEXTS, Explanation, next_attempt, sentences
 from cleaner.pool.history import JobRecord, Outcome
 from config.topic_keys import TopicConfig
 from storage.segment import DamagedSegment
@@ -36,7 +37,7 @@ def explained(
         verdict=verdict,
         story=[],
         queue_position=None,
-        next_attempt_ms=next_attempt_ms(verdict, NOW.wall_ms),
+        next_attempt=next_attempt(verdict, NOW.wall_ms),
         quarantine=s.past_of(state),
         last_job=None,
         held=False,
@@ -69,13 +70,17 @@ HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC")
         (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH, "active segment.",
-         "From offset 0 on it is the active segment, which is never cleaned; nothing else is"),
-        (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING), s.IDLE, FRESH,
-         "high watermark or open transaction.",
+         "which is never cleaned; nothing else is dirty. 100 B are in it; it closes at 1.0 GiB."),
+        (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING,
+               undecided_by=Undecided.OPEN_TRANSACTION), s.IDLE, FRESH,
+         "open transaction.",
          "from offset 10 on can be cleaned yet: producer 77 has had a transaction open since "
-         "offset 12, silent for 1.5 min."),
-        (facts(even(4), undecided=12, checkpoint=10), s.IDLE, FRESH, "transaction.",
-         "the high watermark is 12."),
+         "offset 12, silent for 1.5 min. If it will never end it, "
+         "`varve cleaner end-transaction t 0 77` aborts it."),
+        (facts(even(4), undecided=12, checkpoint=10, undecided_by=Undecided.VIEW), s.IDLE, FRESH,
+         "compacted view.", "has taken what is below offset 12 only."),
+        (facts(even(4), undecided=12, checkpoint=10), s.IDLE, FRESH, "high watermark.",
+         "the high watermark is 12. What is above it"),
         (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
          "From offset 0 on it is younger than min.compaction.lag.ms for another 1.0 s."),
         (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), s.IDLE, FRESH,
@@ -87,8 +92,8 @@ HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC")
         (facts(even(4)), s.Publishing(), FRESH, "t-0 is being cleaned (publishing).",
          "A job has it (publishing)."),
         (facts(even(4)), s.Paused(1), replace(FRESH, held_since_ms=NOW.wall_ms - 2 * HOUR),
-         "held by an operator.", "An operator paused it 2.0 h ago."),
-        (facts(even(4)), s.Paused(2), FRESH, "paused.",
+         "paused by an operator.", "An operator paused it 2.0 h ago."),
+        (facts(even(4)), s.Paused(2), FRESH, "paused by the broker.",
          "The broker itself keeps the cleaner off (2 pauses)"),
         (facts(even(4)), s.Quarantined(20_000, "OSError: disk", 3), FRESH, "quarantined.",
          "3 attempts failed in a row (OSError: disk); it is left alone for another 15.0 s."),
@@ -109,7 +114,7 @@ def test_every_obstacle_is_said_with_its_numbers(
 
 def test_every_reason_and_every_outcome_has_its_words() -> None:
     assert set(_TEXTS) == set(Reason)
-    assert set(_OUTCOMES) == set(get_args(Outcome)) - {"finished"}
+    assert set(_OUTCOMES) == set(get_args(Outcome)) - {"finished", "damaged"}
 
 
 def test_a_wish_the_queue_the_last_job_and_the_next_attempt_are_told() -> None:
@@ -128,28 +133,28 @@ def test_a_wish_the_queue_the_last_job_and_the_next_attempt_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "state", "wait_ms"),
+    ("log", "state", "wait_ms", "cause"),
     [
-        (facts(even(4)), s.IDLE, 0),
-        (facts(even(4)), s.Paused(1), None),
-        (facts(even(4)), s.Cleaning(), None),
-        (facts(even(4)), s.Quarantined(9_000, "disk", 1), 4_000),
-        (facts(even(4), config=OLD), s.IDLE, 1_000),
-        (facts(even(4), config=OLD), s.Quarantined(9_000, "disk", 1), 4_000),
-        (facts(even(4), checkpoint=30), s.IDLE, 24 * HOUR),
+        (facts(even(4)), s.IDLE, 0, Reason.RATIO),
+        (facts(even(4)), s.Paused(1), None, None),
+        (facts(even(4)), s.Cleaning(), None, None),
+        (facts(even(4)), s.Quarantined(9_000, "disk", 1), 4_000, Reason.QUARANTINED),
+        (facts(even(4), config=OLD), s.IDLE, 1_000, Reason.MIN_LAG),
+        (facts(even(4), config=OLD), s.Quarantined(9_000, "disk", 1), 4_000, Reason.QUARANTINED),
+        (facts(even(4), checkpoint=30), s.IDLE, 24 * HOUR, Reason.EXPIRED),
         (facts(even(4), checkpoint=30, config=replace(
-            COMPACTED, max_compaction_lag_ms=NOW.wall_ms + 500)), s.IDLE, 1_500),
-        (facts(even(4), undecided=5), s.IDLE, None),
-        (facts(even(4), config=TopicConfig()), s.IDLE, None),
+            COMPACTED, max_compaction_lag_ms=NOW.wall_ms + 500)), s.IDLE, 1_500, Reason.MAX_LAG),
+        (facts(even(4), undecided=5), s.IDLE, None, None),
+        (facts(even(4), config=TopicConfig()), s.IDLE, None, None),
     ],
 )  # fmt: skip
 def test_the_next_attempt_has_a_time_where_time_alone_is_in_the_way(
-    log: LogFacts, state: s.State, wait_ms: int | None
+    log: LogFacts, state: s.State, wait_ms: int | None, cause: Reason | None
 ) -> None:
-    found = next_attempt_ms(assess(log, state, NOW, FRESH), NOW.wall_ms)
-    assert found == (None if wait_ms is None else NOW.wall_ms + wait_ms)
+    found = next_attempt(assess(log, state, NOW, FRESH), NOW.wall_ms)
+    assert found == (None if wait_ms is None else NextLook(NOW.wall_ms + wait_ms, cause))
 
 
 def test_what_cannot_be_judged_says_so() -> None:
-    text = explained(facts(even(4)), verdict=None, next_attempt_ms=None)
+    text = explained(facts(even(4)), verdict=None, next_attempt=None)
     assert text == ["t-0 cannot be judged: its numbers make no sense. The broker's log says more."]

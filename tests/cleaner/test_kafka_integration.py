@@ -259,7 +259,7 @@ async def test_garbage_in_some_partitions_is_told_of_and_harms_no_other(tmp_path
         await until(lambda: len(many.pool.registry.quarantines()) == 2)
         named = {where.partition for where in many.pool.registry.quarantines()}
         assert named == set(broken)
-        assert {where.partition for where, _, _ in many.host.failures} == set(broken)
+        assert {where.partition for where, _ in many.host.damages} == set(broken)
         for codec, log in sound.items():
             assert many.state(codec) == many.latest[codec]
             assert isinstance(many.pool.registry.state(log.partition), s.Idle)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from cleaner.host import JobInputs
+from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
-from cleaner.planning.plan import Moment, Reason, Verdict, assess
+from cleaner.planning.plan import Verdict, assess
 from cleaner.planning.remembered import FRESH
 from cleaner.states import Idle
 from config.settings import CleanerSettings
@@ -36,7 +37,7 @@ def test_the_active_segment_counts_for_nothing() -> None:
     ("undecided", "lag_ms", "ages_ms", "end", "bound"),
     [
         # no lag: the high watermark, or the oldest open transaction
-        (50, 0, [HOUR_MS] * 10, 50, Reason.UNDECIDED),
+        (50, 0, [HOUR_MS] * 10, 50, Reason.HIGH_WATERMARK),
         # no lag: the active segment
         (100, 0, [HOUR_MS] * 10, 90, Reason.ACTIVE_SEGMENT),
         # an hour, and two blocks: the first segment of the young one

@@ -162,7 +162,7 @@ def test_a_log_that_is_not_compacted_is_remembered_only_for_a_hold() -> None:
         await memory.close()
         assert not env.exists(f"/a/{MEMORY_NAME}")
         memory.put(plain, KNOWN, at_once=True)
-        assert memory.recall(plain, 7) == KNOWN
+        assert memory.recall(plain, 10) == KNOWN
         await memory.close()
 
     run_virtually(scenario())

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from cleaner import states as s
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob, CleanReport, SegmentHorizon
+from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.intervals import merged, reach, without
-from cleaner.planning.plan import Moment, Reason, Verdict, assess, ranked
+from cleaner.planning.plan import Verdict, assess, ranked
 from cleaner.planning.remembered import (
     FRESH,
     NO_HORIZON,

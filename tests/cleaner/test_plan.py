@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cleaner import states as s
-from cleaner.host import JobInputs, LogFacts, OpenTransaction
+from cleaner.host import JobInputs, LogFacts, OpenTransaction, Undecided
+from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
-from cleaner.planning.plan import Moment, Reason, Verdict, assess, ranked
+from cleaner.planning.plan import Verdict, assess, ranked
 from cleaner.planning.remembered import Remembered
 from cleaner.planning.survivorship import observed, updated
 from config.settings import CleanerSettings
@@ -194,13 +195,14 @@ def test_the_segment_that_holds_an_undecided_offset_is_excluded_as_a_whole(
 
 
 def test_an_undecided_offset_in_the_first_dirty_segment_is_named() -> None:
-    assert blockers(judge(facts(even(4), undecided=5))) == [Reason.UNDECIDED]
+    assert blockers(judge(facts(even(4), undecided=5))) == [Reason.HIGH_WATERMARK]
 
 
 def test_an_open_transaction_is_named_with_its_producer_and_since_when_it_is_silent() -> None:
     pending = OpenTransaction(producer_id=77, first_offset=25, since_ms=90_000)
-    verdict = judge(facts(even(4), undecided=25, checkpoint=20, open_transaction=pending))
-    assert blockers(verdict) == [Reason.UNDECIDED]
+    by = {"open_transaction": pending, "undecided_by": Undecided.OPEN_TRANSACTION}
+    verdict = judge(facts(even(4), undecided=25, checkpoint=20, **by))
+    assert blockers(verdict) == [Reason.OPEN_TRANSACTION]
     values = dict(verdict.findings[-1].values)
     assert (values["producer_id"], values["transaction_first_offset"]) == (77, 25)
     assert values["since_ms"] == 90_000
@@ -212,10 +214,8 @@ def test_undecided_data_is_not_cleaned_in_spite_of_the_lag_and_decided_data_is_a
     lag = replace(COMPACTED, min_compaction_lag_ms=1000)
     young = NOW.wall_ms - 10
     log = [segment(0, 3), segment(3, 4, first_ms=young), segment(4, 5, first_ms=young)]
-    pending = OpenTransaction(1, 0, 0)
-    assert blockers(judge(facts(log, undecided=0, config=lag, open_transaction=pending))) == [
-        Reason.UNDECIDED
-    ]
+    by = {"open_transaction": OpenTransaction(1, 0, 0), "undecided_by": Undecided.OPEN_TRANSACTION}
+    assert blockers(judge(facts(log, undecided=0, config=lag, **by))) == [Reason.OPEN_TRANSACTION]
     assert end_of(facts(log, config=lag)) == 3
     later = NOW._replace(wall_ms=young + 1001)
     section = assess(facts(log, config=lag), s.IDLE, later).section

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cleaner import states as s
-from cleaner.planning.plan import Reason
+from cleaner.planning.findings import Reason
 from cleaner.pool.lookout import LOOK_CHUNK
 from cleaner.workers.throttle import Direction
 from storage.model import TopicPartition

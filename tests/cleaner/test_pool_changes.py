@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cleaner import states as s
-from cleaner.planning.plan import Reason
+from cleaner.planning.findings import Reason
 from config.topic_keys import TopicConfig
 from storage.model import TopicPartition
 from tests.support.cleaner_fakes import until

@@ -157,16 +157,17 @@ def test_a_worker_that_falls_silent_is_aborted_and_the_partition_quarantined() -
     on_the_bench(scenario)
 
 
-def test_damage_is_told_as_a_failure_and_keeps_what_was_reached() -> None:
+def test_damage_is_told_once_and_keeps_what_was_reached() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         await until_job(b)
         b.link.group(0)
         b.link.done(next_dirty_offset=20, damaged=(("/data/t-0/20.log", 61, "bad CRC"),))
-        await until(lambda: b.host.failures)
+        await until(lambda: b.host.done)
         assert b.host.checkpoints == [(T0, 20)]
-        assert "/data/t-0/20.log is damaged at byte 61: bad CRC" in b.host.failures[0][1]
-        assert len(b.host.done) == 1
+        assert b.host.damages == [(T0, "/data/t-0/20.log is damaged at byte 61: bad CRC")]
+        assert isinstance(b.state(), s.Quarantined)
+        assert b.host.failures == [], "it stands in the job's line"
 
     on_the_bench(scenario)
 

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from cleaner import states as s
 from cleaner.host import PublishOutcome
 from cleaner.job import SegmentHorizon
-from cleaner.planning.plan import Reason
+from cleaner.planning.findings import Reason
 from cleaner.pool.history import HISTORY_NAME
 from cleaner.pool.keeping import MEMORY_NAME, SAVE_SECONDS
 from storage.model import TopicPartition
@@ -188,6 +188,90 @@ def test_a_clean_asked_for_while_held_waits_for_the_release() -> None:
     on_the_bench(scenario)
 
 
+def test_a_clean_asked_for_is_wanted_until_it_is_reached_over_jobs_failures_and_pauses() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(checkpoint=20, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.9))
+        await asyncio.sleep(2)
+        assert b.pool.run_now(T0) == 40
+        await until_job(b)
+        await finish(b, next_dirty_offset=30)  # its map was full
+        await until_job(b)
+        b.link.failed("OSError: disk")
+        await until(lambda: isinstance(b.state(), s.Quarantined))
+        assert b.pool.explain(T0).wanted_offset == 40
+        await until_job(b)  # after the back-off
+        changing = asyncio.create_task(hold(b, T0))
+        await until(b.link.aborted)
+        b.link.stopped()
+        await changing
+        assert b.pool.history()[0].reason == "its log was changed"
+        await until_job(b)
+        b.pool.hold(T0)
+        b.link.stopped()
+        await asyncio.sleep(10)
+        assert b.pool.history()[0].reason == "an operator paused it"
+        b.pool.release(T0)
+        job = await until_job(b)
+        assert (job.first_dirty_offset, job.end_offset) == (30, 40)
+        await finish(b)
+        assert b.pool.explain(T0).wanted_offset is None
+        b.change(checkpoint_offset=20)
+        await asyncio.sleep(60)
+        assert len(b.link.sent) == 5
+
+    on_the_bench(scenario)
+
+
+def test_an_operators_abort_withdraws_a_clean_that_was_asked_for() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(checkpoint=30)
+        await asyncio.sleep(2)
+        b.pool.hold(T0)
+        b.pool.run_now(T0)
+        assert b.pool.abort(T0)
+        assert not b.pool.abort(T0)
+        b.pool.release(T0)
+        await asyncio.sleep(60)
+        assert b.link.sent == []
+
+    on_the_bench(scenario)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topic_id": b"another id......"},
+        {"config": replace(COMPACTED, cleanup_policy=("delete",))},
+        {"segments": tuple(even(2)), "log_end_offset": 25, "undecided_offset": 25},
+    ],
+    ids=["replaced", "not compacted", "cut back"],
+)
+def test_a_clean_asked_for_is_for_the_log_as_it_was(change: dict[str, object]) -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(checkpoint=30)
+        await asyncio.sleep(2)
+        b.pool.hold(T0)
+        b.pool.run_now(T0)
+        before = b.host.logs[T0]
+        b.change(**change)
+        await asyncio.sleep(5)
+        b.host.add(before)
+        b.pool.release(T0)
+        await asyncio.sleep(60)
+        assert b.link.sent == []
+
+    on_the_bench(scenario)
+
+
+def test_where_nothing_can_be_cleaned_nothing_is_wanted() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(undecided=5)
+        assert b.pool.run_now(T0) is None
+        assert b.pool.explain(T0).wanted_offset is None
+
+    on_the_bench(scenario)
+
+
 # --- history
 
 
@@ -218,6 +302,7 @@ def test_every_end_of_a_job_is_recorded_with_its_reason() -> None:
             "failed", "aborted", "stale", "finished",
         ]  # fmt: skip
         assert (failed.reason, stale.reason) == ("OSError: disk", "stale generation")
+        assert aborted.reason == "an operator gave it up"
         assert (stale.groups_published, stale.groups_dropped) == (0, 1)
         assert (done.groups_published, done.bytes_read, done.next_dirty_offset) == (1, 7, 40)
         assert (done.tombstones_removed, done.passes, done.segments) == (3, 1, 4)
@@ -254,7 +339,7 @@ def test_known_damage_is_not_tried_for_ever_and_stays_visible() -> None:
         b.dirty(count=5)
         await until_job(b)
         b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
-        await until(lambda: b.host.failures)
+        await until(lambda: b.host.damages)
         await asyncio.sleep(600)
         assert len(b.link.sent) == 1
         assert b.host.checkpoints == [(T0, 20)]
@@ -262,7 +347,7 @@ def test_known_damage_is_not_tried_for_ever_and_stays_visible() -> None:
         assert b.pool.stats.cleanable_bytes == 0
         assert T0 in b.pool.status().quarantines
         record = b.pool.history()[0]
-        assert (record.outcome, record.damaged) == ("finished", (BAD,))
+        assert (record.outcome, record.damaged) == ("damaged", (BAD,))
         assert "damaged at byte 61" in record.reason
 
         b.change(segments=tuple(even(12)), log_end_offset=125, undecided_offset=125)
@@ -290,7 +375,7 @@ def test_a_truncation_voids_what_was_clean_beyond_the_checkpoint() -> None:
         b.dirty(count=5, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.3))
         await until_job(b)
         b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
-        await until(lambda: b.host.failures)
+        await until(lambda: b.host.damages)
         async with b.pool.paused(T0):
             b.change(generation="boot-2")
         b.pool.forgive(T0)
@@ -375,14 +460,14 @@ def test_the_explanation_tells_place_in_the_queue_and_time_of_the_next_attempt()
         await until_job(b)
         assert b.pool.explain(T0).queue_position is None
         found = b.pool.explain(T1)
-        assert (found.queue_position, found.next_attempt_ms) == (1, found.at_ms)
+        assert (found.queue_position, found.next_attempt.at_ms) == (1, found.at_ms)
         assert b.pool.explain(TopicPartition("t", 2)).queue_position is None
         b.link.failed("OSError: disk")
         await until(lambda: isinstance(b.state(), s.Quarantined))
         found = b.pool.explain(T0)
         assert found.quarantine is not None
-        assert found.next_attempt_ms is not None
-        assert 9_000 <= found.next_attempt_ms - found.at_ms <= 10_000
+        assert found.next_attempt is not None
+        assert 9_000 <= found.next_attempt.at_ms - found.at_ms <= 10_000
         assert found.last_job is not None
         assert found.last_job.outcome == "failed"
         assert [type(entry.event) for entry in found.story] == [s.Grabbed, s.Failed]

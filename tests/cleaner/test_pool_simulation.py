@@ -253,7 +253,7 @@ class Simulation:
 
     async def stop(self, pool: CleanerPool, watcher: asyncio.Task[None]) -> None:
         """And nothing is left: no pause but operators' holds, no worker, no unrecorded job."""
-        assert not pool._control.is_waited_for
+        assert not pool._control._waiting
         watcher.cancel()
         async with asyncio.timeout(30):
             await pool.stop()

@@ -85,8 +85,8 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
                 shop.roll()
             hurt = os.path.join(shop.log.directory, f"{bases[1]:020}.log")
             untouched = damage(Path(hurt))
-        await shop.until(lambda: shop.host.failures)
-        assert hurt in shop.host.failures[0][1]
+        await shop.until(lambda: shop.host.damages)
+        assert hurt in shop.host.damages[0][1]
         assert shop.env.read_file(hurt) == untouched
         assert shop.log.damaged[0].base_offset == bases[1]
         end = shop.log.log_end_offset
@@ -103,7 +103,7 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
         assert (job.first_dirty_offset, job.end_offset) == (end, shop.log.log_end_offset)
         assert shop.manager.cleaner_offsets[T0] == bases[1], "the prefix that is clean"
         assert shop.env.read_file(hurt) == untouched
-        assert len(shop.host.failures) == 1
+        assert len(shop.host.damages) == 1
 
         shop.log.delete_records(end)
         shop.log.expire(shop.env.wall_ms())

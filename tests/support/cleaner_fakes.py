@@ -34,6 +34,7 @@ class FakeHost:
     checkpoints: list[tuple[TopicPartition, int]] = field(default_factory=list)
     done: list[tuple[CleanJob, CleanReport]] = field(default_factory=list)
     failures: list[tuple[TopicPartition, str, int]] = field(default_factory=list)
+    damages: list[tuple[TopicPartition, str]] = field(default_factory=list)  # that were news
     publishing: set[TopicPartition] = field(default_factory=set)
     broken: Exception | None = None  # raised by facts
     load: Foreground = field(default_factory=lambda: Foreground(0, 0))
@@ -78,8 +79,10 @@ class FakeHost:
         finally:
             self.publishing.discard(job.partition)
 
-    def finished(self, job: CleanJob, report: CleanReport) -> None:
+    def finished(self, job: CleanJob, report: CleanReport, *, damage: str) -> None:
         self.done.append((job, report))
+        if damage:
+            self.damages.append((job.partition, damage))
         log = self.logs.get(job.partition)
         if log is not None and report.damaged:
             known = {one.path: one for one in log.damaged}

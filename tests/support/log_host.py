@@ -19,6 +19,7 @@ class LogHost:
         self.manager = manager
         self.done: list[tuple[CleanJob, CleanReport]] = []
         self.failures: list[tuple[TopicPartition, str, int]] = []
+        self.damages: list[tuple[TopicPartition, str]] = []
         self.published = 0
 
     def facts(self) -> Iterator[LogFacts]:
@@ -73,8 +74,10 @@ class LogHost:
         self.published += len(groups)
         return (PublishOutcome.PUBLISHED,) * len(groups)
 
-    def finished(self, job: CleanJob, report: CleanReport) -> None:
+    def finished(self, job: CleanJob, report: CleanReport, *, damage: str) -> None:
         self.done.append((job, report))
+        if damage:
+            self.damages.append((job.partition, damage))
         for path, position, reason in report.damaged:
             self.manager.logs[job.partition].mark_damaged(path, position, reason)
 

@@ -80,7 +80,7 @@ def on_the_bench(
             pool.registry.validate()
         finally:
             await asyncio.wait_for(pool.stop(), 60)
-        assert not pool._control.is_waited_for
+        assert not pool._control._waiting
         assert all(link.closed for link in used.links)
         return bench
 
