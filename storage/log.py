@@ -27,7 +27,14 @@ from storage.batch import (
     stamp_log_append_time,
 )
 from storage.env import Env, write_file_atomically
-from storage.errors import LogClosedError, LogDirectoryError, OffsetOutOfRangeError
+from storage.errors import (
+    LogClosedError,
+    LogDirectoryError,
+    NoRoomError,
+    OffsetOutOfRangeError,
+    StorageError,
+    is_scarcity,
+)
 from storage.index import IndexLimits
 from storage.log_deletion import DoomedFiles
 from storage.log_flush import FlushTask, plan_flush
@@ -41,6 +48,7 @@ from storage.log_reader import FetchSlice
 from storage.log_roll import RollRule
 from storage.log_view import LogContext, LogView
 from storage.model import AppendInfo, TopicPartition
+from storage.next_segment import begin_behind
 from storage.recovery import LoadedLog
 from storage.retention import ExpiredSegment, plan_expiry
 from storage.segment import DamagedSegment, Segment
@@ -157,7 +165,7 @@ class Log(LogView):
         returned. `in_transaction`: its transaction is known to be open on this partition.
 
         Raises OutOfOrderSequenceError, InvalidProducerEpochError, InvalidTransactionStateError,
-        LogDirectoryError (nothing was appended), LogClosedError.
+        NoRoomError or LogDirectoryError (nothing was appended), LogClosedError.
         """
         if self._home.offline_reason is not None or self._is_closed:
             self._refuse()
@@ -170,7 +178,11 @@ class Log(LogView):
                     known.first_offset, known.last_offset, append_ms, self.log_start_offset, True
                 )
         if not self._epoch_is_entered:
-            self.enter_epoch()
+            try:
+                self.enter_epoch()
+            except NoRoomError:
+                self._epochs.truncate_from_end(self.log_end_offset)  # as it stands on the disk
+                raise
         first_offset = self.log_end_offset
         next_offset = first_offset + header.last_offset_delta + 1
         size_bytes = header.batch_length + LENGTH_END
@@ -209,11 +221,16 @@ class Log(LogView):
             raise LogClosedError(self.directory)
         raise LogDirectoryError(self._home.path, self._home.offline_reason or "")
 
-    def _undo_append(self, segment: Segment, error: OSError) -> LogDirectoryError:
-        """Take back what a failed write left; if that fails too, nothing more is appended."""
+    def _undo_append(self, segment: Segment, error: OSError) -> StorageError:
+        """Take back what a failed write left; if that fails too, nothing more is appended.
+
+        Where there was no room, and the files are seen to be as before, only this append failed.
+        """
         failure = self._failed("append to", error)
         try:
             segment.cut_back(segment.size_bytes)
+            if is_scarcity(error) and segment.is_cut():
+                return NoRoomError(error, segment.path)
         except OSError as second:
             self._home.fail(f"{failure.reason}; not undone: {second}")
         return failure
@@ -252,6 +269,8 @@ class Log(LogView):
         path = f"{self.directory}/{filenames.LEADER_EPOCH_CHECKPOINT}"
         try:
             write(self._env, path, self._epochs.encode())
+        except NoRoomError:
+            raise
         except OSError as error:
             raise self._failed("leader epochs of", error) from error
         self._epochs_are_stale = False
@@ -265,18 +284,18 @@ class Log(LogView):
     def roll(self, now_ms: int) -> None:
         """Close the active segment and begin a new one at the log end offset.
 
-        An empty one that begins there already stays.
+        An empty one that begins there already stays. Raises NoRoomError where nothing has changed.
         """
         old = self._active
         base_offset = self.log_end_offset
         if base_offset == old.base_offset:
             return
         try:
-            new = Segment(
-                self._env, self.directory, base_offset, index_limits(self.config), create=True
+            new = begin_behind(
+                old, self._env, base_offset, index_limits(self.config), self._producers.states
             )
-            old.seal()
-            write_snapshot(self._env, self.directory, base_offset, self._producers.states)
+        except NoRoomError:
+            raise
         except OSError as error:
             # Half of it may have been done: only opening the log anew tells which.
             failure = self._failed("roll of", error)
@@ -406,9 +425,12 @@ class Log(LogView):
         going = self._segments.since(0)[: len(expired)]
         pinned = next((i for i, segment in enumerate(going) if segment.is_pinned), len(going))
         going, expired = going[:pinned], expired[:pinned]
-        if going:
-            if len(going) == len(self._segments):
+        if going and len(going) == len(self._segments):
+            try:
                 self.roll(now_ms)
+            except NoRoomError:  # the others go all the same, and make room
+                going, expired = going[:-1], expired[:-1]
+        if going:
             self._take_out(going, now_ms)
             self._raise_log_start(self._segments.bases[0])
         return expired
