@@ -65,19 +65,6 @@ class History:
         for base in gone:
             del self.batches[base]
 
-    def forget_dropped(self, found: Sequence[Batch]) -> None:
-        """What superseded these may have been cut off: they do not come back for that."""
-        there = {record.offset for batch in found for record in batch.records}
-        bases = {batch.base for batch in found}
-        for base, batch in list(self.batches.items()):
-            kept = tuple(
-                one for one in batch.records if one.offset in there or one.offset not in self.may_go
-            )
-            if kept or base in bases:
-                self.batches[base] = batch._replace(records=kept)
-            else:
-                del self.batches[base]
-
     def outcomes(self) -> dict[int, Outcome]:
         """Of each batch, by base offset; markers are in no transaction themselves."""
         found: dict[int, Outcome] = {}

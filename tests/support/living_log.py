@@ -339,7 +339,6 @@ class LivingLog:
         if not self.log.truncate_to(offset, now_ms=self.env.wall_ms()):
             return
         self.history.cut(offset)
-        self.history.forget_dropped(self.batches())
         base = self.log.segment_facts()[-1].base_offset
         self.dirty = None if self.dirty is None else min(self.dirty, base)
         self.checkpoint()
