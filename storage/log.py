@@ -98,9 +98,7 @@ class Log(LogView):
         self._indexes_checked_ms = 0
         # The epoch is entered at the first append in it: an epoch without records needs no trace.
         self._epoch_is_entered = False
-        # Epochs below the log start may still stand in the file: whoever opens it drops them, so
-        # that they need not be synced away while clients wait.
-        self._epochs_are_stale = False
+        self._epochs_are_stale = False  # older ones stand in the file: whoever opens it drops them
         if self._active not in self._unsynced:
             self._unsynced.append(self._active)
         self._roll_rule = self._rule_for(self._active)

@@ -36,7 +36,6 @@ from storage.errors import (
     CorruptCheckpointError,
     LogDirectoryError,
     NoRoomError,
-    OpeningStoppedError,
     StorageError,
 )
 from storage.log import Log, LogContext, index_limits
@@ -49,6 +48,7 @@ from storage.metadata import (
     new_metadata,
 )
 from storage.model import TopicPartition
+from storage.opening import Opening
 from storage.partition_creation import make_partitions, shares_of
 from storage.partition_folders import FOLDER_ERRORS, look
 from storage.partition_homes import FoundFolder, settle_homes
@@ -83,20 +83,6 @@ class OpenReport:
             yield "folder of a deleted topic removed", {"folder": folder}
         for partition, note in self.notes:
             yield "mended", {"partition": str(partition), "reason": note}
-
-
-@dataclass(slots=True)
-class Opening:
-    """How far `load` has come: partitions."""
-
-    done: int = 0
-    total: int = 0
-    is_stopped: bool = False
-
-    def go_on(self) -> None:
-        """Raises OpeningStoppedError when that is what is wanted."""
-        if self.is_stopped:
-            raise OpeningStoppedError
 
 
 class LogManager:

@@ -6,8 +6,9 @@ import pytest
 
 from storage import filenames
 from storage.errors import InconsistentDirectoryError, OpeningStoppedError
-from storage.log_manager import LogManager, Opening
+from storage.log_manager import LogManager
 from storage.model import TopicPartition
+from storage.opening import Opening
 from tests.storage.test_log_manager import (
     ONE,
     ORDERS,
