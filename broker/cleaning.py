@@ -77,6 +77,15 @@ class Cleaning:
         found = self._topics.partition(partition)
         return None if found is None else self._facts_of(found, clock_trusted=self._clock_trusted())
 
+    def exists(self, partition: TopicPartition) -> bool:
+        """Whether the metadata names it."""
+        entry = self._manager.metadata.topics.get(partition.topic)
+        return entry is not None and partition.partition in entry.partitions
+
+    def data_directories(self) -> Iterable[str]:
+        """Those that are online."""
+        return [one.path for one in self._manager.directories if one.is_online]
+
     def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
         one = partition.log
         pending = one.open_transaction()

@@ -117,6 +117,12 @@ class CleanerHost(Protocol):
     def facts_of(self, partition: TopicPartition) -> LogFacts | None:
         """The facts of one partition; None where it does not exist or is not served."""
 
+    def exists(self, partition: TopicPartition) -> bool:
+        """Whether there is such a partition, served or not: one that is offline comes back."""
+
+    def data_directories(self) -> Iterable[str]:
+        """Those in use, also where none of their partitions is served."""
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         """The rest of what a job over the offsets [first, end) of this partition needs."""
 

@@ -149,7 +149,8 @@ class CleanerApi:
         if isinstance(found, str):
             topic = self._topics.get(where.topic)
             policy = topic.config.cleanup_policy if topic is not None else ()
-            return json_response(offline_json(where, policy, found))
+            is_held = self._pool.is_held(where)
+            return json_response(offline_json(where, policy, found, is_held=is_held))
         return json_response(self._explained(found))
 
     def _explained(self, partition: Partition) -> Json:
@@ -214,7 +215,7 @@ class CleanerApi:
             raise ApiError(409, f"{where} is not compacted: its cleanup.policy is {policy}")
         if not self._topics.cleaner_settings.enabled:
             raise ApiError(409, "the cleaner is switched off (cleaner.enabled)")
-        if where in self._pool.status().held:
+        if self._pool.is_held(where):
             raise ApiError(409, f"{where} is paused by an operator: resume it first")
 
     async def _pause(self, partition: Partition, request: web.Request) -> Json:
@@ -262,7 +263,7 @@ class CleanerApi:
 
     def _done(self, partition: Partition, changed: bool) -> Json:
         where = partition.partition
-        is_held = where in self._pool.status().held
+        is_held = self._pool.is_held(where)
         state = state_name(self._pool.registry.state(where))
         return {**named(where), "changed": changed, "state": state, "paused": is_held}
 
@@ -286,11 +287,11 @@ class CleanerApi:
         turns, changed = Turns(), 0
         of_directories: dict[str, TopicPartition] = {}  # one file each
         for one in self._topics.partitions():
-            if one.log.config.compacts or one.partition in self._pool.status().held:
-                if self._is_there(one):
-                    changed += act(one.partition)
-                    of_directories[os.path.dirname(one.log.directory)] = one.partition
-                await turns.take()
+            is_meant = one.log.config.compacts or self._pool.is_held(one.partition)
+            if is_meant and self._is_there(one):
+                changed += act(one.partition)
+                of_directories[os.path.dirname(one.log.directory)] = one.partition
+            await turns.take()
         saved = await asyncio.gather(*map(self._pool.is_saved, of_directories.values()))
         return json_response({"changed": changed, "durable": all(saved)})
 

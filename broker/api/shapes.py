@@ -152,13 +152,15 @@ def explanation_json(partition: Partition, found: Explanation, active_base_offse
     }
 
 
-def offline_json(partition: TopicPartition, policy: tuple[str, ...], reason: str) -> Json:
+def offline_json(
+    partition: TopicPartition, policy: tuple[str, ...], reason: str, *, is_held: bool
+) -> Json:
     """What is known of a partition that is not served."""
     return {
         **named(partition),
         "cleanup_policy": list(policy),
         "state": "offline",
-        "paused": False,
+        "paused": is_held,
         "blocked_by": "offline",
         "to_clean": False,
         "sentences": [

@@ -111,7 +111,7 @@ class JobRecord:
                 for path, position, why in values.get("damaged", ())
             )
             return cls(partition=TopicPartition(topic, number), **values)
-        except TypeError as error:
+        except (TypeError, OverflowError) as error:  # an infinite number is JSON to Python
             raise ValueError(str(error)) from error
 
 

@@ -87,9 +87,15 @@ class Memory:
         """Partitions with an operator's hold."""
         return {p for p, known in self._entries.items() if known.held_since_ms is not None}
 
-    def keep_only(self, seen: frozenset[TopicPartition]) -> None:
-        """Forget partitions that are gone; the file of a directory with none left stays."""
-        gone = self._entries.keys() - seen
+    def keep_only(
+        self, seen: frozenset[TopicPartition], exists: Callable[[TopicPartition], bool]
+    ) -> None:
+        """Forget partitions that are gone; the file of a directory with none left stays.
+
+        `seen` are served; of the others `exists` is asked: one that is offline, or was made since
+        `seen` was begun, is not gone.
+        """
+        gone = {partition for partition in self._entries.keys() - seen if not exists(partition)}
         if not gone:
             return
         served = {place for partition, place in self._places.items() if partition in seen}
@@ -301,6 +307,8 @@ def _load(env: Env, directory: str) -> tuple[dict[TopicPartition, Remembered], l
         )
     try:
         records = load_records(env, directory)
-    except OSError as error:
-        log.warning("history of the cleaner not read", directory=directory, reason=str(error))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
+        # Nothing but history is lost: the memory is not to go with it.
+        reason = f"{type(error).__name__}: {error}"
+        log.warning("history of the cleaner not read", directory=directory, reason=reason)
     return entries, records

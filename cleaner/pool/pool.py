@@ -105,12 +105,12 @@ class CleanerPool:
 
     async def _remember(self) -> None:
         facts = list(self._host.facts())
-        directories = sorted({one.data_directory for one in facts if one.data_directory})
-        self._history.load(await self._memory.load(directories))
+        records = await self._memory.load(sorted(self._host.data_directories()))
         for one in facts:
             self._memory.recall(one, self._env.wall_ms())
-        self._memory.keep_only(frozenset(one.partition for one in facts))
+        self._memory.keep_only(frozenset(one.partition for one in facts), self._host.exists)
         self._match_holds()
+        self._history.load(records)
 
     async def stop(self) -> None:
         """Give every partition back and end the workers; bounded by the limits."""
@@ -220,6 +220,10 @@ class CleanerPool:
         self.wake()
         await self._lookout.wait_cleaned(partition, offset)
 
+    def is_held(self, partition: TopicPartition) -> bool:
+        """Whether an operator's pause is in force."""
+        return partition in self._control.holds
+
     @property
     def verdicts(self) -> dict[TopicPartition, Verdict]:
         """What the last look found, by partition."""
@@ -318,7 +322,7 @@ class CleanerPool:
         seen = self._lookout.seen
         for partition in self.registry.quarantines().keys() - seen:
             self.forgive(partition)  # it exists no more
-        self._memory.keep_only(seen)
+        self._memory.keep_only(seen, self._host.exists)
         self._history.keep_only(seen)
         self._match_holds()
         for (verdict, facts), worker in zip(candidates, self._crew.idle(), strict=False):

@@ -44,6 +44,7 @@ class Worker:
     side: BrokerSide
     ready: bool = False
     busy: bool = False
+    leaving: bool = False  # it was sent home: nothing reaches it any more
     reaper: asyncio.TimerHandle | None = field(default=None)
 
 
@@ -89,8 +90,9 @@ class Crew:
 
     def idle(self) -> list[Worker]:
         """Workers that can be given something to do, lowest number first."""
-        free = (w for w in self.workers.values() if w.ready and not w.busy and self._keeps(w.index))
-        return sorted(free, key=lambda worker: worker.index)
+        free = (w for w in self.workers.values() if w.ready and not (w.busy or w.leaving))
+        kept = (worker for worker in free if self._keeps(worker.index))
+        return sorted(kept, key=lambda worker: worker.index)
 
     def kill(self, worker: Worker) -> None:
         """End a worker now; if even that takes too long it is given up."""
@@ -170,7 +172,7 @@ class Crew:
                 link.kill()
             ended = await link.reap()
             how = fault or ended
-            if self._keeps(index):
+            if self._keeps(index) and (fault or not worker.leaving):
                 self._stats.worker_deaths += 1
                 log.warning("worker died", worker=index, pid=link.pid, reason=how)
             await self._listener.worker_gone(worker, how)
@@ -207,11 +209,12 @@ class Crew:
 
     def _look_at(self, worker: Worker) -> None:
         """A free worker is offered, or sent home."""
-        if worker.busy or not worker.ready:
+        if worker.busy or worker.leaving or not worker.ready:
             return
         if self._keeps(worker.index):
             self._listener.worker_free(worker)
         else:
+            worker.leaving = True
             worker.link.shutdown()
 
     def _part_with(self, worker: Worker) -> None:

@@ -177,7 +177,7 @@ def test_what_is_gone_is_forgotten_but_not_what_stands_on_a_disk_that_is_gone() 
         memory.put(log_in("/a", T1), KNOWN)
         memory.put(log_in("/b", TopicPartition("other", 0)), KNOWN)
         await asyncio.sleep(SAVE_SECONDS + 1)
-        memory.keep_only(frozenset({T1}))
+        memory.keep_only(frozenset({T1}), lambda partition: partition == T1)
         assert memory.held() == {T1}
         await memory.close()
         assert set(decode_memory(env.read_file(f"/a/{MEMORY_NAME}"), "x")) == {T1}

@@ -187,3 +187,21 @@ def test_deadlines_come_first_then_wishes_then_the_dirtiest_and_the_queue_says_s
         assert order == [parts[0], parts[3], parts[2], parts[4], parts[1]]
 
     on_the_bench(scenario)
+
+
+def test_a_worker_that_was_sent_home_is_given_nothing_more_and_is_replaced() -> None:
+    two = SETTINGS.model_copy(update={"workers": 2})
+
+    async def scenario(b: Bench) -> None:
+        crew = b.pool._crew
+        await until(lambda: len(crew.idle()) == 2)
+        b.pool.configure(SETTINGS.model_copy(update={"workers": 1}))
+        b.pool.configure(two)
+        assert [worker.index for worker in crew.idle()] == [0]
+        b.dirty()
+        b.dirty(T1)
+        await until(lambda: len(b.pool.registry.in_progress()) == 2)
+        assert len(b.crew.links) == 3
+
+    bench = on_the_bench(scenario, two)
+    assert bench.pool.stats.worker_deaths == 0

@@ -28,6 +28,7 @@ class FakeHost:
     """Logs as facts; every call of the pool is noted."""
 
     logs: dict[TopicPartition, LogFacts] = field(default_factory=dict)
+    offline: dict[TopicPartition, LogFacts] = field(default_factory=dict)
     outcome: PublishOutcome | Exception = PublishOutcome.PUBLISHED
     journal: asyncio.Event | None = None  # a publication waits for it
     published: list[tuple[TopicPartition, tuple[int, ...]]] = field(default_factory=list)
@@ -51,6 +52,20 @@ class FakeHost:
 
     def facts_of(self, partition: TopicPartition) -> LogFacts | None:
         return self.logs.get(partition)
+
+    def exists(self, partition: TopicPartition) -> bool:
+        return partition in self.logs or partition in self.offline
+
+    def data_directories(self) -> set[str]:
+        logs = (*self.logs.values(), *self.offline.values())
+        return {log.data_directory for log in logs if log.data_directory}
+
+    def go_offline(self, partition: TopicPartition) -> None:
+        """Its folder cannot be opened."""
+        self.offline[partition] = self.logs.pop(partition)
+
+    def come_back(self, partition: TopicPartition) -> None:
+        self.logs[partition] = self.offline.pop(partition)
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         return JobInputs(bytes(16))

@@ -42,6 +42,12 @@ class LogHost:
     def facts_of(self, partition: TopicPartition) -> LogFacts | None:
         return next((facts for facts in self.facts() if facts.partition == partition), None)
 
+    def exists(self, partition: TopicPartition) -> bool:
+        return partition in self.manager.logs
+
+    def data_directories(self) -> list[str]:
+        return [one.path for one in self.manager.directories if one.is_online]
+
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         log = self.manager.logs[partition]
         last = tuple((who, epoch, at) for who, (epoch, at) in log.last_records().items())
