@@ -4,13 +4,14 @@ Groups are Kafka's (Cleaner.groupSegmentsBySize).
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypedDict
 
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob, SourceSegment
 from cleaner.planning.plan import Verdict
 from cleaner.planning.section import live_segments
 from config.settings import CleanerSettings
+from config.topic_keys import TopicConfig
 from storage.compression import GZIP, LZ4, ZSTD
 from storage.retention import SegmentFacts
 
@@ -47,15 +48,39 @@ def plan_job(
         directory=facts.directory,
         generation=facts.generation,
         run_id=run_id,
-        groups=tuple(tuple(_source(segment) for segment in group) for group in groups),
+        groups=tuple(tuple(source_of(segment) for segment in group) for group in groups),
         first_dirty_offset=first_dirty,
         end_offset=end,
         log_start_offset=facts.log_start_offset,
         log_end_offset_is_end=end == facts.log_end_offset,
         now_ms=now_ms,
-        delete_retention_ms=config.delete_retention_ms,
         drop_expired_tombstones=facts.clock_trusted,
         hash_key=inputs.hash_key,
+        **job_settings(config, settings),
+        last_records=inputs.last_records,
+        aborted=inputs.aborted,
+        expired_only=expired is not None,
+        clean_below=section.clean_below,
+    )
+
+
+class JobSettings(TypedDict):
+    """What a job takes from the settings of its topic and of the cleaner."""
+
+    delete_retention_ms: int
+    dedupe_buffer_bytes: int
+    read_buffer_bytes: int
+    decompressed_batch_bytes: int
+    max_message_bytes: int
+    index_interval_bytes: int
+    segment_bytes: int
+    compression_levels: tuple[tuple[int, int], ...]
+
+
+def job_settings(config: TopicConfig, settings: CleanerSettings) -> JobSettings:
+    """The same for a clean and for a view."""
+    return JobSettings(
+        delete_retention_ms=config.delete_retention_ms,
         dedupe_buffer_bytes=settings.dedupe_buffer_bytes,
         read_buffer_bytes=settings.read_buffer_bytes,
         decompressed_batch_bytes=config.varve_decompressed_batch_bytes,
@@ -67,10 +92,6 @@ def plan_job(
             (LZ4, config.compression_lz4_level),
             (ZSTD, config.compression_zstd_level),
         ),
-        last_records=inputs.last_records,
-        aborted=inputs.aborted,
-        expired_only=expired is not None,
-        clean_below=section.clean_below,
     )
 
 
@@ -124,7 +145,8 @@ def _in_reach(first: SegmentFacts, segment: SegmentFacts) -> bool:
     return segment.size_bytes == 0 or last_offset - first.base_offset <= RELATIVE_OFFSET_MAX
 
 
-def _source(segment: SegmentFacts) -> SourceSegment:
+def source_of(segment: SegmentFacts) -> SourceSegment:
+    """A segment as a job names it."""
     return SourceSegment(
         base_offset=segment.base_offset,
         next_base_offset=segment.next_base_offset,

@@ -12,11 +12,10 @@ Rules
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cleaner.job import CleanJob, SourceSegment
-from cleaner.planning.grouping import group_segments
+from cleaner.job import CleanJob
+from cleaner.planning.grouping import group_segments, job_settings, source_of
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
-from storage.compression import GZIP, LZ4, ZSTD
 from storage.model import TopicPartition
 from storage.retention import SegmentFacts
 from storage.txn_index import TxnIndexEntry
@@ -83,37 +82,16 @@ def view_job(part: ViewRound, config: TopicConfig, settings: CleanerSettings) ->
         directory=part.directory,
         generation=part.generation,
         run_id=part.run_id,
-        groups=tuple(tuple(_source(segment) for segment in group) for group in groups),
+        groups=tuple(tuple(source_of(segment) for segment in group) for group in groups),
         first_dirty_offset=part.first_dirty_offset,
         end_offset=part.horizon,
         log_start_offset=part.log_start_offset,
         log_end_offset_is_end=False,
         now_ms=part.now_ms,
-        delete_retention_ms=config.delete_retention_ms,
         drop_expired_tombstones=False,
         hash_key=part.hash_key,
-        dedupe_buffer_bytes=settings.dedupe_buffer_bytes,
-        read_buffer_bytes=settings.read_buffer_bytes,
-        decompressed_batch_bytes=config.varve_decompressed_batch_bytes,
-        max_message_bytes=config.max_message_bytes,
-        index_interval_bytes=config.index_interval_bytes,
-        segment_bytes=config.segment_bytes,
-        compression_levels=(
-            (GZIP, config.compression_gzip_level),
-            (LZ4, config.compression_lz4_level),
-            (ZSTD, config.compression_zstd_level),
-        ),
+        **job_settings(config, settings),
         aborted=part.aborted,
         latest_only=True,
         keep_keyless=config.varve_view_null_key == "keep",
-    )
-
-
-def _source(segment: SegmentFacts) -> SourceSegment:
-    return SourceSegment(
-        base_offset=segment.base_offset,
-        next_base_offset=segment.next_base_offset,
-        size_bytes=segment.size_bytes,
-        last_modified_ms=segment.last_modified_ms,
-        largest_timestamp_ms=segment.largest_timestamp_ms,
     )

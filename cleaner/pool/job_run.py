@@ -7,7 +7,7 @@ from cleaner import states
 from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.plan import Verdict
 from cleaner.pool.history import JobRecord, Outcome
-from cleaner.workers.crew import CrewLimits, Worker
+from cleaner.workers.crew import ABORT_SECONDS, STALL_SECONDS, CrewLimits, Worker
 from cleaner.workers.throttle import Direction
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
@@ -17,8 +17,8 @@ from storage.model import TopicPartition
 class PoolLimits:
     """Waits, in seconds."""
 
-    abort: float = 30.0  # for a worker to heed an abort: a buffer, or an fsync; then it is killed
-    stall: float = 600.0  # without a byte or a word from a busy worker; then it is aborted
+    abort: float = ABORT_SECONDS
+    stall: float = STALL_SECONDS
     crew: CrewLimits = field(default_factory=CrewLimits)
 
 

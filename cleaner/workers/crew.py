@@ -18,6 +18,9 @@ from cleaner.workers.channel import ChannelError, Message, WorkerReady
 from cleaner.workers.process import REAP_SECONDS, Spawn, WorkerLink
 from cleaner.workers.throttle import BrokerSide
 
+START_SECONDS: Final = 600.0  # for the first word: kernels may have to be compiled, if slowly
+STALL_SECONDS: Final = 600.0  # without a byte or a word from a busy worker; then it is aborted
+ABORT_SECONDS: Final = 30.0  # for a worker to heed an abort: a buffer, or an fsync; then: killed
 LONG_LIFE_SECONDS: Final = 60.0  # a worker that lived so long is replaced at once
 LOST_MAX: Final = 8  # processes that hang in the kernel before no more are started
 
@@ -28,7 +31,7 @@ log = structlog.get_logger("cleaner")
 class CrewLimits:
     """Waits, in seconds."""
 
-    start: float = 600.0  # for the first word: kernels may have to be compiled, on a slow machine
+    start: float = START_SECONDS
     kill: float = 3.0  # for the end of a killed worker, before it is given up
     stop: float = 10.0  # for all to end in order when the broker stops
     respawn: float = 0.1  # before a dead worker is replaced; doubled with each early death
@@ -158,7 +161,7 @@ class Crew:
 
     async def _one_life(self, index: int) -> None:
         try:
-            link = await self._spawn(index, self._nice)
+            link = await self._spawn(self._nice)
         except OSError as error:
             self._stats.worker_deaths += 1
             log.error("worker not started", worker=index, reason=str(error))

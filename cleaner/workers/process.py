@@ -67,7 +67,7 @@ class WorkerLink(Protocol):
         """How long it could have run and had no core, since it started; None: not known here."""
 
 
-Spawn: TypeAlias = Callable[[int, int], Awaitable[WorkerLink]]  # (index, nice)
+Spawn: TypeAlias = Callable[[int], Awaitable[WorkerLink]]  # of its nice value
 
 
 class ProcessLink:
@@ -163,9 +163,8 @@ class ProcessLink:
             return None
 
 
-async def spawn_process(index: int, nice: int) -> WorkerLink:
+async def spawn_process(nice: int) -> WorkerLink:
     """Start a worker. Raises OSError."""
-    del index
     return await spawn_command(
         [sys.executable, "-P", "-m", "cleaner.workers.worker", "--nice", str(nice)]
     )

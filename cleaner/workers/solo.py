@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
 from cleaner.workers.channel import (
@@ -22,12 +22,9 @@ from cleaner.workers.channel import (
     RunJob,
     WorkerReady,
 )
+from cleaner.workers.crew import ABORT_SECONDS, STALL_SECONDS, START_SECONDS
 from cleaner.workers.process import Spawn, WorkerLink
 from cleaner.workers.throttle import TOP_UP_SECONDS, BrokerSide, Direction
-
-START_SECONDS: Final = 600.0  # for the first word: kernels may have to be compiled
-STALL_SECONDS: Final = 600.0  # without a word or a charged byte, until it is ended
-ABORT_SECONDS: Final = 10.0  # for a worker to heed an abort, before it is ended
 
 
 class JobFailedError(Exception):
@@ -161,7 +158,7 @@ async def solo_worker(
     spawn: Spawn, nice: int, *, index: int, budgets: Budgets, top_up: Callable[[float], None]
 ) -> AsyncIterator[SoloWorker]:
     """A worker for the length of a block. Raises JobFailedError, OSError where none starts."""
-    link = await spawn(index, nice)
+    link = await spawn(nice)
     worker = SoloWorker(link, index, budgets, top_up)
     try:
         try:

@@ -38,7 +38,6 @@ MOVED_SECONDS: Final = 1.0  # the speed of the workers is averaged over so long
 NAP_SECONDS: Final = 0.01  # between two looks at the grant and the abort flag
 UNLIMITED: Final = (1 << 63) - 1  # a grant that no worker can spend
 
-_SLOT_BYTES: Final = 8
 _PAGE_BYTES: Final = mmap.PAGESIZE
 
 

@@ -1,11 +1,13 @@
 """The real daemon, its cleaner's API, the command line on it, and SIGHUP."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -102,14 +104,69 @@ def test_a_paused_partition_is_left_alone_until_it_is_resumed(broker: VarveBroke
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == "varve: customers-1 is paused by an operator: resume it first\n"
     explained = varve(broker, "explain", "customers", "1").stdout.splitlines()
-    assert explained[0] == "customers-1 is not being cleaned: held by an operator."
+    assert explained[0] == "customers-1 is not being cleaned: paused by an operator."
     assert answered(broker, "explain", "customers", "1")["last_job"] is None
     status = varve(broker, "status").stdout
     assert "1 paused by an operator" in status
-    assert "customers-1  held" in status
+    assert "customers-1  paused" in status
+    assert "paused by an operator" in status.splitlines()[-1]
     assert varve(broker, "resume", "customers", "1").stdout == "customers-1 is resumed\n"
     done = varve(broker, "run", "customers", "1", "--roll", "--wait")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_fresh_topic_that_is_all_in_its_active_segment_is_explained(tmp_path: Path) -> None:
+    with running_varve(tmp_path, {"topics": TOPICS}) as broker:
+        produce(broker, 0, 1000, "a")
+        (row,) = varve(broker, "status", "--topic", "customers").stdout.splitlines()[3:4]
+        head, *_ = varve(broker, "status", "--topic", "customers").stdout.splitlines()
+        assert head.startswith("customers: 2 partitions, 0 due, 0 being cleaned, 0 paused; 0 B")
+        assert row.split()[:2] == ["customers-0", "idle"]
+        found = answered(broker, "explain", "customers", "0")
+        assert found["waiting_bytes"] == found["size_bytes"] > 100_000
+        assert found["live_bytes"] is None
+        text = varve(broker, "explain", "customers", "0").stdout
+        assert re.search(r"KiB are in it; it closes at 1.0 MiB or in (24.0|23.9) h\.", text), text
+        assert "would be left" not in text
+        assert re.search(r"Next attempt: in .*, when its active segment closes by its age", text)
+
+
+def test_a_run_that_cannot_clean_what_is_dirty_says_why_and_fails_a_wait(tmp_path: Path) -> None:
+    settings = {"topics": {"customers": TOPICS["customers"] | {"min.compaction.lag.ms": "1h"}}}
+    with running_varve(tmp_path, settings) as broker:
+        empty = varve(broker, "run", "customers", "0", "--roll", "--wait")
+        assert (empty.returncode, empty.stdout) == (0, "customers-0: nothing to clean\n")
+        produce(broker, 0, 1000, "a")
+        done = varve(broker, "run", "customers", "0", "--roll", "--wait")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "it is younger than min.compaction.lag.ms for another" in done.stderr
+        told = varve(broker, "run", "customers", "0", "--roll")
+        assert (told.returncode, "younger than" in told.stdout) == (0, True)
+
+
+def test_a_run_that_was_given_up_ends_with_a_failure_and_says_who_did(tmp_path: Path) -> None:
+    settings = {"topics": TOPICS, "cleaner": {"read_bytes_per_second": "64KiB"}}
+    with running_varve(tmp_path, settings) as broker:
+        produce(broker, 0, 20_000, "a")
+        client = ApiClient(f"http://127.0.0.1:{broker.http_port}")
+        path = "/partitions/customers/0"
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(varve, broker, "run", "customers", "0", "--roll", "--wait")
+            wait_until(lambda: client.get(path)["state"] == "cleaning", "the clean")
+            assert client.get(path)["job"]["run_id"]
+            assert varve(broker, "abort", "customers", "0").stdout == "customers-0 is given up\n"
+            done = running.result(60)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "varve: the job was given up: an operator gave it up\n"
+        (job,) = answered(broker, "history", "customers", "0")["jobs"]
+        assert (job["outcome"], job["reason"]) == ("aborted", "an operator gave it up")
+
+
+def test_all_are_paused_and_resumed_at_once(broker: VarveBroker) -> None:
+    assert varve(broker, "pause", "--all").stdout == "2 partitions: each is paused\n"
+    assert varve(broker, "resume", "--all").stdout == "2 partitions: each is resumed\n"
+    for wrong in (["pause"], ["pause", "customers"], ["resume", "customers", "0", "--all"]):
+        assert varve(broker, *wrong).returncode == 2
 
 
 def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path) -> None:
@@ -124,6 +181,11 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         done = varve(broker, "run", "customers", "1", "--roll", "--wait", "--timeout", "60")
         assert (done.returncode, done.stdout) == (1, "")
         assert f"{first} is damaged at byte" in done.stderr
+        told = [line for line in broker.log_text.splitlines() if str(first) in line]
+        (line,) = [json.loads(one) for one in told]
+        assert (line["event"], line["level"]) == ("cleaned around damage", "error")
+        (job,) = answered(broker, "history", "customers", "1")["jobs"]
+        assert job["outcome"] == "damaged"
         explained = varve(broker, "explain", "customers", "1").stdout
         assert "customers-1 is not being cleaned: quarantined." in explained
         assert "that segment stays as it is, the rest is cleaned" in explained
@@ -133,6 +195,9 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         uncleanable = "kafka_log_logcleanermanager_uncleanable_partitions_count"
         assert broker.metric(uncleanable, logDirectory=str(broker.data)) == 1
         assert varve(broker, "retry", "customers", "1").stdout == "customers-1 may be tried again\n"
+        again = varve(broker, "run", "customers", "1", "--roll", "--wait")
+        assert (again.returncode, again.stdout) == (1, "")
+        assert "that segment stays as it is" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -146,6 +211,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         (["explain", "customers", "x"], 2, "is not a valid integer"),
         (["status", "--url", "ftp://somewhere"], 2, "expected http://HOST:PORT"),
         (["status", "--token-file", "absent"], 1, "absent: No such file"),
+        (["history", "nowhere", "0"], 1, "there is no topic nowhere"),
         (["history", "--limit", "0"], 2, "is not in the range"),
     ],
 )

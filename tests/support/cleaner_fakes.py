@@ -239,11 +239,11 @@ class FakeCrew:
     refusals: int = 0
     heeds_kill: bool = True
 
-    async def __call__(self, index: int, nice: int) -> FakeLink:
+    async def __call__(self, nice: int) -> FakeLink:
         if self.refusals > 0:
             self.refusals -= 1
             raise OSError(11, "Resource temporarily unavailable")
-        link = FakeLink(index, heeds_kill=self.heeds_kill)
+        link = FakeLink(len(self.links), heeds_kill=self.heeds_kill)
         self.links.append(link)
         self.prepare(link)
         return link
