@@ -24,11 +24,16 @@ from cleaner.engine.kernels.lz4 import packer_address, unpacker_address
 from cleaner.engine.kernels.memory import SLACK_BYTES, load_be64
 from cleaner.engine.kernels.newest import (
     ARENA,
+    BOUND,
+    CHUNK_BYTES,
+    CHUNK_END,
     FLUSH,
-    FRAME_BOUND,
     GATHERED,
     HELD_FROM,
     HOLD_FULL,
+    KEPT_AT,
+    KEPT_END,
+    LISTED,
     LZ4_PACKER,
     LZ4_UNPACKER,
     MORE_RECORDS,
@@ -36,6 +41,9 @@ from cleaner.engine.kernels.newest import (
     MORE_SLOTS,
     NEXT,
     PACK,
+    PACK_CHUNK,
+    PACKED_AT,
+    PACKED_END,
     POSITION,
     RECORDS_AT,
     RECORDS_END,
@@ -44,6 +52,7 @@ from cleaner.engine.kernels.newest import (
     TOP,
     UNPACK_LIMIT,
     WALK_WORDS,
+    WANTED,
     Window,
     begin_chunk,
     clean_window,
@@ -74,22 +83,21 @@ class WindowCleaner:
         self._space = context.space
         self._base_offset = 0  # of the group
         self._path = ""
-        self._waiting: bytes | None = None  # unpacked, and no room in the arena yet
+        # Unpacked, and no room in the arena yet: a batch's row, and its records.
+        self._waiting: tuple[int, bytes] = (-1, b"")
         window_bytes = min(WINDOW_BYTES, context.job.read_buffer_bytes)
         self._window = Window(
             buf=np.empty(window_bytes + SLACK_BYTES, dtype=np.uint8),
             rows=np.empty((window_bytes // HEADER_BYTES + 1) * ROW_WORDS, dtype=np.int64),
             walk=np.zeros(WALK_WORDS, dtype=np.int64),
             arena=np.empty(ARENA_BYTES + SLACK_BYTES, dtype=np.uint8),
-            kept=np.empty(ARENA_BYTES + SLACK_BYTES, dtype=np.uint8),
-            scratch=np.empty(
-                max(window_bytes, ARENA_BYTES * _GROWTH) + SLACK_BYTES, dtype=np.uint8
-            ),
+            kept=np.empty(ARENA_BYTES * _GROWTH + SLACK_BYTES, dtype=np.uint8),
+            packed=np.empty(ARENA_BYTES, dtype=np.uint8),
+            scratch=np.empty(max(window_bytes, ARENA_BYTES) + SLACK_BYTES, dtype=np.uint8),
             out=np.empty(window_bytes + SLACK_BYTES, dtype=np.uint8),
             hold=held.memory,
         )
         self._size_bytes = 0  # of what is in the window
-        self._unpacked_bytes_max = ARENA_BYTES  # of one batch, for `kept` and `scratch`
         walk = self._window.walk
         walk[UNPACK_LIMIT] = context.job.decompressed_batch_bytes
         walk[LZ4_UNPACKER] = unpacker_address()
@@ -142,6 +150,8 @@ class WindowCleaner:
         """Do what the kernel stopped for."""
         if code == Code.COMPRESSED:
             self._unpack()
+        elif code == PACK_CHUNK:
+            self._pack_chunk()
         elif code == PACK:
             self._pack()
         elif code == HOLD_FULL:
@@ -181,34 +191,39 @@ class WindowCleaner:
         self._window = self._window._replace(out=np.empty(wanted, dtype=np.uint8))
 
     def _unpack(self) -> None:
-        """Unpack the batch that is to be gathered next, as soon as the arena has room for it."""
-        walk = self._window.walk
-        row = (int(walk[GATHERED]) - 1) * ROW_WORDS
-        data, self._waiting = self._waiting or self._unpacked(row), None
-        begin = int(walk[ARENA])
-        end = begin + len(data)
-        if begin > 0 and end + SLACK_BYTES > len(self._window.arena):
-            self._waiting = data
-            walk[FLUSH] = 1
-            return
-        if end + SLACK_BYTES > len(self._window.arena) or len(data) > self._unpacked_bytes_max:
-            self._make_arena(len(data))
-        self._window.arena.data[begin:end] = data
-        walk[ARENA] = end + SLACK_BYTES
-        self._window.rows[row + RECORDS_AT] = begin
-        self._window.rows[row + RECORDS_END] = end
+        """Unpack the batch that is gathered next, and those behind it, while the arena has room."""
+        walk, cells = self._window.walk, self._window.rows.data
+        first = (int(walk[GATHERED]) - 1) * ROW_WORDS
+        for row in range(first, (int(walk[LISTED]) - 1) * ROW_WORDS, -ROW_WORDS):
+            if cells[row + RECORDS_END] != 0 or cells[row + BOUND] < 0:
+                continue
+            waiting, data = self._waiting
+            if waiting != row:
+                data = self._unpacked(row)
+            begin = int(walk[ARENA])
+            end = begin + len(data)
+            if end + SLACK_BYTES > len(self._window.arena):
+                if begin > 0:
+                    self._waiting = (row, data)
+                    walk[FLUSH] = row == first
+                    return
+                self._make_arena(len(data))
+            self._waiting = (-1, b"")
+            self._window.arena.data[begin:end] = data
+            walk[ARENA] = end + SLACK_BYTES
+            cells[row + RECORDS_AT] = begin
+            cells[row + RECORDS_END] = end
 
     def _unpacked(self, row: int) -> bytes:
-        position = int(self._window.rows[row + POSITION])
-        end = position + int(self._window.rows[row + SIZE])
-        view = self._window.buf.data
-        codec = view[position + _CODEC_AT] & ATTR_CODEC
-        packed = view[position + HEADER_BYTES : end]
-        bound = int(self._window.walk[FRAME_BOUND])
+        cells, view = self._window.rows.data, self._window.buf.data
+        position = cells[row + POSITION]
+        packed = view[position + HEADER_BYTES : position + cells[row + SIZE]]
+        bound = cells[row + BOUND]
         try:
             if bound > 0:
                 data = decompress_zstd_frame(packed, bound)
             else:
+                codec = view[position + _CODEC_AT] & ATTR_CODEC
                 data = decompress(codec, packed, self._context.job.decompressed_batch_bytes)
         except (CorruptBatchError, DecompressionLimitError) as error:
             raise NoWindowsError(self._path) from error
@@ -217,30 +232,54 @@ class WindowCleaner:
         return data
 
     def _make_arena(self, size_bytes: int) -> None:
-        """Have room for a batch that unpacks to `size_bytes`; the arena is empty or large enough.
+        """Have room for a batch that unpacks to `size_bytes`; the arena is empty.
 
-        `scratch` gets room for a new horizon in each of its smallest records.
+        `kept` gets room for a new horizon in each of its smallest records.
         """
         arena = grown(self._window.arena, size_bytes)
-        self._unpacked_bytes_max = size_bytes
         self._window = self._window._replace(
             arena=arena,
-            kept=grown(self._window.kept, size_bytes),
-            scratch=grown(self._window.scratch, size_bytes * _GROWTH),
+            kept=grown(self._window.kept, len(arena) * _GROWTH),
+            scratch=grown(self._window.scratch, len(arena)),
         )
+
+    def _pack_chunk(self) -> None:
+        """Compress what survives of the chunk's batches, as far as the kernel cannot."""
+        window, walk = self._window, self._window.walk
+        cells, view, kept = window.rows.data, window.buf.data, window.kept.data
+        pieces: list[bytes] = []
+        end = 0
+        rows = range(int(walk[NEXT]) * ROW_WORDS, int(walk[CHUNK_END]) * ROW_WORDS, ROW_WORDS)
+        for row in rows:
+            if cells[row + PACKED_END] != WANTED:
+                continue
+            codec = view[cells[row + POSITION] + _CODEC_AT] & ATTR_CODEC
+            records = kept[cells[row + KEPT_AT] : cells[row + KEPT_END]]
+            pieces.append(compress(codec, records, self._levels.get(codec)))
+            cells[row + PACKED_AT] = end
+            end += len(pieces[-1])
+            cells[row + PACKED_END] = end
+        packed, out = grown(window.packed, end), window.out
+        packed.data[:end] = b"".join(pieces)
+        wanted = int(walk[CHUNK_BYTES]) + end + len(pieces) * HEADER_BYTES
+        if wanted > len(out):  # nothing of the chunk stands there yet
+            out = grown(out, wanted)
+        self._window = window._replace(packed=packed, out=out)
 
     def _pack(self) -> None:
         """Compress the survivors of the batch that is written next, and finish it."""
         window, state, walk = self._window, self._context.state, self._window.walk
-        position = int(window.rows[int(walk[NEXT]) * ROW_WORDS + POSITION])
+        cells, row = window.rows.data, int(walk[NEXT]) * ROW_WORDS
+        position = cells[row + POSITION]
         codec = window.buf.data[position + _CODEC_AT] & ATTR_CODEC
-        survivors = window.scratch if state[fields.STAMP] else window.kept
-        records = survivors.data[: int(state[fields.RECORD_BYTES])]
+        records = window.kept.data[cells[row + KEPT_AT] : cells[row + KEPT_END]]
         packed = compress(codec, records, self._levels.get(codec))
         end = int(state[fields.WRITTEN]) + HEADER_BYTES + len(packed)
+        # And room for what the rest of the chunk may need.
+        wanted = end + int(walk[CHUNK_BYTES])
         out = window.out
-        if end + SLACK_BYTES > len(out):
-            out = grown(out, end)
+        if wanted + SLACK_BYTES > len(out):
+            out = grown(out, wanted)
             out[: len(window.out)] = window.out
             self._window = window._replace(out=out)
         out.data[end - len(packed) : end] = packed

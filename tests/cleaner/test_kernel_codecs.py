@@ -59,7 +59,7 @@ def changed(draw: st.DataObject, frame: bytes) -> bytes:
 @given(CONTENTS)
 def test_what_is_packed_as_lz4_is_the_same_bytes(content: bytes) -> None:
     room = np.zeros(frame_bytes_max(len(content)) + SLACK_BYTES, dtype=np.uint8)
-    end = pack_frame(packer_address(), with_slack(content), len(content), room, 0)
+    end = pack_frame(packer_address(), with_slack(content), 0, len(content), room, 0)
     assert room[:end].tobytes() == compress(LZ4, content)
     assert unpacked_lz4(room[:end].tobytes(), len(content) + 10) == content
 

@@ -171,16 +171,20 @@ def test_held_groups_are_handed_over_together_within_the_limits(
 
     def hand_over() -> list[list[int]]:
         env = MemoryEnv()
-        sources = write_segments(env, [long_segment(base, 10) for base in (0, 50, 100, 150)])
+        twice = [
+            segment(base, [batch(record(base, f"k{base}"), record(base + 1, f"k{base}"))], base + 2)
+            for base in (0, 2, 4, 6)
+        ]
+        sources = write_segments(env, twice)
         together.clear()
         run_clean(env, clean_job([[source] for source in sources]), Noting())
         return list(together)
 
-    assert hand_over() == [[0, 50, 100, 150]]
+    assert hand_over() == [[0, 2, 4, 6]]
     monkeypatch.setattr(newest_first, "TOGETHER_SEGMENTS_MAX", 3)
-    assert hand_over() == [[0, 50, 100], [150]]
+    assert hand_over() == [[0, 2, 4], [6]]
     monkeypatch.setattr(newest_first, "TOGETHER_BYTES_MAX", 1)
-    assert hand_over() == [[0], [50], [100], [150]]
+    assert hand_over() == [[0], [2], [4], [6]]
 
 
 def test_an_index_that_points_into_a_value_misleads_nobody() -> None:

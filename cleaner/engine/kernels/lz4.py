@@ -129,17 +129,16 @@ def _store_le32(target: Bytes, at: int, value: int) -> None:
 
 
 @inlined
-def pack_frame(address: int, source: Bytes, count: int, target: Bytes, to: int) -> int:
-    """Pack `source[:count]` into a frame at `target[to:]` -> its end.
+def pack_frame(address: int, source: Bytes, at: int, end: int, target: Bytes, to: int) -> int:
+    """Pack `source[at:end]` into a frame at `target[to:]` -> its end.
 
-    `target` has room for `frame_bytes_max(count)`.
+    `target` has room for `frame_bytes_max(end - at)`.
     """
     for i in range(_HEAD_BYTES):
         target[to + i] = _HEAD >> (8 * i) & 255
     to += _HEAD_BYTES
-    at = 0
-    while at < count:
-        size = min(_BLOCK_BYTES, count - at)
+    while at < end:
+        size = min(_BLOCK_BYTES, end - at)
         counts = (int64(size), int64(size - 1), int64(_FAST))
         packed = _call_library(address, source, at, target, to + 4, counts)
         if packed > 0:

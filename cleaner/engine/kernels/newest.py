@@ -7,6 +7,8 @@ Rules
   into the arrays of the workspace from their ends on, so that they stand there in the order of the
   log; then they are probed from the last to the first; then the batches are written in order, and
   put before what was held already.
+- What is packed is unpacked, and packed again, for a whole chunk at a time: what is called from
+  Python for it costs less than one call of a kernel.
 - What stays of a batch is decided by the same code as in the second of two passes (rewrite.py,
   remains.py), and a batch is indexed only when its CRC matched and all of its records were walked.
 - Whatever is not as it should be is only told. Nobody has seen anything of this pass by then, and
@@ -63,17 +65,30 @@ CHUNK_FULL: Final = -1  # never seen outside
 MORE_RECORDS: Final = -2  # the batch has more records than the workspace holds
 MORE_ROOM: Final = -3  # the batch may need more room than the output has
 MORE_SLOTS: Final = -4  # the map has to grow
-PACK: Final = -5  # the surviving records of a batch are to be compressed
+PACK: Final = -5  # the surviving records of batch NEXT are to be compressed
 HOLD_FULL: Final = -6  # no room to hold the output of the chunk
 TRANSACTION: Final = -7  # a batch of a transaction, or a marker: not for one pass
+PACK_CHUNK: Final = -8  # the surviving records of some batches of the chunk are to be compressed
 
 # One row per batch of a window.
-ROW_WORDS: Final = 5
+ROW_WORDS: Final = 13
 POSITION: Final = 0  # in the window
 SIZE: Final = 1
 RECORDS_AT: Final = 2  # in the window, or where it was unpacked
 RECORDS_END: Final = 3  # 0: not looked at, or not unpacked
 FLAGS_AT: Final = 4  # of its first record, in `keep`; -1: none is looked at
+# Of a batch that is to be unpacked, when its CRC is known to be right: what its one zstd frame
+# unpacks to at most; 0: it may be anything else. Before: -1.
+BOUND: Final = 5
+# What `filter_records` left of a batch that was unpacked.
+SURVIVORS: Final = 6
+LATEST: Final = 7
+STAMPED: Final = 8
+KEPT_AT: Final = 9  # in `kept`
+KEPT_END: Final = 10
+PACKED_AT: Final = 11  # in `packed`
+PACKED_END: Final = 12  # 0: not packed there; WANTED: to be
+WANTED: Final = -1
 
 # `walk`: where the pass over a window is.
 GATHERED: Final = 0  # the oldest batch whose keys are fingerprinted
@@ -88,8 +103,7 @@ FLUSH: Final = 8  # 1: write the chunk before another batch is looked at
 UNPACK_LIMIT: Final = 9  # bytes that a batch may unpack to
 LZ4_UNPACKER: Final = 10  # addresses (lz4.py); 0: lz4 is unpacked, packed, elsewhere
 LZ4_PACKER: Final = 11
-# With COMPRESSED: what the batch's one zstd frame unpacks to at most; 0: it may be anything else.
-FRAME_BOUND: Final = 12
+LISTED: Final = 12  # with COMPRESSED: the oldest batch that may be unpacked
 WALK_WORDS: Final = 13
 
 
@@ -100,8 +114,9 @@ class Window(NamedTuple):
     rows: Ints  # one per batch, ROW_WORDS each
     walk: Ints
     arena: Bytes  # unpacked records of the chunk
-    kept: Bytes  # surviving records of one batch
-    scratch: Bytes  # one batch, or its records with a new horizon
+    kept: Bytes  # surviving records of the chunk's unpacked batches: three times the arena
+    packed: Bytes  # the same, compressed
+    scratch: Bytes  # one batch
     out: Bytes  # output of the chunk
     hold: Bytes  # output of what is newer, filled from its end
 
@@ -125,6 +140,7 @@ def list_batches(window: Window, end: int, state: Ints) -> int:
         rows[row + POSITION] = at
         rows[row + SIZE] = size
         rows[row + RECORDS_END] = 0
+        rows[row + BOUND] = -1
         state[fields.NEXT_OFFSET] = load_be64(buf, at) + load_be32(buf, at + 23) + 1
         count += 1
         at += size
@@ -171,10 +187,7 @@ def _unpack_lz4(window: Window, row: int) -> bool:
     at = rows[row + POSITION]
     if load_be16(window.buf, at + 21) & ATTR_CODEC != LZ4:
         return False
-    # The records are filtered into `kept`, and restamped into `scratch`: they have to fit there.
-    grown_bytes = load_be32(window.buf, at + 57) * GROWN_BYTES_PER_RECORD
-    room = min(window.arena.shape[0] - walk[ARENA], window.kept.shape[0]) - SLACK_BYTES
-    room = min(room, walk[UNPACK_LIMIT], window.scratch.shape[0] - grown_bytes - SLACK_BYTES)
+    room = min(window.arena.shape[0] - walk[ARENA] - SLACK_BYTES, walk[UNPACK_LIMIT])
     if room <= 0:
         return False
     begin = at + HEADER_BYTES
@@ -207,20 +220,62 @@ def end_batch(buf: Bytes, at: int, out: Bytes, end: int, state: Ints) -> None:
 
 
 @inlined
-def _pack_lz4(window: Window, row: int, survivors: Bytes, state: Ints) -> int:
+def _pack_lz4(window: Window, row: int, state: Ints) -> int:
     """Pack the survivors of a batch and finish it -> DONE, or PACK: it is done elsewhere."""
     at = window.rows[row + POSITION]
+    kept_at = window.rows[row + KEPT_AT]
+    kept_end = window.rows[row + KEPT_END]
     out = window.out
     written = state[fields.WRITTEN]
-    count = state[fields.RECORD_BYTES]
+    if out.shape[0] - written - HEADER_BYTES < frame_bytes_max(kept_end - kept_at):
+        return PACK
     address = window.walk[LZ4_PACKER]
-    if address == 0 or load_be16(window.buf, at + 21) & ATTR_CODEC != LZ4:
-        return PACK
-    if out.shape[0] - written - HEADER_BYTES < frame_bytes_max(count):
-        return PACK
-    end = pack_frame(address, survivors, count, out, written + HEADER_BYTES)
+    end = pack_frame(address, window.kept, kept_at, kept_end, out, written + HEADER_BYTES)
     _finish_packed(window.buf, at, out, end, state)
     return DONE
+
+
+@inlined
+def _room_for(size: int, count: int) -> int:
+    """Output that may become of a batch, unless it is packed anew: then room is looked for."""
+    return size + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
+
+
+@inlined
+def _list_packed(window: Window, space: Workspace) -> None:
+    """Find the batches that are to be unpacked together with the one that is gathered next.
+
+    All of them will be gathered into this chunk, so that the arena is free behind it.
+    """
+    buf, rows, walk, state = window.buf, window.rows, window.walk, space.state
+    index = walk[GATHERED] - 1
+    top = walk[TOP]
+    chunk_bytes = walk[CHUNK_BYTES]
+    while index >= 0:
+        row = index * ROW_WORDS
+        at = rows[row + POSITION]
+        size = rows[row + SIZE]
+        count = load_be32(buf, at + 57)
+        chunk_bytes += _room_for(size, count)
+        if chunk_bytes > window.out.shape[0]:
+            break
+        if load_be64(buf, at) + load_be32(buf, at + 23) >= state[fields.LOG_START]:
+            if count > top:
+                break
+            top -= count
+            codec = load_be16(buf, at + 21) & ATTR_CODEC
+            if codec != 0 and count > 0 and rows[row + BOUND] < 0:
+                # The kernel takes its own room of the arena for LZ4.
+                if codec == LZ4 and index < walk[GATHERED] - 1:
+                    break
+                if check_content(buf, at, size) != DONE:
+                    break
+                rows[row + BOUND] = 0
+                if codec == ZSTD:
+                    limit = walk[UNPACK_LIMIT]
+                    rows[row + BOUND] = frame_bound(buf, at + HEADER_BYTES, at + size, limit)
+        index -= 1
+    walk[LISTED] = index + 1
 
 
 @inlined
@@ -237,7 +292,7 @@ def _gather(window: Window, row: int, space: Workspace) -> int:
         walk[FLUSH] = 0
         if not is_first:
             return CHUNK_FULL
-    room = size + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
+    room = _room_for(size, count)
     if walk[CHUNK_BYTES] + room > window.out.shape[0]:
         return MORE_ROOM if is_first else CHUNK_FULL
     rows[row + FLAGS_AT] = -1
@@ -248,6 +303,9 @@ def _gather(window: Window, row: int, space: Workspace) -> int:
         return MORE_RECORDS if is_first else CHUNK_FULL
     is_packed = load_be16(buf, at + 21) & ATTR_CODEC != 0
     if rows[row + RECORDS_END] == 0:
+        if rows[row + BOUND] >= 0:
+            _list_packed(window, space)
+            return COMPRESSED
         code = check_content(buf, at, size)
         if code != DONE:
             return code
@@ -255,13 +313,10 @@ def _gather(window: Window, row: int, space: Workspace) -> int:
         rows[row + RECORDS_END] = at + size
         if is_packed and count > 0 and not _unpack_lz4(window, row):
             rows[row + RECORDS_END] = 0
-            codec = load_be16(buf, at + 21) & ATTR_CODEC
-            walk[FRAME_BOUND] = 0
-            if codec == ZSTD:
-                limit = walk[UNPACK_LIMIT]
-                walk[FRAME_BOUND] = frame_bound(buf, at + HEADER_BYTES, at + size, limit)
-            # It may only be that the arena is full.
-            return CHUNK_FULL if codec == LZ4 and walk[ARENA] > 0 else COMPRESSED
+            if load_be16(buf, at + 21) & ATTR_CODEC == LZ4 and walk[ARENA] > 0:
+                return CHUNK_FULL  # it may only be that the arena is full
+            _list_packed(window, space)
+            return COMPRESSED
     if count > 0:
         source = window.arena if is_packed else buf
         records_at = rows[row + RECORDS_AT]
@@ -324,6 +379,77 @@ def _any_kept(keep: Bytes, at: int, end: int) -> bool:
 
 
 @inlined
+def _filter_chunk(window: Window, space: Workspace) -> int:
+    """Filter the unpacked batches of a decided chunk into `kept` -> DONE, or what is wrong.
+
+    PACK_CHUNK: those of some are to be compressed before they can be written.
+    """
+    buf, rows, walk, kept, state = window.buf, window.rows, window.walk, window.kept, space.state
+    begin = 0
+    result = DONE
+    for index in range(walk[NEXT], walk[CHUNK_END]):
+        row = index * ROW_WORDS
+        at = rows[row + POSITION]
+        flags_at = rows[row + FLAGS_AT]
+        count = load_be32(buf, at + 57)
+        codec = load_be16(buf, at + 21) & ATTR_CODEC
+        if codec == 0 or flags_at < 0 or not _any_kept(space.keep, flags_at, flags_at + count):
+            continue
+        records_at = rows[row + RECORDS_AT]
+        end = rows[row + RECORDS_END]
+        code = filter_records(
+            window.arena, records_at, end, buf, at, kept, begin, False, flags_at, space
+        )
+        if code != DONE:
+            return code
+        size = state[fields.RECORD_BYTES]
+        survivors = state[fields.KEPT]
+        stamped = state[fields.STAMP]
+        if survivors > 0 and stamped != 0:
+            copy_bytes(window.scratch, 0, kept, begin, size)
+            base_ms = load_be64(buf, at + 27)
+            horizon_ms = state[fields.HORIZON_MS]
+            size = restamp(window.scratch, size, survivors, base_ms, horizon_ms, kept, begin)
+            size -= begin
+        rows[row + SURVIVORS] = survivors
+        rows[row + LATEST] = state[fields.LATEST_MS]
+        rows[row + STAMPED] = stamped
+        rows[row + KEPT_AT] = begin
+        rows[row + KEPT_END] = begin + size
+        rows[row + PACKED_END] = 0
+        if survivors > 0 and (survivors < count or stamped != 0):
+            begin += size
+            if codec != LZ4 or walk[LZ4_PACKER] == 0:
+                rows[row + PACKED_END] = WANTED
+                result = PACK_CHUNK
+    return result
+
+
+@inlined
+def _write_packed(window: Window, row: int, space: Workspace) -> int:
+    """Write a batch of which `_filter_chunk` told what survives -> DONE, PACK, or what is wrong."""
+    buf, rows, out, state = window.buf, window.rows, window.out, space.state
+    at = rows[row + POSITION]
+    size = rows[row + SIZE]
+    state[fields.KEPT] = rows[row + SURVIVORS]
+    state[fields.LATEST_MS] = rows[row + LATEST]
+    state[fields.STAMP] = rows[row + STAMPED]
+    if state[fields.KEPT] == 0:
+        return settle_empty(buf, at, size, out, space)
+    if state[fields.KEPT] == load_be32(buf, at + 57) and state[fields.STAMP] == 0:
+        copy_whole(buf, at, size, out, state)
+        return DONE
+    packed_at = rows[row + PACKED_AT]
+    packed_end = rows[row + PACKED_END]
+    if packed_end == 0:
+        return _pack_lz4(window, row, state)
+    records_at = state[fields.WRITTEN] + HEADER_BYTES
+    copy_bytes(out, records_at, window.packed, packed_at, packed_end - packed_at)
+    _finish_packed(buf, at, out, records_at + packed_end - packed_at, state)
+    return DONE
+
+
+@inlined
 def _write(window: Window, row: int, space: Workspace) -> int:
     """Write what stays of a decided batch -> DONE, PACK, or what is wrong."""
     buf, rows, out, state = window.buf, window.rows, window.out, space.state
@@ -333,41 +459,20 @@ def _write(window: Window, row: int, space: Workspace) -> int:
     count = load_be32(buf, at + 57)
     if flags_at < 0 or not _any_kept(space.keep, flags_at, flags_at + count):
         return settle_empty(buf, at, size, out, space)
+    if load_be16(buf, at + 21) & ATTR_CODEC != 0:
+        return _write_packed(window, row, space)
     records_at = rows[row + RECORDS_AT]
     end = rows[row + RECORDS_END]
     written = state[fields.WRITTEN]
-    if load_be16(buf, at + 21) & ATTR_CODEC == 0:
-        code = filter_records(
-            buf, records_at, end, buf, at, out, written + HEADER_BYTES, False, flags_at, space
-        )
-        if code == DONE and state[fields.KEPT] == 0:
-            code = settle_empty(buf, at, size, out, space)
-        elif code == DONE:
-            state[fields.WRITTEN] = finish_batch(buf, at, size, out, window.scratch, state)
-            state[fields.RECORDS_OUT] += state[fields.KEPT]
-        return code
     code = filter_records(
-        window.arena, records_at, end, buf, at, window.kept, 0, False, flags_at, space
+        buf, records_at, end, buf, at, out, written + HEADER_BYTES, False, flags_at, space
     )
-    if code != DONE:
-        return code
-    if state[fields.KEPT] == 0:
-        return settle_empty(buf, at, size, out, space)
-    if state[fields.STAMP] != 0:
-        state[fields.RECORD_BYTES] = restamp(
-            window.kept,
-            state[fields.RECORD_BYTES],
-            state[fields.KEPT],
-            load_be64(buf, at + 27),
-            state[fields.HORIZON_MS],
-            window.scratch,
-            0,
-        )
-        return _pack_lz4(window, row, window.scratch, state)
-    if state[fields.KEPT] < count:
-        return _pack_lz4(window, row, window.kept, state)
-    copy_whole(buf, at, size, out, state)
-    return DONE
+    if code == DONE and state[fields.KEPT] == 0:
+        code = settle_empty(buf, at, size, out, space)
+    elif code == DONE:
+        state[fields.WRITTEN] = finish_batch(buf, at, size, out, window.scratch, state)
+        state[fields.RECORDS_OUT] += state[fields.KEPT]
+    return code
 
 
 @inlined
@@ -400,9 +505,11 @@ def _write_chunk(window: Window, space: Workspace) -> int:
 def clean_window(window: Window, space: Workspace) -> int:
     """Clean the batches that `list_batches` found -> DONE, or what it stopped for.
 
-    COMPRESSED: the batch before GATHERED has a right CRC and is to be unpacked into the arena, its
-    row told where. PACK: the survivors of batch NEXT, RECORD_BYTES of `kept`, or of `scratch` if
-    STAMP is set, are to be compressed and written, and NEXT counted on. To be called again then.
+    COMPRESSED: from the batch before GATHERED down to LISTED, those with a BOUND have a right CRC;
+    at least the first of them is to be unpacked into the arena, its row told where. PACK_CHUNK: of
+    the batches from NEXT to CHUNK_END, those WANTED are to be compressed into `packed`. PACK: the
+    survivors of batch NEXT are to be compressed and written, and NEXT counted on. To be called
+    again then.
     """
     walk, state = window.walk, space.state
     chunk = space.ones.shape[0]
@@ -424,6 +531,10 @@ def clean_window(window: Window, space: Workspace) -> int:
             state[fields.WRITTEN] = 0
             walk[NEXT] = walk[GATHERED]
             walk[WRITING] = 1
+            if walk[ARENA] > 0:
+                code = _filter_chunk(window, space)
+                if code != DONE:
+                    return code
         code = _write_chunk(window, space)
         if code != DONE:
             return code

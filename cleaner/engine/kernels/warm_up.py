@@ -71,6 +71,7 @@ def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
         walk=np.zeros(WALK_WORDS, dtype=np.int64),
         arena=room,
         kept=room.copy(),
+        packed=room.copy(),
         scratch=room.copy(),
         out=room.copy(),
         hold=room.copy(),
