@@ -18,7 +18,7 @@ from broker.topics import Topics
 from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome, Undecided
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
-from storage.errors import LogDirectoryError, NoRoomError, SwapRefusedError
+from storage.errors import LogDirectoryError, NoRoomError, SwapRefusedError, TransactionIndexError
 from storage.log_directory import LogDirectory
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
@@ -65,6 +65,7 @@ class Cleaning:
         self._limit = limit
         self._checkpoints = Checkpoints(manager, fail_directory)
         self._flushed_for: dict[TopicPartition, str] = {}  # run id
+        self._mending: set[asyncio.Task[None]] = set()
 
     def facts(self) -> Iterable[LogFacts]:
         """Every partition that is served; of one that is offline there is nothing to clean."""
@@ -143,6 +144,7 @@ class Cleaning:
     async def stop(self) -> None:
         """Write no more checkpoints; closing the logs does so for the last time."""
         await self._checkpoints.stop()
+        await asyncio.gather(*self._mending, return_exceptions=True)
 
     async def publish(
         self, job: CleanJob, groups: tuple[CleanedGroup, ...]
@@ -224,6 +226,24 @@ class Cleaning:
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         """One line per failed attempt."""
         log.error("clean failed", partition=str(partition), reason=reason, retry_at_ms=retry_at_ms)
+        if reason.startswith(TransactionIndexError.__name__):
+            task = asyncio.create_task(self._mend(partition), name="transaction-index")
+            self._mending.add(task)
+            task.add_done_callback(self._mending.discard)
+
+    async def _mend(self, partition: TopicPartition) -> None:
+        """Make transaction indexes anew that contradict the log, before the next attempt."""
+        found = self._topics.partition(partition)
+        if found is None:
+            return
+        try:
+            mended = await asyncio.to_thread(found.log.mend_transaction_indexes)
+        except FileNotFoundError:
+            return  # retention took a segment meanwhile: the next attempt tells
+        except OSError as error:
+            self._fail_directory(self._manager.directory_error(found.log.directory, error))
+            return
+        log.warning("transaction indexes were made anew", partition=str(partition), paths=mended)
 
 
 class Checkpoints:

@@ -48,7 +48,7 @@ class CleanJob:
     hash_key: bytes  # 16 bytes, random per data directory
     dedupe_buffer_bytes: int
     read_buffer_bytes: int
-    decompressed_batch_bytes: int  # limit per batch
+    decompressed_batch_bytes: int  # limit per batch; a worker needs up to three times as much
     max_message_bytes: int
     index_interval_bytes: int
     segment_bytes: int

@@ -131,6 +131,17 @@ class DamagedSegmentError(StorageError):
         self.reason = reason
 
 
+class TransactionIndexError(StorageError):
+    """The transaction indexes contradict a marker of the log."""
+
+    def __init__(self, producer_id: int, offset: int) -> None:
+        super().__init__(
+            f"the transaction index contradicts the log: producer {producer_id}, offset {offset}"
+        )
+        self.producer_id = producer_id
+        self.offset = offset
+
+
 class LogDirectoryError(StorageError):
     """A data directory that failed; its partitions are offline until it is repaired."""
 

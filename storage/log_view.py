@@ -21,6 +21,7 @@ from storage.retention import SegmentFacts
 from storage.segment import DamagedSegment
 from storage.timestamp_lookup import Search, finish, first_at_or_after, first_of_largest
 from storage.txn_index import TxnIndexEntry, aborted_in
+from storage.txn_mending import mend
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,13 @@ class LogView:
             return finish(search)
         except OSError as error:
             raise self._failed("read of", error) from error
+
+    def mend_transaction_indexes(self) -> list[str]:
+        """Make those of the closed segments anew that contradict the log; their paths.
+
+        Reads all headers of the log: to be called in a thread. Raises OSError.
+        """
+        return mend(list(self._segments)[:-1])
 
     def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
         """The aborted transactions that overlap `[first, end)`, by their markers' offsets."""

@@ -173,6 +173,8 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
             if index == count - 1 or has_txn_index:
                 return index
             segment.rebuild()
+            if segment.has_transactions:
+                return index  # whoever removed its indexes may have removed that one, too
         else:
             if not was_clean and index == first_unclean - 1 and ends[index] == recovery_point:
                 # It was flushed to its end before it was closed, so its indexes perhaps were not.

@@ -4,13 +4,18 @@ Rules
 - Only closed segments are read, only `.cleaned` files are written, nothing is renamed. Files and
   clocks come through `env`.
 - Memory is bounded by the dedupe buffer, the read buffer (and three times that for output), 16 MiB
-  of bitmap, and the largest batch; not by the number of keys.
+  of bitmap, and the largest batch. With buffers as they are by default that is the dedupe buffer,
+  64 MB, and three times what the largest batch unpacks to where that is more than 4 MiB. It does
+  not depend on the number of keys, nor on that of damaged segments.
 - Whatever the size of the map, the next dirty offset grows: by one record at least.
 - Damage is never made to look sound: a segment with a damaged batch is left as it is and reported.
   The next dirty offset does not pass it, and goes back to it where it is found in what was clean:
   what is indexed may supersede records in there. Should the segment be readable one day, it is
   dirty, and indexed again together with all that follows. The rest of the log is cleaned all the
   same; behind the damage nothing is stamped and no tombstone goes.
+- A checksum does not cover a batch's base offset, length, leader epoch and magic. A wrong length or
+  magic shows at once; a wrong base offset where offsets do not ascend within the segment's range.
+  In a gap of offsets it does not show: the batch keeps its place among the others and its records.
 - What was aborted is known from the job alone, so neither a full map nor damage misleads anyone
   about it; that a marker has lost its batches is found in the second pass (kernels/transactions).
 - A job over what has expired has no first pass, and nothing goes by the map.

@@ -16,6 +16,8 @@ from storage.env import Env
 # Offsets that the bitmap of survivors covers at a time: 16 MiB. Larger sections take several turns,
 # each of which goes through the table once.
 WINDOW_OFFSETS = 1 << 27
+# An array for one batch that is larger is made as large as that batch, and not kept.
+GIANT_BYTES = 4 << 20
 # A section this much wider than one window has few records per offset: the map is asked instead.
 WINDOWS_MAX = 64
 
@@ -89,9 +91,18 @@ class CleanContext:
         """
         packed = self.reader.buffer.data[at : at + size]
         data = decompress(codec, packed, self.job.decompressed_batch_bytes)
+        if len(self.unpacked) < len(data) + room_bytes + SLACK_BYTES:
+            self.unpacked = self.unpacked[:0]  # the one goes before the other is made
         self.unpacked = grown(self.unpacked, len(data) + room_bytes)
         self.unpacked[: len(data)] = np.frombuffer(data, dtype=np.uint8)
         return len(data)
+
+    def release(self) -> None:
+        """Let go of what a giant batch took: the next segment may have none."""
+        self.unpacked = released(self.unpacked)
+        if len(self.space.keep) > GIANT_BYTES:
+            keep = np.empty(len(self.space.ones), dtype=np.uint8)
+            self.space = self.space._replace(keep=keep)
 
     def make_flags(self, record_bytes: int) -> None:
         """Have a flag for each record that `record_bytes` can hold."""
@@ -127,4 +138,10 @@ def grown(array: Bytes, size_bytes: int) -> Bytes:
     """`array`, or a larger one without its content if it is too small, slack included."""
     if len(array) >= size_bytes + SLACK_BYTES:
         return array
-    return np.empty(size_bytes + (size_bytes >> 2) + SLACK_BYTES, dtype=np.uint8)
+    reserve = size_bytes >> 2 if size_bytes < GIANT_BYTES else 0
+    return np.empty(size_bytes + reserve + SLACK_BYTES, dtype=np.uint8)
+
+
+def released(array: Bytes) -> Bytes:
+    """`array`, or an empty one in its place where it is larger than most batches need."""
+    return array if len(array) <= GIANT_BYTES else np.empty(SLACK_BYTES, dtype=np.uint8)

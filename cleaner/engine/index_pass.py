@@ -5,6 +5,9 @@ Rules
   its checksum. What lies below the first dirty offset is skipped.
 - A damaged batch ends its segment: nothing behind it is trusted to begin where it seems to. The
   keys before it stay in the map, since the segment they are in will not be touched.
+- The transaction indexes are held against the markers met: what they say is not in the log's own
+  checksums, and one flipped bit would have committed data go. Where they contradict each other the
+  job fails before anything was handed over.
 - A full map ends the pass at the record that no longer fitted; MAP_END says which.
 """
 
@@ -16,13 +19,18 @@ from cleaner.engine.outcome import Damage
 from cleaner.engine.source import SourceReader, offsets_end
 from cleaner.job import SourceSegment
 from storage.batch import unpack_header
-from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
+from storage.errors import (
+    CorruptBatchError,
+    DamagedSegmentError,
+    DecompressionLimitError,
+    TransactionIndexError,
+)
 
 
 def index_section(context: CleanContext) -> dict[int, Damage]:
     """Fill the map from the dirty section; the damaged segments found, by base offset.
 
-    Raises CleanAbortedError, OSError.
+    Raises CleanAbortedError, TransactionIndexError, OSError.
     """
     job = context.job
     segments = [
@@ -34,16 +42,25 @@ def index_section(context: CleanContext) -> dict[int, Damage]:
     total = sum(source.size_bytes for source in segments)
     damaged: dict[int, Damage] = {}
     begun = 0
+    read: list[SourceSegment] = []
+    transactions = context.transactions
     for source in segments:
         try:
             full = _index_segment(context, source, begun, total)
         except DamagedSegmentError as error:
             damaged[source.base_offset] = Damage.of(error)
+            transactions.forget_open(context.state)  # their markers may stand in there
         else:
+            context.release()
+            if not context.reader.is_gone:
+                read.append(source)
             if full:
                 break
         begun += source.size_bytes
     context.reader.close()
+    checked = [source for source in read if source.base_offset >= job.first_dirty_offset]
+    transactions.check_markers(checked, context.map_end)
+    transactions.forget_open(context.state)
     return damaged
 
 
@@ -61,10 +78,15 @@ def _index_segment(context: CleanContext, source: SourceSegment, begun: int, tot
             code, reader.at = index_batches(reader.buffer, reader.at, reader.end, context.space)
             if code == Code.COMPRESSED:
                 code = _index_compressed(context)
-            if code != Code.DONE:
+            if code == Code.PRODUCERS_FULL:
+                context.make_room_for_producers()
+            elif code != Code.DONE:
                 break
         if code == Code.MAP_FULL:
             return True
+        if code == Code.MISINDEXED:
+            header = unpack_header(reader.buffer.data, reader.at)
+            raise TransactionIndexError(header.producer_id, header.base_offset)
         if code != Code.MORE:
             raise reader.stopped(code)
         context.control.progress("map", begun + reader.position, total)

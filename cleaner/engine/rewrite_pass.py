@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cleaner.engine.context import CleanContext, grown
+from cleaner.engine.context import CleanContext, grown, released
 from cleaner.engine.group_books import GroupBooks
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes
@@ -115,6 +115,8 @@ class RewritePass:
         except DamagedSegmentError as error:
             raise _DamagedInError(source.base_offset, Damage.of(error)) from None
         self.books.close_segment()
+        context.release()
+        self._packed_from = released(self._packed_from)
         self._begun += source.size_bytes
         context.control.progress("rewrite", self._begun, self._total)
 

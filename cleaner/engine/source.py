@@ -81,6 +81,11 @@ class SourceReader:
             self._file = None
 
     @property
+    def is_gone(self) -> bool:
+        """Whether the segment's file was not there any more."""
+        return self._file is None
+
+    @property
     def position(self) -> int:
         """Where in the file `buffer[at]` stands."""
         return self._next_position - (self.end - self.at)

@@ -8,6 +8,7 @@ from storage import filenames
 from storage.batch import (
     build_batch,
     crc_of,
+    decode_records,
     read_header,
 )
 from storage.compression import LZ4, NONE, compress
@@ -161,3 +162,27 @@ def test_no_key_of_a_damaged_batch_is_believed_however_long_it_is(
     assert len(report.damaged) == 1
     assert groups == []
     assert report.keys_indexed == 0
+
+
+@pytest.mark.parametrize("flipped", [0, 1, 2])
+def test_no_flipped_bit_outside_of_the_checksum_costs_or_changes_a_record(flipped: int) -> None:
+    parts = [batch(record(at, f"k{at}", f"v{at}")) for at in (3, 10, 40)]
+    newer = segment(50, [batch(record(50, "k3", "v50"))], 51)
+    silent = 0
+    for bit in range(21 * 8):
+        env = MemoryEnv()
+        changed = bytearray(parts[flipped])
+        changed[bit >> 3] ^= 1 << (bit & 7)
+        batches = [bytes(changed) if n == flipped else one for n, one in enumerate(parts)]
+        sources = write_segments(env, [segment(0, batches, 50), newer])
+        report, groups = clean(env, clean_job([sources]))
+        if report.damaged:
+            assert not groups or groups[0].source_base_offsets != (0,)
+            continue
+        silent += 1
+        (group,) = groups
+        kept = batches_of(output_bytes(env, group))
+        records = [one for part in kept for one in decode_records(part, read_header(part))]
+        assert [one.value for one in records] == [b"v10", b"v40", b"v50"]
+        assert [one.offset for one in records] == sorted({one.offset for one in records})
+    assert silent >= 32, "those of the leader epoch, at least"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import new_state
-from cleaner.engine.kernels.transactions import add_producer, remove_producer
+from cleaner.engine.kernels.producer_set import add_producer, remove_producer
 from cleaner.engine.kernels.walk import aborted_row
 from cleaner.engine.transactions import Transactions
 from storage.txn_index import TxnIndexEntry

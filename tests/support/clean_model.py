@@ -97,7 +97,9 @@ def model_clean(job: CleanJob, log: Sequence[bytes], keys_max: int) -> ModelResu
             continue
         if header.is_control:
             left = control_batch(job, batch, header, tracker)
-        elif tracker.is_aborted(header):
+        elif tracker.is_aborted(header) and (
+            job.first_dirty_offset <= header.last_offset and header.base_offset < map_end
+        ):
             left = emptied(job, batch, header)
         else:
             left = expected_batch(job, batch, last_offsets, map_end)

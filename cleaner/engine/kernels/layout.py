@@ -37,6 +37,7 @@ class Code(IntEnum):
     NEXT_WINDOW = auto()
     DONE = auto()
     PRODUCERS_FULL = auto()
+    MISINDEXED = auto()  # the transaction indexes contradict a marker
     BAD_LENGTH = auto()
     OLD_FORMAT = auto()
     BAD_MAGIC = auto()

@@ -1,8 +1,10 @@
 """The second pass over batches of transactions, and markers.
 
 Rules (Kafka's log cleaner)
-- The records of an aborted transaction go, wherever they are. A batch belongs to one if it lies
-  between the first offset and the marker of an entry of the transaction indexes.
+- The records of an aborted transaction go, in the section that was indexed: there the first pass
+  has held the transaction indexes against the markers. Below it they went in earlier cleans, above
+  it they wait for the next one. A batch belongs to one if it lies between the first offset and the
+  marker of an entry of the transaction indexes.
 - A marker stays while a batch of its producer was met since the one before, be it an empty batch:
   whoever rebuilds the log's state from the log needs to be told how the transaction ended. The
   index entry of an abort marker stays as long.
@@ -24,10 +26,10 @@ from cleaner.engine.kernels.layout import (
     ATTR_CONTROL,
     ATTR_DELETE_HORIZON,
     HEADER_BYTES,
-    Code,
     Workspace,
 )
 from cleaner.engine.kernels.memory import copy_bytes, load_be16, load_be32, load_be64
+from cleaner.engine.kernels.producer_set import add_producer, remove_producer
 from cleaner.engine.kernels.remains import (
     copy_whole,
     note_horizon,
@@ -36,76 +38,16 @@ from cleaner.engine.kernels.remains import (
     write_header,
 )
 from cleaner.engine.kernels.walk import (
+    ABORT,
     BAD_RECORD,
     DONE,
+    NO_MARKER,
+    PRODUCERS_FULL,
     aborted_row,
     check_content,
     check_records,
-    read_record,
+    marker_type,
 )
-
-PRODUCERS_FULL = int(Code.PRODUCERS_FULL)
-
-_ABORT = 0
-_COMMIT = 1
-_NO_MARKER = -1
-_CONTROL_KEY_BYTES = 4  # version, type: int16 each
-_MIX = -7046029254386353131  # 2^64 / golden ratio, odd
-
-
-@inlined
-def _home(producer: int, slots: int) -> int:
-    return int((producer * _MIX) >> 32) & (slots - 1)
-
-
-@kernel
-def add_producer(table: Ints, state: Ints, producer: int) -> bool:
-    """Put a producer into the set of `table`, whose size is a power of two; False: no room."""
-    slots = table.shape[0]
-    slot = _home(producer, slots)
-    while table[slot] != 0:
-        if table[slot] == ~producer:
-            return True
-        slot = (slot + 1) & (slots - 1)
-    if (state[fields.OPEN_COUNT] + 1) * 4 > slots * 3:
-        return False
-    table[slot] = ~producer
-    state[fields.OPEN_COUNT] += 1
-    return True
-
-
-@kernel
-def remove_producer(table: Ints, state: Ints, producer: int) -> bool:
-    """Take a producer out of the set; whether it was there."""
-    slots = table.shape[0]
-    slot = _home(producer, slots)
-    while table[slot] != ~producer:
-        if table[slot] == 0:
-            return False
-        slot = (slot + 1) & (slots - 1)
-    state[fields.OPEN_COUNT] -= 1
-    # Whoever was displaced over the hole moves into it, so that no search ends there too early.
-    hole = slot
-    while True:
-        slot = (slot + 1) & (slots - 1)
-        if table[slot] == 0:
-            break
-        home = _home(~table[slot], slots)
-        if (slot - home) & (slots - 1) >= (slot - hole) & (slots - 1):
-            table[hole] = table[slot]
-            hole = slot
-    table[hole] = 0
-    return True
-
-
-@inlined
-def _marker_type(buf: Bytes, at: int, end: int) -> int:
-    """ABORT, COMMIT, or no marker, by the first record of `buf[at:end]`."""
-    after, _, _, key_at, key_bytes, _ = read_record(buf, at, end)
-    if after < 0 or key_bytes < _CONTROL_KEY_BYTES or buf[key_at] & 0x80 != 0:
-        return _NO_MARKER
-    kind = load_be16(buf, key_at + 2)
-    return kind if kind <= _COMMIT else _NO_MARKER
 
 
 @inlined
@@ -168,16 +110,16 @@ def _settle_control(
         return DONE
     if count == 0 and space.state[fields.EXPIRED_ONLY] == 0:
         return settle_empty(buf, at, size, out, space)
-    kind = _NO_MARKER
+    kind = NO_MARKER
     if count > 0 and load_be16(buf, at + 21) & ATTR_CODEC == 0:
         records_at = at + HEADER_BYTES
         if not check_records(buf, records_at, at + size, count, load_be32(buf, at + 23)):
             return BAD_RECORD
-        kind = _marker_type(buf, records_at, at + size)
-    if kind == _NO_MARKER or load_be64(buf, at + 43) < 0:
+        kind = marker_type(buf, records_at, at + size)
+    if kind == NO_MARKER or load_be64(buf, at + 43) < 0:
         copy_whole(buf, at, size, out, space.state)
         return DONE
-    return _settle_marker(buf, at, size, kind == _ABORT, out, scratch, space)
+    return _settle_marker(buf, at, size, kind == ABORT, out, scratch, space)
 
 
 @kernel
@@ -209,6 +151,9 @@ def settle_transactional(
         return PRODUCERS_FULL, False
     base = load_be64(buf, at)
     last = base + load_be32(buf, at + 23)
+    # Only where the first pass has held the transaction index against the markers.
+    if last < state[fields.FIRST_DIRTY] or base >= state[fields.MAP_END]:
+        return DONE, False
     if aborted_row(space.aborted, producer, base, last) < 0:
         return DONE, False
     state[fields.RECORDS_ABORTED] += load_be32(buf, at + 57)

@@ -31,6 +31,7 @@ from cleaner.engine.kernels.layout import (
     Workspace,
 )
 from cleaner.engine.kernels.memory import load_be16, load_be32, load_be64, read_varint
+from cleaner.engine.kernels.producer_set import add_producer, remove_producer
 from cleaner.engine.kernels.table import put_keys
 
 # Plain numbers: kernels compare them thousands of times a call.
@@ -46,6 +47,14 @@ BAD_OFFSETS = int(Code.BAD_OFFSETS)
 BAD_COUNT = int(Code.BAD_COUNT)
 BAD_CODEC = int(Code.BAD_CODEC)
 BAD_RECORD = int(Code.BAD_RECORD)
+
+PRODUCERS_FULL = int(Code.PRODUCERS_FULL)
+MISINDEXED = int(Code.MISINDEXED)
+
+ABORT = 0
+COMMIT = 1
+NO_MARKER = -1
+_CONTROL_KEY_BYTES = 4  # version, type: int16 each
 
 _BATCH_LENGTH_MIN = HEADER_BYTES - LENGTH_BYTES
 _CODECS = 5
@@ -165,17 +174,65 @@ def aborted_row(aborted: Ints, producer: int, first: int, last: int) -> int:
     return -1
 
 
+@inlined
+def marker_type(buf: Bytes, at: int, end: int) -> int:
+    """ABORT, COMMIT, or no marker, by the first record of `buf[at:end]`."""
+    after, _, _, key_at, key_bytes, _ = read_record(buf, at, end)
+    if after < 0 or key_bytes < _CONTROL_KEY_BYTES or buf[key_at] & 0x80 != 0:
+        return NO_MARKER
+    kind = load_be16(buf, key_at + 2)
+    return kind if kind <= COMMIT else NO_MARKER
+
+
+@inlined
+def _check_marker(buf: Bytes, at: int, size: int, space: Workspace) -> int:
+    """DONE, or MISINDEXED: the marker and the entries of the transaction indexes do not agree.
+
+    Data outside of every entry that ends in an ABORT marker, an entry that goes on behind a marker
+    of its producer: either would have the cleaner take one transaction for the other.
+    """
+    kind = NO_MARKER
+    if load_be32(buf, at + 57) > 0 and load_be16(buf, at + 21) & ATTR_CODEC == 0:
+        kind = marker_type(buf, at + HEADER_BYTES, at + size)
+    producer = load_be64(buf, at + 43)
+    if kind == NO_MARKER or producer < 0:
+        return DONE
+    base = load_be64(buf, at)
+    has_data = remove_producer(space.open_producers, space.state, producer)
+    row = aborted_row(space.aborted, producer, base, base)
+    if kind == COMMIT:
+        return DONE if row < 0 else MISINDEXED
+    if has_data:
+        return MISINDEXED
+    if row >= 0:
+        if space.aborted[row * ABORTED_WORDS + 2] != base:
+            return MISINDEXED
+        space.aborted_kept[row] = 1
+    return DONE
+
+
 @kernel
-def has_no_keys(buf: Bytes, at: int, aborted: Ints) -> bool:
-    """Whether the records of a batch supersede nothing: a control batch, or aborted data."""
+def check_transaction(buf: Bytes, at: int, size: int, space: Workspace) -> tuple[int, bool]:
+    """Hold a control or transactional batch against the entries -> (DONE, whether it has keys).
+
+    A control batch and aborted data supersede nothing. PRODUCERS_FULL: nothing was done. Notes in
+    `aborted_kept` which entries have their markers.
+    """
     attributes = load_be16(buf, at + 21)
     if attributes & ATTR_CONTROL != 0:
-        return True
+        return _check_marker(buf, at, size, space), False
+    producer = load_be64(buf, at + 43)
+    if attributes & ATTR_TRANSACTIONAL == 0 or producer < 0:
+        return DONE, True
     base = load_be64(buf, at)
     last = base + load_be32(buf, at + 23)
-    return attributes & ATTR_TRANSACTIONAL != 0 and (
-        aborted_row(aborted, load_be64(buf, at + 43), base, last) >= 0
-    )
+    if aborted_row(space.aborted, producer, base, last) >= 0:
+        return DONE, False
+    if load_be32(buf, at + 57) > 0 and not add_producer(
+        space.open_producers, space.state, producer
+    ):
+        return PRODUCERS_FULL, False
+    return DONE, True
 
 
 @inlined
@@ -244,8 +301,9 @@ def index_batches(
     """Put the keys of the uncompressed batches from `at` on into the map -> (code, position).
 
     COMPRESSED: the batch at the position is to be unpacked and given to `index_unpacked`. MAP_FULL:
-    MAP_END in `state` is the first offset that was not indexed. MORE, or what is wrong at the
-    position: everything before it has been indexed.
+    MAP_END in `state` is the first offset that was not indexed. PRODUCERS_FULL: see
+    `check_transaction`. MORE, MISINDEXED, or what is wrong at the position: everything before it
+    has been indexed.
     """
     state = space.state
     pending = 0
@@ -261,7 +319,12 @@ def index_batches(
             if code != DONE:
                 break
             attributes = load_be16(buf, at + 21)
-            if attributes & ATTR_OF_TRANSACTION == 0 or not has_no_keys(buf, at, space.aborted):
+            has_keys = True
+            if attributes & ATTR_OF_TRANSACTION != 0:
+                code, has_keys = check_transaction(buf, at, size, space)
+                if code != DONE:
+                    break
+            if has_keys:
                 if count > 0 and attributes & ATTR_CODEC != 0:
                     code = COMPRESSED
                     break

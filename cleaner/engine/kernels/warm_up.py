@@ -17,10 +17,10 @@ from cleaner.engine.kernels.newest import (
     end_batch,
     list_batches,
 )
+from cleaner.engine.kernels.producer_set import add_producer
 from cleaner.engine.kernels.remains import copy_whole, settle_empty, write_header
 from cleaner.engine.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
 from cleaner.engine.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
-from cleaner.engine.kernels.transactions import add_producer
 from cleaner.engine.kernels.walk import count_records, index_batches, index_unpacked
 from storage.batch import HEADER_BYTES, Record, build_batch
 

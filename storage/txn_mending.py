@@ -1,0 +1,52 @@
+"""Transaction indexes that contradict the log are made anew from it.
+
+Nothing in the format protects an entry: a missing file, or a flipped bit in it, has readers and the
+cleaner take one transaction for another. What the log itself says is told by its markers and by
+the checksums of its batches.
+
+Rules: all closed segments are read, from the first one on, since a transaction may have begun in
+any of them. What damage hides is left as the index has it: an entry whose marker, or whose first
+batch, may stand in what cannot be read.
+"""
+
+from collections.abc import Sequence
+
+from storage import filenames
+from storage.log_producers import replay
+from storage.producer_state import ProducerStates
+from storage.segment import Segment
+from storage.txn_index import TxnIndexEntry
+
+_NO_END = 1 << 62
+
+
+def mend(segments: Sequence[Segment]) -> list[str]:
+    """Write anew what differs of the entries of `segments`, oldest first; the files' paths.
+
+    Raises OSError.
+    """
+    states = ProducerStates()
+    mended: list[str] = []
+    is_damaged = False
+    for segment in segments:
+        found = replay(states, segment, 0, _NO_END)
+        is_damaged = is_damaged or bool(segment.damages)
+        if is_damaged:
+            found = _with_hidden(segment, found)
+        if [entry[:3] for entry in found] != [entry[:3] for entry in segment.txn_entries]:
+            segment.write_txn_entries(found)
+            name = filenames.file_name(segment.base_offset, filenames.TXN_INDEX)
+            mended.append(f"{segment.directory}/{name}")
+    return mended
+
+
+def _with_hidden(segment: Segment, found: Sequence[TxnIndexEntry]) -> list[TxnIndexEntry]:
+    by_marker = {entry.last_offset: entry for entry in found}
+    for entry in segment.txn_entries:
+        told = by_marker.get(entry.last_offset)
+        if told is None or (told.producer_id, True) == (
+            entry.producer_id,
+            entry.first_offset < told.first_offset,
+        ):
+            by_marker[entry.last_offset] = entry
+    return [by_marker[offset] for offset in sorted(by_marker)]
