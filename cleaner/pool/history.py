@@ -20,6 +20,7 @@ from storage.model import TopicPartition
 HISTORY_NAME: Final = "varve.cleaner-history"
 # A record takes some 900 bytes: the two files hold the last two thousand jobs of their directory.
 HISTORY_BYTES_MAX: Final = 1 << 20
+DAMAGED_MAX: Final = 10  # segments named in a record
 RECORDS_MAX: Final = 2_000  # in memory, over all partitions: some 2 MB
 
 Outcome: TypeAlias = Literal["finished", "damaged", "failed", "aborted", "stale"]
@@ -68,7 +69,9 @@ class JobRecord:
     map_utilization: float = 0.0  # 0..1
     map_full: bool = False
     passes: int = 0
-    damaged: tuple[tuple[str, int, str], ...] = ()  # (path, position, reason)
+    # The first of them (path, position, reason): a log can have hundreds.
+    damaged: tuple[tuple[str, int, str], ...] = ()
+    damaged_segments: int = 0
 
     @property
     def seconds(self) -> float:
@@ -108,8 +111,9 @@ class JobRecord:
         try:
             values["damaged"] = tuple(
                 (str(path), int(position), str(why))
-                for path, position, why in values.get("damaged", ())
+                for path, position, why in values.get("damaged", ())[:DAMAGED_MAX]
             )
+            values.setdefault("damaged_segments", len(found.get("damaged", ())))
             return cls(partition=TopicPartition(topic, number), **values)
         except (TypeError, OverflowError) as error:  # an infinite number is JSON to Python
             raise ValueError(str(error)) from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from cleaner import states
 from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.plan import Verdict
-from cleaner.pool.history import JobRecord, Outcome
+from cleaner.pool.history import DAMAGED_MAX, JobRecord, Outcome
 from cleaner.workers.crew import ABORT_SECONDS, STALL_SECONDS, CrewLimits, Worker
 from cleaner.workers.throttle import Direction
 from config.settings import CleanerSettings
@@ -181,7 +181,8 @@ def _with_report(record: JobRecord, report: CleanReport) -> JobRecord:
         map_utilization=report.map_utilization,
         map_full=report.map_full,
         passes=report.passes,
-        damaged=report.damaged,
+        damaged=report.damaged[:DAMAGED_MAX],
+        damaged_segments=len(report.damaged),
     )
 
 

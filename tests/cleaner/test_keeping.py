@@ -213,6 +213,15 @@ def test_a_record_comes_back_from_json() -> None:
     assert JobRecord.from_json(json.loads(json.dumps(full.to_json()))) == full
 
 
+def test_a_record_names_ten_damaged_segments_and_counts_the_rest() -> None:
+    told = [[f"/a/{n}.log", 17, "bad CRC"] for n in range(300)]
+    old = RECORD.to_json() | {"damaged": told}
+    del old["damaged_segments"]
+    record = JobRecord.from_json(old)
+    assert (len(record.damaged), record.damaged_segments) == (10, 300)
+    assert JobRecord.from_json(record.to_json()) == record
+
+
 @pytest.mark.parametrize(
     "change",
     [
