@@ -19,8 +19,9 @@ from config.settings import CleanerSettings
 from storage import filenames
 from storage.batch import read_header
 from storage.checkpoints import read_offsets
-from storage.errors import NoRoomError, SwapRefusedError
+from storage.errors import NoRoomError, SwapRefusedError, TransactionIndexError
 from storage.model import TopicPartition
+from storage.txn_index import TxnIndexEntry
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.cleaning import Recorder
 from tests.support.logs import batch_of, offsets_in
@@ -79,6 +80,26 @@ def take_front(env: MemoryEnv, partition: Partition, offset: int) -> None:
     partition.log.delete_records(offset)
     partition.log.expire(env.wall_ms())
     assert partition.log.log_start_offset == offset
+
+
+# --- transaction indexes --------------------------------------------------------------------------
+
+
+async def test_an_index_that_contradicts_the_log_is_made_anew_for_the_next_attempt(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 2)
+        first = partition.log._segments[0]
+        first.write_txn_entries([TxnIndexEntry(1, 0, 5, 6)])
+        with pytest.raises(TransactionIndexError) as refused:
+            cleaned(env, broker)
+        error = refused.value
+        broker.cleaning.failed(ORDERS, f"{type(error).__name__}: {error}", 0)
+        await asyncio.gather(*broker.cleaning._mending)
+        assert first.txn_entries == []
+        assert not env.exists(first.path.replace(filenames.LOG, filenames.TXN_INDEX))
+        cleaned(env, broker)
 
 
 # --- publication beside retention -----------------------------------------------------------------
