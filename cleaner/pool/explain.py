@@ -204,7 +204,7 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     closes = f"it closes at {about_size(int(v['segment.bytes']))}"
     if "closes_ms" in v:
         closes = f"{closes} or in {about_span(int(v['closes_ms']) - at_ms)}"
-    return f"{text}. {about_size(held_bytes)} are in it; {closes}."
+    return f"{text}. {about_size(held_bytes)} are in it; {closes}, and can be cleaned then."
 
 
 def _quarantined(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:

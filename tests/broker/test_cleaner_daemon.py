@@ -126,7 +126,7 @@ def test_the_fresh_topic_that_is_all_in_its_active_segment_is_explained(tmp_path
         assert found["waiting_bytes"] == found["size_bytes"] > 100_000
         assert found["live_bytes"] is None
         text = varve(broker, "explain", "customers", "0").stdout
-        assert re.search(r"KiB are in it; it closes at 1.0 MiB or in (24.0|23.9) h\.", text), text
+        assert re.search(r"KiB are in it; it closes at 1.0 MiB or in (24.0|23.9) h,", text), text
         assert "would be left" not in text
         assert re.search(r"Next attempt: in .*, when its active segment closes by its age", text)
 

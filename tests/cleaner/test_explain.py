@@ -10,11 +10,12 @@ from cleaner.host import LogFacts, OpenTransaction, Undecided
 from cleaner.planning.findings import Moment, NextLook, Reason
 from cleaner.planning.plan import assess
 from cleaner.planning.remembered import Remembered
-from cleaner.pool.explain import _OUTCOMES, _TEXTS, Explanation, next_attempt, sentences
+from cleaner.pool.explain import _OUTCOMES, _TEXTS, Explanation, hindrance, next_attempt, sentences
 from cleaner.pool.history import JobRecord, Outcome
+from cleaner.pool.job_run import WorkerStatus
 from config.topic_keys import TopicConfig
 from storage.segment import DamagedSegment
-from tests.support.log_facts import COMPACTED, even, facts, segment
+from tests.support.log_facts import COMPACTED, T0, even, facts, segment
 
 NOW = Moment(wall_ms=10_000_000_000, monotonic_ms=5_000)
 HOUR = 3_600_000
@@ -29,6 +30,17 @@ def explained(
     run_now: bool = False,
     **more: object,
 ) -> list[str]:
+    return sentences(explanation(log, state, known, run_now=run_now, **more))
+
+
+def explanation(
+    log: LogFacts,
+    state: s.State = s.IDLE,
+    known: Remembered = FRESH,
+    *,
+    run_now: bool = False,
+    **more: object,
+) -> Explanation:
     verdict = assess(log, state, NOW, known, run_now=run_now)
     made = Explanation(
         partition=log.partition,
@@ -42,7 +54,7 @@ def explained(
         last_job=None,
         held=False,
     )
-    return sentences(replace(made, **more))  # type: ignore[arg-type]
+    return replace(made, **more)  # type: ignore[arg-type]
 
 
 OLD = replace(COMPACTED, min_compaction_lag_ms=NOW.wall_ms)
@@ -70,7 +82,8 @@ HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC")
         (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH, "active segment.",
-         "which is never cleaned; nothing else is dirty. 100 B are in it; it closes at 1.0 GiB."),
+         "which is never cleaned; nothing else is dirty. 100 B are in it; it closes at 1.0 GiB, "
+         "and can be cleaned then."),
         (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING,
                undecided_by=Undecided.OPEN_TRANSACTION), s.IDLE, FRESH,
          "open transaction.",
@@ -158,3 +171,51 @@ def test_the_next_attempt_has_a_time_where_time_alone_is_in_the_way(
 def test_what_cannot_be_judged_says_so() -> None:
     text = explained(facts(even(4)), verdict=None, next_attempt=None)
     assert text == ["t-0 cannot be judged: its numbers make no sense. The broker's log says more."]
+
+
+def test_all_in_the_active_segment_is_said_with_its_size_and_when_it_closes() -> None:
+    config = replace(COMPACTED, segment_bytes=64 << 20)
+    log = facts([segment(0, 20, 2_300_000)], config=config, active_closes_ms=NOW.wall_ms + HOUR)
+    text = explained(log)
+    assert any("2.2 MiB are in it; it closes at 64.0 MiB or in 1.0 h, and" in one for one in text)
+    assert "0 B from offset 0 to 0 are dirty, 0 B are clean, 2.2 MiB behind them wait." in text
+    assert text[-1] == "Next attempt: in 1.0 h, when its active segment closes by its age."
+
+
+def test_what_would_be_left_is_said_only_after_a_clean_has_taught_it() -> None:
+    assert not any("would be left" in line for line in explained(facts(even(4))))
+    taught = replace(FRESH, observations=1, survivorship=0.25)
+    assert any(
+        "about 100 B would be left" in one for one in explained(facts(even(4)), known=taught)
+    )
+
+
+def test_the_time_of_the_next_attempt_has_its_cause() -> None:
+    found = explained(facts(even(4), checkpoint=30))[-1]
+    assert found == (
+        "Next attempt: in 1.0 d, when the first tombstones or markers may go (delete.retention.ms)."
+    )
+
+
+def test_a_job_under_way_is_said_with_its_progress_and_a_wish_with_its_end() -> None:
+    worker = WorkerStatus(1, 77, True, T0, "r", "rewrite", 1 << 20, 4 << 20, 12.0)
+    text = explained(facts(even(4)), s.Cleaning(), worker=worker, wanted_offset=40)
+    assert "Worker 1 has it: rewrite 25% of 4.0 MiB, for 12.0 s." in text
+    assert "An operator wants it clean up to offset 40." in text
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), None),
+        (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10, damaged=(
+            HOLE._replace(base_offset=0),)), "is damaged at byte 61"),
+        (facts(even(4), config=OLD), "it is younger than min.compaction.lag.ms"),
+        (facts(even(4), undecided=5, undecided_by=Undecided.VIEW), "varve view compact t 0"),
+    ],
+)  # fmt: skip
+def test_nothing_to_clean_is_said_only_where_all_is_clean_and_whole(
+    log: LogFacts, words: str | None
+) -> None:
+    found = hindrance(explanation(log))
+    assert found is None if words is None else words in str(found)

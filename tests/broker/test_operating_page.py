@@ -1,0 +1,59 @@
+"""docs/operating-the-cleaner.md says what is: states, obstacles, metrics, commands."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+from broker.cleaner_cli import cleaner
+from cleaner.planning.findings import Reason
+from cleaner.states import State
+from tests.broker.test_metrics import scraped
+from tests.support.broker_in_memory import broker_in_memory
+from tests.support.memory_env import MemoryEnv
+
+PAGE = (Path(__file__).parents[2] / "docs/operating-the-cleaner.md").read_text()
+# These never stand in the way.
+HARMLESS = {Reason.DAMAGED, Reason.MAX_LAG, Reason.RUN_NOW, Reason.EXPIRED}
+PARTITION_SERIES = 7
+
+
+def column(head: str) -> list[str]:
+    """The first cells of the table under this head."""
+    rows = PAGE.split(f"| {head} |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    return [row.strip("| ").split(" | ")[0] for row in rows]
+
+
+def test_every_obstacle_has_its_row() -> None:
+    assert sorted(column("blocked by")) == sorted(one.value for one in set(Reason) - HARMLESS)
+
+
+def test_every_state_has_its_row() -> None:
+    states = {one.__name__.lower() for one in get_args(State)}
+    assert set(column("state")) == states | {"offline"}
+
+
+def test_every_command_is_named() -> None:
+    assert [name for name in cleaner.commands if f"varve cleaner {name}" not in PAGE] == []
+
+
+def test_every_command_says_in_a_line_what_it_is_for() -> None:
+    assert [name for name, one in cleaner.commands.items() if not one.short_help] == []
+    assert all(len(str(one.short_help)) < 60 for one in cleaner.commands.values())
+
+
+async def test_every_metric_of_the_cleaner_stands_on_the_page_and_no_other() -> None:
+    topics = {"orders": {"keys": {"cleanup.policy": "compact"}}}
+    async with broker_in_memory(MemoryEnv(seed=3), topics=topics) as running:
+        await running.pool._lookout.look()
+        text = await scraped(running)
+    told = re.findall(r"^# HELP ((?:kafka_log_logcleaner|varve_cleaner)\w+) (.*)$", text, re.M)
+    rows = re.findall(r"^\| `(\w+)` \| (.+?)( \(by partition\))? \|$", PAGE, re.M)
+    assert [(name, said) for name, said, _ in rows] == told
+    by_partition = {name for name, _, mark in rows if mark}
+    assert len(by_partition) == PARTITION_SERIES
+    assert "up to seven series of 60 to 90 bytes" in PAGE
+    lines = [
+        line for line in text.splitlines() if re.match(r"varve_cleaner_\w+\{.*partition", line)
+    ]
+    assert {re.match(r"\w+", line)[0] for line in lines} <= by_partition  # type: ignore[index]
+    assert all(len(line) <= 90 for line in lines)
