@@ -34,7 +34,7 @@ from broker.groups.offsets_store import OffsetsStore
 from broker.housekeeping import CONFIRM_MS, ClockWatch, Housekeeping, Periods
 from broker.http import HttpServer
 from broker.http_guard import Guard
-from broker.listener import ConnectionLimits, Listener, raise_file_limit
+from broker.listener import ConnectionLimits, Listener, raise_file_limit, tell_of_low_file_limit
 from broker.metrics import BrokerMetrics
 from broker.offsets_topic import OffsetsTopic
 from broker.partition import Partition
@@ -204,6 +204,7 @@ class Broker:
         await asyncio.to_thread(list, self.views)  # opened before clients ask for them
         services = self._services = self._make_services()
         limits = self.settings.limits
+        tell_of_low_file_limit(limits.connections, self.manager.logs.values())
         self.listener = Listener(
             make_dispatcher(services),
             ConnectionLimits(

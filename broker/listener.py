@@ -2,11 +2,14 @@
 
 import asyncio
 import resource
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
 from broker.connection import STOPPING, Connection, RequestHandler
+from storage.log import Log
 
 log = structlog.get_logger("broker.listener")
 
@@ -130,3 +133,23 @@ def raise_file_limit() -> int:
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+# Of a log, beside one for each segment: the two indexes of the active one, and as much again for
+# a segment that a roll or a clean is about to add.
+FILES_OF_A_LOG: Final = 5
+FILES_OF_THE_PROCESS: Final = 512  # HTTP, workers, checkpoints, libraries
+
+
+def files_needed(connections: int, logs: Iterable[Log]) -> int:
+    """How many files may be open at a time: what is refused where the limit is below it."""
+    of_logs = sum(one.segment_count + FILES_OF_A_LOG for one in logs)
+    return connections + of_logs + FILES_OF_THE_PROCESS
+
+
+def tell_of_low_file_limit(connections: int, logs: Iterable[Log]) -> None:
+    """Warn where clients alone could use up the files that logs need."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files_needed(connections, logs)
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        log.warning("few files may be open", limit=limit, needed=needed)
