@@ -48,11 +48,11 @@ def produce(broker: VarveBroker, partition: int, count: int, tag: str) -> None:
 
 
 def varve(
-    broker: VarveBroker, *arguments: str, url: str | None = None
+    broker: VarveBroker, *arguments: str, url: str | None = None, group: str = "cleaner"
 ) -> subprocess.CompletedProcess[str]:
     url = url or f"http://127.0.0.1:{broker.http_port}"
     return subprocess.run(
-        [sys.executable, "-m", "broker.cli", "cleaner", *arguments],
+        [sys.executable, "-m", "broker.cli", group, *arguments],
         cwd=ROOT,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "VARVE_HTTP": url},
         capture_output=True,
@@ -142,6 +142,20 @@ def test_a_run_that_cannot_clean_what_is_dirty_says_why_and_fails_a_wait(tmp_pat
         assert "it is younger than min.compaction.lag.ms for another" in done.stderr
         told = varve(broker, "run", "customers", "0", "--roll")
         assert (told.returncode, "younger than" in told.stdout) == (0, True)
+
+
+def test_a_run_that_a_view_bounds_says_so_and_fails_a_wait(tmp_path: Path) -> None:
+    keys = {"varve.view": "compacted", "varve.view.min.bytes": -1}
+    with running_varve(tmp_path, {"topics": {"customers": TOPICS["customers"] | keys}}) as broker:
+        produce(broker, 0, 1000, "a")
+        taken = varve(broker, "compact", "customers", "0", group="view")
+        assert taken.returncode == 0, taken.stderr
+        assert varve(broker, "run", "customers", "0", "--roll", "--wait").returncode == 0
+        produce(broker, 0, 1000, "b")
+        done = varve(broker, "run", "customers", "0", "--roll", "--wait")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "the topic's compacted view has taken what is below offset 1000 only" in done.stderr
+        assert answered(broker, "explain", "customers", "0")["blocked_by"] == "compacted view"
 
 
 def test_a_run_that_was_given_up_ends_with_a_failure_and_says_who_did(tmp_path: Path) -> None:

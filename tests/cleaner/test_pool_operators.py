@@ -385,6 +385,34 @@ def test_a_truncation_voids_what_was_clean_beyond_the_checkpoint() -> None:
     on_the_bench(scenario)
 
 
+def test_damage_is_told_once_also_over_restarts() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(count=5)
+        await until_job(b)
+        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
+        await until(lambda: b.host.damages)
+
+    bench = on_the_bench(scenario)
+    assert len(bench.host.damages) == 1
+
+    async def later(b: Bench) -> None:
+        # A new process knows of no damage, and of a new segment.
+        b.change(damaged=(), segments=tuple(even(12)), log_end_offset=125, undecided_offset=125)
+        await until_job(b)
+        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 120),), horizons=told(b))
+        await until(lambda: len(b.host.done) == 2)
+        assert len(b.host.damages) == 1
+        assert b.pool.registry.quarantines() == {}
+        assert b.pool.history()[0].outcome == "damaged"
+        mended = [x._replace(size_bytes=99) if x.base_offset == 20 else x for x in even(40)]
+        b.change(damaged=(), segments=tuple(mended), log_end_offset=405, undecided_offset=405)
+        await until_job(b)
+        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 400),), horizons=told(b))
+        await until(lambda: len(b.host.damages) == 2)  # it is another file: that is news
+
+    on_the_bench(later, before=bench)
+
+
 # --- what expires
 
 
