@@ -21,12 +21,13 @@ from cleaner.engine.kernels.layout import (
     Code,
 )
 from cleaner.engine.kernels.lz4 import packer_address, unpacker_address
-from cleaner.engine.kernels.memory import SLACK_BYTES, load_be64
+from cleaner.engine.kernels.memory import SLACK_BYTES
 from cleaner.engine.kernels.newest import (
     ARENA,
     BOUND,
     CHUNK_BYTES,
     CHUNK_END,
+    FIRST_BASE,
     FLUSH,
     GATHERED,
     HELD_FROM,
@@ -54,10 +55,8 @@ from cleaner.engine.kernels.newest import (
     WALK_WORDS,
     WANTED,
     Window,
-    begin_chunk,
     clean_window,
     end_batch,
-    list_batches,
 )
 from cleaner.engine.windows import WINDOW_BYTES, NoWindowsError
 from storage.batch import BatchHeader, unpack_header
@@ -136,15 +135,11 @@ class WindowCleaner:
 
         Raises NoWindowsError, CleanAbortedError, OSError.
         """
-        code = list_batches(self._window, self._size_bytes, self._context.state)
-        if code != Code.DONE:
-            raise NoWindowsError(self._path)
-        begin_chunk(self._window.walk, len(self._space.ones))
-        while True:
-            code = clean_window(self._window, self._space)
-            if code == Code.DONE:
-                return int(load_be64(self._window.buf, 0))
+        code = clean_window(self._window, self._size_bytes, self._space)
+        while code != Code.DONE:
             self._answer(code)
+            code = clean_window(self._window, 0, self._space)
+        return int(self._window.walk[FIRST_BASE])
 
     def _answer(self, code: int) -> None:
         """Do what the kernel stopped for."""

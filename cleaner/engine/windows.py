@@ -10,7 +10,6 @@ Rules
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Final
 
 from cleaner.engine.kernels.layout import HEADER_BYTES, LENGTH_BYTES
@@ -46,21 +45,32 @@ class Windows:
         if file.size() < source.size_bytes:
             raise NoWindowsError(file.path)
         wanted = min(WINDOW_BYTES, self._limit_bytes)
-        edges = [0]
-        for begin, end in pairwise([0, *self._hints(source, charge), source.size_bytes]):
-            if end - begin > wanted:
-                edges += _walk(file, begin, end, charge)
-            if end > edges[-1]:
-                edges.append(end)
-        windows = []
+        hints = self._hints(source, charge)
+        windows: list[tuple[int, int]] = []
+        end, count = source.size_bytes, len(hints)
+        while end > 0:
+            count = bisect_left(hints, end, 0, count)  # of the hints before `end`
+            first = bisect_left(hints, end - wanted, 0, count)
+            if end <= wanted:
+                windows.append((0, end))
+            elif first < count:
+                windows.append((hints[first], end))
+            else:
+                begin = hints[count - 1] if count else 0
+                edges = [begin, *_walk(file, begin, end, charge), end]
+                windows += self._between(edges, wanted, file.path)
+            end = windows[-1][0]
+        return windows
+
+    def _between(self, edges: list[int], wanted: int, path: str) -> Iterator[tuple[int, int]]:
+        """Windows that begin and end at `edges`, as few as fit."""
         last = len(edges) - 1
         while last > 0:
             first = min(bisect_left(edges, edges[last] - wanted), last - 1)
             if edges[last] - edges[first] > self._limit_bytes:
-                raise NoWindowsError(file.path)
-            windows.append((edges[first], edges[last]))
+                raise NoWindowsError(path)
+            yield edges[first], edges[last]
             last = first
-        return windows
 
     def _hints(self, source: SourceSegment, charge: Callable[[int], None]) -> Sequence[int]:
         """Where batches begin, if the index is right."""

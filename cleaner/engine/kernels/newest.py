@@ -104,7 +104,8 @@ UNPACK_LIMIT: Final = 9  # bytes that a batch may unpack to
 LZ4_UNPACKER: Final = 10  # addresses (lz4.py); 0: lz4 is unpacked, packed, elsewhere
 LZ4_PACKER: Final = 11
 LISTED: Final = 12  # with COMPRESSED: the oldest batch that may be unpacked
-WALK_WORDS: Final = 13
+FIRST_BASE: Final = 13  # base offset of the window's first batch
+WALK_WORDS: Final = 14
 
 
 class Window(NamedTuple):
@@ -121,8 +122,8 @@ class Window(NamedTuple):
     hold: Bytes  # output of what is newer, filled from its end
 
 
-@kernel
-def list_batches(window: Window, end: int, state: Ints) -> int:
+@inlined
+def _list_batches(window: Window, end: int, state: Ints) -> int:
     """Find the batches that fill `buf[:end]` exactly -> DONE, or why they do not.
 
     NEXT_OFFSET and SOURCE_END in `state` bound their offsets.
@@ -502,8 +503,11 @@ def _write_chunk(window: Window, space: Workspace) -> int:
 
 
 @kernel
-def clean_window(window: Window, space: Workspace) -> int:
-    """Clean the batches that `list_batches` found -> DONE, or what it stopped for.
+def clean_window(window: Window, end: int, space: Workspace) -> int:
+    """Clean the batches that fill `buf[:end]` exactly -> DONE, or what it stopped for.
+
+    `end` is 0 where it goes on. NEXT_OFFSET and SOURCE_END in `state` bound the batches' offsets.
+    FIRST_BASE tells the first one's base offset.
 
     COMPRESSED: from the batch before GATHERED down to LISTED, those with a BOUND have a right CRC;
     at least the first of them is to be unpacked into the arena, its row told where. PACK_CHUNK: of
@@ -513,6 +517,12 @@ def clean_window(window: Window, space: Workspace) -> int:
     """
     walk, state = window.walk, space.state
     chunk = space.ones.shape[0]
+    if end > 0:
+        code = _list_batches(window, end, state)
+        if code != DONE:
+            return code
+        walk[FIRST_BASE] = load_be64(window.buf, 0)
+        begin_chunk(walk, chunk)
     while True:
         if walk[WRITING] == 0:
             code = _gather_chunk(window, space)

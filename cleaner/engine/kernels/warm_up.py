@@ -12,10 +12,8 @@ from cleaner.engine.kernels.newest import (
     HELD_FROM,
     WALK_WORDS,
     Window,
-    begin_chunk,
     clean_window,
     end_batch,
-    list_batches,
 )
 from cleaner.engine.kernels.producer_set import add_producer
 from cleaner.engine.kernels.remains import copy_whole, settle_empty, write_header
@@ -77,10 +75,8 @@ def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
         hold=room.copy(),
     )
     space.state[fields.NEXT_OFFSET] = 0
-    list_batches(window, end, space.state)
-    begin_chunk(window.walk, len(space.ones))
     window.walk[HELD_FROM] = len(window.hold)
-    clean_window(window, space)
+    clean_window(window, end, space)
     end_batch(buf, 0, window.out, end, space.state)
 
 
