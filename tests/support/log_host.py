@@ -67,18 +67,24 @@ class LogHost:
         if log.generation != job.generation:
             return (PublishOutcome.STALE,) * len(groups)
         facts = {segment.base_offset: segment for segment in log.segment_facts()[:-1]}
-        sources = [base for group in groups for base in group.source_base_offsets]
-        if not facts.keys() >= set(sources):
-            return (PublishOutcome.SOURCES_GONE,) * len(groups)
-        outputs = [group.output for group in groups if group.output is not None]
-        plan = plan_swap(log.directory, [facts[base] for base in sources], outputs)
+        sources = [b for group in groups for b in group.source_base_offsets if b in facts]
+        left = [group for group in groups if group.source_base_offsets[-1] in facts]
+        gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(left))
+        if not left:
+            return gone
+        plan = plan_swap(
+            log.directory,
+            [facts[base] for base in sources],
+            [group.output for group in left if group.output is not None],
+            front_is_gone=left[0].source_base_offsets[0] not in facts,
+        )
         log.flush()
         log.pin(sources)
         await asyncio.to_thread(execute_swap, self.env, plan)
         replaced = log.replace_segments(plan)
         release_later(replaced)
-        self.published += len(groups)
-        return (PublishOutcome.PUBLISHED,) * len(groups)
+        self.published += len(left)
+        return gone + (PublishOutcome.PUBLISHED,) * len(left)
 
     def finished(self, job: CleanJob, report: CleanReport, *, damage: str) -> None:
         self.done.append((job, report))
