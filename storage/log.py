@@ -13,7 +13,7 @@ Rules
 It does not know who waits for it, and it takes batches that have been checked.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from config.topic_keys import TopicConfig
@@ -433,13 +433,14 @@ class Log(LogView):
             self._raise_log_start(self._segments.bases[0])
         return expired
 
-    def _take_out(self, going: Iterable[Segment], now_ms: int) -> None:
-        going = tuple(going)
-        bases = [segment.base_offset for segment in going]
+    def _take_out(self, going: Sequence[Segment], now_ms: int) -> None:
+        delay_ms = self.config.file_delete_delay_ms
         self._segments.replace(going, ())
         self._unsynced = [segment for segment in self._unsynced if segment not in going]
         try:
-            self._doomed.doom(bases, now_ms + self.config.file_delete_delay_ms)
+            if self._names != self._names_synced:  # else a crash may leave no segment at the end
+                self._env.sync_dir(self.directory)
+            self._doomed.doom([one.base_offset for one in going], now_ms + delay_ms)
         except OSError as error:
             raise self._failed("retention of", error) from error
 

@@ -22,11 +22,18 @@ def snapshot_path(directory: str, offset: int) -> str:
     return f"{directory}/{filenames.file_name(offset, filenames.SNAPSHOT)}"
 
 
-def write_snapshot(env: Env, directory: str, offset: int, states: ProducerStates) -> None:
-    """Write the state before `offset`. OSError as it comes."""
+def write_snapshot(
+    env: Env, directory: str, offset: int, states: ProducerStates, *, durable: bool = False
+) -> None:
+    """Write the state before `offset`. OSError as it comes.
+
+    `durable`: over a snapshot of another history, which has a right CRC and must not come back.
+    """
     file = env.open(snapshot_path(directory, offset), create=True, truncate=True)
     try:
         file.pwrite(states.to_snapshot(), 0)
+        if durable:
+            file.sync()
     finally:
         file.close()
 

@@ -195,7 +195,9 @@ def _recover(loading: _Loading, first: int) -> None:
     for index in range(first, len(segments)):
         segment = segments[index]
         following = segments[index + 1].base_offset if index + 1 < len(segments) else None
-        write_snapshot(loading.env, loading.directory, segment.base_offset, loading.states)
+        write_snapshot(
+            loading.env, loading.directory, segment.base_offset, loading.states, durable=True
+        )
         if _recover_segment(loading, segment, following):
             for doomed in segments[index + 1 :]:
                 loading.note(f"{doomed.path} follows the cut and is removed")
@@ -334,7 +336,7 @@ def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: boo
     end_offset = loading.next_offset
     bases = {segment.base_offset for segment in loading.segments}
     if not was_clean:
-        write_snapshot(loading.env, loading.directory, end_offset, loading.states)
+        write_snapshot(loading.env, loading.directory, end_offset, loading.states, durable=True)
     snapshots = snapshots_in(loading.env, loading.directory)
     newest = max((offset for offset in snapshots if offset <= end_offset), default=-1)
     strays = [one for one in snapshots if one > end_offset or (one not in bases and one != newest)]

@@ -7,10 +7,19 @@ there, as it was written.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from cleaner.job import CleanJob
-from storage.batch import BatchHeader, ControlType, Record
+from storage.batch import (
+    BatchHeader,
+    ControlType,
+    Record,
+    control_type,
+    decode_records,
+    read_header,
+    verify_crc,
+)
 
 NONE, OPEN, COMMITTED, ABORTED = "no transaction", "open", "committed", "aborted"
 
@@ -29,6 +38,18 @@ class Batch(NamedTuple):
     @property
     def in_transaction(self) -> bool:
         return self.header.is_transactional and not self.header.is_control
+
+
+@lru_cache(maxsize=20_000)
+def decoded(data: bytes) -> Batch:
+    """A batch whose checksum is right; most are looked at again and again."""
+    header = read_header(data)
+    assert verify_crc(data, 0, header), f"14: the checksum of the batch at {header.base_offset}"
+    records = tuple(decode_records(data, header))
+    marker = None
+    if header.is_control and records:
+        marker = ControlType(control_type(records[0]))
+    return Batch(header, records, marker)
 
 
 class Outcome(NamedTuple):
@@ -81,9 +102,12 @@ class History:
                     found[base] = Outcome(state, batch.base)
         return found
 
-    def first_open(self) -> int | None:
-        """Where the oldest undecided transaction begins."""
-        return min((b for b, one in self.outcomes().items() if one.state == OPEN), default=None)
+    def first_open(self, lowest: int = 0) -> int | None:
+        """Where the oldest undecided transaction begins, of what is left from `lowest` on."""
+        return min(
+            (b for b, one in self.outcomes().items() if one.state == OPEN and b >= lowest),
+            default=None,
+        )
 
     # What may go, and what may not -------------------------------------------------------
 

@@ -7,7 +7,6 @@ saving checkpoints) is done here in its way, in one thread.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from cleaner.engine.clean import run_clean
@@ -27,11 +26,8 @@ from storage.batch import (
     ControlType,
     Record,
     build_batch,
-    control_type,
-    decode_records,
     marker_record,
     read_header,
-    verify_crc,
     walk_headers,
 )
 from storage.log import Log
@@ -39,7 +35,7 @@ from storage.model import AppendInfo
 from storage.swap import discard_outputs, execute_swap, plan_swap
 from tests.support.cleaning import HASH_KEY, Recorder
 from tests.support.compacted_log import SLOT_BYTES, Producer
-from tests.support.history import Batch, History
+from tests.support.history import Batch, History, decoded
 from tests.support.logs import FOLDER, HOME, PARTITION, TOPIC_ID, open_log
 from tests.support.memory_env import MemoryEnv, SimulatedCrash
 from tests.support.swaps import put
@@ -92,6 +88,7 @@ class LivingLog:
         self.runs = 0
         self.flushed_for = ""
         self.expired: set[tuple[int, int]] = set()  # (producer id, last offset)
+        self.expired_below = 0
         self.relied_on = 0  # nothing below was undecided when something was last published
         self.cleans = 0  # that ended, with something published
         self.publishing: Publication | None = None
@@ -315,6 +312,8 @@ class LivingLog:
         """A round of retention; segments that went."""
         gone = self.log.expire(self.env.wall_ms(), clock_trusted=self.clock_trusted)
         self.log.purge_deleted(self.env.wall_ms())
+        if gone:
+            self.expired_below = self.log.first_base_offset
         self.check("retention")
         return len(gone)
 
@@ -339,6 +338,7 @@ class LivingLog:
         if not self.log.truncate_to(offset, now_ms=self.env.wall_ms()):
             return
         self.history.cut(offset)
+        self.expired_below = min(self.expired_below, offset)
         base = self.log.segment_facts()[-1].base_offset
         self.dirty = None if self.dirty is None else min(self.dirty, base)
         self.checkpoint()
@@ -385,6 +385,11 @@ class LivingLog:
         self._check_swap()
         self.history.keep_only({batch.base for batch in self.batches()}, durable)
         self.log.flush()
+        if self.log.log_start_offset < min(self.expired_below, found):
+            # A start that was not saved goes back, and what retention took comes back in part:
+            # it is taken again before anybody looks, transactions cut in two are aborted.
+            self.log.delete_records(min(self.expired_below, found))
+            self.abort_open()
         self.check("crash")
 
     def _open(self, *, was_clean: bool) -> None:
@@ -416,7 +421,7 @@ class LivingLog:
             if not data:
                 break
             for position, header in walk_headers(data):
-                found.append(_decoded(data[position : position + header.size_bytes]))
+                found.append(decoded(data[position : position + header.size_bytes]))
                 offset = header.next_offset
         return found
 
@@ -471,9 +476,12 @@ class LivingLog:
         markers = [entry.last_offset for entry in log.aborted_transactions(0, log.log_end_offset)]
         history.check_markers(found, markers, start, when)
         stable = log.last_stable_offset
-        first_open = history.first_open()
-        wanted = log.high_watermark if first_open is None else max(first_open, start)
-        assert stable == wanted, (
+        # A transaction whose first batches retention took begins, after a start, with the others.
+        first_open, later = history.first_open(), history.first_open(log.first_base_offset)
+        wanted = {
+            log.high_watermark if one is None else max(one, start) for one in (first_open, later)
+        }
+        assert stable in wanted, (
             f"4: the last stable offset is {stable}, the first open transaction {first_open}"
             f" ({when})"
         )
@@ -523,7 +531,7 @@ class LivingLog:
     def _check_job(self, job: CleanJob) -> None:
         """3: nothing undecided, nothing young, and not the active segment."""
         assert job.end_offset <= self.log.segment_facts()[-1].base_offset, "3: the active segment"
-        first_open = self.history.first_open()
+        first_open = self.history.first_open(self.log.first_base_offset)
         assert first_open is None or job.end_offset <= first_open, "3: an open transaction"
         lag_ms = self.config.min_compaction_lag_ms
         if lag_ms and not job.expired_only:
@@ -566,18 +574,6 @@ class LivingLog:
         assert inside in (swap.old, swap.new), (
             f"10: after a crash [{swap.first}, {swap.end}) is neither old nor new: {sorted(inside)}"
         )
-
-
-@lru_cache(maxsize=20_000)
-def _decoded(data: bytes) -> Batch:
-    """A batch whose checksum is right; most are looked at again and again."""
-    header = read_header(data)
-    assert verify_crc(data, 0, header), f"14: the checksum of the batch at {header.base_offset}"
-    records = tuple(decode_records(data, header))
-    marker = None
-    if header.is_control and records:
-        marker = ControlType(control_type(records[0]))
-    return Batch(header, records, marker)
 
 
 class _Publisher(Recorder):
