@@ -538,7 +538,7 @@ class LivingLog:
             oldest_ms = self.env.wall_ms() - lag_ms
             assert all(
                 batch.header.max_timestamp <= oldest_ms
-                for batch in self.history
+                for batch in self.batches()
                 if job.first_dirty_offset <= batch.base < job.end_offset
             ), "3: a record younger than min.compaction.lag.ms"
 
