@@ -383,7 +383,10 @@ class LivingLog:
             assert found == end, "2: the log end offset after a kill"
         self.history.cut(found)
         self._check_swap()
+        start = self.log.log_start_offset  # what is hidden below it is there all the same
+        self.log.log_start_offset = min(start, self.log.first_base_offset)
         self.history.keep_only({batch.base for batch in self.batches()}, durable)
+        self.log.log_start_offset = start
         self.log.flush()
         if self.log.log_start_offset < min(self.expired_below, found):
             # A start that was not saved goes back, and what retention took comes back in part:
