@@ -118,6 +118,7 @@ def load_log(
         loading.note(f"flushed offsets {missing} cannot be read; the log goes on behind them")
         loading.next_offset = recovery_point
     _choose_active(loading, log_start_offset)
+    _forget_hidden(loading, log_start_offset or 0)
     return _finish(loading, log_start_offset, was_clean=was_clean)
 
 
@@ -221,6 +222,21 @@ def _forget_decided(loading: _Loading, before: Sequence[Segment]) -> None:
         begun = entry.transaction_first_offset
         if begun is not None and not _has_batch_of(before, entry.producer_id, begun):
             loading.note(f"transaction of producer {entry.producer_id} at {begun} is long decided")
+            loading.states.forget_transaction(entry.producer_id)
+
+
+def _forget_hidden(loading: _Loading, log_start_offset: int) -> None:
+    """Close transactions of which no batch is left at or above the start of the log.
+
+    Their markers may have gone: the cleaner passes over segments that only wait for retention. One
+    that is open all the same begins with its next batch; nobody reads what was before.
+    """
+    for entry in loading.states.producers:
+        begun = entry.transaction_first_offset
+        if begun is None or begun >= log_start_offset:
+            continue
+        if not _has_batch_of(loading.segments, entry.producer_id, log_start_offset):
+            loading.note(f"transaction of producer {entry.producer_id} at {begun} is not readable")
             loading.states.forget_transaction(entry.producer_id)
 
 

@@ -81,3 +81,27 @@ def test_an_emptied_marker_does_not_open_its_transaction_again() -> None:
     world.env.unlink(f"{FOLDER}/{file_name(4, SNAPSHOT)}")
     world.crash(kill=True)
     assert world.log.last_stable_offset == 4
+
+
+def test_a_transaction_that_nobody_can_read_holds_nobody_up() -> None:
+    """Its batch waits for retention below the start of the log; its marker was cleaned away."""
+    world = LivingLog(1)
+    producer = Producer(1)
+    world.put(value(b"a"), by=producer)
+    world.roll()
+    world.end_transaction(producer, ControlType.COMMIT)
+    producer.epoch += 1
+    world.end_transaction(producer, ControlType.COMMIT)
+    world.put(value(b"b"))
+    world.roll()
+    world.put(value(b"b"))
+    world.roll()
+    world.delete_records(1)
+    world.reconfigure(segment_bytes=1)
+    for _ in range(3):
+        world.dirty = None
+        world.clean()
+        world.env.advance_ms(20_000)
+    assert 1 not in [batch.base for batch in world.batches()], "its marker has gone"
+    world.check_log_alone()
+    assert world.reopened().last_stable_offset == world.log.log_end_offset

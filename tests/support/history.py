@@ -105,7 +105,11 @@ class History:
     def first_open(self, lowest: int = 0) -> int | None:
         """Where the oldest undecided transaction begins, of what is left from `lowest` on."""
         return min(
-            (b for b, one in self.outcomes().items() if one.state == OPEN and b >= lowest),
+            (
+                base
+                for base, one in self.outcomes().items()
+                if one.state == OPEN and self.batches[base].header.last_offset >= lowest
+            ),
             default=None,
         )
 

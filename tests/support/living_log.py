@@ -479,11 +479,10 @@ class LivingLog:
         markers = [entry.last_offset for entry in log.aborted_transactions(0, log.log_end_offset)]
         history.check_markers(found, markers, start, when)
         stable = log.last_stable_offset
-        # A transaction whose first batches retention took begins, after a start, with the others.
-        first_open, later = history.first_open(), history.first_open(log.first_base_offset)
-        wanted = {
-            log.high_watermark if one is None else max(one, start) for one in (first_open, later)
-        }
+        # After a start, a transaction begins with what is left of it, or is readable of it.
+        first_open = history.first_open()
+        candidates = {history.first_open(low) for low in (0, log.first_base_offset, start)}
+        wanted = {log.high_watermark if one is None else max(one, start) for one in candidates}
         assert stable in wanted, (
             f"4: the last stable offset is {stable}, the first open transaction {first_open}"
             f" ({when})"
