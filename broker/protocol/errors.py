@@ -185,6 +185,7 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.OffsetOutOfRangeError: ErrorCode.OFFSET_OUT_OF_RANGE,
     # Damage and a lost directory look alike to a client: it may retry, someone is called.
     storage.DamagedSegmentError: ErrorCode.KAFKA_STORAGE_ERROR,
+    storage.TransactionIndexError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.LogDirectoryError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.DirectoryLockedError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.InconsistentDirectoryError: ErrorCode.KAFKA_STORAGE_ERROR,
