@@ -45,7 +45,7 @@ from cleaner.engine.kernels.memory import (
 )
 from cleaner.engine.kernels.remains import copy_whole, restamp, settle_empty, write_header
 from cleaner.engine.kernels.rewrite import filter_records, finish_batch
-from cleaner.engine.kernels.table import AHEAD, FREE, entries_max, home
+from cleaner.engine.kernels.table import AHEAD, FREE, entries_max, home, probe
 from cleaner.engine.kernels.walk import (
     BAD_COUNT,
     BAD_RECORD,
@@ -351,11 +351,7 @@ def _decide(top: int, space: Workspace) -> None:
             continue
         one = ones[i]
         two = twos[i]
-        slot = home(one, slots)
-        at = slot * SLOT_WORDS
-        while table[at + 2] != FREE and not (table[at] == one and table[at + 1] == two):
-            slot = slot + 1 if slot + 1 < slots else 0
-            at = slot * SLOT_WORDS
+        at = probe(table, slots, one, two)
         if table[at + 2] == FREE:
             keep[i] = 1
             if offset >= first_dirty:

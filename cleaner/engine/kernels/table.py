@@ -100,6 +100,17 @@ def grow(table: Words, slots: int, new_slots: int) -> None:
 
 
 @inlined
+def probe(table: Words, slots: int, one: np.uint64, two: np.uint64) -> int:
+    """Where in the table a fingerprint stands, or the free slot at which it would be put."""
+    slot = home(one, slots)
+    at = slot * SLOT_WORDS
+    while table[at + 2] != FREE and not (table[at] == one and table[at + 1] == two):
+        slot = slot + 1 if slot + 1 < slots else 0
+        at = slot * SLOT_WORDS
+    return at
+
+
+@inlined
 def put_keys(table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints, count: int) -> int:
     """Make `offsets[i]` the last offset of each fingerprint -> how many were put.
 
@@ -115,11 +126,7 @@ def put_keys(table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints,
             prefetch(table, home(ones[done + AHEAD], slots) * SLOT_WORDS)
         one = ones[done]
         two = twos[done]
-        slot = home(one, slots)
-        at = slot * SLOT_WORDS
-        while table[at + 2] != FREE and not (table[at] == one and table[at + 1] == two):
-            slot = slot + 1 if slot + 1 < slots else 0
-            at = slot * SLOT_WORDS
+        at = probe(table, slots, one, two)
         if table[at + 2] == FREE:
             if entries >= limit:
                 break
@@ -143,11 +150,7 @@ def find_keys(
             prefetch(table, home(ones[i + AHEAD], slots) * SLOT_WORDS)
         one = ones[i]
         two = twos[i]
-        slot = home(one, slots)
-        at = slot * SLOT_WORDS
-        while table[at + 2] != FREE and not (table[at] == one and table[at + 1] == two):
-            slot = slot + 1 if slot + 1 < slots else 0
-            at = slot * SLOT_WORDS
+        at = probe(table, slots, one, two)
         offsets[i] = int64(table[at + 2]) - 1
 
 
