@@ -82,6 +82,16 @@ def asking(function: Callable[P, None]) -> Callable[P, None]:
     return run  # type: ignore[return-value]
 
 
+longest_wait = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest wait.",
+)
+
+
 def of_partition(function: Callable[P, None]) -> Callable[P, None]:
     """Adds the arguments that name a partition."""
     function = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1))(function)
@@ -110,14 +120,7 @@ def explain(client: ApiClient, topic: str, partition: int, as_json: bool) -> Non
 @of_partition
 @click.option("--roll", is_flag=True, help="Close the active segment first: clean everything.")
 @click.option("--wait", is_flag=True, help="Wait until it is clean; show progress.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=3600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Longest wait.",
-)
+@longest_wait
 @asking
 def run(
     *,

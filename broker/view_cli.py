@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from broker.api_client import ApiClient, Json, partition_path
-from broker.cleaner_cli import EXIT_REFUSED, POLL_SECONDS, asking, of_partition
+from broker.cleaner_cli import EXIT_REFUSED, POLL_SECONDS, asking, longest_wait, of_partition
 from broker.view_text import compacted_text, view_lines
 
 ROOT = "/api/v1/view"
@@ -43,14 +43,7 @@ def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
 @click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
 @click.option("--from-scratch", is_flag=True, help="Make it anew of what the log still holds.")
 @click.option("--no-wait", is_flag=True, help="Only begin.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=3600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Longest wait.",
-)
+@longest_wait
 @asking
 def compact(
     *,
