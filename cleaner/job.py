@@ -1,8 +1,9 @@
 """What the broker asks of a cleaner worker, and what it gets back. Frozen and picklable.
 
 A job names immutable files only: closed segments of one partition, in offset order, in groups of
-neighbours that become one new segment each. The worker writes `.cleaned` files beside them and
-never renames or deletes a source; publishing is the broker's alone (storage/swap.py).
+neighbours that become one new segment each. The worker writes `.cleaned` files beside them, or to
+the folder that the job names, and never renames or deletes a source; publishing is the broker's
+alone (storage/swap.py).
 """
 
 from dataclasses import dataclass, field
@@ -61,6 +62,12 @@ class CleanJob:
     # What lies below is clean with respect to all that is older; None: up to the first dirty
     # offset. Between the two stands what could not be read, and what was cleaned behind it.
     clean_below: int | None = None
+    output_directory: str | None = None  # where `.cleaned` files go; None: to `directory`
+
+    @property
+    def outputs(self) -> str:
+        """The folder that `.cleaned` files are written to."""
+        return self.directory if self.output_directory is None else self.output_directory
 
 
 NO_HORIZON: Final = -1  # nothing in the segment waits to be removed

@@ -57,7 +57,7 @@ class GroupBooks:
         context = self._context
         return CleanedOutput(
             context.env,
-            context.job.directory,
+            context.job.outputs,
             base_offset=group[0].base_offset,
             run_id=context.job.run_id,
             index_interval_bytes=context.job.index_interval_bytes,

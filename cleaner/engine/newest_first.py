@@ -49,7 +49,7 @@ def applies(env: Env, job: CleanJob) -> bool:
         not special
         and 0 < dirty_bytes <= DIRTY_BYTES_MAX
         # The outputs, and the largest of them once more while it is held.
-        and env.free_bytes(job.directory) > 2 * dirty_bytes
+        and env.free_bytes(job.outputs) > 2 * dirty_bytes
     )
 
 
@@ -118,7 +118,7 @@ class NewestFirst:
         self._context = context
         self.books = GroupBooks(context, ())
         job = context.job
-        self._held = HeldOutput(context.env, job.directory, job.run_id)
+        self._held = HeldOutput(context.env, job.outputs, job.run_id)
         self._windows = Windows(context.env, job.directory, job.read_buffer_bytes)
         self._cleaner = WindowCleaner(context, self._held)
         self._buffers = OutputBuffers(len(self._held.memory))
@@ -150,7 +150,7 @@ class NewestFirst:
             self._context.check_aborted()
             sync.result()
         if self._outputs:
-            self._context.env.sync_dir(self._context.job.directory)
+            self._context.env.sync_dir(self._context.job.outputs)
         self._outputs.clear()
         for groups in published_together(self._results[::-1]):
             self._context.control.groups_cleaned(groups)
