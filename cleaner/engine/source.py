@@ -53,8 +53,8 @@ class SourceReader:
         self._size_bytes = 0
         self._next_position = 0  # in the file, of the byte behind buffer[end]
 
-    def open(self, source: SourceSegment) -> None:
-        """Begin with another segment. Raises DamagedSegmentError, OSError.
+    def open(self, source: SourceSegment, position: int = 0) -> None:
+        """Begin with another segment, at a batch of it. Raises DamagedSegmentError, OSError.
 
         One that has gone has nothing left: nobody but retention takes segments of a log that is
         being cleaned, from its front, and what it took no longer matters to the rest.
@@ -73,6 +73,8 @@ class SourceReader:
             self.buffer = _buffer(self._base_bytes)
         if self._file.size() < source.size_bytes:
             raise self.damaged(f"the file is shorter than {source.size_bytes} bytes")
+        assert 0 <= position <= source.size_bytes
+        self._next_position = position
 
     def close(self) -> None:
         """Let go of the file."""

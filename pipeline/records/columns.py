@@ -1,0 +1,166 @@
+"""Arrow columns of records: the schema of Spark's Kafka source, and the arrays that are filled.
+
+Rules
+- Every field is nullable, as there; `binary` and `string` have 32-bit offsets, as Spark wants them.
+- What was handed out as an Arrow array is never written to again: each batch gets new memory.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from cleaner.engine.kernels.compile import Bytes, Ints
+from cleaner.engine.kernels.memory import SLACK_BYTES
+from pipeline.records.kernels import (
+    BAD_HEADERS,
+    Ints32,
+    Rows,
+    gather,
+    locate_headers,
+    measure_headers,
+)
+
+HEADERS_TYPE: Final = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
+FIELDS: Final = (
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("topic", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+    pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    pa.field("timestampType", pa.int32()),
+    pa.field("headers", HEADERS_TYPE),
+)
+ALL_COLUMNS: Final = tuple(field.name for field in FIELDS)
+COLUMNS: Final = ALL_COLUMNS[:-1]  # what Spark's Kafka source gives without includeHeaders
+
+TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000  # what microseconds in an int64 can hold
+_FIRST_BYTES: Final = 1 << 16
+
+
+def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
+    """The schema of these columns, in this order. Raises ValueError for one that is unknown."""
+    known = {field.name: field for field in FIELDS}
+    for name in columns:
+        if name not in known:
+            raise ValueError(f"no column {name!r}; there are {', '.join(ALL_COLUMNS)}")
+    if len(set(columns)) != len(columns):
+        raise ValueError("a column is named twice")
+    return pa.schema([known[name] for name in columns])
+
+
+class MalformedHeadersError(Exception):
+    """Headers that do not fill their record. No error of its own: the decoder says where."""
+
+
+class BinaryColumn:
+    """A growing column of byte strings, some of them null."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows_hint = rows
+        self._bytes_hint = _FIRST_BYTES
+        self._begin()
+
+    def _begin(self) -> None:
+        rows = self._rows_hint
+        self.count = 0
+        self.nulls = 0
+        self._data: Bytes = np.empty(self._bytes_hint + SLACK_BYTES, dtype=np.uint8)
+        self._ends: Ints32 = np.zeros(rows + 1, dtype=np.int32)
+        self._validity: Bytes = np.zeros((rows + 7) // 8, dtype=np.uint8)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all values so far."""
+        return int(self._ends[self.count])
+
+    def append(self, buf: Bytes, starts: Ints, sizes: Ints, first: int, end: int) -> None:
+        """Append the bytes that rows [first, end) point at in `buf`; -1 bytes: null."""
+        self._reserve(end - first, int(np.maximum(sizes[first:end], 0).sum()))
+        self.nulls += gather(
+            buf, starts, sizes, first, end, self._data, self._ends, self._validity, self.count
+        )
+        self.count += end - first
+
+    def _reserve(self, rows: int, size_bytes: int) -> None:
+        needed = self.size_bytes + size_bytes
+        if needed > len(self._data) - SLACK_BYTES:
+            larger = np.empty(max(needed, 2 * len(self._data)) + SLACK_BYTES, dtype=np.uint8)
+            larger[: self.size_bytes] = self._data[: self.size_bytes]
+            self._data = larger
+        if self.count + rows >= len(self._ends):
+            room = max(self.count + rows, 2 * len(self._ends))
+            self._ends = np.concatenate((self._ends, np.zeros(room, dtype=np.int32)))
+            self._validity = np.concatenate((self._validity, np.zeros(room, dtype=np.uint8)))
+
+    def finish(self, kind: pa.DataType) -> pa.Array:
+        """What was appended, as an array of `kind`; the column is empty again."""
+        size_bytes = self.size_bytes
+        validity = pa.py_buffer(self._validity) if self.nulls else None
+        buffers = [
+            validity,
+            pa.py_buffer(self._ends[: self.count + 1]),
+            pa.py_buffer(self._data[:size_bytes]),
+        ]
+        array = pa.Array.from_buffers(kind, self.count, buffers, self.nulls)
+        # A little more than last time: batches of a topic are much alike.
+        self._bytes_hint = max(_FIRST_BYTES, size_bytes + size_bytes // 8)
+        self._begin()
+        return array
+
+
+class HeadersColumn:
+    """A growing column of headers. A record without any has null, as in Spark's source."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._keys = BinaryColumn(rows)
+        self._values = BinaryColumn(rows)
+        self._counts: list[Ints] = []
+        self.size_bytes = 0
+
+    def append(self, buf: Bytes, rows: Rows, first: int, end: int) -> None:
+        """Append the headers of rows [first, end). Raises MalformedHeadersError."""
+        counts: Ints = np.zeros(end, dtype=np.int64)
+        if measure_headers(buf, rows, first, end, counts) == BAD_HEADERS:
+            raise MalformedHeadersError
+        counts = counts[first:]
+        entries = 2 * int(counts.sum())
+        if entries:
+            starts: Ints = np.empty(entries, dtype=np.int64)
+            sizes: Ints = np.empty(entries, dtype=np.int64)
+            locate_headers(buf, rows, first, end, starts, sizes)
+            half = entries // 2
+            self._keys.append(buf, starts[0::2].copy(), sizes[0::2].copy(), 0, half)
+            self._values.append(buf, starts[1::2].copy(), sizes[1::2].copy(), 0, half)
+        self._counts.append(counts)
+        self.size_bytes = self._keys.size_bytes + self._values.size_bytes + 8 * self._keys.count
+
+    def finish(self) -> pa.Array:
+        """What was appended; the column is empty again."""
+        counts = np.concatenate(self._counts) if self._counts else np.zeros(0, dtype=np.int64)
+        self._counts = []
+        self.size_bytes = 0
+        ends = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=ends[1:])
+        pairs = pa.StructArray.from_arrays(
+            [_as_text(self._keys.finish(pa.binary())), self._values.finish(pa.binary())],
+            fields=list(HEADERS_TYPE.value_type),
+        )
+        validity = np.packbits(counts > 0, bitorder="little")
+        nulls = int((counts == 0).sum())
+        buffers = [pa.py_buffer(validity) if nulls else None, pa.py_buffer(ends)]
+        return pa.Array.from_buffers(HEADERS_TYPE, len(counts), buffers, nulls, children=[pairs])
+
+
+def _as_text(keys: pa.Array) -> pa.Array:
+    """Names of headers as strings; bytes that are no UTF-8 are replaced, as Java does."""
+    try:
+        return keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [key.decode(errors="replace") for key in keys.to_pylist()]
+        return pa.array(texts, pa.string())

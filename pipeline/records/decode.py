@@ -1,0 +1,416 @@
+"""Whole record batches in, Arrow record batches out.
+
+Rules
+- Rows are committed records only if the aborted transactions are named: without them it is what a
+  consumer with `read_uncommitted` sees. Control batches never give rows.
+- Rows come in offset order, in batches of up to `batch_rows` rows; a batch ends earlier rather than
+  hold more than BATCH_BYTES of what was asked for (one larger record stands alone).
+- A batch that is damaged is an error with its position. Rows before it may have been given by then.
+- Memory: a table of 72 bytes a row, the columns, one batch unpacked.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.compile import Bytes, Ints
+from cleaner.engine.kernels.layout import HEADER_BYTES, LARGEST_BASE_OFFSET, REASONS, Code
+from cleaner.engine.kernels.memory import SLACK_BYTES
+from cleaner.engine.kernels.walk import check_records
+from cleaner.engine.source import SourceReader
+from cleaner.job import SourceSegment
+from pipeline.records.columns import (
+    COLUMNS,
+    TIMESTAMP_MS_MAX,
+    BinaryColumn,
+    HeadersColumn,
+    MalformedHeadersError,
+    arrow_schema,
+)
+from pipeline.records.kernels import (
+    COMPRESSED,
+    COUNT,
+    DONE,
+    END,
+    FIRST,
+    MORE,
+    OVERSIZE,
+    PREVIOUS,
+    ROWS_FULL,
+    STATE_SIZE,
+    Ints32,
+    fill_rows,
+    keep_rows,
+    new_rows,
+    rows_within,
+    scan_batches,
+)
+from storage import filenames
+from storage.batch import UNPACKED_BYTES_MAX, BatchHeader, read_header, unpack_header
+from storage.compression import decompress
+from storage.env import Env
+from storage.errors import (
+    CorruptBatchError,
+    DamagedSegmentError,
+    DecompressionLimitError,
+    UnsupportedCompressionError,
+    UnsupportedMagicError,
+)
+from storage.index import RELATIVE_OFFSET_MAX, CorruptIndexError, OffsetIndex
+from storage.txn_index import TxnIndexEntry
+
+BATCH_ROWS: Final = 16384  # best of 4k to 256k when rows go to Spark
+BATCH_BYTES: Final = 32 << 20
+READ_BYTES: Final = 4 << 20
+LARGEST_OFFSET: Final = (1 << 63) - 1
+
+Keep: TypeAlias = Callable[[Ints], npt.NDArray[np.bool_]]
+"""Which of these offsets (int64, ascending) are wanted, one boolean each."""
+
+
+class BatchDecoder:
+    """Turns bytes into rows; keeps its place between calls."""
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        partition: int,
+        columns: Sequence[str] = COLUMNS,
+        first_offset: int | None = None,
+        end_offset: int | None = None,
+        keep: Keep | None = None,
+        aborted: Sequence[TxnIndexEntry] = (),
+        batch_rows: int = BATCH_ROWS,
+        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+    ) -> None:
+        """Rows of [first_offset, end_offset) that `keep` wants. ValueError: an unknown column."""
+        assert batch_rows > 0
+        self.schema = arrow_schema(columns)
+        self._wanted = frozenset(columns)
+        self._topic = pa.array([topic] * batch_rows, pa.string()) if "topic" in columns else None
+        self._partition = partition
+        self._keep = keep
+        self._batch_rows = batch_rows
+        self._unpacked_bytes_max = unpacked_bytes_max
+        self._rows = new_rows(batch_rows)
+        self._aborted: Ints = np.zeros(0, dtype=np.int64)
+        self.set_aborted(aborted)
+        self._state: Ints = np.zeros(STATE_SIZE, dtype=np.int64)
+        self._state[FIRST] = first_offset or 0
+        self._state[END] = LARGEST_OFFSET if end_offset is None else end_offset
+        self._state[fields.SOURCE_END] = LARGEST_OFFSET
+        self._columns = {name: BinaryColumn(batch_rows) for name in ("key", "value")}
+        self._headers = HeadersColumn(batch_rows)
+        self._begin_batch()
+        self.is_done = False  # what comes is behind the offsets that are wanted
+
+    def set_aborted(self, aborted: Sequence[TxnIndexEntry]) -> None:
+        """The aborted transactions whose records are left out from here on."""
+        rows = sorted(
+            (entry.producer_id, entry.first_offset, entry.last_offset) for entry in aborted
+        )
+        self._aborted = np.array(rows, dtype=np.int64).reshape(-1)
+
+    def expect(self, next_offset: int, end_offset: int = LARGEST_OFFSET) -> None:
+        """The batches that follow lie within [next_offset, end_offset); others are damage."""
+        self._state[fields.NEXT_OFFSET] = next_offset
+        self._state[fields.SOURCE_END] = end_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The first offset behind the batches that were walked."""
+        return int(self._state[fields.NEXT_OFFSET])
+
+    def _begin_batch(self) -> None:
+        self._count = 0
+        self._offsets: Ints = np.empty(self._batch_rows, dtype=np.int64)
+        self._times_us: Ints = np.empty(self._batch_rows, dtype=np.int64)
+        self._kinds = np.empty(self._batch_rows, dtype=np.int32)
+
+    def decode(self, buf: Bytes, at: int, end: int) -> Generator[pa.RecordBatch, None, int]:
+        """Rows of the whole batches in `buf[at:end]`; returns the position behind the last one.
+
+        SLACK_BYTES can be read behind `end`, and `buf` may be used again afterwards. Rows that do
+        not fill a batch wait for the next call, or for `finish`. Raises CorruptBatchError with the
+        position in `buf`, UnsupportedMagicError.
+        """
+        while not self.is_done:
+            code, at = scan_batches(buf, at, end, self._rows, self._aborted, self._state)
+            yield from self._take(buf, at)
+            if code == MORE:
+                break
+            if code == DONE:
+                self.is_done = True
+            elif code in (COMPRESSED, OVERSIZE):
+                at = yield from self._walk_alone(buf, at)
+            elif code != ROWS_FULL:
+                raise _damaged(buf, code, at)
+        return at
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """The rows that are left."""
+        if self._count:
+            yield self._batch()
+
+    def _walk_alone(self, buf: Bytes, at: int) -> Generator[pa.RecordBatch, None, int]:
+        """One batch that is compressed or has more records than the table; its CRC was checked."""
+        header = unpack_header(buf.data, at)
+        records, begin, end = self._unpacked(buf, at, header)
+        count, last_delta = header.record_count, header.last_offset_delta
+        if count > self._batch_rows and not check_records(records, begin, end, count, last_delta):
+            raise CorruptBatchError(REASONS[Code.BAD_RECORD], at)
+        self._state[PREVIOUS] = -1
+        index, code = 0, ROWS_FULL
+        while code == ROWS_FULL:
+            code, begin, index = fill_rows(
+                buf, at, records, begin, end, index, self._rows, self._state
+            )
+            if code not in (DONE, ROWS_FULL):
+                raise CorruptBatchError(REASONS[Code(code)], at)
+            yield from self._take(records, at)
+        self._state[fields.NEXT_OFFSET] = header.next_offset
+        return at + header.size_bytes
+
+    def _unpacked(self, buf: Bytes, at: int, header: BatchHeader) -> tuple[Bytes, int, int]:
+        """-> (buffer, first and end position of the records)."""
+        if header.codec == 0:
+            return buf, at + HEADER_BYTES, at + header.size_bytes
+        packed = buf.data[at + HEADER_BYTES : at + header.size_bytes]
+        try:
+            data = decompress(header.codec, packed, self._unpacked_bytes_max)
+        except CorruptBatchError as error:
+            raise CorruptBatchError(error.reason, at) from error
+        except (DecompressionLimitError, UnsupportedCompressionError) as error:
+            raise CorruptBatchError(str(error), at) from error
+        return with_slack(data), 0, len(data)
+
+    def _take(self, buf: Bytes, position: int) -> Iterator[pa.RecordBatch]:
+        """Move the rows of the table into the columns."""
+        rows = self._rows
+        count = int(self._state[COUNT])
+        self._state[COUNT] = 0
+        if self._keep is not None and count:
+            kept = np.ascontiguousarray(self._keep(rows.offsets[:count]), dtype=np.bool_)
+            assert kept.shape == (count,)
+            count = keep_rows(rows, kept, count)
+        first = 0
+        while first < count:
+            end = self._fitting(first, min(count, first + self._batch_rows - self._count))
+            self._append(buf, first, end, position)
+            if self._count == self._batch_rows or end < count:
+                yield self._batch()
+            first = end
+
+    def _fitting(self, first: int, end: int) -> int:
+        """The end of the rows from `first` on that the present batch takes; one at least."""
+        for name, sizes in (("key", self._rows.key_bytes), ("value", self._rows.value_bytes)):
+            if name in self._wanted:
+                room_bytes = BATCH_BYTES - self._columns[name].size_bytes
+                end = rows_within(first, end, sizes, room_bytes)
+        if self._count == 0:
+            return max(end, first + 1)
+        return end
+
+    def _append(self, buf: Bytes, first: int, end: int, position: int) -> None:
+        rows = self._rows
+        next_count = self._count + end - first
+        new = slice(self._count, next_count)
+        self._offsets[new] = rows.offsets[first:end]
+        self._kinds[new] = rows.kinds[first:end]
+        if "timestamp" in self._wanted:
+            self._append_times(new, first, end, position)
+        if "key" in self._wanted:
+            self._columns["key"].append(buf, rows.key_at, rows.key_bytes, first, end)
+        if "value" in self._wanted:
+            self._columns["value"].append(buf, rows.value_at, rows.value_bytes, first, end)
+        if "headers" in self._wanted:
+            try:
+                self._headers.append(buf, rows, first, end)
+            except MalformedHeadersError:
+                raise CorruptBatchError("headers that do not fill their record", position) from None
+        self._count = next_count
+
+    def _append_times(self, new: slice, first: int, end: int, position: int) -> None:
+        times_ms = self._rows.times_ms[first:end]
+        if end > first:
+            beyond = np.flatnonzero((times_ms > TIMESTAMP_MS_MAX) | (times_ms < -TIMESTAMP_MS_MAX))
+            if len(beyond):
+                offset = int(self._rows.offsets[first + beyond[0]])
+                reason = f"the timestamp of offset {offset}, in microseconds, fits in no 64 bits"
+                raise CorruptBatchError(reason, position)
+        np.multiply(times_ms, 1000, out=self._times_us[new])
+
+    def _batch(self) -> pa.RecordBatch:
+        arrays = [self._array(field) for field in self.schema]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        self._begin_batch()
+        return batch
+
+    def _array(self, field: pa.Field) -> pa.Array:
+        count = self._count
+        match field.name:
+            case "key" | "value":
+                return self._columns[field.name].finish(field.type)
+            case "topic":
+                assert self._topic is not None
+                return self._topic.slice(0, count)
+            case "partition":
+                return _of_numbers(field, np.full(count, self._partition, dtype=np.int32))
+            case "offset":
+                return _of_numbers(field, self._offsets[:count])
+            case "timestamp":
+                return _of_numbers(field, self._times_us[:count])
+            case "timestampType":
+                return _of_numbers(field, self._kinds[:count])
+            case _:
+                return self._headers.finish()
+
+
+def _of_numbers(field: pa.Field, numbers: Ints | Ints32) -> pa.Array:
+    return pa.Array.from_buffers(field.type, len(numbers), [None, pa.py_buffer(numbers)], 0)
+
+
+def with_slack(data: bytes | bytearray | memoryview) -> Bytes:
+    """A copy with SLACK_BYTES behind it, as the kernels need."""
+    buffer: Bytes = np.empty(len(data) + SLACK_BYTES, dtype=np.uint8)
+    buffer[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+    buffer[len(data) :] = 0
+    return buffer
+
+
+def _damaged(buf: Bytes, code: int, position: int) -> CorruptBatchError:
+    if code == Code.OLD_FORMAT:
+        return UnsupportedMagicError(int(buf[position + 16]), position)
+    return CorruptBatchError(REASONS[Code(code)], position)
+
+
+def decode_batches(
+    data: bytes | bytearray | memoryview,
+    *,
+    topic: str,
+    partition: int,
+    columns: Sequence[str] = COLUMNS,
+    first_offset: int | None = None,
+    end_offset: int | None = None,
+    keep: Keep | None = None,
+    aborted: Sequence[TxnIndexEntry] = (),
+    batch_rows: int = BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the record batches in `data`; one that is cut short ends it, as in Fetch.
+
+    Raises CorruptBatchError with the position in `data`.
+    """
+    decoder = BatchDecoder(
+        topic=topic,
+        partition=partition,
+        columns=columns,
+        first_offset=first_offset,
+        end_offset=end_offset,
+        keep=keep,
+        aborted=aborted,
+        batch_rows=batch_rows,
+    )
+    yield from decoder.decode(with_slack(data), 0, len(data))
+    yield from decoder.finish()
+
+
+def decode_segment(
+    env: Env,
+    path: str,
+    *,
+    topic: str,
+    partition: int,
+    columns: Sequence[str] = COLUMNS,
+    first_offset: int | None = None,
+    end_offset: int | None = None,
+    keep: Keep | None = None,
+    aborted: Sequence[TxnIndexEntry] = (),
+    batch_rows: int = BATCH_ROWS,
+    size_bytes: int | None = None,
+    next_base_offset: int = LARGEST_BASE_OFFSET,
+    unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a closed segment, of its first `size_bytes` if given.
+
+    `path` ends in the segment's name, which says its base offset; an offset index beside it is used
+    to begin near `first_offset`. Raises DamagedSegmentError (path, position in the file, reason),
+    FileNotFoundError, OSError, ValueError for a name of no segment or an unknown column.
+    """
+    decoder = BatchDecoder(
+        topic=topic,
+        partition=partition,
+        columns=columns,
+        first_offset=first_offset,
+        end_offset=end_offset,
+        keep=keep,
+        aborted=aborted,
+        batch_rows=batch_rows,
+        unpacked_bytes_max=unpacked_bytes_max,
+    )
+    folder, _, name = path.rpartition("/")
+    base_offset = _base_offset(name)
+    source = SourceSegment(
+        base_offset=base_offset,
+        next_base_offset=next_base_offset,
+        size_bytes=env.size(path) if size_bytes is None else size_bytes,
+        last_modified_ms=0,
+        largest_timestamp_ms=0,
+    )
+    decoder.expect(base_offset, next_base_offset)
+    reader = SourceReader(env, folder, READ_BYTES)
+    try:
+        begin = _begin_at(env, path, source, first_offset or 0)
+        reader.open(source, begin)
+        if reader.is_gone:
+            raise FileNotFoundError(path)
+        while not reader.exhausted and not decoder.is_done:
+            reader.refill(_free)
+            try:
+                reader.at = yield from decoder.decode(reader.buffer, reader.at, reader.end)
+            except CorruptBatchError as error:
+                position = reader.position + error.position - reader.at
+                raise DamagedSegmentError(path, position, error.reason) from error
+        yield from decoder.finish()
+    finally:
+        reader.close()
+
+
+def _free(count: int) -> None:
+    """Reading is not throttled here."""
+
+
+def _base_offset(name: str) -> int:
+    parsed = filenames.parse_file_name(name)
+    if parsed is None or name != filenames.file_name(parsed.base_offset, filenames.LOG):
+        raise ValueError(f"{name!r} is no name of a segment")
+    return parsed.base_offset
+
+
+def _begin_at(env: Env, path: str, source: SourceSegment, first_offset: int) -> int:
+    """The position of a batch that begins at or before `first_offset`, by the offset index.
+
+    The index is a hint: 0 where it is missing, damaged, or contradicted by the log.
+    """
+    relative = first_offset - source.base_offset
+    if relative <= 0:
+        return 0
+    index_path = path.removesuffix(filenames.LOG) + filenames.INDEX
+    try:
+        raw = env.read_file(index_path)
+        index = OffsetIndex.from_bytes(raw, index_path, source.size_bytes)
+    except (FileNotFoundError, CorruptIndexError):
+        return 0
+    position = index.lookup(min(relative, RELATIVE_OFFSET_MAX))[1]
+    file = env.open(path)
+    try:
+        header = read_header(file.pread(HEADER_BYTES, position))
+    except CorruptBatchError:
+        return 0
+    finally:
+        file.close()
+    return position if source.base_offset <= header.base_offset <= first_offset else 0

@@ -1,0 +1,309 @@
+"""Walking record batches that nobody vouches for into row tables, and gathering their bytes.
+
+Rules
+- `buf[:end]` are the bytes to look at, with SLACK_BYTES readable ones behind them.
+- No length is followed before it was compared with the end of what it lies in.
+- A batch gives rows only after its CRC matched. One that fits into the table gives all of its rows
+  or, where a record in it contradicts itself, none; one that does not fit is checked as a whole
+  first.
+- Control batches, and batches of the aborted transactions that are named, give no rows.
+- A row says where the bytes of its key and value stand; nothing is copied before it is wanted.
+"""
+
+# ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.compile import Bytes, Ints, int64
+from cleaner.engine.kernels.layout import (
+    ATTR_CODEC,
+    ATTR_CONTROL,
+    ATTR_LOG_APPEND_TIME,
+    ATTR_TRANSACTIONAL,
+    HEADER_BYTES,
+    Code,
+)
+from cleaner.engine.kernels.memory import (
+    copy_bytes,
+    load_be16,
+    load_be32,
+    load_be64,
+    read_varint,
+    store_be64,
+)
+from cleaner.engine.kernels.walk import aborted_row, check_content, check_header, read_record
+from pipeline.records.compile import inlined, kernel
+
+Ints32 = npt.NDArray[np.int32]
+
+# Places behind the cleaner's in the state, whose header checks are used.
+FIRST: Final = fields.SIZE  # the first offset that is wanted
+END: Final = fields.SIZE + 1  # and the first behind them
+COUNT: Final = fields.SIZE + 2  # rows in the table
+PREVIOUS: Final = fields.SIZE + 3  # offset delta of the record before, within a batch
+STATE_SIZE: Final = fields.SIZE + 4
+
+
+class Stop(IntEnum):
+    """What a walk stopped at beside the cleaner's codes."""
+
+    ROWS_FULL = 100  # the batch at the position does not fit behind the rows there are
+    OVERSIZE = 101  # nor would it fit into an empty table
+    BAD_HEADERS = 102  # headers of a record that do not fill it
+
+
+ROWS_FULL = int(Stop.ROWS_FULL)
+OVERSIZE = int(Stop.OVERSIZE)
+BAD_HEADERS = int(Stop.BAD_HEADERS)
+DONE = int(Code.DONE)
+MORE = int(Code.MORE)
+COMPRESSED = int(Code.COMPRESSED)
+BAD_RECORD = int(Code.BAD_RECORD)
+
+_WORD_BYTES = 8
+_SHORT_BYTES = 32  # copied as words, for less than a call costs
+
+
+class Rows(NamedTuple):
+    """Up to `len(offsets)` records: positions are those of the buffer they were read from."""
+
+    offsets: Ints
+    times_ms: Ints
+    kinds: Ints32  # timestampType: 0 CreateTime, 1 LogAppendTime
+    key_at: Ints
+    key_bytes: Ints  # -1: null
+    value_at: Ints
+    value_bytes: Ints
+    headers_at: Ints
+    record_end: Ints
+
+
+def new_rows(count: int) -> Rows:
+    """Room for `count` rows."""
+    words = [np.empty(count, dtype=np.int64) for _ in range(8)]
+    return Rows(words[0], words[1], np.empty(count, dtype=np.int32), *words[2:])
+
+
+@inlined
+def _fill(
+    head: Bytes, head_at: int, buf: Bytes, at: int, end: int, index: int, rows: Rows, state: Ints
+) -> tuple[int, int, int]:
+    """Put records from `index` on into the table -> (DONE, ROWS_FULL or BAD_RECORD, at, index)."""
+    base = load_be64(head, head_at)
+    last_delta = load_be32(head, head_at + 23)
+    base_ms = load_be64(head, head_at + 27)
+    count = load_be32(head, head_at + 57)
+    kind = 0
+    if load_be16(head, head_at + 21) & ATTR_LOG_APPEND_TIME != 0:
+        kind = 1
+    max_ms = load_be64(head, head_at + 35)
+    first = state[FIRST]
+    limit = state[END]
+    row = state[COUNT]
+    previous = state[PREVIOUS]
+    while index < count:
+        if row == rows.offsets.shape[0]:
+            state[COUNT] = row
+            state[PREVIOUS] = previous
+            return ROWS_FULL, at, index
+        after, time_delta, delta, key_at, key_bytes, value_bytes = read_record(buf, at, end)
+        if after < 0 or delta <= previous or delta > last_delta:
+            return BAD_RECORD, at, index
+        time_ms = base_ms + time_delta
+        if (base_ms ^ time_ms) & (time_delta ^ time_ms) < 0:  # the sum is in no int64
+            return BAD_RECORD, at, index
+        previous = delta
+        index += 1
+        at = after
+        offset = base + delta
+        if offset < first or offset >= limit:
+            continue
+        _, value_at = read_varint(buf, key_at + max(key_bytes, 0))
+        rows.offsets[row] = offset
+        rows.times_ms[row] = max_ms if kind == 1 else time_ms
+        rows.kinds[row] = kind
+        rows.key_at[row] = key_at
+        rows.key_bytes[row] = key_bytes
+        rows.value_at[row] = value_at
+        rows.value_bytes[row] = value_bytes
+        rows.headers_at[row] = value_at + max(value_bytes, 0)
+        rows.record_end[row] = after
+        row += 1
+    if at != end:
+        return BAD_RECORD, at, index
+    state[COUNT] = row
+    state[PREVIOUS] = -1
+    return DONE, at, index
+
+
+@kernel
+def fill_rows(
+    head: Bytes, head_at: int, buf: Bytes, at: int, end: int, index: int, rows: Rows, state: Ints
+) -> tuple[int, int, int]:
+    """Records of one batch, whose header stands in `head`, into the table.
+
+    -> (code, position, index of the next record). ROWS_FULL: take the rows out, set COUNT to 0 and
+    call again with what was returned. BAD_RECORD leaves COUNT as it was.
+    """
+    return _fill(head, head_at, buf, at, end, index, rows, state)
+
+
+@kernel
+def scan_batches(
+    buf: Bytes, at: int, end: int, rows: Rows, aborted: Ints, state: Ints
+) -> tuple[int, int]:
+    """Put the rows of the uncompressed batches in `buf[at:end]` into the table.
+
+    -> (code, position of the batch it stopped at). MORE: no further whole batch. DONE: what follows
+    is behind the offsets that are wanted. COMPRESSED, OVERSIZE: the batch at the position was
+    checked but for its records, and is for the caller to walk. ROWS_FULL, or what is wrong.
+    """
+    while True:
+        code, size = check_header(buf, at, end, state)
+        if code != DONE:
+            return code, at
+        base = load_be64(buf, at)
+        if base >= state[END]:
+            return DONE, at
+        next_offset = base + load_be32(buf, at + 23) + 1
+        if next_offset > state[FIRST]:
+            code = check_content(buf, at, size)
+            if code != DONE:
+                return code, at
+            if _gives_rows(buf, at, aborted):
+                if load_be16(buf, at + 21) & ATTR_CODEC != 0:
+                    return COMPRESSED, at
+                count = load_be32(buf, at + 57)
+                if state[COUNT] + count > rows.offsets.shape[0]:
+                    return (ROWS_FULL if state[COUNT] > 0 else OVERSIZE), at
+                state[PREVIOUS] = -1
+                code, _, _ = _fill(buf, at, buf, at + HEADER_BYTES, at + size, 0, rows, state)
+                if code != DONE:
+                    return code, at
+        state[fields.NEXT_OFFSET] = next_offset
+        at += size
+
+
+@inlined
+def _gives_rows(buf: Bytes, at: int, aborted: Ints) -> bool:
+    attributes = load_be16(buf, at + 21)
+    if attributes & ATTR_CONTROL != 0 or load_be32(buf, at + 57) == 0:
+        return False
+    if attributes & ATTR_TRANSACTIONAL == 0 or aborted.shape[0] == 0:
+        return True
+    base = load_be64(buf, at)
+    last = base + load_be32(buf, at + 23)
+    return aborted_row(aborted, load_be64(buf, at + 43), base, last) < 0
+
+
+@kernel
+def keep_rows(rows: Rows, kept: npt.NDArray[np.bool_], count: int) -> int:
+    """Close the gaps of the rows that are not `kept` -> how many are left."""
+    row = 0
+    for i in range(count):
+        if kept[i]:
+            rows.offsets[row] = rows.offsets[i]
+            rows.times_ms[row] = rows.times_ms[i]
+            rows.kinds[row] = rows.kinds[i]
+            rows.key_at[row] = rows.key_at[i]
+            rows.key_bytes[row] = rows.key_bytes[i]
+            rows.value_at[row] = rows.value_at[i]
+            rows.value_bytes[row] = rows.value_bytes[i]
+            rows.headers_at[row] = rows.headers_at[i]
+            rows.record_end[row] = rows.record_end[i]
+            row += 1
+    return row
+
+
+@kernel
+def rows_within(first: int, end: int, sizes: Ints, room_bytes: int) -> int:
+    """The first row of [first, end) that `room_bytes` do not hold any more, null ones being -1."""
+    for row in range(first, end):
+        room_bytes -= max(sizes[row], 0)
+        if room_bytes < 0:
+            return row
+    return end
+
+
+@inlined
+def _copy_short(target: Bytes, at: int, source: Bytes, start: int, count: int) -> None:
+    """Copy up to `_SHORT_BYTES` in words; both have slack behind them."""
+    for done in range(0, count, _WORD_BYTES):
+        store_be64(target, at + done, load_be64(source, start + done))
+
+
+@kernel
+def gather(
+    buf: Bytes,
+    starts: Ints,
+    sizes: Ints,
+    first: int,
+    end: int,
+    data: Bytes,
+    ends: Ints32,
+    validity: Bytes,
+    row: int,
+) -> int:
+    """Append the bytes of rows [first, end) to an Arrow binary column -> how many are null.
+
+    `ends` are Arrow's offsets: the column has `row` rows before, and `data` has room for the bytes
+    and SLACK_BYTES more. The bits of `validity` behind `row` are zero.
+    """
+    position = int64(ends[row])
+    nulls = 0
+    for i in range(first, end):
+        count = sizes[i]
+        if count < 0:
+            nulls += 1
+        else:
+            validity[row >> 3] |= np.uint8(1 << (row & 7))
+            if count <= _SHORT_BYTES:
+                _copy_short(data, position, buf, starts[i], count)
+            else:
+                copy_bytes(data, position, buf, starts[i], count)
+            position += count
+        row += 1
+        ends[row] = position
+    return nulls
+
+
+@kernel
+def measure_headers(buf: Bytes, rows: Rows, first: int, end: int, counts: Ints) -> int:
+    """Write the number of headers of each row -> DONE, or BAD_HEADERS where they do not fit."""
+    for row in range(first, end):
+        after = rows.record_end[row]
+        count, at = read_varint(buf, rows.headers_at[row])
+        # Two bytes each at least; the count is checked before it is followed.
+        if at < 0 or at > after or count < 0 or count > (after - at) >> 1:
+            return BAD_HEADERS
+        for _ in range(count):
+            key_bytes, at = read_varint(buf, at)
+            if at < 0 or key_bytes < 0 or key_bytes > after - at:
+                return BAD_HEADERS
+            value_bytes, at = read_varint(buf, at + key_bytes)
+            if at < 0 or value_bytes < -1 or max(value_bytes, 0) > after - at:
+                return BAD_HEADERS
+            at += max(value_bytes, 0)
+        if at != after:
+            return BAD_HEADERS
+        counts[row] = count
+    return DONE
+
+
+@kernel
+def locate_headers(buf: Bytes, rows: Rows, first: int, end: int, starts: Ints, sizes: Ints) -> None:
+    """Where the keys and values of headers stand, that were measured: two entries a header."""
+    entry = 0
+    for row in range(first, end):
+        count, at = read_varint(buf, rows.headers_at[row])
+        for _ in range(2 * count):
+            size, at = read_varint(buf, at)
+            starts[entry] = at
+            sizes[entry] = size
+            at += max(size, 0)
+            entry += 1
