@@ -26,38 +26,47 @@ from itertools import pairwise
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.index_pass import index_section
+from cleaner.engine.kernels import fields
 from cleaner.engine.newest_first import applies, clean_newest_first
 from cleaner.engine.outcome import CleanOutcome
+from cleaner.engine.output_files import OutputFiles
+from cleaner.engine.ranked_map import RankedMap
+from cleaner.engine.ranked_pass import RankedPass
 from cleaner.engine.rewrite_pass import RewritePass
 from cleaner.job import CleanJob, CleanReport, JobControl
 from storage.env import Env
 
 
 def run_clean(
-    env: Env, job: CleanJob, control: JobControl, *, one_pass: bool = True
+    env: Env,
+    job: CleanJob,
+    control: JobControl,
+    *,
+    one_pass: bool = True,
+    outputs: OutputFiles | None = None,
 ) -> CleanReport:
     """Clean as `job` says; groups go to `control.groups_cleaned` as they are finished.
 
-    Without `one_pass` two are made even where one would do: what is left is the same. Raises
-    CleanAbortedError when asked to stop, OSError; the files of an unfinished group are removed
-    before.
+    Without `one_pass` two are made even where one would do: what is left is the same. `outputs`:
+    what takes the cleaned files, if not `env`. Raises CleanAbortedError when asked to stop,
+    OSError; the files of an unfinished group are removed before.
     """
-    _check(job)
-    context = CleanContext(env, job, control)
+    check_job(job)
+    context = CleanContext(env, job, control, outputs)
     outcome = None
     if one_pass and applies(env, job):
         outcome = clean_newest_first(context)
         if outcome is None:
             bytes_read = context.reader.bytes_read
             del context  # its map, before there is another
-            context = CleanContext(env, job, control)
+            context = CleanContext(env, job, control, outputs)
             context.reader.bytes_read = bytes_read
     if outcome is None:
         try:
             outcome = _clean_expired(context) if job.expired_only else _clean_in_two_passes(context)
         finally:
             context.reader.close()
-    return _report(context, outcome)
+    return report_of(context, outcome)
 
 
 def _clean_in_two_passes(context: CleanContext) -> CleanOutcome:
@@ -65,6 +74,10 @@ def _clean_in_two_passes(context: CleanContext) -> CleanOutcome:
     env = context.env
     started = env.monotonic()
     damaged = index_section(context)
+    ranked = None
+    if isinstance(context.map, RankedMap):
+        ranked = RankedPass(context, context.map)
+        damaged |= ranked.look_below()
     mapped = env.monotonic()
     rewrite = RewritePass(context, damaged)
     rewrite.run(context.job.groups)
@@ -73,6 +86,7 @@ def _clean_in_two_passes(context: CleanContext) -> CleanOutcome:
         damaged=damaged,
         map_seconds=mapped - started,
         rewrite_seconds=env.monotonic() - mapped,
+        deleted_keys=None if ranked is None else ranked.remember(),
     )
 
 
@@ -89,7 +103,8 @@ def _clean_expired(context: CleanContext) -> CleanOutcome:
     )
 
 
-def _report(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
+def report_of(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
+    """The report of a job that came to its end."""
     job, totals, damaged = context.job, outcome.totals, outcome.damaged
     next_dirty_offset = min([context.map_end, *damaged])
     return CleanReport(
@@ -121,6 +136,8 @@ def _report(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
         horizons=tuple(totals.horizons),
         map_utilization=context.map.utilization,
         passes=outcome.passes,
+        deleted_keys=outcome.deleted_keys,
+        records_without_version=int(context.state[fields.VERSIONLESS]),
     )
 
 
@@ -141,11 +158,12 @@ def _cleaned_beyond(
     return tuple(stretches)
 
 
-def _check(job: CleanJob) -> None:
+def check_job(job: CleanJob) -> None:
     """Assert what the planner promised."""
     sources = [source for group in job.groups for source in group]
     assert all(job.groups)
     assert len(job.hash_key) == 16
+    assert job.order is None or job.latest_only
     assert job.first_dirty_offset >= 0
     assert job.log_start_offset <= job.first_dirty_offset <= job.end_offset
     assert job.clean_below is None or job.clean_below >= 0

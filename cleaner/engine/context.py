@@ -1,5 +1,7 @@
 """What both passes of one clean share: the job, its memory, its link to whoever ordered it."""
 
+from typing import Final, Protocol
+
 import numpy as np
 
 from cleaner.engine.kernels import fields
@@ -7,6 +9,8 @@ from cleaner.engine.kernels.compile import Bytes, Ints
 from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, Workspace
 from cleaner.engine.kernels.memory import SLACK_BYTES
 from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.ranked_map import RankedMap
+from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.source import SourceReader
 from cleaner.engine.transactions import Transactions
 from cleaner.job import CleanAbortedError, CleanJob, JobControl
@@ -25,12 +29,16 @@ WINDOWS_MAX = 64
 class CleanContext:
     """One clean's arrays and counters. `space` is handed to the kernels."""
 
-    def __init__(self, env: Env, job: CleanJob, control: JobControl) -> None:
+    def __init__(
+        self, env: Env, job: CleanJob, control: JobControl, outputs: OutputFiles | None = None
+    ) -> None:
+        """`outputs`: where what is written goes, if not to `env`."""
         self.env = env
+        self.outputs: OutputFiles = outputs or env
         self.job = job
         self.control = control
         section = max(job.end_offset - job.first_dirty_offset, 0)
-        self.map = OffsetMap(job.dedupe_buffer_bytes, section, job.hash_key)
+        self.map = _map_for(job, section)
         self.state = self.map.state
         self.reader = SourceReader(env, job.directory, job.read_buffer_bytes)
         self.transactions = Transactions(job)
@@ -53,7 +61,7 @@ class CleanContext:
 
     def _set_rules(self, section: int) -> None:
         job, state = self.job, self.state
-        state[fields.FIRST_DIRTY] = job.first_dirty_offset
+        state[fields.FIRST_DIRTY] = state[fields.BITS_FROM] = job.first_dirty_offset
         state[fields.MAP_END] = job.end_offset
         state[fields.LOG_START] = 0 if job.expired_only else job.log_start_offset
         state[fields.EXPIRED_ONLY] = job.expired_only
@@ -63,6 +71,11 @@ class CleanContext:
         state[fields.LAST_OF_LOG] = job.end_offset - 1 if job.log_end_offset_is_end else -1
         windows = -(-section // WINDOW_OFFSETS)
         state[fields.BITS_MAX] = min(section, WINDOW_OFFSETS) if windows <= WINDOWS_MAX else 0
+        state[fields.BITS_FROM] = job.first_dirty_offset
+        if self._survivors is not None:
+            state[fields.BITS_MAX] = _ANY_BATCH
+            state[fields.BITS_FROM] = 0
+            state[fields.KEYLESS_MET] = self._survivors.keyless_met
 
     @property
     def map_end(self) -> int:
@@ -103,6 +116,9 @@ class CleanContext:
         if len(self.space.keep) > GIANT_BYTES:
             keep = np.empty(len(self.space.ones), dtype=np.uint8)
             self.space = self.space._replace(keep=keep)
+        if self._survivors is not None and len(self.space.bits) > (WINDOW_OFFSETS >> 3) + 1:
+            self.space = self.space._replace(bits=np.zeros(0, dtype=np.uint8))
+            self.state[fields.BITS_END] = self.state[fields.BITS_FIRST]
 
     def make_flags(self, record_bytes: int) -> None:
         """Have a flag for each record that `record_bytes` can hold."""
@@ -121,17 +137,25 @@ class CleanContext:
         self.space = self.space._replace(open_producers=open_producers)
         self.state[fields.OPEN_COUNT] = count
 
-    def open_window(self, first: int) -> None:
-        """Let the bitmap of survivors begin at offset `first`."""
-        state = self.state
-        size_bytes = (int(state[fields.BITS_MAX]) >> 3) + 1
+    def open_window(self, first: int, last: int) -> None:
+        """Have the bitmap of survivors cover a batch of the offsets [first, last]."""
+        state, survivors = self.state, self._survivors
+        if survivors is None:
+            end = min(first + int(state[fields.BITS_MAX]), self.map_end)
+            size_bytes = (int(state[fields.BITS_MAX]) >> 3) + 1
+        else:
+            first, end = survivors.window(first, last)
+            size_bytes = ((end - first) >> 3) + 1
         if len(self.space.bits) < size_bytes:
             self.space = self.space._replace(bits=np.zeros(size_bytes, dtype=np.uint8))
         else:
             self.space.bits.fill(0)
         state[fields.BITS_FIRST] = first
-        state[fields.BITS_END] = min(first + int(state[fields.BITS_MAX]), self.map_end)
-        self.map.mark(self.space.bits)
+        state[fields.BITS_END] = end
+        if survivors is None:
+            self.map.mark(self.space.bits)
+        else:
+            survivors.mark(self.space.bits, first, end)
 
 
 def grown(array: Bytes, size_bytes: int) -> Bytes:

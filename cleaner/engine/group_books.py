@@ -56,7 +56,7 @@ class GroupBooks:
         """Where the group's survivors go."""
         context = self._context
         return CleanedOutput(
-            context.env,
+            context.outputs,
             context.job.outputs,
             base_offset=group[0].base_offset,
             run_id=context.job.run_id,

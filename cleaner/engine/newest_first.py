@@ -150,7 +150,7 @@ class NewestFirst:
             self._context.check_aborted()
             sync.result()
         if self._outputs:
-            self._context.env.sync_dir(self._context.job.outputs)
+            self._context.outputs.sync_dir(self._context.job.outputs)
         self._outputs.clear()
         for groups in published_together(self._results[::-1]):
             self._context.control.groups_cleaned(groups)

@@ -24,8 +24,8 @@ from cleaner.engine.kernels.index import (
 )
 from cleaner.engine.kernels.layout import HEADER_BYTES
 from cleaner.engine.kernels.memory import SLACK_BYTES
+from cleaner.engine.output_files import OutputFile, OutputFiles
 from storage import filenames
-from storage.env import Env, File
 from storage.swap import CleanedFile, CleanedSegment
 from storage.txn_index import TxnIndexEntry, encode_entries
 
@@ -35,12 +35,12 @@ _NO_TIMESTAMP: Final = -1
 class _Stream:
     """A file that only grows, with the checksum of what was written."""
 
-    def __init__(self, env: Env, directory: str, name: str) -> None:
+    def __init__(self, env: OutputFiles, directory: str, name: str) -> None:
         self.name = name
         self.path = f"{directory}/{name}"
         self.size_bytes = 0
         self.crc = 0
-        self._file: File = env.open(self.path, create=True, write=True, truncate=True)
+        self._file: OutputFile = env.open(self.path, create=True, write=True, truncate=True)
 
     def append(self, data: Bytes, count: int, crc: int) -> None:
         self._file.pwrite(data.data[:count], self.size_bytes)
@@ -81,7 +81,7 @@ class CleanedOutput:
 
     def __init__(
         self,
-        env: Env,
+        env: OutputFiles,
         directory: str,
         *,
         base_offset: int,

@@ -64,7 +64,14 @@ EARLIEST_MS: Final = 45  # the earliest horizon left in the segment that is read
 LATEST_ONLY: Final = 46  # 1: no tombstone and no marker stays
 KEEP_KEYLESS: Final = 47  # 1: records without a key stay
 KEYLESS_MET: Final = 48  # 1: the first pass has seen one
-SIZE: Final = 49
+RANKED: Final = 49  # 1: the map holds the record of the largest rank, which may not be the last one
+KNOWN_ONLY: Final = 50  # 1: below the dirty section; keys that are not in the map stay out of it
+VERSIONLESS: Final = 51  # records put whose version could not be told
+# keys in several rounds
+SHARE_FIRST: Final = 52  # keys are put in the map whose share (layout.SHARES) lies in here
+SHARE_END: Final = 53
+BITS_FROM: Final = 54  # first offset that the bitmap of survivors can tell of
+SIZE: Final = 55
 
 FIRST_COUNT: Final = RECORDS_IN
 END_COUNT: Final = MARKERS_REMOVED + 1

@@ -116,7 +116,7 @@ def _verdict(buf: Bytes, at: int, last: int, count: int, bits: Bytes, state: Int
         return _COPY  # the log's start lies below the end of the map
     if last < state[fields.LOG_START] or count == 0:
         return _DROP
-    indexed = base >= state[fields.FIRST_DIRTY] and last < state[fields.MAP_END]
+    indexed = base >= state[fields.BITS_FROM] and last < state[fields.MAP_END]
     if not indexed or last - base >= state[fields.BITS_MAX]:
         return _ASK_MAP
     if base < state[fields.BITS_FIRST] or last >= state[fields.BITS_END]:
@@ -218,8 +218,12 @@ def filter_records(
 def _settle(space: Workspace, done: int, waiting: int) -> None:
     """Decide the last `waiting` of `done` records from the fingerprints gathered for them."""
     find_keys(space.table, space.state, space.ones, space.twos, space.found, waiting)
+    ranked = space.state[fields.RANKED] != 0
     for i in range(waiting):
-        space.keep[done - waiting + i] = 1 if space.offsets[i] >= space.found[i] else 0
+        offset = space.offsets[i]
+        found = space.found[i]
+        alive = offset == found or found < 0 or (offset > found and not ranked)
+        space.keep[done - waiting + i] = 1 if alive else 0
 
 
 @inlined
