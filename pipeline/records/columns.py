@@ -14,7 +14,6 @@ import pyarrow as pa
 from cleaner.engine.kernels.compile import Bytes, Ints
 from cleaner.engine.kernels.memory import SLACK_BYTES
 from pipeline.records.kernels import (
-    BAD_HEADERS,
     Ints32,
     Rows,
     gather,
@@ -51,10 +50,6 @@ def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     if len(set(columns)) != len(columns):
         raise ValueError("a column is named twice")
     return pa.schema([known[name] for name in columns])
-
-
-class MalformedHeadersError(Exception):
-    """Headers that do not fill their record. No error of its own: the decoder says where."""
 
 
 class BinaryColumn:
@@ -123,11 +118,12 @@ class HeadersColumn:
         self._counts: list[Ints] = []
         self.size_bytes = 0
 
-    def append(self, buf: Bytes, rows: Rows, first: int, end: int) -> None:
-        """Append the headers of rows [first, end). Raises MalformedHeadersError."""
+    def append(self, buf: Bytes, rows: Rows, first: int, end: int) -> int:
+        """Append the headers of rows [first, end) -> -1, or a row whose headers do not fit it."""
         counts: Ints = np.zeros(end, dtype=np.int64)
-        if measure_headers(buf, rows, first, end, counts) == BAD_HEADERS:
-            raise MalformedHeadersError
+        bad = measure_headers(buf, rows, first, end, counts)
+        if bad >= 0:
+            return int(bad)
         counts = counts[first:]
         entries = 2 * int(counts.sum())
         if entries:
@@ -139,6 +135,7 @@ class HeadersColumn:
             self._values.append(buf, starts[1::2].copy(), sizes[1::2].copy(), 0, half)
         self._counts.append(counts)
         self.size_bytes = self._keys.size_bytes + self._values.size_bytes + 8 * self._keys.count
+        return -1
 
     def finish(self) -> pa.Array:
         """What was appended; the column is empty again."""

@@ -28,7 +28,6 @@ from pipeline.records.columns import (
     TIMESTAMP_MS_MAX,
     BinaryColumn,
     HeadersColumn,
-    MalformedHeadersError,
     arrow_schema,
 )
 from pipeline.records.kernels import (
@@ -50,7 +49,7 @@ from pipeline.records.kernels import (
     scan_batches,
 )
 from storage import filenames
-from storage.batch import UNPACKED_BYTES_MAX, BatchHeader, read_header, unpack_header
+from storage.batch import UNPACKED_BYTES_MAX, BatchHeader, read_header, unpack_header, walk_headers
 from storage.compression import decompress
 from storage.env import Env
 from storage.errors import (
@@ -70,6 +69,15 @@ LARGEST_OFFSET: Final = (1 << 63) - 1
 
 Keep: TypeAlias = Callable[[Ints], npt.NDArray[np.bool_]]
 """Which of these offsets (int64, ascending) are wanted, one boolean each."""
+
+
+class _BadRowError(Exception):
+    """A record that cannot become a row; whoever knows its batch says where that stands."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(reason)
+        self.offset = offset
+        self.reason = reason
 
 
 class BatchDecoder:
@@ -140,8 +148,13 @@ class BatchDecoder:
         position in `buf`, UnsupportedMagicError.
         """
         while not self.is_done:
+            begin = at
             code, at = scan_batches(buf, at, end, self._rows, self._aborted, self._state)
-            yield from self._take(buf, at)
+            try:
+                yield from self._take(buf)
+            except _BadRowError as error:
+                place = _position_of(buf, begin, error.offset)
+                raise CorruptBatchError(error.reason, place) from error
             if code == MORE:
                 break
             if code == DONE:
@@ -172,7 +185,10 @@ class BatchDecoder:
             )
             if code not in (DONE, ROWS_FULL):
                 raise CorruptBatchError(REASONS[Code(code)], at)
-            yield from self._take(records, at)
+            try:
+                yield from self._take(records)
+            except _BadRowError as error:
+                raise CorruptBatchError(error.reason, at) from error
         self._state[fields.NEXT_OFFSET] = header.next_offset
         return at + header.size_bytes
 
@@ -189,7 +205,7 @@ class BatchDecoder:
             raise CorruptBatchError(str(error), at) from error
         return with_slack(data), 0, len(data)
 
-    def _take(self, buf: Bytes, position: int) -> Iterator[pa.RecordBatch]:
+    def _take(self, buf: Bytes) -> Iterator[pa.RecordBatch]:
         """Move the rows of the table into the columns."""
         rows = self._rows
         count = int(self._state[COUNT])
@@ -201,7 +217,7 @@ class BatchDecoder:
         first = 0
         while first < count:
             end = self._fitting(first, min(count, first + self._batch_rows - self._count))
-            self._append(buf, first, end, position)
+            self._append(buf, first, end)
             if self._count == self._batch_rows or end < count:
                 yield self._batch()
             first = end
@@ -212,37 +228,41 @@ class BatchDecoder:
             if name in self._wanted:
                 room_bytes = BATCH_BYTES - self._columns[name].size_bytes
                 end = rows_within(first, end, sizes, room_bytes)
+        if "headers" in self._wanted:
+            header_bytes = self._rows.record_end[:end] - self._rows.headers_at[:end]
+            end = rows_within(first, end, header_bytes, BATCH_BYTES - self._headers.size_bytes)
         if self._count == 0:
             return max(end, first + 1)
         return end
 
-    def _append(self, buf: Bytes, first: int, end: int, position: int) -> None:
+    def _append(self, buf: Bytes, first: int, end: int) -> None:
         rows = self._rows
         next_count = self._count + end - first
         new = slice(self._count, next_count)
         self._offsets[new] = rows.offsets[first:end]
         self._kinds[new] = rows.kinds[first:end]
         if "timestamp" in self._wanted:
-            self._append_times(new, first, end, position)
+            self._append_times(new, first, end)
         if "key" in self._wanted:
             self._columns["key"].append(buf, rows.key_at, rows.key_bytes, first, end)
         if "value" in self._wanted:
             self._columns["value"].append(buf, rows.value_at, rows.value_bytes, first, end)
         if "headers" in self._wanted:
-            try:
-                self._headers.append(buf, rows, first, end)
-            except MalformedHeadersError:
-                raise CorruptBatchError("headers that do not fill their record", position) from None
+            bad = self._headers.append(buf, rows, first, end)
+            if bad >= 0:
+                offset = int(rows.offsets[bad])
+                raise _BadRowError(
+                    offset, f"headers that do not fill the record of offset {offset}"
+                )
         self._count = next_count
 
-    def _append_times(self, new: slice, first: int, end: int, position: int) -> None:
+    def _append_times(self, new: slice, first: int, end: int) -> None:
         times_ms = self._rows.times_ms[first:end]
-        if end > first:
-            beyond = np.flatnonzero((times_ms > TIMESTAMP_MS_MAX) | (times_ms < -TIMESTAMP_MS_MAX))
-            if len(beyond):
-                offset = int(self._rows.offsets[first + beyond[0]])
-                reason = f"the timestamp of offset {offset}, in microseconds, fits in no 64 bits"
-                raise CorruptBatchError(reason, position)
+        beyond = np.flatnonzero((times_ms > TIMESTAMP_MS_MAX) | (times_ms < -TIMESTAMP_MS_MAX))
+        if len(beyond):
+            offset = int(self._rows.offsets[first + beyond[0]])
+            reason = f"the timestamp of offset {offset}, in microseconds, fits in no 64 bits"
+            raise _BadRowError(offset, reason)
         np.multiply(times_ms, 1000, out=self._times_us[new])
 
     def _batch(self) -> pa.RecordBatch:
@@ -281,6 +301,14 @@ def with_slack(data: bytes | bytearray | memoryview) -> Bytes:
     buffer[: len(data)] = np.frombuffer(data, dtype=np.uint8)
     buffer[len(data) :] = 0
     return buffer
+
+
+def _position_of(buf: Bytes, begin: int, offset: int) -> int:
+    """Where the batch of `offset` begins; the batches from `begin` on to there were walked."""
+    for position, header in walk_headers(buf.data, begin):
+        if header.last_offset >= offset:
+            return position
+    raise AssertionError(f"offset {offset} is in none of the batches it was read from")
 
 
 def _damaged(buf: Bytes, code: int, position: int) -> CorruptBatchError:

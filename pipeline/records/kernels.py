@@ -54,12 +54,10 @@ class Stop(IntEnum):
 
     ROWS_FULL = 100  # the batch at the position does not fit behind the rows there are
     OVERSIZE = 101  # nor would it fit into an empty table
-    BAD_HEADERS = 102  # headers of a record that do not fill it
 
 
 ROWS_FULL = int(Stop.ROWS_FULL)
 OVERSIZE = int(Stop.OVERSIZE)
-BAD_HEADERS = int(Stop.BAD_HEADERS)
 DONE = int(Code.DONE)
 MORE = int(Code.MORE)
 COMPRESSED = int(Code.COMPRESSED)
@@ -274,25 +272,25 @@ def gather(
 
 @kernel
 def measure_headers(buf: Bytes, rows: Rows, first: int, end: int, counts: Ints) -> int:
-    """Write the number of headers of each row -> DONE, or BAD_HEADERS where they do not fit."""
+    """Write the number of headers of each row -> -1, or the first row whose headers do not fit."""
     for row in range(first, end):
         after = rows.record_end[row]
         count, at = read_varint(buf, rows.headers_at[row])
         # Two bytes each at least; the count is checked before it is followed.
         if at < 0 or at > after or count < 0 or count > (after - at) >> 1:
-            return BAD_HEADERS
+            return row
         for _ in range(count):
             key_bytes, at = read_varint(buf, at)
             if at < 0 or key_bytes < 0 or key_bytes > after - at:
-                return BAD_HEADERS
+                return row
             value_bytes, at = read_varint(buf, at + key_bytes)
             if at < 0 or value_bytes < -1 or max(value_bytes, 0) > after - at:
-                return BAD_HEADERS
+                return row
             at += max(value_bytes, 0)
         if at != after:
-            return BAD_HEADERS
+            return row
         counts[row] = count
-    return DONE
+    return -1
 
 
 @kernel
