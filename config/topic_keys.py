@@ -101,6 +101,7 @@ class TopicConfig:
     varve_view_min_bytes: int = 64 * MIB
     varve_view_null_key: str = "keep"
     varve_view_strategy: str = "offset"
+    varve_view_version_header: str = ""
     policy_known: bool = True  # False: a folder found on disk; neither clean it nor expire it
 
     @property
@@ -180,6 +181,10 @@ def check(config: TopicConfig, *, remote_storage: bool = False) -> None:
             "min.compaction.lag.ms",
             f"{config.min_compaction_lag_ms} is above max.compaction.lag.ms, "
             f"{config.max_compaction_lag_ms}",
+        )
+    if config.varve_view_strategy == "header" and not config.varve_view_version_header:
+        raise InvalidTopicConfigError(
+            "varve.view.version.header", "the strategy `header` needs the name of the header"
         )
     if remote_storage:
         raise InvalidTopicConfigError(

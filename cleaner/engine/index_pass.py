@@ -14,7 +14,7 @@ Rules
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import HEADER_BYTES, RECORD_BYTES_MIN, Code
-from cleaner.engine.kernels.walk import count_records, index_batches, index_unpacked
+from cleaner.engine.kernels.walk import count_records
 from cleaner.engine.outcome import Damage
 from cleaner.engine.source import SourceReader, offsets_end
 from cleaner.job import SourceSegment
@@ -46,7 +46,7 @@ def index_section(context: CleanContext) -> dict[int, Damage]:
     transactions = context.transactions
     for source in segments:
         try:
-            full = _index_segment(context, source, begun, total)
+            full = index_segment(context, source, "map", begun, total)
         except DamagedSegmentError as error:
             damaged[source.base_offset] = Damage.of(error)
             transactions.forget_open(context.state)  # their markers may stand in there
@@ -64,8 +64,10 @@ def index_section(context: CleanContext) -> dict[int, Damage]:
     return damaged
 
 
-def _index_segment(context: CleanContext, source: SourceSegment, begun: int, total: int) -> bool:
-    """Index one segment; True when the map is full."""
+def index_segment(
+    context: CleanContext, source: SourceSegment, stage: str, begun: int, total: int
+) -> bool:
+    """Index one segment; True when the map is full. Raises DamagedSegmentError."""
     reader = context.reader
     state = context.state
     state[fields.NEXT_OFFSET] = source.base_offset
@@ -75,7 +77,9 @@ def _index_segment(context: CleanContext, source: SourceSegment, begun: int, tot
         reader.refill(context.charge_read)
         context.map.reserve(_records_at_most(reader))
         while True:
-            code, reader.at = index_batches(reader.buffer, reader.at, reader.end, context.space)
+            code, reader.at = context.map.index_batches(
+                reader.buffer, reader.at, reader.end, context.space
+            )
             if code == Code.COMPRESSED:
                 code = _index_compressed(context)
             if code == Code.PRODUCERS_FULL:
@@ -89,7 +93,7 @@ def _index_segment(context: CleanContext, source: SourceSegment, begun: int, tot
             raise TransactionIndexError(header.producer_id, header.base_offset)
         if code != Code.MORE:
             raise reader.stopped(code)
-        context.control.progress("map", begun + reader.position, total)
+        context.control.progress(stage, begun + reader.position, total)
     return False
 
 
@@ -110,13 +114,8 @@ def _index_compressed(context: CleanContext) -> int:
     except (CorruptBatchError, DecompressionLimitError) as error:
         raise reader.damaged(str(error)) from error
     context.map.reserve(min(header.record_count, count // RECORD_BYTES_MIN))
-    code = index_unpacked(
-        context.unpacked,
-        count,
-        header.base_offset,
-        header.record_count,
-        header.last_offset_delta,
-        context.space,
+    code = context.map.index_unpacked(
+        context.unpacked, count, reader.buffer, reader.at, context.space
     )
     if code == Code.DONE:
         reader.at += header.size_bytes

@@ -12,8 +12,10 @@ import numpy as np
 
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
-from cleaner.engine.kernels.layout import CHUNK_KEYS, SLOT_WORDS, new_state
+from cleaner.engine.kernels.layout import CHUNK_KEYS, SLOT_WORDS, Workspace, new_state
 from cleaner.engine.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
+from cleaner.engine.kernels.walk import index_batches, index_unpacked
+from storage.batch import unpack_header
 
 SLOT_BYTES = SLOT_WORDS * 8
 # The table starts within the second-level cache and doubles from there.
@@ -22,20 +24,22 @@ SLOTS_MAX = (1 << 32) - 1  # a home is computed from 32 bits
 SLOTS_MIN = 2  # one key, and a free slot for probes to end at
 
 
-def slots_for(limit_bytes: int, keys_max: int) -> int:
+def slots_for(limit_bytes: int, keys_max: int, slot_bytes: int = SLOT_BYTES) -> int:
     """How many slots `limit_bytes` buys; not more than `keys_max` keys can ever want."""
     wanted = keys_max * 10 // 9 + 2
-    return max(SLOTS_MIN, min(limit_bytes // SLOT_BYTES, wanted, SLOTS_MAX))
+    return max(SLOTS_MIN, min(limit_bytes // slot_bytes, wanted, SLOTS_MAX))
 
 
 class OffsetMap:
     """The map, its kernels' `state`, and the scratch space for one chunk of fingerprints."""
 
-    def __init__(self, limit_bytes: int, keys_max: int, hash_key: bytes) -> None:
+    def __init__(
+        self, limit_bytes: int, keys_max: int, hash_key: bytes, *, slot_bytes: int = SLOT_BYTES
+    ) -> None:
         """`keys_max`: an upper bound of the keys to come (records, or offsets, in the section)."""
         assert len(hash_key) == 16
-        slots_max = slots_for(limit_bytes, keys_max)
-        self._keys_at_limit = max(limit_bytes // SLOT_BYTES, SLOTS_MIN) * 9 // 10
+        slots_max = slots_for(limit_bytes, keys_max, slot_bytes)
+        self._keys_at_limit = max(limit_bytes // slot_bytes, SLOTS_MIN) * 9 // 10
         self.table: Words = np.zeros(slots_max * SLOT_WORDS, dtype=np.uint64)
         self.state: Ints = new_state()
         self.state[fields.SLOTS] = min(slots_max, SLOTS_AT_FIRST)
@@ -69,6 +73,24 @@ class OffsetMap:
         if wider > slots:
             grow(self.table, slots, wider)
             self.state[fields.SLOTS] = wider
+
+    def index_batches(self, buffer: Bytes, at: int, end: int, space: Workspace) -> tuple[int, int]:
+        """Put the keys of batches into the map: see the kernel."""
+        return index_batches(buffer, at, end, space)
+
+    def index_unpacked(
+        self, unpacked: Bytes, count: int, buffer: Bytes, at: int, space: Workspace
+    ) -> int:
+        """Put the keys of the batch at `buffer[at:]` into the map, whose records are unpacked."""
+        header = unpack_header(buffer.data, at)
+        return index_unpacked(
+            unpacked,
+            count,
+            header.base_offset,
+            header.record_count,
+            header.last_offset_delta,
+            space,
+        )
 
     def put(self, ones: Words, twos: Words, offsets: Ints) -> int:
         """Put fingerprints with ascending offsets; how many were put before the map was full."""

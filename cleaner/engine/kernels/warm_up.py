@@ -16,6 +16,15 @@ from cleaner.engine.kernels.newest import (
     end_batch,
 )
 from cleaner.engine.kernels.producer_set import add_producer
+from cleaner.engine.kernels.ranking import (
+    Ranking,
+    fingerprint,
+    newly_deleted,
+    rank_batches,
+    rank_unpacked,
+    recall,
+    still_deleted,
+)
 from cleaner.engine.kernels.remains import copy_whole, settle_empty, write_header
 from cleaner.engine.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
 from cleaner.engine.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
@@ -59,6 +68,7 @@ def run_all() -> None:
     load_be32(buf, 0)
     load_be64(buf, 0)
     _clean_a_window(buf, len(batch), space)
+    _rank_some_records(buf, len(batch), space)
 
 
 def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
@@ -78,6 +88,25 @@ def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
     window.walk[HELD_FROM] = len(window.hold)
     clean_window(window, end, space)
     end_batch(buf, 0, window.out, end, space.state)
+
+
+def _rank_some_records(buf: Bytes, end: int, space: Workspace) -> None:
+    state = space.state
+    ranking = Ranking(
+        ranks=np.zeros(16, dtype=np.int64),
+        deleted=np.zeros(16, dtype=np.uint8),
+        met_ranks=np.zeros(16, dtype=np.int64),
+        met_marks=np.zeros(16, dtype=np.uint8),
+        header=np.frombuffer(b"version", dtype=np.uint8),
+    )
+    rows = np.zeros(5, dtype=np.int64)
+    state[fields.NEXT_OFFSET] = 0
+    rank_batches(buf, 0, end, space, ranking)
+    rank_unpacked(buf[HEADER_BYTES:].copy(), end - HEADER_BYTES, buf, 0, space, ranking)
+    recall(rows, 1, 0, space, ranking)
+    still_deleted(rows, 1, 0, space.table, state)
+    newly_deleted(0, rows, 0, space, ranking)
+    fingerprint(buf, 8, state)
 
 
 def _workspace() -> Workspace:
