@@ -1,0 +1,279 @@
+"""The command `varve pipeline`: options, engines, progress, and what exit code an error becomes.
+
+A job is a module of pipeline/jobs with a click command of its own; it is imported when it is called
+for, so that `--help` loads neither Spark nor Numba. Results go to standard output, as lines or as
+one JSON document; progress and errors go to standard error.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
+
+import click
+
+from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
+from pipeline import exit_codes
+from pipeline.engines import Engine, LocalEngine, StageFailedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_URL: Final = "http://127.0.0.1:9644"
+JOBS: Final[Mapping[str, str]] = {}  # command -> what it does, in a line
+P = ParamSpec("P")
+
+
+class JobError(Exception):
+    """A job cannot go on; `code` is one of pipeline/exit_codes.py."""
+
+    def __init__(self, message: str, code: int = exit_codes.FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class _Jobs(click.Group):
+    """Commands whose modules are imported when they are called for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *JOBS])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in JOBS:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = importlib.import_module(f"pipeline.jobs.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = dict(JOBS)
+        for name in super().list_commands(ctx):
+            command = super().get_command(ctx, name)
+            assert command is not None
+            rows[name] = command.get_short_help_str(80)
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(rows.items()))
+
+
+@click.group(
+    cls=_Jobs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+def pipeline() -> None:
+    """Work on whole topics, on this machine's processes or on Spark.
+
+    Exit codes: 0 done; 1 failed; 2 the command line makes no sense; 3 the log went on without
+    the run, or its lease is over: nothing has changed, try again; 4 a check failed; 5 no broker
+    answered.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where a session is to run."""
+
+    master: str
+    memory: str
+    log_level: str
+    settings: Mapping[str, str]
+
+    def session(self, app_name: str) -> "SparkSession":
+        """Start it. Raises JobError."""
+        from pipeline.java import NoJavaError
+        from pipeline.session import SessionError, build_session
+
+        try:
+            return build_session(
+                self.master,
+                app_name=app_name,
+                memory=self.memory,
+                log_level=self.log_level,
+                settings=self.settings,
+            )
+        except (NoJavaError, SessionError) as error:
+            raise JobError(str(error)) from error
+
+
+def _settings(
+    _context: click.Context, _parameter: click.Parameter, given: Sequence[str]
+) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign or not name.startswith("spark."):
+            raise click.BadParameter(f"expected spark.NAME=VALUE, not {text[:80]!r}")
+        found[name] = value
+    return found
+
+
+def on_spark(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the options of a session; the command gets them as `spark_options`."""
+
+    @click.option(
+        "--master",
+        envvar="VARVE_SPARK_MASTER",
+        default="local[*]",
+        show_default=True,
+        metavar="URL",
+        help="Spark's master: local[N], spark://HOST:PORT, sc://HOST:PORT.",
+    )
+    @click.option(
+        "--memory",
+        default="2g",
+        show_default=True,
+        metavar="SIZE",
+        help="Of the driver, and of each executor.",
+    )
+    @click.option("--spark-log", default="error", help="Level of Spark's own log.",
+                  type=click.Choice(["off", "error", "warn", "info", "debug"]))  # fmt: skip
+    @click.option("--conf", "settings", multiple=True, callback=_settings, metavar="NAME=VALUE",
+                  help="A setting of Spark; may be repeated.")  # fmt: skip
+    @wraps(function)
+    def run(
+        *args: Any,
+        master: str,
+        memory: str,
+        spark_log: str,
+        settings: Mapping[str, str],
+        **options: Any,
+    ) -> None:
+        spark_options = SparkOptions(master, memory, spark_log, settings)
+        function(*args, spark_options=spark_options, **options)  # type: ignore[arg-type]
+
+    return run  # type: ignore[return-value]
+
+
+def on_engine(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the options that choose an engine; the command gets `engine_name`, `processes` and
+    `spark_options`, for `engine_of`."""
+    function = click.option(
+        "--processes",
+        type=click.IntRange(1, 1024),
+        help="Of the local engine; one per core if it is not said.",
+    )(function)
+    function = click.option(
+        "--engine",
+        "engine_name",
+        type=click.Choice(["local", "spark"]),
+        default="local",
+        show_default=True,
+        help="Processes of this machine, or Spark's executors.",
+    )(function)
+    return on_spark(function)
+
+
+@contextmanager
+def engine_of(
+    engine_name: str, processes: int | None, spark_options: SparkOptions
+) -> Iterator[Engine]:
+    """The engine that was asked for, until the block ends. Raises JobError."""
+    if engine_name == "local":
+        with LocalEngine(processes) as engine:
+            yield engine
+        return
+    from pipeline.spark_engine import SparkEngine
+
+    session = spark_options.session("varve")
+    try:
+        yield SparkEngine(session)
+    finally:
+        session.stop()
+
+
+def _checked_url(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
+    try:
+        ApiClient(url)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return url
+
+
+def with_broker(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the options that name the broker's HTTP address; the command gets a `client`."""
+
+    @click.option(
+        "--http",
+        "--url",
+        "url",
+        envvar="VARVE_HTTP",
+        default=DEFAULT_URL,
+        show_default=True,
+        callback=_checked_url,
+        metavar="URL",
+        help="The broker's HTTP address (VARVE_HTTP).",
+    )
+    @click.option(
+        "--token-file",
+        envvar="VARVE_TOKEN_FILE",
+        metavar="FILE",
+        help="File with the broker's HTTP token (VARVE_TOKEN_FILE).",
+    )
+    @wraps(function)
+    def run(*args: Any, url: str, token_file: str | None, **options: Any) -> None:
+        from config.token import TokenFileError, read_token
+
+        try:
+            token = None if token_file is None else read_token(token_file).decode()
+        except TokenFileError as error:
+            raise JobError(str(error)) from error
+        function(*args, client=ApiClient(url, token), **options)  # type: ignore[arg-type]
+
+    return run  # type: ignore[return-value]
+
+
+def telling(function: Callable[P, None]) -> Callable[P, None]:
+    """Turns errors into one line and an exit code. The outermost decorator but click's own."""
+
+    @wraps(function)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        try:
+            function(*args, **options)
+        except JobError as error:
+            fail(str(error), error.code)
+        except StageFailedError as error:
+            fail(str(error), exit_codes.FAILED)
+        except ApiRefusedError as error:
+            fail(str(error), _code_of(error.status))
+        except UnreachableError as error:
+            fail(str(error), exit_codes.UNREACHABLE)
+        except KeyboardInterrupt:
+            fail("interrupted; nothing of it was handed back", exit_codes.INTERRUPTED)
+
+    return run
+
+
+def _code_of(status: int) -> int:
+    if status in (404, 409, 410):  # the run is unknown, stale or over
+        return exit_codes.STALE
+    return exit_codes.UNVERIFIED if status == 422 else exit_codes.FAILED
+
+
+def show(answer: Any, as_json: bool, lines: Callable[[], Sequence[str]]) -> None:
+    """A result on standard output."""
+    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines()))
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Ends the process with a reason on standard error."""
+    click.echo(f"varve: {message}", err=True)
+    sys.exit(code)
+
+
+@pipeline.command(short_help="Make Spark start in half the time from now on.")
+@telling
+def warmup() -> None:
+    """Compile the kernels and make the archive of classes with which Spark starts faster.
+
+    It takes half a minute and 180 MB of disk, once for each Java and each version of Spark.
+    """
+    from pipeline.archive import ArchiveError, make_archive
+    from pipeline.java import NoJavaError
+
+    try:
+        archive = make_archive()
+    except (NoJavaError, ArchiveError) as error:
+        raise JobError(str(error)) from error
+    click.echo(f"classes are kept in {archive}")

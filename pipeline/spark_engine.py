@@ -1,0 +1,207 @@
+"""The engine whose tasks run in Python workers on Spark's executors.
+
+Spark carries descriptors there and small results back, one task per partition; the records
+themselves never pass through the JVM. Only what Spark Connect can do as well is asked of the
+session: a frame of descriptors, spread by range, and `mapInArrow` over it.
+
+Spark tries a task again where its settings say so (`spark.task.maxFailures`), also on another
+executor where the first was lost. The last reason that a task gave is found in Spark's error.
+"""
+
+import importlib
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow
+
+from pipeline.engines import StageFailedError
+from pipeline.session import first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RESULT_BYTES_MAX: Final = 16 << 20  # of one task: counts and names of files, no records
+POLL_SECONDS: Final = 0.25  # between two looks at how many tasks are done
+REASON_CHARS_MAX: Final = 2000
+
+_TASKS: Final = pyarrow.schema([("task", pyarrow.int64()), ("payload", pyarrow.binary())])
+_RESULTS: Final = pyarrow.schema([("task", pyarrow.int64()), ("result", pyarrow.binary())])
+_REASON: Final = re.compile(r'\[\[varve (?P<text>"(?:[^"\\]|\\.)*")\]\]')
+_LOST: Final = re.compile(r"most recent failure: (?:Lost task [^:]*: )?(?P<text>[^\n]+)")
+
+
+class TaskFailedError(Exception):
+    """Raised in a worker: carries the reason through the JVM, in a form that is found again."""
+
+    def __init__(self, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
+        super().__init__(f"[[varve {json.dumps(reason)}]]")
+
+
+class SparkEngine:
+    """Runs stages on a session that somebody else started, and stops."""
+
+    name = "spark"
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        *,
+        parallelism: int | None = None,
+        registry: str = "pipeline.stages",
+    ) -> None:
+        """`parallelism`: None for what Spark says. `registry` is the module with `run_stage`."""
+        self._spark = spark
+        self._registry = registry
+        self._context = None if _is_connect(spark) else spark.sparkContext
+        self.parallelism = max(1, parallelism or self._cores())
+
+    def run(
+        self,
+        stage: str,
+        tasks: Sequence[bytes],
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[bytes]:
+        """See Engine. Raises StageFailedError."""
+        if not tasks:
+            return []
+        table = pyarrow.table([range(len(tasks)), list(tasks)], schema=_TASKS)
+        frame = self._spark.createDataFrame(table).repartitionByRange(len(tasks), "task")
+        work = frame.mapInArrow(_work(stage, self._registry), "task long, result binary")
+        watch = _Watch(self._spark, self._context, len(tasks), progress)
+        try:
+            with watch:
+                found = work.toArrow()
+        except Exception as error:
+            reason = _reason(error)
+            if reason is None:
+                raise
+            raise StageFailedError(stage, reason) from None
+        results = dict(zip(*(found.column(index).to_pylist() for index in (0, 1)), strict=True))
+        if progress is not None:
+            progress(len(tasks))
+        return [results[index] for index in range(len(tasks))]
+
+    def close(self) -> None:
+        """See Engine: the session is its owner's to stop."""
+
+    def _cores(self) -> int:
+        if self._context is not None:
+            return int(self._context.defaultParallelism)
+        return int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+
+
+class _Watch:
+    """For the length of a block: tells how many tasks are done; ends them if the block fails."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        context: Any,
+        tasks: int,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._spark = spark
+        self._context = context
+        self._tasks = tasks
+        self._progress = progress
+        self._name = f"varve-{uuid.uuid4()}"
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._told = 0
+
+    def __enter__(self) -> None:
+        if self._context is None:
+            self._spark.addTag(self._name)
+            if self._progress is not None:
+                self._spark.registerProgressHandler(self._handle)
+            return
+        self._context.setJobGroup(self._name, "varve", interruptOnCancel=True)
+        if self._progress is not None:
+            self._thread = threading.Thread(target=self._poll, name="spark-progress", daemon=True)
+            self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._context is None:
+            self._spark.removeTag(self._name)
+            if self._progress is not None:
+                self._spark.removeProgressHandler(self._handle)
+            if kind is not None:
+                self._spark.interruptTag(self._name)
+            return
+        if kind is not None:
+            self._context.cancelJobGroup(self._name)
+        self._context.setLocalProperty("spark.jobGroup.id", None)
+
+    def _poll(self) -> None:
+        tracker = self._context.statusTracker()
+        while not self._over.wait(POLL_SECONDS):
+            for job in tracker.getJobIdsForGroup(self._name):
+                info = tracker.getJobInfo(job)
+                for stage in [] if info is None else info.stageIds:
+                    found = tracker.getStageInfo(stage)
+                    if found is not None and found.numTasks == self._tasks:
+                        self._tell(found.numCompletedTasks)
+
+    def _handle(self, stages: Any, **_: object) -> None:
+        for stage in stages or ():
+            if stage.num_tasks == self._tasks:
+                self._tell(stage.num_completed_tasks)
+
+    def _tell(self, done: int) -> None:
+        if done > self._told and self._progress is not None:
+            self._told = done
+            self._progress(done)
+
+
+def _is_connect(spark: "SparkSession") -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def _work(
+    stage: str, registry: str
+) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+    """What the workers call; they import this module, and find the stage by its name."""
+
+    def run(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        return run_tasks(stage, registry, batches)
+
+    return run
+
+
+def run_tasks(
+    stage: str, registry: str, batches: Iterator[pyarrow.RecordBatch]
+) -> Iterator[pyarrow.RecordBatch]:
+    """In a worker: run the tasks of a partition. Raises TaskFailedError, also for a result that
+    is too large for the driver to gather."""
+    run_stage = importlib.import_module(registry).run_stage
+    for batch in batches:
+        for task, payload in zip(*(batch.column(i).to_pylist() for i in (0, 1)), strict=True):
+            try:
+                result = run_stage(stage, payload)
+                if len(result) > RESULT_BYTES_MAX:
+                    raise ValueError(f"a result of {len(result)} bytes is over {RESULT_BYTES_MAX}")
+            except Exception as error:
+                raise TaskFailedError(error) from error
+            yield pyarrow.record_batch([[task], [result]], schema=_RESULTS)
+
+
+def _reason(error: Exception) -> str | None:
+    """Why a job of ours failed; None for what is no failure of Spark's."""
+    text = str(error)
+    if (found := _REASON.search(text)) is not None:
+        return str(json.loads(found["text"]))
+    module = type(error).__module__
+    if not module.startswith(("pyspark.", "py4j.")):
+        return None
+    if (found := _LOST.search(text)) is not None:
+        return found["text"][:REASON_CHARS_MAX]
+    return first_line(error)

@@ -1,0 +1,1 @@
+"""What Spark finds as format("varve"): thin, over the package `pipeline`."""

@@ -1,0 +1,56 @@
+"""One Spark session and one daemon for all tests of the pipeline.
+
+A test that wants `spark` is marked `spark`, and leaves the session as it found it: no `stop`, no
+settings that stay.
+"""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.varve import VarveBroker, running_varve
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Small and predictable: no adaptive plans, no compiler that pays only in long runs.
+SPARK_SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+}
+BROKER_SETTINGS = {
+    "cleaner": {"workers": 1, "dedupe_buffer_bytes": "16MiB", "backoff_ms": 200},
+    "retention_check_interval_ms": 500,
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """The session that all tests share: two tasks at a time, each tried twice."""
+    from pipeline.java import NoJavaError
+    from pipeline.session import build_session, stop_session
+
+    try:
+        session = build_session("local[2,2]", app_name="varve-tests", settings=SPARK_SETTINGS)
+    except NoJavaError as error:
+        pytest.skip(str(error))
+    yield session
+    stop_session(session)
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VarveBroker]:
+    """A real daemon; every test uses topics of its own."""
+    directory: Path = tmp_path_factory.mktemp("varve")
+    with running_varve(directory, BROKER_SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"t-{uuid.uuid4().hex[:12]}"

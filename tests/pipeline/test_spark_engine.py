@@ -1,0 +1,68 @@
+"""The engine on Spark does what an engine promises: order, retries, reasons, bounds."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline.engines import StageFailedError
+from pipeline.spark_engine import RESULT_BYTES_MAX, SparkEngine
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+STAGES = "tests.pipeline.spark_stages"
+
+
+@pytest.fixture
+def engine(spark: "SparkSession") -> SparkEngine:
+    return SparkEngine(spark, registry=STAGES)
+
+
+def test_results_come_in_the_order_of_the_tasks(engine: SparkEngine) -> None:
+    tasks = [b"%d" % (number * 7919 % 100) for number in range(40)]
+    told: list[int] = []
+    assert engine.run("echo", tasks, progress=told.append) == tasks
+    assert told == sorted(told)
+    assert told[-1] == 40
+    assert engine.run("echo", []) == []
+
+
+def test_equal_and_empty_payloads_are_tasks_of_their_own(engine: SparkEngine) -> None:
+    tasks = [b"", b"a", b"", b"a", b"\x00\xff"]
+    assert engine.run("echo", tasks) == tasks
+
+
+def test_tasks_run_at_the_same_time(engine: SparkEngine, tmp_path: Path) -> None:
+    assert engine.parallelism == 2
+    tasks = [f"{tmp_path} 2".encode()] * 2
+    assert engine.run("meet", tasks) == [b"met", b"met"]
+
+
+@pytest.mark.parametrize("stage", ["fail-once", "die-once"])
+def test_a_task_that_fails_is_tried_again(engine: SparkEngine, tmp_path: Path, stage: str) -> None:
+    tasks = [str(tmp_path / "a").encode(), str(tmp_path / "b").encode()]
+    assert engine.run(stage, tasks) == [b"second", b"second"]
+
+
+def test_a_failure_has_the_reason_of_the_task_and_no_stack(
+    engine: SparkEngine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(StageFailedError) as caught:
+        engine.run("fail", ["ö \\ 1".encode()])
+    assert caught.value.reason == 'ValueError: no: "ö \\ 1"\nand a second line'
+    assert caught.value.stage == "fail"
+    assert capfd.readouterr().err == ""
+
+
+def test_a_process_that_ends_is_told_as_such(engine: SparkEngine) -> None:
+    with pytest.raises(StageFailedError, match="Python worker exited unexpectedly") as caught:
+        engine.run("die", [b""])
+    assert "\n" not in caught.value.reason
+
+
+def test_a_result_too_large_for_the_driver_fails_where_it_was_made(engine: SparkEngine) -> None:
+    with pytest.raises(StageFailedError, match=f"over {RESULT_BYTES_MAX}"):
+        engine.run("large", [b"%d" % (RESULT_BYTES_MAX + 1)])
+    assert len(engine.run("large", [b"100000"])[0]) == 100_000
