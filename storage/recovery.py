@@ -109,16 +109,19 @@ def load_log(
     _remove_leftovers(loading, files)
     _read_epochs(loading)
     first_unclean = _open_segments(loading, files, was_clean=was_clean)
+    is_noted = False  # by an orderly stop: what is open
     if first_unclean < len(loading.segments):
         _recover(loading, first_unclean)
     elif loading.segments:
         loading.states = load_states(env, directory, loading.segments, loading.next_offset)
+        is_noted = loading.next_offset in snapshots_in(env, directory)
     if loading.next_offset < recovery_point:
         missing = f"[{loading.next_offset}, {recovery_point})"
         loading.note(f"flushed offsets {missing} cannot be read; the log goes on behind them")
         loading.next_offset = recovery_point
     _choose_active(loading, log_start_offset)
-    _forget_hidden(loading, log_start_offset or 0)
+    if not is_noted:
+        _forget_hidden(loading, log_start_offset or 0)
     return _finish(loading, log_start_offset, was_clean=was_clean)
 
 

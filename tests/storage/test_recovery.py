@@ -557,6 +557,23 @@ def test_a_transaction_of_which_a_batch_is_left_stays_open(env: MemoryEnv) -> No
     assert again.last_stable_offset == 0
 
 
+@pytest.mark.parametrize("was_clean", [True, False])
+def test_an_open_transaction_below_the_log_start_stays_open_over_an_orderly_stop_only(
+    env: MemoryEnv, was_clean: bool
+) -> None:
+    """An orderly stop has noted what is open. After another one its marker may have gone."""
+    log = open_log(env)
+    transaction(log, 1, 0, commits=None)  # 0
+    log.roll(NOW_MS)
+    fill(log, 2)  # 1, 2
+    log.delete_records(1)
+    if was_clean:
+        log.close()
+    again = open_log(env, was_clean=was_clean, recovery_point=3, log_start_offset=1)
+    assert again.open_transaction() == ((1, 0, NOW_MS) if was_clean else None)
+    assert again.last_stable_offset == (1 if was_clean else 3)
+
+
 def test_a_segment_file_begins_with_the_entries_of_its_own_markers(env: MemoryEnv) -> None:
     transactional_log(env)
     assert len(content(env, 0, TXN_INDEX)) == 34
