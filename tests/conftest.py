@@ -3,6 +3,21 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.support.draws import is_fresh
+
+# The same draws in every run (tests/support/draws.py), and nothing fails for being slow: a machine
+# that has other things to do is no fault of what is tested.
+settings.register_profile(
+    "varve",
+    settings.get_profile("default"),
+    derandomize=not is_fresh(),
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("varve")
 
 GOLDEN_FOLDER = Path(__file__).with_name("golden")
 

@@ -17,10 +17,12 @@ What may differ, and is checked to be nothing else (docs/compare-with-kafka.md):
 - Empty segments. Kafka leaves a file of 0 bytes where every record went, we leave none.
 - After an unclean stop we may know more of producers, from snapshots and emptied markers; so
   emptied batches that keep a producer known may differ, and entries of the transaction index that
-  hide nothing. After any stop Kafka forgets the producers of a log without records.
+  hide nothing. Kafka passes over an emptied marker and may know an older epoch; an index made anew
+  has a transaction begin with what is left of it, with Kafka perhaps the empty end of a round.
+  After any stop Kafka forgets the producers of a log without records.
 - After an unclean stop Kafka counts a transaction that is open, and began below the log start
   (DeleteRecords), from its first batch behind it; we count it from its beginning, as both do before
-  the stop. No case has all three.
+  the stop, if such a batch is left. No case has all three.
 - A first dirty or last stable offset may lie anywhere in a hole of the log, on both sides.
 """
 
@@ -57,9 +59,15 @@ class Batch(NamedTuple):
         return int(self.words[2])
 
     @property
-    def producer_id(self) -> int:
+    def producer(self) -> tuple[int, int]:
+        """Its id and epoch."""
         word = next(word for word in self.words if word.startswith("producer="))
-        return int(word.removeprefix("producer=").partition("/")[0])
+        producer_id, _, epoch = word.removeprefix("producer=").partition("/")
+        return int(producer_id), int(epoch)
+
+    @property
+    def producer_id(self) -> int:
+        return self.producer[0]
 
     @property
     def has_horizon(self) -> bool:
@@ -224,12 +232,31 @@ def _nothing_more(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found
             yield "kept by us alone", NO_BATCH.line, batch.line
     entries = theirs.aborted(with_stable=False)
     for entry in ours.aborted(with_stable=False):
-        producer_id, last = int(entry.split()[1]), int(entry.split()[3])
+        producer_id, _, last = map(int, entry.split()[1:])
         # An entry whose batches are gone hides nothing, as after a recovery.
         hides = any(batch.producer_id == producer_id and batch.last <= last
                     for batch in _with_data(ours))  # fmt: skip
-        if entry not in entries and last >= ours.start and hides:
+        is_known = entry in entries or (moment.was_unclean and _begins_later(theirs, entry))
+        if not is_known and last >= ours.start and hides:
             yield "aborted transaction kept by us alone", "(none)", entry
+
+
+def _begins_later(theirs: Look, entry: str) -> bool:
+    """Whether Kafka has the entry of the same marker, which begins with batches it emptied.
+
+    A recovery makes the index anew, and there a transaction begins with what is left of it.
+    """
+    producer_id, first, last = map(int, entry.split()[1:])
+    for other in theirs.aborted(with_stable=False):
+        other_id, other_first, other_last = map(int, other.split()[1:])
+        if (other_id, other_last) == (producer_id, last) and other_first < first:
+            between = [
+                batch
+                for batch in theirs.batches
+                if batch.producer_id == producer_id and other_first <= batch.first < first
+            ]
+            return all(not batch.records and not batch.is_control for batch in between)
+    return False
 
 
 def _records(theirs: Look, ours: Look, moment: Moment, *, may_lack: bool) -> Found:
@@ -275,7 +302,8 @@ def _producers(theirs: Look, ours: Look, moment: Moment) -> Found:
     known = {line.split()[1]: line for line in lines}
     for line in theirs.lines("producer"):
         found = known.pop(line.split()[1], "(none)")
-        if found != line and not (moment.was_unclean and _tells_more(found, line)):
+        is_named = _tells_more(found, line) or _tells_the_epoch(ours, found, line, moment)
+        if found != line and not (moment.was_unclean and is_named):
             yield "producer", line, found
     for found in known.values():
         offset = int(found.split()[4].removeprefix("offset="))
@@ -291,6 +319,30 @@ def _tells_more(ours: str, theirs: str) -> bool:
     _, _, epoch, *place, is_open, _ = theirs.split()
     same_place = our_place == place or place[0] == "sequence=-1"
     return (our_epoch, our_open) == (epoch, is_open) and same_place
+
+
+def _tells_the_epoch(ours: Look, found: str, theirs: str, moment: Moment) -> bool:
+    """Whether an emptied marker was the producer's last word, which Kafka passes over.
+
+    Then we know the epoch of that marker, which was the last one written, and Kafka an older one,
+    that of the last batch it can read.
+    """
+    if found == "(none)":
+        return False
+    _, producer, our_epoch, *our_place, our_open, our_coordinator = found.split()
+    _, _, epoch, _, _, is_open, coordinator = theirs.split()
+    who, newest = int(producer), _number(our_epoch)
+    is_last = moment.epochs[who] == newest > _number(epoch)
+    is_emptied = any(
+        batch.is_control and not batch.records and batch.producer == (who, newest)
+        for batch in ours.batches
+    )
+    says_no_more = our_place == ["sequence=-1", "offset=-1"] and our_coordinator == coordinator
+    return is_last and is_emptied and says_no_more and (our_open, is_open) == ("open=-1",) * 2
+
+
+def _number(word: str) -> int:
+    return int(word.partition("=")[2])
 
 
 def _markers(side: Look) -> list[str]:

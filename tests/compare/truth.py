@@ -2,7 +2,14 @@
 
 from dataclasses import dataclass, field
 
-from storage.batch import ControlType, Record, control_type, decode_records, read_header
+from storage.batch import (
+    BatchHeader,
+    ControlType,
+    Record,
+    control_type,
+    decode_records,
+    read_header,
+)
 from tests.compare.script import Case
 
 
@@ -21,6 +28,7 @@ class Moment:
 
     written: dict[int, Written] = field(default_factory=dict)  # by offset
     last_committed: dict[bytes, int] = field(default_factory=dict)  # offset of each key's last one
+    epochs: dict[int, int] = field(default_factory=dict)  # of each producer's last batch or marker
     was_unclean: bool = False  # the log was opened without an orderly stop before
     was_reopened: bool = False  # in whatever way
 
@@ -33,24 +41,27 @@ class Moment:
 def moments_of(case: Case) -> list[Moment]:
     """One for each `dump`, in order."""
     written: dict[int, Written] = {}
+    epochs: dict[int, int] = {}
     was_unclean = was_reopened = False
     moments = []
     for operation in case.operations:
         if operation.name == "append":
             assert isinstance(operation.values[1], bytes)
-            _append(written, operation.values[1])
+            header = read_header(operation.values[1])
+            epochs[header.producer_id] = header.producer_epoch
+            _append(written, operation.values[1], header)
         elif operation.name == "reopen":
             was_reopened = True
             was_unclean = was_unclean or operation.values[0] == "unclean"
         elif operation.name == "dump":
             moment = _moment(written)
             moment.was_unclean, moment.was_reopened = was_unclean, was_reopened
+            moment.epochs = dict(epochs)
             moments.append(moment)
     return moments
 
 
-def _append(written: dict[int, Written], batch: bytes) -> None:
-    header = read_header(batch)
+def _append(written: dict[int, Written], batch: bytes, header: BatchHeader) -> None:
     records = decode_records(batch, header)
     if header.is_control:
         is_commit = control_type(records[0]) == ControlType.COMMIT

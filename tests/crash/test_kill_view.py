@@ -9,6 +9,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from broker.api_client import ApiClient, partition_path
 from broker.view_cli import ROOT
+from tests.support.draws import seed_of_test
 from tests.support.varve import VarveBroker, free_port, start_varve
 from tests.support.waiting import wait_until
 
@@ -90,9 +91,7 @@ class Views:
 
 
 def test_a_view_survives_kills_at_any_moment_of_its_compaction(tmp_path: Path) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = random.Random(seed_of_test(1))
     port = free_port()
     broker = start_varve(tmp_path, SETTINGS, port=port)
     try:

@@ -1,6 +1,5 @@
 """A view on the disk: the manifest, publication with a crash at each step, what is swept."""
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -30,6 +29,7 @@ from storage.view_manifest import (
     decode_manifest,
     encode_manifest,
 )
+from tests.support.draws import seed_of_test
 from tests.support.logs import NOW_MS, SMALL
 from tests.support.memory_env import MemoryEnv, SimulatedCrash
 
@@ -126,8 +126,7 @@ def opened(env: MemoryEnv) -> Ledger | None:
 
 def test_a_crash_at_any_step_leaves_the_old_view_or_the_new_one() -> None:
     old, new = [b"a", b"b"], [b"a", b"b", b"c"]
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+    seed = seed_of_test(1)
     steps = None
     at = 0
     seen = set()
