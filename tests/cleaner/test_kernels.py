@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from cleaner.engine.kernels import fields, memory
 from cleaner.engine.kernels.compile import kernel
-from cleaner.engine.kernels.crc import HAS_INSTRUCTION, _update_by_tables, crc32c, crc32c_extended
+from cleaner.engine.kernels.crc import (
+    HAS_INSTRUCTION,
+    _update_by_instruction,
+    _update_by_tables,
+    crc32c,
+    crc32c_extended,
+)
+from cleaner.engine.kernels.crc_folding import HAS_WIDE_PRODUCTS
 from cleaner.engine.kernels.hashing import siphash128
 from cleaner.engine.kernels.layout import CHUNK_KEYS, Code, Workspace
 from cleaner.engine.kernels.memory import SLACK_BYTES
@@ -128,13 +135,19 @@ def _by_tables(buf: np.ndarray, at: int, end: int) -> int:
 
 
 @kernel
+def _by_instruction(buf: np.ndarray, at: int, end: int) -> int:
+    ones = np.uint64(0xFFFFFFFF)
+    return np.int64(_update_by_instruction(ones, buf, at, end) ^ ones)
+
+
+@kernel
 def _by_choice(buf: np.ndarray, at: int, end: int) -> int:
     return crc32c(buf, at, end)
 
 
 @PROPERTY
 @given(st.integers(0, 3000), st.integers(0, 9), st.integers(0, 1 << 32))
-def test_the_checksum_is_crc32c_by_instruction_and_by_tables(
+def test_the_checksum_is_crc32c_by_products_by_instruction_and_by_tables(
     count: int, at: int, seed: int
 ) -> None:
     data = random.Random(seed).randbytes(at + count)
@@ -142,6 +155,8 @@ def test_the_checksum_is_crc32c_by_instruction_and_by_tables(
     wanted = crc32c_oracle(data[at:])
     assert _by_choice(buf, at, at + count) == wanted
     assert _by_tables(buf, at, at + count) == wanted
+    if HAS_INSTRUCTION:
+        assert _by_instruction(buf, at, at + count) == wanted
     middle = at + count // 2
     first = crc32c_extended(0, buf, at, middle)
     assert crc32c_extended(first, buf, middle, at + count) == wanted
@@ -152,6 +167,8 @@ def test_the_processors_instruction_is_found_where_there_is_one() -> None:
         flags = file.read()
     if "sse4_2" in flags or "crc32" in flags:
         assert HAS_INSTRUCTION
+    if "avx512f" in flags and "vpclmulqdq" in flags:
+        assert HAS_WIDE_PRODUCTS
 
 
 # Numbers.

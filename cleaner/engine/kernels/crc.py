@@ -2,43 +2,42 @@
 
 Uses the processor's instruction where Numba compiles for one that has it (SSE4.2, or the CRC
 extension of 64-bit ARM), three streams side by side because the instruction takes three cycles
-and can start one each cycle; else tables for eight bytes at a time.
+and can start one each cycle; else tables for eight bytes at a time. Where the processor has wide
+carry-less products, all but the ends is folded by those, in less than half the time.
 """
 
 import platform
 from typing import Any
 
 import numpy as np
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba import types
-from numba.core import config
 
 from cleaner.engine.kernels.compile import Bytes, Words, emitted, inlined, int64, kernel
+from cleaner.engine.kernels.crc_folding import (
+    FOLDED_BYTES,
+    HAS_WIDE_PRODUCTS,
+    IS_X86,
+    POLYNOMIAL,
+    compiled_for,
+    fold_blocks,
+)
 from cleaner.engine.kernels.memory import load_u64
 
-_POLYNOMIAL = 0x82F63B78  # reflected
 _STREAM_BYTES = 256  # of each of the three streams
 
 
-def _compiled_for(feature: str) -> bool:
-    """Whether Numba compiles for a processor that has `feature` (it can be pinned by settings)."""
-    pinned: str | None = vars(config)["CPU_FEATURES"]
-    if pinned is not None:
-        return f"+{feature}" in pinned.split(",")
-    return bool(binding.get_host_cpu_features().get(feature, False))
-
-
 def _has_instruction() -> bool:
-    if platform.machine() in {"x86_64", "AMD64"}:
-        return _compiled_for("sse4.2")
-    return platform.machine() in {"aarch64", "arm64"} and _compiled_for("crc")
+    if IS_X86:
+        return compiled_for("sse4.2")
+    return platform.machine() in {"aarch64", "arm64"} and compiled_for("crc")
 
 
 HAS_INSTRUCTION = _has_instruction()
 # Name, bits of the state and bits of the data operand, for 8 bytes and for one at a time.
 _INSTRUCTIONS = (
     {8: ("llvm.x86.sse42.crc32.64.64", 64, 64), 1: ("llvm.x86.sse42.crc32.32.8", 32, 8)}
-    if platform.machine() in {"x86_64", "AMD64"}
+    if IS_X86
     else {8: ("llvm.aarch64.crc32cx", 32, 64), 1: ("llvm.aarch64.crc32cb", 32, 32)}
 )
 
@@ -71,7 +70,7 @@ def _byte_table() -> list[int]:
     for byte in range(256):
         crc = byte
         for _ in range(8):
-            crc = (crc >> 1) ^ (_POLYNOMIAL if crc & 1 else 0)
+            crc = (crc >> 1) ^ (POLYNOMIAL if crc & 1 else 0)
         table.append(crc)
     return table
 
@@ -161,7 +160,18 @@ def _update_by_tables(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint6
     return crc
 
 
+@inlined
+def _update_by_products(crc: np.uint64, buf: Bytes, at: int, end: int) -> np.uint64:
+    if at + FOLDED_BYTES <= end:
+        middle = at + ((end - at) & ~(FOLDED_BYTES - 1))
+        crc = fold_blocks(crc, buf, at, middle)
+        at = middle
+    return _update_by_instruction(crc, buf, at, end)
+
+
 _update = _update_by_instruction if HAS_INSTRUCTION else _update_by_tables
+if HAS_WIDE_PRODUCTS:
+    _update = _update_by_products
 
 
 @inlined
