@@ -1,9 +1,22 @@
-"""Outputs that were made outside of the broker: are they exactly what the job allows?"""
+"""Outputs that were made outside of the broker: are they exactly what the job allows?
+
+Rules
+- What is allowed is what this engine makes of the same job with a map that holds every key. So the
+  job is run once more, and what would be written is compared with what is there: batches, records,
+  stamps, indexes, checksums, groups, and which of them there are.
+- Whatever the size of the map: where it does not hold every key, the keys are gone through in
+  shares (verify_rounds.py).
+- Nothing of what came with the outputs is believed. The report is that of the job as it ran here.
+- Compressed batches that lost records are equal only if they were packed by the same releases of
+  the codecs' libraries, at the same levels.
+"""
 
 from collections.abc import Sequence
 
-from cleaner.job import CleanedGroup, CleanJob, JobControl
-from cleaner.verification import InvalidOutputError, VerifyReport
+from cleaner.engine.verify_outputs import ComparedOutputs
+from cleaner.engine.verify_rounds import clean_in_rounds
+from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, JobControl
+from cleaner.verification import VerifyReport
 from storage.env import Env
 
 
@@ -16,6 +29,47 @@ def verify_groups(
 ) -> VerifyReport:
     """Check `groups`, the files of each of which lie in the folder of the same place.
 
-    Raises InvalidOutputError, CleanAbortedError, OSError.
+    The files are synced, and have the times the engine gives them. Raises InvalidOutputError,
+    CleanAbortedError, OSError.
     """
-    raise InvalidOutputError(job.directory, -1, "outputs cannot be verified yet")
+    started = env.monotonic()
+    outputs = ComparedOutputs(env, job, groups, folders, control.read_bytes)
+    report, rounds = clean_in_rounds(env, job, _Comparison(control, outputs), outputs)
+    outputs.finish()
+    return VerifyReport(
+        report=report,
+        groups=len(groups),
+        bytes_compared=outputs.compared,
+        rounds=rounds,
+        seconds=env.monotonic() - started,
+    )
+
+
+class _Comparison:
+    """The control of the job as it runs here: nothing is written, its groups are held against."""
+
+    def __init__(self, control: JobControl, outputs: ComparedOutputs) -> None:
+        self._control = control
+        self._outputs = outputs
+
+    def read_bytes(self, count: int) -> None:
+        """See JobControl."""
+        self._control.read_bytes(count)
+
+    def write_bytes(self, count: int) -> None:
+        """Not written: what is read in its place is charged by whoever reads it."""
+
+    def aborted(self) -> bool:
+        """See JobControl."""
+        return self._control.aborted()
+
+    def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
+        """Hold them against what was claimed. Raises InvalidOutputError."""
+        for group in groups:
+            if self._control.aborted():
+                raise CleanAbortedError
+            self._outputs.take(group)
+
+    def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        """See JobControl."""
+        self._control.progress(stage, done_bytes, total_bytes)

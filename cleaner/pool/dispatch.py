@@ -31,8 +31,11 @@ from cleaner.workers.channel import (
     JobFailed,
     JobStopped,
     Message,
+    OutputRefused,
+    OutputsVerified,
     Progressed,
     RunJob,
+    VerifyJob,
     WorkerReady,
 )
 from cleaner.workers.crew import Worker
@@ -181,7 +184,10 @@ class Runs:
     async def worker_said(self, worker: Worker, message: Message) -> None:
         """Handle what a worker says about its run."""
         run = self.of_worker(worker)
-        if isinstance(message, RunJob | WorkerReady) or run is None or message.run != run.number:
+        odd = isinstance(
+            message, RunJob | VerifyJob | WorkerReady | OutputsVerified | OutputRefused
+        )
+        if odd or run is None or message.run != run.number:
             raise ChannelError(f"an unexpected {type(message).__name__}")
         run.heard_at = self._now()
         match message:

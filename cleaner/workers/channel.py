@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, SegmentHorizon, SourceSegment
+from cleaner.verification import VerifyReport
 from storage.model import TopicPartition
 from storage.swap import CleanedFile, CleanedSegment
 from storage.txn_index import TxnIndexEntry
@@ -26,6 +27,16 @@ class RunJob:
 
     run: int
     job: CleanJob
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyJob:
+    """To the worker: check these outputs of the job, which were made elsewhere."""
+
+    run: int
+    job: CleanJob
+    groups: tuple[CleanedGroup, ...]
+    folders: tuple[str, ...]  # of each group's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +90,57 @@ class JobFailed:
     file_missing: bool = False  # a source had gone
 
 
-FromWorker: TypeAlias = WorkerReady | Progressed | GroupsCleaned | JobDone | JobStopped | JobFailed
-Message: TypeAlias = RunJob | FromWorker
+@dataclass(frozen=True, slots=True)
+class OutputsVerified:
+    """From the worker: they are what the job allows."""
 
+    run: int
+    report: VerifyReport
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRefused:
+    """From the worker: they are not. See InvalidOutputError."""
+
+    run: int
+    path: str
+    position: int
+    reason: str
+
+
+FromWorker: TypeAlias = (
+    WorkerReady
+    | Progressed
+    | GroupsCleaned
+    | JobDone
+    | JobStopped
+    | JobFailed
+    | OutputsVerified
+    | OutputRefused
+)
+Message: TypeAlias = RunJob | VerifyJob | FromWorker
+
+_TOP: Final = (
+    RunJob,
+    VerifyJob,
+    WorkerReady,
+    Progressed,
+    GroupsCleaned,
+    JobDone,
+    JobStopped,
+    JobFailed,
+    OutputsVerified,
+    OutputRefused,
+)
 _CLASSES: Final[dict[tuple[str, str], type]] = {
     (cls.__module__, cls.__qualname__): cls
     for cls in (
-        RunJob,
-        WorkerReady,
-        Progressed,
-        GroupsCleaned,
-        JobDone,
-        JobStopped,
-        JobFailed,
+        *_TOP,
         CleanJob,
         SourceSegment,
         CleanedGroup,
         CleanReport,
+        VerifyReport,
         SegmentHorizon,
         TxnIndexEntry,
         TopicPartition,
@@ -103,7 +148,6 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         CleanedFile,
     )
 }
-_TOP: Final = (RunJob, WorkerReady, Progressed, GroupsCleaned, JobDone, JobStopped, JobFailed)
 
 
 class ChannelError(Exception):

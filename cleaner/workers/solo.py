@@ -5,12 +5,13 @@ a worker of its own, under the budgets that the pool's workers share.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
+from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.channel import (
     ChannelError,
     GroupsCleaned,
@@ -18,8 +19,11 @@ from cleaner.workers.channel import (
     JobFailed,
     JobStopped,
     Message,
+    OutputRefused,
+    OutputsVerified,
     Progressed,
     RunJob,
+    VerifyJob,
     WorkerReady,
 )
 from cleaner.workers.crew import ABORT_SECONDS, STALL_SECONDS, START_SECONDS
@@ -48,6 +52,14 @@ class JobRunner(Protocol):
 
     async def run(self, job: CleanJob) -> CleanedJob:
         """Run a job to its end. Raises CleanAbortedError, JobFailedError."""
+
+    async def verify(
+        self, job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
+    ) -> VerifyReport:
+        """Check outputs of a job that were made elsewhere; `folders` hold the files of each group.
+
+        Raises InvalidOutputError, CleanAbortedError, JobFailedError.
+        """
 
     def abort(self) -> None:
         """Have the job under way, and all that follow, end with CleanAbortedError."""
@@ -90,15 +102,38 @@ class SoloWorker:
 
     async def run(self, job: CleanJob) -> CleanedJob:
         """See JobRunner."""
+        ending, groups = await self._carry_out(RunJob(self._runs + 1, job))
+        if not isinstance(ending, JobDone):
+            raise _out_of_place(ending)
+        return CleanedJob(ending.report, groups)
+
+    async def verify(
+        self, job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
+    ) -> VerifyReport:
+        """See JobRunner."""
+        order = VerifyJob(self._runs + 1, job, tuple(groups), tuple(folders))
+        ending, _ = await self._carry_out(order)
+        match ending:
+            case OutputsVerified(_, report):
+                return report
+            case OutputRefused(_, path, position, reason):
+                raise InvalidOutputError(path, position, reason)
+            case other:
+                raise _out_of_place(other)
+
+    async def _carry_out(
+        self, order: RunJob | VerifyJob
+    ) -> tuple[Message, tuple[CleanedGroup, ...]]:
+        """The worker's last word about an order, and the groups it handed over before."""
         if self._aborted:
             raise CleanAbortedError
         loop = asyncio.get_running_loop()
-        self._runs += 1
+        self._runs = order.run
         side = self.side
         self.budgets.join(self.index, side, loop.time())
         ticker = asyncio.create_task(self._tick(), name="view-budget")
         try:
-            self.link.send(RunJob(self._runs, job))
+            self.link.send(order)
             return await self._hear()
         except ChannelError as error:
             raise JobFailedError(str(error)) from error
@@ -106,7 +141,7 @@ class SoloWorker:
             ticker.cancel()
             self.budgets.leave(self.index, loop.time())
 
-    async def _hear(self) -> CleanedJob:
+    async def _hear(self) -> tuple[Message, tuple[CleanedGroup, ...]]:
         groups: list[CleanedGroup] = []
         while True:
             match await self._next():
@@ -114,8 +149,8 @@ class SoloWorker:
                     pass
                 case GroupsCleaned(_, cleaned):
                     groups.extend(cleaned)
-                case JobDone(_, report):
-                    return CleanedJob(report, tuple(groups))
+                case JobDone() | OutputsVerified() | OutputRefused() as ending:
+                    return ending, tuple(groups)
                 case JobStopped():
                     raise CleanAbortedError
                 case JobFailed(_, reason):
@@ -123,8 +158,7 @@ class SoloWorker:
                 case None if self._aborted:
                     raise CleanAbortedError
                 case other:
-                    said = "ended" if other is None else f"said {type(other).__name__}"
-                    raise JobFailedError(f"the worker {said} in the midst of its job")
+                    raise _out_of_place(other)
 
     async def _next(self) -> Message | None:
         """Its next word. Raises JobFailedError when it neither speaks nor moves a byte."""
@@ -151,6 +185,11 @@ class SoloWorker:
         """It is over: nobody has to be killed."""
         if self._killer is not None:
             self._killer.cancel()
+
+
+def _out_of_place(message: Message | None) -> JobFailedError:
+    said = "ended" if message is None else f"said {type(message).__name__}"
+    return JobFailedError(f"the worker {said} in the midst of its job")
 
 
 @asynccontextmanager

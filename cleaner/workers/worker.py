@@ -17,10 +17,11 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
+from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.channel import (
     LENGTH_BYTES,
     FromWorker,
@@ -29,8 +30,11 @@ from cleaner.workers.channel import (
     JobFailed,
     JobStopped,
     Message,
+    OutputRefused,
+    OutputsVerified,
     Progressed,
     RunJob,
+    VerifyJob,
     WorkerReady,
     body_bytes,
     decode,
@@ -46,6 +50,9 @@ TRACEBACK_CHARS_MAX: Final = 8000
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 Runner: TypeAlias = Callable[[Env, CleanJob, JobControl], CleanReport]
+Verifier: TypeAlias = Callable[
+    [Env, CleanJob, Sequence[CleanedGroup], Sequence[str], JobControl], VerifyReport
+]
 Send: TypeAlias = Callable[[FromWorker], None]
 
 
@@ -84,21 +91,30 @@ class JobLink:
 
 
 def execute(
-    order: RunJob,
+    order: RunJob | VerifyJob,
     runner: Runner,
     env: Env,
     slots: Slots,
     *,
     send: Send,
     nap: Callable[[float], object],
+    verifier: Verifier | None = None,
 ) -> None:
     """Run one job to its end and send how it ended. Raises only what `send` raises."""
     control = JobLink(order.run, WorkerSide(slots, order.run, nap), send, env.monotonic)
     ending: FromWorker
     try:
-        ending = JobDone(order.run, runner(env, order.job, control))
+        if isinstance(order, RunJob):
+            ending = JobDone(order.run, runner(env, order.job, control))
+        else:
+            assert verifier is not None
+            report = verifier(env, order.job, order.groups, order.folders, control)
+            ending = OutputsVerified(order.run, report)
     except CleanAbortedError:
         ending = JobStopped(order.run)
+    except InvalidOutputError as error:
+        reason = error.reason[:REASON_CHARS_MAX]
+        ending = OutputRefused(order.run, error.path, error.position, reason)
     except Exception as error:  # noqa: BLE001 - whatever it was, it costs this job and no other
         reason = _named(error)[:REASON_CHARS_MAX]
         details = ""
@@ -118,7 +134,15 @@ def _named(error: Exception) -> str:
     return f"{kind} in {frames[-1].name}: {frames[-1].line}"
 
 
-def serve(sock: socket.socket, memory_fd: int, runner: Runner, env: Env, started: float) -> None:
+def serve(
+    sock: socket.socket,
+    memory_fd: int,
+    runner: Runner,
+    env: Env,
+    started: float,
+    *,
+    verifier: Verifier | None = None,
+) -> None:
     """Run jobs until the broker closes the socket. Raises OSError once the broker is gone."""
     memory = SharedMemory(memory_fd)
     os.close(memory_fd)
@@ -128,8 +152,8 @@ def serve(sock: socket.socket, memory_fd: int, runner: Runner, env: Env, started
 
     send(WorkerReady(os.getpid(), env.monotonic() - started))
     while (order := receive(sock)) is not None:
-        assert isinstance(order, RunJob)
-        execute(order, runner, env, memory.slots, send=send, nap=time.sleep)
+        assert isinstance(order, RunJob | VerifyJob)
+        execute(order, runner, env, memory.slots, send=send, nap=time.sleep, verifier=verifier)
 
 
 def receive(sock: socket.socket) -> Message | None:
@@ -188,10 +212,11 @@ def main(argv: list[str]) -> int:
     # Here and not above: the pool imports this module's neighbours and must not load Numba.
     from cleaner.engine.clean import run_clean
     from cleaner.engine.kernels import warm_up
+    from cleaner.engine.verify import verify_groups
 
     warm_up()
     try:
-        serve(*place, run_clean, env, started)
+        serve(*place, run_clean, env, started, verifier=verify_groups)
     except (BrokenPipeError, ConnectionResetError):
         return 1  # the broker is gone; its next start removes what was left
     return 0

@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from cleaner.job import CleanedGroup, CleanReport
+from cleaner.verification import VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
 from storage.swap import CleanedFile, CleanedSegment
@@ -14,12 +15,15 @@ from tests.support.cleaner_jobs import GROUP, REPORT, job
 SEGMENT = CleanedSegment(0, "r", (CleanedFile(f"{0:020}.log.r.cleaned", 5, 7),))
 MESSAGES: list[channel.Message] = [
     channel.RunJob(3, job()),
+    channel.VerifyJob(3, job(), (GROUP,), ("/data/t-0/out",)),
     channel.WorkerReady(12, 0.5),
     channel.Progressed(3, "map", 1, 2),
     channel.GroupsCleaned(3, (GROUP,)),
     channel.GroupsCleaned(3, (GROUP, CleanedGroup((0, 10), SEGMENT, 9, 5, 4, 2))),
     channel.JobDone(3, REPORT),
     channel.JobStopped(3),
+    channel.OutputsVerified(3, VerifyReport(REPORT, 1, 100, 2, 0.5)),
+    channel.OutputRefused(3, "/data/t-0/out/0.log", 17, "the job leaves other bytes here"),
     channel.JobFailed(3, "OSError: [Errno 28] No space left on device", "Traceback ..."),
 ]
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from cleaner.engine.clean import run_clean
+from cleaner.engine.verify import verify_groups
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob
+from cleaner.verification import VerifyReport
 from cleaner.workers.solo import CleanedJob, JobFailedError, JobRunner
 from storage.env import Env
 from tests.support.memory_env import MemoryEnv
@@ -31,6 +33,14 @@ class ThreadRunner:
         except OSError as error:
             raise JobFailedError(str(error)) from error
         return CleanedJob(report, tuple(self._groups))
+
+    async def verify(
+        self, job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
+    ) -> VerifyReport:
+        try:
+            return await asyncio.to_thread(verify_groups, self._env, job, groups, folders, self)
+        except OSError as error:
+            raise JobFailedError(str(error)) from error
 
     def abort(self) -> None:
         self._aborted.set()
