@@ -4,6 +4,9 @@
 #   docker run -p 127.0.0.1:9092:9092 -p 127.0.0.1:9644:9644 -v varve-data:/var/lib/varve varve \
 #     --advertise localhost:9092
 #
+# The broker alone: `varve pipeline` with Spark and its 1.2 GB runs elsewhere, beside it or on a
+# cluster (pip install 'varve[pipeline]'), and asks this one over HTTP.
+#
 # Without --advertise clients are told the container's own address. There is no authentication
 # yet: publish the ports on loopback, as above, or inside a network you trust.
 

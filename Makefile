@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 KERNELS := $(wildcard storage/kernels/*.py cleaner/engine/kernels/*.py)
+PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.py)
 
 # Somebody else's environment must not leak into ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
@@ -18,7 +19,7 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 help:
 	@echo 'make run    set up and start the broker on 127.0.0.1:9092 (ARGS="--config FILE")'
-	@echo 'make test   set up and run the tests (ARGS="-k swap")'
+	@echo 'make test   set up, with Spark, and run the tests (ARGS="-k swap", ARGS="-m \"not spark\"")'
 	@echo 'make compare  what our cleaner leaves beside what Apache Kafka leaves (ARGS="--seed N --cases N")'
 	@echo 'make soak   ten minutes of load, kills and cleaning (ARGS="--minutes N --seed N")'
 	@echo 'make lint   ruff, mypy, import-linter'
@@ -30,7 +31,7 @@ help:
 run: $(VENV)/.warm
 	@exec $(BIN)/varve serve $(ARGS)
 
-test: $(VENV)/.installed-dev $(VENV)/.warm
+test: $(VENV)/.installed-dev $(VENV)/.warm $(VENV)/.installed-pipeline $(VENV)/.warm-pipeline
 	$(BIN)/python -m pytest $(ARGS)
 
 compare: $(VENV)/.installed-dev $(VENV)/.warm
@@ -54,6 +55,9 @@ lock:
 	  --no-annotate --upgrade -o requirements.lock pyproject.toml
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
 	  --no-annotate --upgrade -c requirements.lock --extra dev -o requirements-dev.lock pyproject.toml
+	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
+	  --no-annotate --upgrade -c requirements.lock -c requirements-dev.lock --extra pipeline \
+	  --extra iceberg -o requirements-pipeline.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -80,4 +84,15 @@ $(VENV)/.installed-dev: $(VENV)/.installed requirements-dev.lock
 $(VENV)/.warm: $(VENV)/.installed $(KERNELS)
 	@echo "compiling kernels (the first time only)"
 	@$(BIN)/varve warmup
+	@touch $@
+
+# Spark comes as a source package of 450 MB, which needs nothing but setuptools, locked above.
+$(VENV)/.installed-pipeline: $(VENV)/.installed requirements-pipeline.lock
+	@echo "installing the locked versions that the pipeline needs: Spark takes a minute, and 500 MB"
+	@$(PIP) install --no-build-isolation --require-hashes -r requirements-pipeline.lock
+	@touch $@
+
+$(VENV)/.warm-pipeline: $(VENV)/.installed-pipeline $(VENV)/.warm $(PIPELINE_KERNELS)
+	@echo "compiling the pipeline's kernels, keeping Spark's classes (the first time only)"
+	@$(BIN)/varve pipeline warmup
 	@touch $@

@@ -1,9 +1,9 @@
 """The command `varve`. Reads the command line, hands over, turns errors into exit codes.
 
 Exit codes: 0 all went well; 1 what was asked for could not be done, the reason is on standard
-error; 2 the command line makes no sense; 3 no broker answered (`varve cleaner`). Modules are
-imported by the command that needs them, so that `varve serve` loads no compiler and `varve version`
-next to nothing.
+error; 2 the command line makes no sense; 3 no broker answered (`varve cleaner`). `varve pipeline`
+is another program with its own. Modules are imported by the command that needs them, so that `varve
+serve` loads no compiler and `varve version` next to nothing.
 """
 
 import os
@@ -16,6 +16,7 @@ import click
 from broker.cleaner_cli import cleaner
 from broker.view_cli import view
 
+PIPELINE_NEEDS = ("pipeline", "pyspark", "pyarrow", "pandas")
 SETTINGS_HELP = "Settings file (YAML); without it the built-in defaults."
 ADDRESS = "HOST:PORT"
 
@@ -108,6 +109,22 @@ def warmup() -> None:
 
 main.add_command(cleaner)
 main.add_command(view)
+
+
+@main.command(
+    short_help="Work on whole topics outside of the broker, here or on Spark.",
+    add_help_option=False,  # --help is the other program's
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def pipeline(arguments: tuple[str, ...]) -> None:
+    """Work on whole topics outside of the broker, on this machine's processes or on Spark."""
+    from importlib.util import find_spec
+
+    if any(find_spec(name) is None for name in PIPELINE_NEEDS):
+        click.echo("varve: this needs more packages: pip install 'varve[pipeline]'", err=True)
+        sys.exit(2)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "pipeline", *arguments])
 
 
 @main.command()

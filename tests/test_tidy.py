@@ -12,7 +12,8 @@ FUNCTION_LINES_MAX = 70
 FILE_LINES_MAX = 600
 # Data, not code: one row for each field of a protocol message; stubs made from them.
 DATA_TABLES = re.compile(r"broker/protocol/(tables_\w+\.py|messages\.pyi)")
-FOLDERS = ("config", "storage", "cleaner", "broker", "bench", "tests", "deploy", "docs", ".ci")
+PACKAGES = ("config", "storage", "cleaner", "broker", "pipeline", "pyspark_varve")
+FOLDERS = (*PACKAGES, "bench", "tests", "deploy", "docs", ".ci")
 TEXTS = {".py", ".pyi", ".md", ".yaml", ".toml", ".service", ".txt", ""}
 # Written in two halves, so that this file does not accuse itself.
 _MARKS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK", "NotImplemented" + "Error")
@@ -79,15 +80,16 @@ def test_no_text_has_words_that_do_not_belong(words: re.Pattern[str]) -> None:
 
 def test_nothing_is_called_by_no_name() -> None:
     vague = {"utils", "util", "helpers", "helper", "common", "misc"}
-    packages = ("config", "storage", "cleaner", "broker", "tests/support")
-    names = [path for folder in packages for path in (ROOT / folder).rglob("*.py")]
+    names = [
+        path for folder in (*PACKAGES, "tests/support") for path in (ROOT / folder).rglob("*.py")
+    ]
     assert [str(path) for path in names if path.stem in vague] == []
 
 
 def test_every_module_says_what_it_is() -> None:
     silent = [
         path.relative_to(ROOT).as_posix()
-        for folder in ("config", "storage", "cleaner", "broker")
+        for folder in PACKAGES
         for path in sorted((ROOT / folder).rglob("*.py"))
         if ast.get_docstring(ast.parse(path.read_text())) is None
     ]
