@@ -184,10 +184,9 @@ class Runs:
     async def worker_said(self, worker: Worker, message: Message) -> None:
         """Handle what a worker says about its run."""
         run = self.of_worker(worker)
-        odd = isinstance(
-            message, RunJob | VerifyJob | WorkerReady | OutputsVerified | OutputRefused
-        )
-        if odd or run is None or message.run != run.number:
+        if isinstance(message, RunJob | VerifyJob | WorkerReady | OutputsVerified | OutputRefused):
+            raise ChannelError(f"an unexpected {type(message).__name__}")
+        if run is None or message.run != run.number:
             raise ChannelError(f"an unexpected {type(message).__name__}")
         run.heard_at = self._now()
         match message:
