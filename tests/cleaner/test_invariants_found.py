@@ -83,6 +83,35 @@ def test_an_emptied_marker_does_not_open_its_transaction_again() -> None:
     assert world.log.last_stable_offset == 4
 
 
+def test_a_producer_that_expired_is_known_again_only_as_an_older_snapshot_says() -> None:
+    """All that it wrote is cleaned away; the snapshot of its time comes back with a kill."""
+    world = LivingLog(1)
+    producer = Producer(1, is_transactional=True)
+    world.reconfigure(segment_bytes=1)  # a group each: snapshots stay
+    world.end_transaction(producer, ControlType.COMMIT)
+    world.put(value(b"x"))
+    world.roll()
+    world.log.flush()
+    world.checkpoint()
+    world.put(value(b"a"), by=producer)
+    world.end_transaction(producer, ControlType.COMMIT)
+    world.put(value(b"y"))
+    world.roll()
+    world.put(value(b"a"))
+    world.roll()
+    world.env.advance_ms(30_000)
+    assert world.expire_producers(20_000) == set()
+    for _ in range(4):
+        world.dirty = None
+        world.clean()
+        world.env.advance_ms(20_000)
+    assert 1 not in {batch.header.producer_id for batch in world.batches()}
+    world.crash(kill=True)
+    assert world.log.last_records() == {1: (0, -1)}, "until the next look at who has expired"
+    world.check_log_alone()
+    assert world.expire_producers(20_000) == set()
+
+
 def test_a_transaction_that_nobody_can_read_holds_nobody_up() -> None:
     """Its batch waits for retention below the start of the log; its marker was cleaned away."""
     world = LivingLog(1)

@@ -87,7 +87,7 @@ class LivingLog:
         self.clock_trusted = True
         self.runs = 0
         self.flushed_for = ""
-        self.expired: set[tuple[int, int]] = set()  # (producer id, last offset)
+        self.expired: dict[int, int] = {}  # producer id -> where the log ended then
         self.expired_below = 0
         self.relied_on = 0  # nothing below was undecided when something was last published
         self.cleans = 0  # that ended, with something published
@@ -319,10 +319,10 @@ class LivingLog:
 
     def expire_producers(self, idle_ms: int) -> set[int]:
         """Forget producers that were idle for so long; who is left."""
-        before = self.log.last_records()
+        before = self.log.last_records().keys()
         self.log.expire_producers(self.env.wall_ms(), idle_ms)
         left = self.log.last_records().keys()
-        self.expired |= {(who, last) for who, (_, last) in before.items() if who not in left}
+        self.expired |= dict.fromkeys(before - left, self.log.log_end_offset)
         return set(left)
 
     def delete_records(self, offset: int) -> None:
@@ -337,13 +337,17 @@ class LivingLog:
         offset = max(offset, self.relied_on)
         if not self.log.truncate_to(offset, now_ms=self.env.wall_ms()):
             return
-        self.history.cut(offset)
+        self._cut(offset)
         self.expired_below = min(self.expired_below, offset)
         base = self.log.segment_facts()[-1].base_offset
         self.dirty = None if self.dirty is None else min(self.dirty, base)
         self.checkpoint()
         self.abort_open()
         self.check("truncation")
+
+    def _cut(self, offset: int) -> None:
+        self.history.cut(offset)
+        self.expired = {who: min(end, offset) for who, end in self.expired.items()}
 
     # Restarting ---------------------------------------------------------------------------
 
@@ -381,7 +385,7 @@ class LivingLog:
         assert durable <= found <= end, f"2: the log ends at {found}, not in [{durable}, {end}]"
         if kill and crash_again_at is None:
             assert found == end, "2: the log end offset after a kill"
-        self.history.cut(found)
+        self._cut(found)
         self._check_swap()
         start = self.log.log_start_offset  # what is hidden below it is there all the same
         self.log.log_start_offset = min(start, self.log.first_base_offset)
@@ -499,22 +503,18 @@ class LivingLog:
         assert again.log_end_offset == log.log_end_offset, "2: the log end offset, from the log"
         # It cannot say that a transaction is open of which nothing is readable.
         start, stable = log.log_start_offset, again.last_stable_offset
-        assert stable in {log.last_stable_offset, *self._stable_from(start)}, (
-            "5: the last stable offset, from the log alone"
-        )
+        allowed = {log.last_stable_offset, *self._stable_from(start)}
+        assert stable in allowed, "5: the last stable offset, from the log alone"
         seen = self.committed(again)
         self.history.check_committed(seen, self.batches(), start, stable, "from the log alone")
         if stable == log.last_stable_offset:
             assert seen == self.committed(), "4: read_committed, from the log alone"
-        lowest = log.first_base_offset
         for producer, (epoch, last) in log.last_records().items():
-            if 0 <= last < lowest or (producer, last) in self.expired:
+            heard = [b.base for b in self.history if b.header.producer_id == producer]
+            word = last if last >= 0 else max(heard, default=-1)
+            if word < max(log.first_base_offset, self.expired.get(producer, 0)):
                 continue  # retention took it; or it comes from a snapshot, and had expired since
             found = again.last_records().get(producer)
-            if last < 0 and found is None:
-                marks = [b.base for b in self.history if b.header.producer_id == producer]
-                assert max(marks, default=-1) < lowest, f"7: producer {producer} is forgotten"
-                continue
             assert found == (epoch, last), f"7: producer {producer} is {found}, not {epoch, last}"
             if last >= 0:
                 self._check_duplicate(again, last)
