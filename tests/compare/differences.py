@@ -19,7 +19,8 @@ What may differ, and is checked to be nothing else (docs/compare-with-kafka.md):
   emptied batches that keep a producer known may differ, and entries of the transaction index that
   hide nothing. Kafka passes over an emptied marker and may know an older epoch; an index made anew
   has a transaction begin with what is left of it, with Kafka perhaps the empty end of a round.
-  After any stop Kafka forgets the producers of a log without records.
+  After any stop Kafka forgets the producers of a log without records; and so, until they are heard
+  of again, their coordinators' epochs and the beginnings of their open transactions.
 - After an unclean stop Kafka counts a transaction that is open, and began below the log start
   (DeleteRecords), from its first batch behind it; we count it from its beginning, as both do before
   the stop, if such a batch is left. No case has all three.
@@ -120,6 +121,10 @@ class Look:
         """The transaction index; each entry with the last stable offset of its time, or without."""
         return [line if with_stable else line.rpartition(" ")[0] for line in self.lines("aborted")]
 
+    def producer_ids(self) -> frozenset[int]:
+        """The producers it knows."""
+        return frozenset(int(line.split()[1]) for line in self.lines("producer"))
+
     def visible(self) -> list[Batch]:
         """Batches from the log start on; of one that reaches over it the records are compared."""
         return [batch for batch in self.batches if batch.first >= self.start]
@@ -129,9 +134,8 @@ class Look:
         lines = [line for batch in self.batches if not batch.is_control for line in batch.records]
         return [line for line in lines if int(line.split()[1]) >= self.start]
 
-    def committed(self) -> list[str]:
+    def committed(self, stable: int) -> list[str]:
         """What a reader of committed records gets, which it finds as Kafka's consumer does."""
-        stable = self.number("stable")
         entries = [[int(word) for word in line.split()[1:4]] for line in self.lines("aborted")]
         found = []
         for batch in self.batches:
@@ -165,10 +169,14 @@ def compare(case: Case, home: Path) -> Difference | None:
     failed = home / "kafka" / "failed"
     if failed.exists():
         return Difference(case.seed, "-", "Kafka failed", failed.read_text(), "")
+    forgotten: frozenset[int] = frozenset()
     for number, moment in enumerate(moments_of(case)):
         name = f"{number:02}"
-        theirs = look(home / "kafka", name)
-        for what, kafka, ours in _strictly(case, theirs, look(home / "varve", name), moment):
+        theirs, strict = look(home / "kafka", name), look(home / "varve", name)
+        moment.forgotten = forgotten
+        if moment.was_reopened and theirs.start == theirs.number("end"):
+            forgotten |= strict.producer_ids() - theirs.producer_ids()
+        for what, kafka, ours in _strictly(case, theirs, strict, moment):
             return Difference(case.seed, name, what, kafka, ours)
         own = look(home / "varve-own", name)
         for what, kafka, ours in _by_own_rule(case, theirs, own, moment):
@@ -190,7 +198,7 @@ def _strictly(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
         entries = [side.aborted(with_stable=True) for side in (theirs, ours)]
         yield from _lines("aborted", *entries)
     yield from _records(theirs, ours, moment, may_lack=False)
-    yield from _offsets(theirs, ours)
+    yield from _offsets(theirs, ours, moment)
     yield from _producers(theirs, ours, moment)
 
 
@@ -200,7 +208,7 @@ def _by_own_rule(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
     yield from _records(theirs, ours, moment, may_lack=is_small)
     if not is_small:
         yield from _nothing_more(case, theirs, ours, moment)
-        yield from _offsets(theirs, ours)
+        yield from _offsets(theirs, ours, moment)
 
 
 def _batches(theirs: list[Batch], ours: list[Batch]) -> Found:
@@ -264,11 +272,13 @@ def _records(theirs: Look, ours: Look, moment: Moment, *, may_lack: bool) -> Fou
 
     `may_lack`: what is superseded by a later committed record need not be there.
     """
+    stable = ours.number("stable")
+    their_stable = stable if _is_held_back(theirs, ours, moment) else theirs.number("stable")
     for which in ("data record", "committed record"):
         one, other = (
             (theirs.data(), ours.data())
             if which == "data record"
-            else (theirs.committed(), ours.committed())
+            else (theirs.committed(their_stable), ours.committed(stable))
         )
         if may_lack:
             present = set(other)
@@ -278,16 +288,21 @@ def _records(theirs: Look, ours: Look, moment: Moment, *, may_lack: bool) -> Fou
                 if line in present or not moment.is_superseded(int(line.split()[1]))
             ]
         yield from _lines(which, one, other)
-    for line in ours.committed():
+    for line in ours.committed(stable):
         if not moment.written[int(line.split()[1])].is_committed:
             yield "shown to readers of committed records", "(not committed)", line
 
 
-def _offsets(theirs: Look, ours: Look) -> Found:
+def _is_held_back(theirs: Look, ours: Look, moment: Moment) -> bool:
+    """Whether we still wait for an open transaction that Kafka has forgotten (an empty log)."""
+    return moment.hidden_since(theirs.start) is not None and ours.number("stable") <= ours.start
+
+
+def _offsets(theirs: Look, ours: Look, moment: Moment) -> Found:
     for word in ("start", "end"):
         yield from _lines(word, [str(theirs.number(word))], [str(ours.number(word))])
     # Between the two there must be something to read, or they mean the same.
-    for word in ("dirty", "stable"):
+    for word in ("dirty",) if _is_held_back(theirs, ours, moment) else ("dirty", "stable"):
         offsets = [max(side.number(word), side.start) for side in (theirs, ours)]
         between = range(min(offsets), max(offsets))
         if any(batch.last in between for batch in theirs.batches):
@@ -302,8 +317,10 @@ def _producers(theirs: Look, ours: Look, moment: Moment) -> Found:
     known = {line.split()[1]: line for line in lines}
     for line in theirs.lines("producer"):
         found = known.pop(line.split()[1], "(none)")
-        is_named = _tells_more(found, line) or _tells_the_epoch(ours, found, line, moment)
-        if found != line and not (moment.was_unclean and is_named):
+        is_named = moment.was_unclean and (
+            _tells_more(found, line) or _tells_the_epoch(ours, found, line, moment)
+        )
+        if found != line and not is_named and not _was_forgotten(theirs, found, line, moment):
             yield "producer", line, found
     for found in known.values():
         offset = int(found.split()[4].removeprefix("offset="))
@@ -339,6 +356,26 @@ def _tells_the_epoch(ours: Look, found: str, theirs: str, moment: Moment) -> boo
     )
     says_no_more = our_place == ["sequence=-1", "offset=-1"] and our_coordinator == coordinator
     return is_last and is_emptied and says_no_more and (our_open, is_open) == ("open=-1",) * 2
+
+
+def _was_forgotten(theirs: Look, found: str, line: str, moment: Moment) -> bool:
+    """Whether Kafka knows less only because it forgot the producer when its log was empty.
+
+    It has no coordinator's epoch then, and begins an open transaction that began below the log
+    start with its next batch.
+    """
+    producer_id = int(line.split()[1])
+    if producer_id not in moment.forgotten or found == "(none)":
+        return False
+    *ours, our_open, our_coordinator = found.split()
+    *known, is_open, coordinator = line.split()
+    first = moment.open_since(producer_id)
+    is_hidden = 0 <= first < theirs.start and _number(our_open) == first < _number(is_open)
+    return (
+        ours == known
+        and (our_open == is_open or is_hidden)
+        and coordinator in (our_coordinator, "coordinator=-1")
+    )
 
 
 def _number(word: str) -> int:

@@ -31,11 +31,30 @@ class Moment:
     epochs: dict[int, int] = field(default_factory=dict)  # of each producer's last batch or marker
     was_unclean: bool = False  # the log was opened without an orderly stop before
     was_reopened: bool = False  # in whatever way
+    forgotten: frozenset[int] = (
+        frozenset()
+    )  # producers, by Kafka at an earlier stop of an empty log
 
     def is_superseded(self, offset: int) -> bool:
         """Whether a later committed record has the key of the one at `offset`."""
         key = self.written[offset].record.key
         return key is not None and self.last_committed.get(key, -1) > offset
+
+    def open_since(self, producer_id: int) -> int:
+        """The first offset of the producer's open transaction; -1 if there is none."""
+        return min(
+            (
+                offset
+                for offset, one in self.written.items()
+                if one.producer_id == producer_id and one.is_committed is None
+            ),
+            default=-1,
+        )
+
+    def hidden_since(self, start: int) -> int | None:
+        """Where an open transaction began below `start`, of a producer that Kafka has forgotten."""
+        found = (self.open_since(producer_id) for producer_id in self.forgotten)
+        return min((first for first in found if 0 <= first < start), default=None)
 
 
 def moments_of(case: Case) -> list[Moment]:
