@@ -13,6 +13,7 @@ import re
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -26,9 +27,16 @@ if TYPE_CHECKING:
 RESULT_BYTES_MAX: Final = 256 << 20  # of one query, on the driver: descriptors and counts
 MASTER_PORT: Final = 7077  # a standalone master's, where the URL names none
 CONNECT_SECONDS: Final = 10.0
+EXECUTOR_SECONDS: Final = 60.0  # until the first is there: a JVM's start on a busy machine
+EXECUTORS_SETTLED_SECONDS: Final = 0.5  # no further one has come for so long
+EXECUTORS_POLL_SECONDS: Final = 0.1
 LOCAL_MASTER: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\s*(?P<failures>\d+))?\])?")
 LOCAL_ATTEMPTS: Final = 2  # Spark's own local mode fails a job at a task's first failure
 LOG_LEVELS: Final = ("off", "error", "warn", "info", "debug")
+
+_GIVEN_UP: Final = (
+    "the cluster gave the application up, as its executors did not start; their logs say why"
+)
 
 # Failed tasks are told by whoever asked for the work, with the reason; Spark's words are stacks.
 _LOG4J: Final = """\
@@ -89,7 +97,10 @@ def build_session(
         **(settings or {}),
     }
     _prepare_jvm(conf, log_level, archive_to)
-    return _start(conf)
+    spark = _start(conf)
+    if conf["spark.master"].startswith("spark://"):
+        _wait_for_executors(spark, conf["spark.executor.memory"])
+    return spark
 
 
 def common_settings() -> dict[str, str]:
@@ -214,7 +225,30 @@ def _start(conf: Mapping[str, str]) -> "SparkSession":
     except Exception as error:
         if type(error).__name__ != "Py4JJavaError":  # py4j is imported by pyspark, not by us
             raise
+        if "stopped SparkContext" in str(error):
+            raise SessionError(_GIVEN_UP) from error
         raise SessionError(f"Spark did not start: {first_line(error)}") from error
+
+
+def _wait_for_executors(spark: "SparkSession", memory: str) -> None:
+    """Until the executors that the cluster has room for are there. Without one Spark would wait
+    for ever, and say so in its log only."""
+    context = spark.sparkContext._jsc.sc()
+    began = time.monotonic()
+    count, since = 0, began
+    while count == 0 or time.monotonic() - since < EXECUTORS_SETTLED_SECONDS:
+        if context.isStopped():
+            raise SessionError(_GIVEN_UP)
+        now = context.getExecutorMemoryStatus().size() - 1  # the driver is one of them
+        if now != count:
+            count, since = now, time.monotonic()
+        if count == 0 and time.monotonic() - began > EXECUTOR_SECONDS:
+            spark.stop()
+            raise SessionError(
+                f"no executor came within {EXECUTOR_SECONDS:g} s: has any worker {memory} of"
+                " memory and a core free?"
+            )
+        time.sleep(EXECUTORS_POLL_SECONDS)
 
 
 def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkSession":
