@@ -23,12 +23,13 @@ Rules
 
 from collections.abc import Collection
 from itertools import pairwise
+from typing import NamedTuple
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.index_pass import index_section
 from cleaner.engine.kernels import fields
 from cleaner.engine.newest_first import applies, clean_newest_first
-from cleaner.engine.outcome import CleanOutcome
+from cleaner.engine.outcome import CleanOutcome, MapFullError
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.ranked_map import RankedMap
 from cleaner.engine.ranked_pass import RankedPass
@@ -44,11 +45,13 @@ def run_clean(
     *,
     one_pass: bool = True,
     outputs: OutputFiles | None = None,
+    every_key: bool = False,
 ) -> CleanReport:
     """Clean as `job` says; groups go to `control.groups_cleaned` as they are finished.
 
     Without `one_pass` two are made even where one would do: what is left is the same. `outputs`:
-    what takes the cleaned files, if not `env`. Raises CleanAbortedError when asked to stop,
+    what takes the cleaned files, if not `env`. With `every_key` a map that does not hold them all
+    is MapFullError, before anything is written. Raises CleanAbortedError when asked to stop,
     OSError; the files of an unfinished group are removed before.
     """
     check_job(job)
@@ -63,17 +66,22 @@ def run_clean(
             context.reader.bytes_read = bytes_read
     if outcome is None:
         try:
-            outcome = _clean_expired(context) if job.expired_only else _clean_in_two_passes(context)
+            if job.expired_only:
+                outcome = _clean_expired(context)
+            else:
+                outcome = _clean_in_two_passes(context, every_key=every_key)
         finally:
             context.reader.close()
     return report_of(context, outcome)
 
 
-def _clean_in_two_passes(context: CleanContext) -> CleanOutcome:
+def _clean_in_two_passes(context: CleanContext, *, every_key: bool) -> CleanOutcome:
     """First the keys of the whole dirty section, then every group from the oldest on."""
     env = context.env
     started = env.monotonic()
     damaged = index_section(context)
+    if every_key and context.map_end < context.job.end_offset:
+        raise MapFullError
     ranked = None
     if isinstance(context.map, RankedMap):
         ranked = RankedPass(context, context.map)
@@ -103,17 +111,35 @@ def _clean_expired(context: CleanContext) -> CleanOutcome:
     )
 
 
+class Indexed(NamedTuple):
+    """How far the keys of a job are known."""
+
+    end: int  # the first offset of which they are not
+    keys: int
+    utilization: float  # of the map, 0 to 1
+    versionless: int = 0  # records that should have a version, and have none
+
+
 def report_of(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
     """The report of a job that came to its end."""
-    job, totals, damaged = context.job, outcome.totals, outcome.damaged
-    next_dirty_offset = min([context.map_end, *damaged])
+    key_map, versionless = context.map, int(context.state[fields.VERSIONLESS])
+    indexed = Indexed(context.map_end, key_map.entries, key_map.utilization, versionless)
+    return make_report(context.job, outcome, indexed, bytes_read=context.reader.bytes_read)
+
+
+def make_report(
+    job: CleanJob, outcome: CleanOutcome, indexed: Indexed, *, bytes_read: int
+) -> CleanReport:
+    """The report of a job that came to its end, wherever its passes were made."""
+    totals, damaged = outcome.totals, outcome.damaged
+    next_dirty_offset = min([indexed.end, *damaged])
     return CleanReport(
         partition=job.partition,
         generation=job.generation,
         run_id=job.run_id,
         next_dirty_offset=next_dirty_offset,
         groups=totals.groups,
-        bytes_read=context.reader.bytes_read,
+        bytes_read=bytes_read,
         bytes_written=totals.bytes_written,
         bytes_before=totals.bytes_before,
         bytes_after=totals.bytes_after,
@@ -121,8 +147,8 @@ def report_of(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
         records_after=totals.records_after,
         tombstones_kept=totals.tombstones_kept,
         tombstones_removed=totals.tombstones_removed,
-        keys_indexed=context.map.entries,
-        map_full=context.map_end < job.end_offset,
+        keys_indexed=indexed.keys,
+        map_full=indexed.end < job.end_offset,
         map_seconds=outcome.map_seconds,
         rewrite_seconds=outcome.rewrite_seconds,
         damaged=tuple(
@@ -132,24 +158,24 @@ def report_of(context: CleanContext, outcome: CleanOutcome) -> CleanReport:
         records_without_key=totals.keyless,
         records_aborted=totals.aborted,
         markers_removed=totals.markers_removed,
-        cleaned=_cleaned_beyond(context, next_dirty_offset, damaged),
+        cleaned=_cleaned_beyond(job, indexed.end, next_dirty_offset, damaged),
         horizons=tuple(totals.horizons),
-        map_utilization=context.map.utilization,
+        map_utilization=indexed.utilization,
         passes=outcome.passes,
         deleted_keys=outcome.deleted_keys,
-        records_without_version=int(context.state[fields.VERSIONLESS]),
+        records_without_version=indexed.versionless,
     )
 
 
 def _cleaned_beyond(
-    context: CleanContext, next_dirty_offset: int, damaged: Collection[int]
+    job: CleanJob, map_end: int, next_dirty_offset: int, damaged: Collection[int]
 ) -> tuple[tuple[int, int], ...]:
     """The stretches of [next dirty offset, end of the map) outside of damaged segments."""
     stretches: list[tuple[int, int]] = []
-    for group in context.job.groups:
+    for group in job.groups:
         for source in group:
             first = max(source.base_offset, next_dirty_offset)
-            end = min(source.next_base_offset, context.map_end)
+            end = min(source.next_base_offset, map_end)
             if first >= end or source.base_offset in damaged:
                 continue
             if stretches and stretches[-1][1] == first:

@@ -9,8 +9,8 @@ from cleaner.engine.kernels.compile import Bytes, Ints
 from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, Workspace
 from cleaner.engine.kernels.memory import SLACK_BYTES
 from cleaner.engine.offset_map import OffsetMap
-from cleaner.engine.ranked_map import RankedMap
 from cleaner.engine.output_files import OutputFiles
+from cleaner.engine.ranked_map import RankedMap
 from cleaner.engine.source import SourceReader
 from cleaner.engine.transactions import Transactions
 from cleaner.job import CleanAbortedError, CleanJob, JobControl
@@ -24,21 +24,50 @@ WINDOW_OFFSETS = 1 << 27
 GIANT_BYTES = 4 << 20
 # A section this much wider than one window has few records per offset: the map is asked instead.
 WINDOWS_MAX = 64
+# Wider than any batch: where there is no map to ask, the bitmap is made to hold the widest.
+_ANY_BATCH: Final = 1 << 32
+
+
+class SurvivorSource(Protocol):
+    """Who survives, found out elsewhere: takes the place of the map in the second pass."""
+
+    @property
+    def keyless_met(self) -> bool:
+        """Whether any record without a key was seen."""
+
+    def window(self, first: int, last: int) -> tuple[int, int]:
+        """The offsets [begin, end) that a bitmap should cover: at least [first, last]."""
+
+    def mark(self, bits: Bytes, first: int, end: int) -> None:
+        """Set the bit of each survivor in [first, end), counted from `first`; all are clear."""
 
 
 class CleanContext:
     """One clean's arrays and counters. `space` is handed to the kernels."""
 
     def __init__(
-        self, env: Env, job: CleanJob, control: JobControl, outputs: OutputFiles | None = None
+        self,
+        env: Env,
+        job: CleanJob,
+        control: JobControl,
+        outputs: OutputFiles | None = None,
+        *,
+        key_map: OffsetMap | None = None,
+        survivors: SurvivorSource | None = None,
     ) -> None:
-        """`outputs`: where what is written goes, if not to `env`."""
+        """`outputs`: where what is written goes, if not to `env`. `key_map`: instead of the job's.
+
+        `survivors` tells of every record from the log's start on: the map stays empty then, and
+        only the second pass can be made, not that of a job over what has expired.
+        """
+        assert survivors is None or not job.expired_only
         self.env = env
         self.outputs: OutputFiles = outputs or env
         self.job = job
         self.control = control
         section = max(job.end_offset - job.first_dirty_offset, 0)
-        self.map = _map_for(job, section)
+        self._survivors = survivors
+        self.map = _map_for(job, section) if key_map is None else key_map
         self.state = self.map.state
         self.reader = SourceReader(env, job.directory, job.read_buffer_bytes)
         self.transactions = Transactions(job)
@@ -71,7 +100,6 @@ class CleanContext:
         state[fields.LAST_OF_LOG] = job.end_offset - 1 if job.log_end_offset_is_end else -1
         windows = -(-section // WINDOW_OFFSETS)
         state[fields.BITS_MAX] = min(section, WINDOW_OFFSETS) if windows <= WINDOWS_MAX else 0
-        state[fields.BITS_FROM] = job.first_dirty_offset
         if self._survivors is not None:
             state[fields.BITS_MAX] = _ANY_BATCH
             state[fields.BITS_FROM] = 0
@@ -156,6 +184,13 @@ class CleanContext:
             self.map.mark(self.space.bits)
         else:
             survivors.mark(self.space.bits, first, end)
+
+
+def _map_for(job: CleanJob, section: int) -> OffsetMap:
+    if job.order is None:
+        return OffsetMap(job.dedupe_buffer_bytes, section, job.hash_key)
+    header = job.order.version_header or b""
+    return RankedMap(job.dedupe_buffer_bytes, section, job.hash_key, header)
 
 
 def grown(array: Bytes, size_bytes: int) -> Bytes:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from cleaner.job import SegmentHorizon
 from storage.errors import DamagedSegmentError
+from storage.swap import CleanedFile
 
 
 class Damage(NamedTuple):
@@ -46,6 +47,10 @@ class RewriteTotals:
             setattr(self, one.name, getattr(self, one.name) + getattr(others, one.name))
 
 
+class MapFullError(Exception):
+    """The map does not hold every key, and whoever ordered the clean wanted all or nothing."""
+
+
 @dataclass(slots=True)
 class CleanOutcome:
     """All groups were handed over; the context's map says how far it reached."""
@@ -55,3 +60,4 @@ class CleanOutcome:
     map_seconds: float = 0.0
     rewrite_seconds: float = 0.0
     passes: int = 2
+    deleted_keys: CleanedFile | None = None

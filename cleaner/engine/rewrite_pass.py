@@ -150,7 +150,7 @@ class RewritePass:
             self._make_room(int(context.state[fields.NEEDED]), output)
         elif code == Code.NEXT_WINDOW:
             header = unpack_header(context.reader.buffer.data, context.reader.at)
-            context.open_window(header.base_offset)
+            context.open_window(header.base_offset, header.last_offset)
         elif code == Code.PRODUCERS_FULL:
             context.make_room_for_producers()
         elif code != Code.MORE:

@@ -71,7 +71,8 @@ VERSIONLESS: Final = 51  # records put whose version could not be told
 SHARE_FIRST: Final = 52  # keys are put in the map whose share (layout.SHARES) lies in here
 SHARE_END: Final = 53
 BITS_FROM: Final = 54  # first offset that the bitmap of survivors can tell of
-SIZE: Final = 55
+TRANSACTIONS_MET: Final = 55  # 1: a control or transactional batch was seen while indexing
+SIZE: Final = 56
 
 FIRST_COUNT: Final = RECORDS_IN
 END_COUNT: Final = MARKERS_REMOVED + 1

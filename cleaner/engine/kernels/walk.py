@@ -220,6 +220,7 @@ def check_transaction(buf: Bytes, at: int, size: int, space: Workspace) -> tuple
     `aborted_kept` which entries have their markers.
     """
     attributes = load_be16(buf, at + 21)
+    space.state[fields.TRANSACTIONS_MET] = 1
     if attributes & ATTR_CONTROL != 0:
         return _check_marker(buf, at, size, space), False
     producer = load_be64(buf, at + 43)
