@@ -1,1 +1,13 @@
-"""What Spark finds as format("varve"): thin, over the package `pipeline`."""
+"""`format("varve")` for Spark: topics of a Kafka-compatible cluster as tables and streams.
+
+Spark finds this package by its name, without a registration. Columns and options are those of
+Spark's own Kafka source, so that a job can change between `format("varve")` and `format("kafka")`;
+this one needs no jars, and reads whole record batches into Arrow.
+
+What it has beyond that: the option `columns`, as Spark does not tell a Python source which columns
+a query needs.
+"""
+
+from pyspark_varve.source import DefaultSource
+
+__all__ = ["DefaultSource"]

@@ -129,6 +129,11 @@ class BatchDecoder:
         self._state[fields.NEXT_OFFSET] = next_offset
         self._state[fields.SOURCE_END] = end_offset
 
+    def go_to(self, first_offset: int) -> None:
+        """What follows may begin before `first_offset`; rows before it are not wanted."""
+        self._state[FIRST] = max(int(self._state[FIRST]), first_offset)
+        self.expect(0)
+
     @property
     def next_offset(self) -> int:
         """The first offset behind the batches that were walked."""

@@ -26,6 +26,7 @@ from cleaner.engine.kernels.layout import (
     ATTR_LOG_APPEND_TIME,
     ATTR_TRANSACTIONAL,
     HEADER_BYTES,
+    LENGTH_BYTES,
     Code,
 )
 from cleaner.engine.kernels.memory import (
@@ -305,3 +306,17 @@ def locate_headers(buf: Bytes, rows: Rows, first: int, end: int, starts: Ints, s
             sizes[entry] = size
             at += max(size, 0)
             entry += 1
+
+
+@kernel
+def offset_behind(buf: Bytes, end: int) -> int:
+    """The offset behind the last whole batch of `buf[:end]`, by the lengths alone; -1: none."""
+    at = 0
+    offset = -1
+    while end - at >= HEADER_BYTES:
+        size = load_be32(buf, at + 8) + LENGTH_BYTES
+        if size < HEADER_BYTES or size > end - at:
+            break
+        offset = load_be64(buf, at) + load_be32(buf, at + 23) + 1
+        at += size
+    return offset

@@ -1,0 +1,160 @@
+"""Writing records to a cluster in bulk, through librdkafka.
+
+Rules
+- Idempotent, acknowledged by all replicas, in order per partition. `close` or `flush` return only
+  after every record was acknowledged, or raise the first error there was.
+- A key goes where the Java client's default partitioner puts it (murmur2); a null key anywhere.
+- Memory: what librdkafka queues, bounded by its queue.buffering.max.kbytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+DEFAULTS: Final[Mapping[str, str | int | bool]] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "partitioner": "murmur2_random",
+    "linger.ms": 20,
+    "batch.size": 1 << 20,
+    "queue.buffering.max.kbytes": 128 << 10,
+    # The broker's max.message.bytes decides, and its answer names the record.
+    "message.max.bytes": 100_000_000,
+    "topic.metadata.refresh.interval.ms": 60_000,
+    "allow.auto.create.topics": False,
+}
+# Java's names of what librdkafka calls otherwise.
+JAVA_NAMES: Final[Mapping[str, str]] = {
+    "max.request.size": "message.max.bytes",
+    "buffer.memory": "",  # bounded by its own setting
+    "max.block.ms": "",
+    "key.serializer": "",
+    "value.serializer": "",
+}
+POLL_SECONDS: Final = 0.5
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class ProduceError(Exception):
+    """Records that were not written. `failed` of them, so far; the message is about the first."""
+
+    def __init__(self, reason: str, failed: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.failed = failed
+
+
+class BulkProducer:
+    """Sends records. A context manager: leaving it waits for all acknowledgements."""
+
+    def __init__(
+        self, bootstrap: str, settings: Mapping[str, str | int | bool] | None = None
+    ) -> None:
+        """`settings` are librdkafka's, or Java's names of the same; they win over DEFAULTS.
+
+        Raises ProduceError for a setting that there is not, or that has no such value.
+        """
+        config: dict[str, str | int | bool] = dict(DEFAULTS)
+        for name, value in (settings or {}).items():
+            known = JAVA_NAMES.get(name, name)
+            if known:
+                config[known] = value
+        config["bootstrap.servers"] = bootstrap
+        config["log_level"] = 3  # errors reach us; connections that come and go are no news
+        config["error_cb"] = self._noted  # type: ignore[assignment]
+        try:
+            self._producer = Producer(config)
+        except KafkaException as error:
+            raise ProduceError(_reason(error.args[0]), 0) from error
+        self.acknowledged = 0
+        self._failed = 0
+        self._first_failure: str | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.flush()
+        else:
+            self.abandon()
+
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        *,
+        partition: int | None = None,
+        headers: Headers | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        """Queue a record; waits while the queue is full. Raises ProduceError."""
+        self._raise_failure()
+        more: dict[str, Any] = {}
+        if partition is not None:
+            more["partition"] = partition
+        if headers:
+            more["headers"] = list(headers)
+        if timestamp_ms is not None:
+            more["timestamp"] = timestamp_ms
+        while True:
+            try:
+                self._producer.produce(
+                    topic, value=value, key=key, on_delivery=self._delivered, **more
+                )
+            except BufferError:
+                # Delivery times out, so what is in the queue leaves it one way or the other.
+                self._producer.poll(POLL_SECONDS)
+                self._raise_failure()
+                continue
+            except KafkaException as error:
+                raise ProduceError(
+                    f"{topic}: {_reason(error.args[0])}", self._failed + 1
+                ) from error
+            break
+        self._producer.poll(0)
+
+    def flush(self) -> int:
+        """Wait until everything was acknowledged -> records so far. Raises ProduceError."""
+        while self._producer.flush(POLL_SECONDS):
+            self._raise_failure()
+        self._raise_failure()
+        return self.acknowledged
+
+    def abandon(self) -> None:
+        """Give up what is queued. What was sent already may have been written."""
+        self._producer.purge()
+        self._producer.poll(0)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.acknowledged += 1
+            return
+        self._failed += 1
+        if self._first_failure is None:
+            where = f"{message.topic()}-{message.partition()}"
+            self._first_failure = f"{where}: {_reason(error)}"
+
+    def _noted(self, error: KafkaError) -> None:
+        """Connections that fail are retried until delivery times out; fatal errors are final."""
+        if error.fatal() and self._first_failure is None:
+            self._failed += 1
+            self._first_failure = _reason(error)
+
+    def _raise_failure(self) -> None:
+        if self._first_failure is not None:
+            self.abandon()
+            raise ProduceError(self._first_failure, self._failed)
+
+
+def _reason(error: KafkaError) -> str:
+    return f"{error.name()}: {error.str()}"

@@ -1,0 +1,70 @@
+"""Which partition Kafka's producers put a key into: murmur2, as in the Java client's default.
+
+Null keys have no such partition: producers spread them as they like.
+"""
+
+import numpy as np
+import pyarrow as pa
+
+from cleaner.engine.kernels.compile import Bytes
+from pipeline.records.compile import kernel
+from pipeline.records.kernels import Ints32
+
+_SEED = np.uint32(0x9747B28C)
+_MULTIPLIER = np.uint32(0x5BD1E995)
+NO_PARTITION = -1
+
+
+@kernel
+def _murmur2(data: Bytes, at: int, end: int) -> np.uint32:
+    """As org.apache.kafka.common.utils.Utils.murmur2."""
+    h = np.uint32(_SEED ^ np.uint32(end - at))
+    while end - at >= 4:
+        k = np.uint32(
+            np.uint32(data[at])
+            | np.uint32(data[at + 1]) << np.uint32(8)
+            | np.uint32(data[at + 2]) << np.uint32(16)
+            | np.uint32(data[at + 3]) << np.uint32(24)
+        )
+        k = np.uint32(k * _MULTIPLIER)
+        k = np.uint32(k ^ (k >> np.uint32(24)))
+        k = np.uint32(k * _MULTIPLIER)
+        h = np.uint32(np.uint32(h * _MULTIPLIER) ^ k)
+        at += 4
+    rest = end - at
+    if rest == 3:
+        h = np.uint32(h ^ (np.uint32(data[at + 2]) << np.uint32(16)))
+    if rest >= 2:
+        h = np.uint32(h ^ (np.uint32(data[at + 1]) << np.uint32(8)))
+    if rest >= 1:
+        h = np.uint32(np.uint32(h ^ np.uint32(data[at])) * _MULTIPLIER)
+    h = np.uint32(h ^ (h >> np.uint32(13)))
+    h = np.uint32(h * _MULTIPLIER)
+    return np.uint32(h ^ (h >> np.uint32(15)))
+
+
+@kernel
+def _partitions(data: Bytes, ends: Ints32, count: int, found: Ints32) -> None:
+    for row in range(found.shape[0]):
+        h = _murmur2(data, ends[row], ends[row + 1])
+        found[row] = (np.int64(h) & 0x7FFFFFFF) % count
+
+
+def partitions_of(keys: pa.Array, count: int) -> Ints32:
+    """The partition of each key of a binary array among `count`; NO_PARTITION for null."""
+    if not pa.types.is_binary(keys.type):
+        raise ValueError(f"keys have to be binary, not {keys.type}")
+    _, ends, data = keys.buffers()
+    found: Ints32 = np.empty(len(keys), dtype=np.int32)
+    bounds = np.frombuffer(ends, dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
+    raw = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, dtype=np.uint8)
+    if len(keys):
+        _partitions(raw, bounds, count, found)
+    if keys.null_count:
+        found[np.asarray(keys.is_null())] = NO_PARTITION
+    return found
+
+
+def partition_of(key: bytes, count: int) -> int:
+    """The partition of one key among `count`."""
+    return int(partitions_of(pa.array([key], pa.binary()), count)[0])

@@ -1,0 +1,408 @@
+"""A blocking Kafka client for reading in bulk: where partitions are, offsets, raw batches.
+
+Client libraries hand out records one by one; this one hands out record batches as they stand in the
+log, for the kernels that make columns of them.
+
+Rules
+- Each request has one deadline, retries included. What may be retried is: a broker that cannot be
+  reached, an error code that says so. Metadata is asked for again before each retry. Everything
+  else is an error at once, with what it was about.
+- One fetch may be sent ahead. Whatever else is asked of that broker first gives its answer up.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import TracebackType
+from typing import Final, NoReturn, Self, TypeVar
+
+from broker.protocol.api import ApiKey
+from broker.protocol.errors import ErrorCode, ProtocolError
+from broker.protocol.messages import (
+    FetchRequest,
+    FetchRequestPartition,
+    FetchRequestTopic,
+    FetchResponse,
+    FetchResponsePartition,
+    ListOffsetsRequest,
+    ListOffsetsRequestPartition,
+    ListOffsetsRequestTopic,
+    ListOffsetsResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from config.address import Address, parse_address
+from pipeline.connection import (
+    CONNECT_SECONDS,
+    BrokerRefusedError,
+    Connection,
+    OffsetsGoneError,
+    RetriableError,
+    UnknownTopicError,
+    UnreachableBrokerError,
+    WireError,
+    brief,
+    check,
+)
+from storage.model import TopicPartition
+
+EARLIEST: Final = -2  # timestamps of ListOffsets that are none
+LATEST: Final = -1
+NO_OFFSET: Final = -1  # nothing at or behind the timestamp
+
+FETCH_BYTES: Final = 8 << 20
+TIMEOUT_SECONDS: Final = 60.0
+BACKOFF_SECONDS: Final = (0.05, 1.0)  # first and largest
+UNKNOWN_TOPIC_TRIES: Final = 3  # a topic just made may not be everywhere yet
+
+_UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+T = TypeVar("T")
+
+
+class Isolation(IntEnum):
+    """Which records a reader wants to see; the numbers are the protocol's."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One answer to a fetch: whole batches but for the last, which may be cut short."""
+
+    records: bytes
+    log_start_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    aborted: tuple[tuple[int, int], ...]  # (producer id, first offset) of aborted transactions
+
+    def end_of(self, isolation: Isolation) -> int:
+        """The first offset that a reader of this isolation cannot see yet."""
+        if isolation is Isolation.READ_COMMITTED:
+            return self.last_stable_offset
+        return self.high_watermark
+
+
+class WireClient:
+    """Asks a cluster for metadata, offsets and batches. A context manager; not for two threads."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str = "varve-pipeline",
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        """`bootstrap` is HOST:PORT, several with commas. Raises ValueError; connects to nothing."""
+        self.bootstrap = [parse_address(part) for part in bootstrap.split(",") if part.strip()]
+        if not self.bootstrap:
+            raise ValueError("no broker is named in bootstrap.servers")
+        self._client_id = client_id
+        self._timeout_seconds = timeout_seconds
+        self._connections: dict[Address, Connection] = {}
+        self._brokers: dict[int, Address] = {}
+        self._leaders: dict[TopicPartition, int] = {}
+        self._sent: _Wanted | None = None  # a fetch whose answer is still to come, and from where
+        self._sent_to: Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; the client may be used again."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._sent = self._sent_to = None
+
+    # what there is
+
+    def topics(self) -> list[str]:
+        """All topics that are not internal, by name."""
+        answer = self._retried("metadata", lambda left: self._metadata(None, left))
+        return sorted(t.name for t in answer.topics if t.name and not t.is_internal)
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        """The partitions of each topic, ascending. Raises UnknownTopicError."""
+        attempt = 1
+        while True:
+            answer = self._retried("metadata", lambda left: self._metadata(topics, left))
+            unknown = {t.name for t in answer.topics if t.error_code == _UNKNOWN and t.name}
+            if not unknown:
+                break
+            if attempt == UNKNOWN_TOPIC_TRIES:
+                raise UnknownTopicError(unknown)
+            time.sleep(BACKOFF_SECONDS[0] * 2**attempt)
+            attempt += 1
+        for topic in answer.topics:
+            if topic.error_code:
+                raise BrokerRefusedError(f"metadata of {topic.name}", topic.error_code)
+        return {
+            topic.name: sorted(partition.partition_index for partition in topic.partitions)
+            for topic in answer.topics
+            if topic.name is not None
+        }
+
+    def offsets(
+        self,
+        wanted: Mapping[TopicPartition, int],
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, int]:
+        """The first offset at or behind a timestamp (ms), EARLIEST or LATEST, per partition.
+
+        NO_OFFSET where there is none. LATEST is the high watermark, or the last stable offset with
+        READ_COMMITTED.
+        """
+        found: dict[TopicPartition, int] = {}
+
+        def ask(left: float) -> None:
+            rest = {which: when for which, when in wanted.items() if which not in found}
+            for address, group in self._by_leader(rest, left).items():
+                answered = self._list_offsets(address, group, isolation, left)
+                found.update(answered)
+
+        self._retried("offsets", ask)
+        return found
+
+    # reading
+
+    def fetch(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        max_bytes: int = FETCH_BYTES,
+        wait_ms: int = 500,
+    ) -> Fetched:
+        """Batches from `offset` on, waiting up to `wait_ms` for the first.
+
+        The first batch may begin before `offset`. Raises OffsetsGoneError, WireError.
+        """
+        wanted = _Wanted(partition, offset, isolation, max_bytes, wait_ms)
+
+        def ask(left: float) -> Fetched:
+            connection = self._sent_to if self._sent == wanted else None
+            self._sent = None
+            if connection is None:
+                connection = self._to_leader(partition, left)
+                wanted.send(connection)
+            answer = connection.receive(FetchResponse, left + wait_ms / 1000)
+            return self._fetched(answer, wanted, left)
+
+        return self._retried(f"fetch of {partition} from {offset}", ask)
+
+    def send_fetch(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        max_bytes: int = FETCH_BYTES,
+        wait_ms: int = 500,
+    ) -> None:
+        """Send what `fetch` with the same arguments will receive, so that the broker works ahead.
+
+        A hint: where it fails, `fetch` begins anew.
+        """
+        wanted = _Wanted(partition, offset, isolation, max_bytes, wait_ms)
+        try:
+            connection = self._to_leader(partition, CONNECT_SECONDS)
+            wanted.send(connection)
+        except (RetriableError, OSError, WireError):
+            self.close()
+            return
+        self._sent, self._sent_to = wanted, connection
+
+    def _fetched(self, answer: FetchResponse, wanted: "_Wanted", left: float) -> Fetched:
+        what = f"fetch of {wanted.partition} from {wanted.offset}"
+        check(what, answer.error_code)
+        found = _only_partition(answer, wanted.partition)
+        if found is None:
+            raise WireError(f"{what}: the answer is about something else")
+        if found.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._gone(wanted, left)
+        check(what, found.error_code)
+        aborted = found.aborted_transactions or []
+        return Fetched(
+            records=bytes(found.records or b""),
+            log_start_offset=found.log_start_offset,
+            high_watermark=found.high_watermark,
+            last_stable_offset=found.last_stable_offset,
+            aborted=tuple((entry.producer_id, entry.first_offset) for entry in aborted),
+        )
+
+    def _gone(self, wanted: "_Wanted", left: float) -> NoReturn:
+        """The answer to an offset out of range names no bounds; they are asked for."""
+        bounds = []
+        for when in (EARLIEST, LATEST):
+            for address, group in self._by_leader({wanted.partition: when}, left).items():
+                answered = self._list_offsets(address, group, Isolation.READ_UNCOMMITTED, left)
+                bounds.append(answered[wanted.partition])
+        raise OffsetsGoneError(wanted.partition, wanted.offset, bounds[0], bounds[1])
+
+    # who is asked
+
+    def _retried(self, what: str, ask: Callable[[float], T]) -> T:
+        """Ask, with the seconds left, until it is answered or the time is over."""
+        deadline = time.monotonic() + self._timeout_seconds
+        backoff = BACKOFF_SECONDS[0]
+        while True:
+            left = deadline - time.monotonic()
+            cause: WireError
+            try:
+                return ask(max(left, 0.001))
+            except RetriableError as error:
+                cause = error.cause
+            except (OSError, ProtocolError) as error:
+                cause = UnreachableBrokerError(f"{what}: {brief(error)}")
+            # Whatever is still under way belongs to nobody now, and the leaders may have moved.
+            self.close()
+            self._leaders.clear()
+            if deadline - time.monotonic() <= backoff:
+                raise cause
+            time.sleep(backoff)
+            backoff = min(2 * backoff, BACKOFF_SECONDS[1])
+
+    def _connected(self, address: Address, left: float) -> Connection:
+        connection = self._connections.get(address)
+        if connection is not None and connection.is_waiting:
+            connection.close()  # an answer that nobody waits for any more
+            connection = None
+        if connection is None:
+            connection = Connection(address, self._client_id)
+            self._connections[address] = connection
+            connection.handshake(left)
+        return connection
+
+    def _anyone(self, left: float) -> Connection:
+        """A connection to a broker that answers. Raises UnreachableBrokerError, retriable."""
+        failures = []
+        for address in dict.fromkeys((*self._brokers.values(), *self.bootstrap)):
+            try:
+                return self._connected(address, min(left, CONNECT_SECONDS))
+            except (OSError, ProtocolError) as error:
+                self._forget(address)
+                failures.append(f"{address}: {brief(error)}")
+        raise RetriableError(UnreachableBrokerError(f"no broker answers: {'; '.join(failures)}"))
+
+    def _forget(self, address: Address) -> None:
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
+
+    def _metadata(self, topics: Sequence[str] | None, left: float) -> MetadataResponse:
+        connection = self._anyone(left)
+        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        connection.send(ApiKey.METADATA, connection.version_of(ApiKey.METADATA), request)
+        answer = connection.receive(MetadataResponse, left)
+        self._brokers = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
+        for topic in answer.topics:
+            # Of a topic that does not exist the caller decides; anything else may pass.
+            if topic.error_code not in (ErrorCode.NONE, _UNKNOWN):
+                check(f"metadata of {topic.name}", topic.error_code)
+            for found in topic.partitions:
+                which = TopicPartition(str(topic.name), found.partition_index)
+                self._leaders[which] = found.leader_id
+        return answer
+
+    def _leader_of(self, partition: TopicPartition, left: float) -> Address:
+        if partition not in self._leaders:
+            answer = self._metadata([partition.topic], left)
+            if any(topic.error_code == _UNKNOWN for topic in answer.topics):
+                raise UnknownTopicError([partition.topic])
+            if partition not in self._leaders:
+                raise UnknownTopicError([str(partition)])
+        address = self._brokers.get(self._leaders[partition])
+        if address is None:
+            raise RetriableError(UnreachableBrokerError(f"{partition} has no leader"))
+        return address
+
+    def _to_leader(self, partition: TopicPartition, left: float) -> Connection:
+        return self._connected(self._leader_of(partition, left), left)
+
+    def _by_leader(
+        self, wanted: Mapping[TopicPartition, int], left: float
+    ) -> dict[Address, dict[TopicPartition, int]]:
+        groups: dict[Address, dict[TopicPartition, int]] = defaultdict(dict)
+        for partition, timestamp in wanted.items():
+            groups[self._leader_of(partition, left)][partition] = timestamp
+        return groups
+
+    def _list_offsets(
+        self,
+        address: Address,
+        wanted: Mapping[TopicPartition, int],
+        isolation: Isolation,
+        left: float,
+    ) -> dict[TopicPartition, int]:
+        by_topic: dict[str, list[ListOffsetsRequestPartition]] = defaultdict(list)
+        for (topic, index), timestamp in wanted.items():
+            by_topic[topic].append(
+                ListOffsetsRequestPartition(partition_index=index, timestamp=timestamp)
+            )
+        request = ListOffsetsRequest(
+            isolation_level=isolation,
+            topics=[ListOffsetsRequestTopic(name=t, partitions=p) for t, p in by_topic.items()],
+        )
+        connection = self._connected(address, left)
+        connection.send(ApiKey.LIST_OFFSETS, connection.version_of(ApiKey.LIST_OFFSETS), request)
+        answer = connection.receive(ListOffsetsResponse, left)
+        found: dict[TopicPartition, int] = {}
+        for listed in answer.topics:
+            for partition in listed.partitions:
+                which = TopicPartition(listed.name, partition.partition_index)
+                check(f"offsets of {which}", partition.error_code)
+                found[which] = partition.offset
+        if found.keys() != wanted.keys():
+            raise WireError(f"{address} answered about other partitions than it was asked for")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A fetch of one partition, without a session."""
+
+    partition: TopicPartition
+    offset: int
+    isolation: Isolation
+    max_bytes: int
+    wait_ms: int
+
+    def send(self, connection: Connection) -> None:
+        part = FetchRequestPartition(
+            partition=self.partition.partition,
+            fetch_offset=self.offset,
+            partition_max_bytes=self.max_bytes,
+        )
+        request = FetchRequest(
+            max_wait_ms=self.wait_ms,
+            min_bytes=1,
+            max_bytes=self.max_bytes,
+            isolation_level=self.isolation,
+            topics=[FetchRequestTopic(topic=self.partition.topic, partitions=[part])],
+        )
+        connection.send(ApiKey.FETCH, connection.version_of(ApiKey.FETCH), request)
+
+
+def _only_partition(
+    answer: FetchResponse, partition: TopicPartition
+) -> FetchResponsePartition | None:
+    for topic in answer.responses:
+        for found in topic.partitions:
+            if (topic.topic, found.partition_index) == partition:
+                return found
+    return None

@@ -1,0 +1,124 @@
+"""Reading a topic once: ranges of offsets fixed when the query is planned, one task for each."""
+
+# ruff: noqa: N802  the names are Spark's
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from pipeline.connection import OffsetsGoneError
+from pipeline.wire import NO_OFFSET, WireClient
+from pipeline.wire_reader import ReadOptions, read_range
+from pyspark_varve.filters import Narrowed
+from pyspark_varve.offsets import (
+    DataLossError,
+    Range,
+    earliest_offsets,
+    ending_offsets,
+    partitions_of,
+    split,
+    starting_offsets,
+)
+from pyspark_varve.options import SourceOptions
+
+_log = logging.getLogger("varve.spark")
+
+
+@dataclass
+class RangePartition(InputPartition):  # type: ignore[misc]  # untyped
+    """What one task reads."""
+
+    wanted: Range
+
+
+def client_of(options: SourceOptions) -> WireClient:
+    """A client of these options; it connects when it is used."""
+    return WireClient(options.bootstrap, client_id=options.client_id)
+
+
+def read_rows(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
+    """The rows of a range, in a task. Raises DataLossError, WireError, CorruptBatchError."""
+    reading = ReadOptions(
+        columns=options.columns,
+        isolation=options.isolation,
+        fetch_bytes=options.fetch_bytes,
+        stall_seconds=options.stall_seconds,
+    )
+    if not options.fail_on_data_loss:
+        reading = replace(reading, on_gone=_told)
+    with client_of(options) as client:
+        try:
+            yield from read_range(client, wanted.partition, wanted.first, wanted.end, reading)
+        except OffsetsGoneError as error:
+            raise DataLossError(str(error)) from error
+
+
+def _told(error: OffsetsGoneError) -> None:
+    _log.warning("Offsets that were to be read are gone.", extra={"reason": str(error)})
+
+
+class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
+    """Of a batch query."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._narrowed = Narrowed()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Narrow what is read; gives back what Spark has to filter itself."""
+        for pushed in filters:
+            if not self._narrowed.push(pushed):
+                yield pushed
+
+    def partitions(self) -> list[InputPartition]:
+        """Ask the cluster for the bounds, and cut what is between them into tasks."""
+        with client_of(self._options) as client:
+            ranges = self._ranges(client)
+        return [RangePartition(piece) for piece in split(ranges, self._options)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """The rows of one range."""
+        assert isinstance(partition, RangePartition)
+        yield from read_rows(self._options, partition.wanted)
+
+    def _ranges(self, client: WireClient) -> list[Range]:
+        options, narrowed = self._options, self._narrowed
+        # All of them: what the options say of partitions is checked before any is left out.
+        partitions = partitions_of(client, options)
+        first = starting_offsets(client, options, partitions)
+        end = ending_offsets(client, options, partitions)
+        wanted = [partition for partition in partitions if narrowed.wants(partition)]
+        earliest = earliest_offsets(client, wanted)
+        ranges = []
+        for which in wanted:
+            if first[which] < earliest[which] and first[which] < end[which]:
+                self._lost(which, first[which], earliest[which])
+                first[which] = earliest[which]
+            begin = max(first[which], narrowed.first_offset)
+            ranges.append(Range(which, begin, min(end[which], narrowed.end_offset)))
+        return self._from_time(client, ranges)
+
+    def _from_time(self, client: WireClient, ranges: list[Range]) -> list[Range]:
+        """Without what lies before the first record of a time that the query begins at."""
+        from_ms = self._narrowed.from_ms
+        if from_ms is None:
+            return ranges
+        asked = {found.partition: from_ms for found in ranges if found.size}
+        begins = client.offsets(asked, self._options.isolation)
+        narrowed = []
+        for found in ranges:
+            begin = begins.get(found.partition, NO_OFFSET)
+            if begin == NO_OFFSET:
+                begin = found.end  # nothing is as late
+            narrowed.append(replace(found, first=max(found.first, begin)))
+        return narrowed
+
+    def _lost(self, partition: Any, wanted: int, earliest: int) -> None:
+        what = f"{partition}: offset {wanted} was asked for, the log begins at {earliest}"
+        if self._options.fail_on_data_loss:
+            raise DataLossError(what)
+        _log.warning("Offsets that were to be read are gone.", extra={"reason": what})
