@@ -42,10 +42,12 @@ from broker.reload import Reloader
 from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
 from broker.topics import TopicError, Topics
-from broker.view_runs import ViewRuns, Worker
+from broker.view_making import ViewTools, Worker
+from broker.view_runs import ViewRuns
 from broker.views import Views
 from cleaner.pool.pool import CleanerPool
 from cleaner.workers.process import spawn_process
+from cleaner.workers.share import Share, own_share
 from cleaner.workers.solo import JobRunner, solo_worker
 from config.address import Address
 from config.settings import Settings
@@ -126,10 +128,14 @@ class Broker:
             env,
             self.topics,
             self.views,
-            worker=view_worker or self._view_worker,
-            hold=self.pool.paused,
-            hash_key=lambda: self.manager.metadata.hash_key,
-            settings=lambda: self.topics.cleaner_settings,
+            ViewTools(
+                worker=view_worker or self._view_worker,
+                share=self._view_share,
+                hold=self.pool.paused,
+                hash_key=lambda: self.manager.metadata.hash_key,
+                settings=lambda: self.topics.cleaner_settings,
+                clock_trusted=self.housekeeping.clock_trusted,
+            ),
         )
         self.reloader: Reloader | None = None
         if load is not None:
@@ -415,6 +421,10 @@ class Broker:
             budgets=self.pool.throttle,
             top_up=self.pool.top_up,
         )
+
+    def _view_share(self) -> AbstractAsyncContextManager[Share]:
+        """What that worker's budget is, for what is copied before there is one."""
+        return own_share(index=VIEW_WORKER, budgets=self.pool.throttle, top_up=self.pool.top_up)
 
     def _wanted_workers(self) -> int:
         settings = self.topics.cleaner_settings

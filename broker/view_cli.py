@@ -68,7 +68,7 @@ def compact(
         assert index is not None
         path = partition_path(topic, index)
         row = api.post(f"{path}/compact", {"from_scratch": from_scratch})
-        while not no_wait and row["state"] in UNDER_WAY:
+        while not no_wait and (row["state"] in UNDER_WAY or row["place"]):
             if time.monotonic() >= deadline:
                 _fail(f"{topic}-{index}: not done after {timeout:g} s; it goes on")
             time.sleep(POLL_SECONDS)

@@ -19,12 +19,43 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
         lambda one: one.backlog_bytes,
     ),
     ("usable", "1 if the view can be read.", lambda one: one.is_usable),
+    (
+        "deleted_keys",
+        "Deleted keys that are remembered, so that late records do not bring them back.",
+        lambda one: one.deleted_keys,
+    ),
+    ("running", "1 while the view is compacted.", lambda one: one.state == "running"),
+    (
+        "queue_place",
+        "Place of a compaction that was asked for among those that wait; 0: none does.",
+        lambda one: one.place,
+    ),
+    (
+        "progress_bytes",
+        "Bytes read so far in the present round of a compaction.",
+        lambda one: one.done_bytes,
+    ),
+    (
+        "progress_total_bytes",
+        "Bytes that the present round of a compaction has to read.",
+        lambda one: one.total_bytes,
+    ),
 )
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
     ("compactions", "Compactions that were published.", lambda one: one.runs),
     ("compaction_failures", "Compactions that failed.", lambda one: one.failed),
     ("read_bytes", "Bytes that compactions read.", lambda one: one.bytes_read),
     ("written_bytes", "Bytes that compactions wrote.", lambda one: one.bytes_written),
+    (
+        "copied_bytes",
+        "Bytes of sources that were copied, as they could not be linked.",
+        lambda one: one.bytes_copied,
+    ),
+    (
+        "records_without_version",
+        "Records whose version could not be told, with the strategy `header`.",
+        lambda one: one.records_without_version,
+    ),
 )
 _LABELS: Final = ("topic", "partition")
 

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from broker.views import ViewPartition
 from cleaner.planning.view_plan import ViewSection, view_section
+from config.topic_keys import TopicConfig
 from storage import filenames
 from storage.batch import HEADER_BYTES, read_header
 from storage.log import Log
-from storage.retention import SegmentFacts
+from storage.retention import NO_LIMIT, SegmentFacts
 from storage.swap import CleanedSegment
 from storage.view_ledger import CopiedTail
 
@@ -24,13 +25,22 @@ def section_of(view: ViewPartition, horizon: int) -> ViewSection:
     )
 
 
-def expires_soon(segment: SegmentFacts, view: ViewPartition, now_ms: int) -> bool:
-    """Whether retention by time will take a segment before it is twice as old as now."""
-    config = view.log.config
-    if not config.deletes or config.retention_ms < 0:
+def expires_soon(
+    segment: SegmentFacts, segments: Sequence[SegmentFacts], config: TopicConfig, now_ms: int
+) -> bool:
+    """Whether retention is half way to taking a segment of a log, by its age or by what follows.
+
+    `segments` are Log.segment_facts.
+    """
+    if not config.deletes:
         return False
     stamp_ms = segment.largest_timestamp_ms
-    return stamp_ms >= 0 and now_ms - stamp_ms >= config.retention_ms // 2
+    if stamp_ms < 0:
+        stamp_ms = segment.last_modified_ms
+    following = sum(one.size_bytes for one in segments if one.base_offset > segment.base_offset)
+    by_time = config.retention_ms != NO_LIMIT and now_ms - stamp_ms >= config.retention_ms // 2
+    by_size = config.retention_bytes != NO_LIMIT and following >= config.retention_bytes // 2
+    return by_time or by_size
 
 
 def tail_of(one: Log, segment: SegmentFacts, first_offset: int) -> CopiedTail | None:

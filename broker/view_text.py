@@ -19,7 +19,7 @@ def view_lines(rows: Sequence[Json]) -> list[str]:
         table.append(
             (
                 name,
-                row["state"],
+                state_text(row),
                 f"{row['horizon']:,}",
                 f"{row['log_end_offset']:,}",
                 f"{row['ledger_records']:,}",
@@ -28,6 +28,11 @@ def view_lines(rows: Sequence[Json]) -> list[str]:
                 _when(row["made_ms"]),
             )
         )
+        if row["records_without_version"]:
+            notes.append(
+                f"{name}: {row['records_without_version']:,} records had no version that could be "
+                "told, and ranked below all others"
+            )
         if row["error"]:
             notes.append(f"{name}: {row['error']}")
         notes += [
@@ -37,11 +42,26 @@ def view_lines(rows: Sequence[Json]) -> list[str]:
     return [*columns(table, right={2, 3, 4, 5, 6}), *([""] if notes else []), *notes]
 
 
+def state_text(row: Json) -> str:
+    """The state in a word, with the place of one that waits and the progress of one that runs."""
+    state: str = row["state"]
+    if state == "waiting":
+        return f"waiting ({row['place']})"
+    if state != "running" or not row["total_bytes"]:
+        return state
+    share = row["done_bytes"] * 100 // row["total_bytes"]
+    again = f", round {row['round']}" if row["round"] > 1 else ""
+    return f"running {share}%{again}"
+
+
 def compacted_text(row: Json) -> str:
     """One line about a compaction that was asked for."""
     name = f"{row['topic']}-{row['partition']}"
-    if row["state"] in ("waiting", "running"):
-        return f"the view of {name} is being compacted"
+    if row["state"] == "waiting":
+        return f"the compaction of the view of {name} waits, at place {row['place']}"
+    if row["state"] == "running":
+        then = f"; another one waits, at place {row['place']}" if row["place"] else ""
+        return f"the view of {name} is being compacted{then}"
     if row["state"] != "done":
         return f"the view of {name} was not compacted: {row['error'] or row['state']}"
     size = format_size(row["ledger_bytes"])

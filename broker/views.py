@@ -139,11 +139,16 @@ class Views:
         """From which offset on the topic's own cleaner has to leave things as they are.
 
         It would take tombstones that the view has not seen. Without a ledger nothing is carried
-        over, and the log alone is complete.
+        over, and the log alone is complete; but only by offset: what the cleaner takes may be what
+        another strategy calls the latest.
         """
-        view = self.partition(base.partition) if base.log.config.has_view else None
-        if view is None or view.log.ledger is None:
+        config = base.log.config
+        view = self.partition(base.partition) if config.has_view else None
+        if view is None:
             return base.log.log_end_offset
+        if view.log.ledger is None:
+            is_by_offset = config.varve_view_strategy == "offset"
+            return base.log.log_end_offset if is_by_offset else base.log.log_start_offset
         return view.log.horizon
 
     def hindrance(self, topic: Topic) -> str | None:

@@ -3,6 +3,7 @@
 Rules
 - A run works in a folder of its own: hard links of its sources pin them there whatever retention
   does, outputs take their names, and at the end the folder holds the new ledger and nothing else.
+- Where no hard link can be made, a copy is.
 - Publication is one rename, of the manifest, after content and names are on the device. Before it
   the old ledger is the view, after it the new one; there is nothing in between.
 - Whatever the manifest does not name is swept at the next start.
@@ -12,12 +13,16 @@ Rules
 All of it may run in a thread; it touches nothing of the log.
 """
 
+import errno
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from crc32c import crc32c
+
 from storage import filenames
+from storage.deleted_keys import DELETED_KEYS_NAME
 from storage.env import Env, File, write_file_atomically
 from storage.errors import CorruptCheckpointError, InvalidViewError, NewerFormatError
 from storage.index import IndexLimits
@@ -25,17 +30,22 @@ from storage.log_reader import NOTHING, FetchSlice, find_slice
 from storage.log_segments import SegmentList
 from storage.retention import SegmentFacts
 from storage.segment import Segment
-from storage.swap import CleanedSegment, crc_of_file
+from storage.swap import CleanedFile, CleanedSegment, crc_of_file
 from storage.view_manifest import (
     MANIFEST_NAME,
     VIEW_FOLDER,
+    DeletedKeys,
     LedgerSegment,
     ViewManifest,
     decode_manifest,
     encode_manifest,
 )
 
-COPY_BYTES: Final = 1 << 20  # at a time, where the tail of a segment is staged
+COPY_BYTES: Final = 1 << 20  # at a time, where something is copied
+# Of link(2): the file system has none, or not to there, or not so many of one file.
+NO_LINK: Final = frozenset(
+    {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+)
 
 
 class Ledger:
@@ -142,6 +152,26 @@ class CopiedTail:
     base_offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class LinkedKeys:
+    """The deleted keys of an older version, as they are."""
+
+    directory: str
+    deleted: DeletedKeys
+
+
+@dataclass(slots=True)
+class Staged:
+    """What had to be copied because it could not be linked."""
+
+    copied_bytes: int = 0
+    reason: str = ""
+
+
+Source = LinkedSource | CopiedTail | LinkedKeys
+Charge = Callable[[int], None]
+
+
 def make_run_folder(env: Env, partition_directory: str, run_id: str) -> str:
     """Make the folder of a run; its path. Not durable before `publish`. Raises OSError.
 
@@ -153,33 +183,92 @@ def make_run_folder(env: Env, partition_directory: str, run_id: str) -> str:
     return directory
 
 
-def stage(env: Env, directory: str, sources: Iterable[LinkedSource | CopiedTail]) -> None:
-    """Put all sources into the folder of a run. Raises OSError."""
+def stage(
+    env: Env, directory: str, sources: Iterable[Source], charge: Charge = lambda count: None
+) -> Staged:
+    """Put all sources into the folder of a run.
+
+    `charge` is told of bytes before they are copied; it may wait, or raise. Raises OSError,
+    InvalidViewError where the deleted keys are not what they were.
+    """
+    stager = _Stager(env, directory, charge)
     for source in sources:
         if isinstance(source, CopiedTail):
-            _copy(env, directory, source)
+            name = filenames.file_name(source.base_offset, filenames.LOG)
+            stager.copy(source.file, source.position, source.end_position, name)
+        elif isinstance(source, LinkedKeys):
+            check_deleted_keys(env, source.directory, source.deleted, charge)
+            stager.link(source.directory, DELETED_KEYS_NAME)
         else:
-            _link(env, directory, source)
+            stager.link_segment(source)
+    return stager.staged
 
 
-def _link(env: Env, directory: str, source: LinkedSource) -> None:
-    for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
-        name = filenames.file_name(source.base_offset, kind)
+class _Stager:
+    """Fills the folder of a run, with copies where there can be no links."""
+
+    def __init__(self, env: Env, directory: str, charge: Charge) -> None:
+        self._env = env
+        self._directory = directory
+        self._charge = charge
+        self.staged = Staged()
+
+    def link_segment(self, source: LinkedSource) -> None:
+        for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+            try:
+                self.link(source.directory, filenames.file_name(source.base_offset, kind))
+            except FileNotFoundError:
+                if kind == filenames.LOG:
+                    raise
+
+    def link(self, home: str, name: str) -> None:
         try:
-            env.link(f"{source.directory}/{name}", f"{directory}/{name}")
-        except FileNotFoundError:
-            if kind == filenames.LOG:
+            self._env.link(f"{home}/{name}", f"{self._directory}/{name}")
+        except OSError as error:
+            if error.errno not in NO_LINK:
                 raise
+            self.staged.reason = str(error)
+        else:
+            return
+        file = self._env.open(f"{home}/{name}")
+        try:
+            size_bytes = file.size()
+            self.copy(file, 0, size_bytes, name)
+        finally:
+            file.close()
+        self.staged.copied_bytes += size_bytes
+
+    def copy(self, source: File, begin: int, end: int, name: str) -> None:
+        """Copy `[begin, end)` of a file, in pieces, each charged before."""
+        path = f"{self._directory}/{name}"
+        file = self._env.open(path, create=True, write=True, truncate=True)
+        try:
+            for at in range(begin, end, COPY_BYTES):
+                count = min(COPY_BYTES, end - at)
+                self._charge(count)
+                file.pwrite(source.pread(count, at), at - begin)
+            file.sync()
+        finally:
+            file.close()
 
 
-def _copy(env: Env, directory: str, source: CopiedTail) -> None:
-    name = filenames.file_name(source.base_offset, filenames.LOG)
-    file = env.open(f"{directory}/{name}", create=True, write=True, truncate=True)
+def check_deleted_keys(
+    env: Env, directory: str, deleted: DeletedKeys, charge: Charge = lambda count: None
+) -> None:
+    """Read the deleted keys through. Raises InvalidViewError, OSError."""
+    path = f"{directory}/{DELETED_KEYS_NAME}"
     try:
-        for at in range(source.position, source.end_position, COPY_BYTES):
-            count = min(COPY_BYTES, source.end_position - at)
-            file.pwrite(source.file.pread(count, at), at - source.position)
-        file.sync()
+        file = env.open(path)
+    except FileNotFoundError as error:
+        raise InvalidViewError(path, "the deleted keys that it remembers are missing") from error
+    try:
+        crc = 0
+        for at in range(0, deleted.size_bytes, COPY_BYTES):
+            count = min(COPY_BYTES, deleted.size_bytes - at)
+            charge(count)
+            crc = crc32c(file.pread(count, at), crc)
+        if file.size() != deleted.size_bytes or crc != deleted.crc:
+            raise InvalidViewError(path, "the deleted keys that it remembers are damaged")
     finally:
         file.close()
 
@@ -198,6 +287,17 @@ def settle_group(
         assert parsed is not None
         target = filenames.file_name(parsed.base_offset, parsed.kind)
         env.rename(f"{directory}/{file.name}", f"{directory}/{target}")
+
+
+def settle_deleted_keys(env: Env, directory: str, file: CleanedFile | None) -> DeletedKeys | None:
+    """In the folder of a run, put the deleted keys of a round in the place of older ones."""
+    path = f"{directory}/{DELETED_KEYS_NAME}"
+    if file is not None:
+        env.rename(f"{directory}/{file.name}", path)
+        return DeletedKeys(file.size_bytes, file.crc)
+    if env.exists(path):
+        env.unlink(path)
+    return None
 
 
 def describe_segment(

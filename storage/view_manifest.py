@@ -2,7 +2,8 @@
 
     varve.view/                  inside the partition's folder
         manifest                 names one run's folder, its segments and the horizon
-        <run id>/                segments in Kafka's format, under Kafka's names
+        <run id>/                segments in Kafka's format, under Kafka's names, and the deleted
+                                 keys that are remembered (deleted_keys.py)
 
 Rules: the manifest is replaced as a whole, by one rename, after everything it names is on the
 device. What it does not name is of no one: a run that was cut off, or a version that was replaced.
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage import sealed_json
+from storage.deleted_keys import rows_in
 from storage.errors import CorruptCheckpointError
 
 VIEW_FOLDER: Final = "varve.view"
 MANIFEST_NAME: Final = "manifest"
 MANIFEST_MAGIC: Final = "varve-view"
-MANIFEST_VERSION: Final = 1
+MANIFEST_VERSION: Final = 2  # 1 knew no strategy but that of offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,19 @@ class LedgerSegment:
     next_base_offset: int
     size_bytes: int
     crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedKeys:
+    """The file of deleted keys that are remembered: its size and CRC-32C."""
+
+    size_bytes: int
+    crc: int
+
+    @property
+    def keys(self) -> int:
+        """How many there are."""
+        return rows_in(self.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,9 @@ class ViewManifest:
     null_key: str
     strategy: str
     missed: tuple[tuple[int, int], ...] = ()  # [first, end) that expired before it was seen
+    version_header: str = ""  # with the strategy `header`
+    first_offset: int = 0  # the log's start when it was made of the log alone
+    deleted: DeletedKeys | None = None  # with a strategy other than `offset`
 
     @property
     def size_bytes(self) -> int:
@@ -66,6 +84,9 @@ def encode_manifest(manifest: ViewManifest) -> bytes:
         "null_key": manifest.null_key,
         "strategy": manifest.strategy,
         "missed": [list(one) for one in manifest.missed],
+        "version_header": manifest.version_header,
+        "first_offset": manifest.first_offset,
+        "deleted": manifest.deleted and [manifest.deleted.size_bytes, manifest.deleted.crc],
     }
     return sealed_json.seal(MANIFEST_MAGIC, MANIFEST_VERSION, payload)
 
@@ -89,6 +110,11 @@ def _manifest(payload: Mapping[str, Any]) -> ViewManifest:
     run_id = str(payload["run_id"])
     if not run_id or "/" in run_id or run_id.startswith("."):
         raise ValueError(f"run id {run_id!r}")
+    deleted = payload.get("deleted")
+    if deleted is not None:
+        deleted = DeletedKeys(*map(int, deleted))
+        if deleted.keys < 0:
+            raise ValueError(f"deleted keys in {deleted.size_bytes} bytes")
     return ViewManifest(
         topic_id=bytes.fromhex(payload["topic_id"]),
         run_id=run_id,
@@ -99,4 +125,7 @@ def _manifest(payload: Mapping[str, Any]) -> ViewManifest:
         null_key=str(payload["null_key"]),
         strategy=str(payload["strategy"]),
         missed=tuple((int(first), int(end)) for first, end in payload["missed"]),
+        version_header=str(payload.get("version_header", "")),
+        first_offset=int(payload.get("first_offset", 0)),
+        deleted=deleted,
     )

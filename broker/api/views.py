@@ -19,7 +19,8 @@ from broker.api.requests import (
     rows_response,
 )
 from broker.topics import Topics
-from broker.view_runs import ViewError, ViewRuns
+from broker.view_making import ViewError
+from broker.view_runs import ViewRuns
 from broker.view_status import ViewStatus
 from storage.model import TopicPartition
 

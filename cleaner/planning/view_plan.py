@@ -12,12 +12,13 @@ Rules
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cleaner.job import CleanJob
+from cleaner.job import CleanJob, ViewOrder
 from cleaner.planning.grouping import group_segments, job_settings, source_of
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage.model import TopicPartition
 from storage.retention import SegmentFacts
+from storage.swap import CleanedFile
 from storage.txn_index import TxnIndexEntry
 
 
@@ -72,6 +73,29 @@ class ViewRound:
     now_ms: int
     hash_key: bytes
     aborted: tuple[TxnIndexEntry, ...]
+    deleted_keys: CleanedFile | None  # that are remembered, in the run's folder
+    clock_trusted: bool  # False: none of them is forgotten
+
+
+def view_order(config: TopicConfig, deleted_keys: CleanedFile | None) -> ViewOrder | None:
+    """By what the latest record of a key is told; None: by its offset."""
+    if config.varve_view_strategy == "offset":
+        return None
+    by_header = config.varve_view_strategy == "header"
+    header = config.varve_view_version_header.encode() if by_header else None
+    return ViewOrder(header, deleted_keys)
+
+
+def stages_of(job: CleanJob) -> dict[str, int]:
+    """Bytes that each stage of a round reads, in their order."""
+    sources = [source for group in job.groups for source in group]
+    first = job.first_dirty_offset
+    below = sum(one.size_bytes for one in sources if one.base_offset < first)
+    return {
+        "map": sum(one.size_bytes for one in sources if one.next_base_offset > first),
+        "rank": 0 if job.order is None else below,
+        "rewrite": sum(one.size_bytes for one in sources),
+    }
 
 
 def view_job(part: ViewRound, config: TopicConfig, settings: CleanerSettings) -> CleanJob:
@@ -88,10 +112,11 @@ def view_job(part: ViewRound, config: TopicConfig, settings: CleanerSettings) ->
         log_start_offset=part.log_start_offset,
         log_end_offset_is_end=False,
         now_ms=part.now_ms,
-        drop_expired_tombstones=False,
+        drop_expired_tombstones=part.clock_trusted,
         hash_key=part.hash_key,
         **job_settings(config, settings),
         aborted=part.aborted,
         latest_only=True,
         keep_keyless=config.varve_view_null_key == "keep",
+        order=view_order(config, part.deleted_keys),
     )

@@ -47,11 +47,21 @@ class CleanedJob:
     groups: tuple[CleanedGroup, ...]
 
 
+Heard = Callable[[str, int, int], None]  # stage, bytes done, bytes of the stage
+
+
+def unheard(stage: str, done_bytes: int, total_bytes: int) -> None:
+    """For whoever does not want to know."""
+
+
 class JobRunner(Protocol):
     """Runs jobs, one at a time."""
 
-    async def run(self, job: CleanJob) -> CleanedJob:
-        """Run a job to its end. Raises CleanAbortedError, JobFailedError."""
+    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
+        """Run a job to its end; `heard` is told how far it is.
+
+        Raises CleanAbortedError, JobFailedError.
+        """
 
     async def verify(
         self, job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
@@ -100,9 +110,9 @@ class SoloWorker:
             loop = asyncio.get_running_loop()
             self._killer = loop.call_later(ABORT_SECONDS, self.link.kill)
 
-    async def run(self, job: CleanJob) -> CleanedJob:
+    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
         """See JobRunner."""
-        ending, groups = await self._carry_out(RunJob(self._runs + 1, job))
+        ending, groups = await self._carry_out(RunJob(self._runs + 1, job), heard)
         if not isinstance(ending, JobDone):
             raise _out_of_place(ending)
         return CleanedJob(ending.report, groups)
@@ -122,7 +132,7 @@ class SoloWorker:
                 raise _out_of_place(other)
 
     async def _carry_out(
-        self, order: RunJob | VerifyJob
+        self, order: RunJob | VerifyJob, heard: Heard = unheard
     ) -> tuple[Message, tuple[CleanedGroup, ...]]:
         """The worker's last word about an order, and the groups it handed over before."""
         if self._aborted:
@@ -131,22 +141,22 @@ class SoloWorker:
         self._runs = order.run
         side = self.side
         self.budgets.join(self.index, side, loop.time())
-        ticker = asyncio.create_task(self._tick(), name="view-budget")
+        ticker = asyncio.create_task(tick(self.top_up), name="view-budget")
         try:
             self.link.send(order)
-            return await self._hear()
+            return await self._hear(heard)
         except ChannelError as error:
             raise JobFailedError(str(error)) from error
         finally:
             ticker.cancel()
             self.budgets.leave(self.index, loop.time())
 
-    async def _hear(self) -> tuple[Message, tuple[CleanedGroup, ...]]:
+    async def _hear(self, heard: Heard) -> tuple[Message, tuple[CleanedGroup, ...]]:
         groups: list[CleanedGroup] = []
         while True:
             match await self._next():
-                case Progressed():
-                    pass
+                case Progressed(_, stage, done_bytes, total_bytes):
+                    heard(stage, done_bytes, total_bytes)
                 case GroupsCleaned(_, cleaned):
                     groups.extend(cleaned)
                 case JobDone() | OutputsVerified() | OutputRefused() as ending:
@@ -175,12 +185,6 @@ class SoloWorker:
                 raise JobFailedError(f"no progress for {STALL_SECONDS:g} s")
             spent = now_spent
 
-    async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            self.top_up(loop.time())
-            await asyncio.sleep(TOP_UP_SECONDS)
-
     def disarm(self) -> None:
         """It is over: nobody has to be killed."""
         if self._killer is not None:
@@ -190,6 +194,14 @@ class SoloWorker:
 def _out_of_place(message: Message | None) -> JobFailedError:
     said = "ended" if message is None else f"said {type(message).__name__}"
     return JobFailedError(f"the worker {said} in the midst of its job")
+
+
+async def tick(top_up: Callable[[float], None]) -> None:
+    """Have grants topped up for as long as the task is let run."""
+    loop = asyncio.get_running_loop()
+    while True:
+        top_up(loop.time())
+        await asyncio.sleep(TOP_UP_SECONDS)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from aiokafka.errors import InvalidRequestError, TopicAuthorizationFailedError, 
 from broker.app import Broker
 from broker.protocol.errors import ErrorCode, code_of
 from broker.topics import TopicError
-from broker.view_runs import ViewError, Worker
+from broker.view_making import ViewError, Worker
 from broker.views import view_id
 from storage.batch import Record, build_batch
 from storage.errors import InvalidViewError
@@ -420,11 +420,12 @@ async def test_a_compaction_is_given_up_on_demand_and_when_the_topic_goes() -> N
     env = MemoryEnv()
     async with broker_with_view(env, worker=held_worker) as broker:
         await produce(broker, (b"a", b"1"))
-        broker.view_runs.begin(WHERE)
-        with pytest.raises(ViewError, match="already"):
-            broker.view_runs.begin(WHERE)
         runs = broker.view_runs
-        await asyncio.to_thread(wait_until, lambda: runs.abort(WHERE), "it runs")
+        runs.begin(WHERE)
+        await asyncio.to_thread(
+            wait_until, lambda: runs.status()[0].stage == "map", "a worker has it"
+        )
+        assert runs.abort(WHERE)
         await asyncio.to_thread(
             wait_until, lambda: runs.status()[0].state not in ("waiting", "running"), "it ends"
         )

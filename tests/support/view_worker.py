@@ -9,7 +9,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.engine.verify import verify_groups
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob
 from cleaner.verification import VerifyReport
-from cleaner.workers.solo import CleanedJob, JobFailedError, JobRunner
+from cleaner.workers.solo import CleanedJob, Heard, JobFailedError, JobRunner, unheard
 from storage.env import Env
 from tests.support.memory_env import MemoryEnv
 
@@ -22,9 +22,11 @@ class ThreadRunner:
         self._aborted = threading.Event()
         self._groups: list[CleanedGroup] = []
         self.jobs: list[CleanJob] = []
+        self._heard: Heard = unheard
 
-    async def run(self, job: CleanJob) -> CleanedJob:
+    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
         self.jobs.append(job)
+        self._heard = heard
         self._groups = []
         try:
             report = await asyncio.to_thread(run_clean, self._env, job, self)
@@ -58,7 +60,7 @@ class ThreadRunner:
         self._groups.extend(groups)
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        pass
+        self._heard(stage, done_bytes, total_bytes)
 
 
 def thread_worker(env: Env) -> Callable[[], AbstractAsyncContextManager[JobRunner]]:
@@ -72,7 +74,7 @@ def thread_worker(env: Env) -> Callable[[], AbstractAsyncContextManager[JobRunne
 
 
 class _Held(ThreadRunner):
-    async def run(self, job: CleanJob) -> CleanedJob:
+    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
         self.jobs.append(job)
         await asyncio.to_thread(self._aborted.wait)
         raise CleanAbortedError
