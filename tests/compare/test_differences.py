@@ -2,8 +2,15 @@
 
 import pytest
 
-from tests.compare.differences import Batch, Look, _begins_later, _tells_the_epoch
-from tests.compare.truth import Moment
+from storage.batch import Record
+from tests.compare.differences import (
+    Batch,
+    Look,
+    _begins_later,
+    _tells_the_epoch,
+    _was_forgotten,
+)
+from tests.compare.truth import Moment, Written
 
 DATA = "batch 3 3 txn=true control=false horizon=-1 producer=7/1 sequence=0 count=1"
 READ = "batch 4 4 txn=true control=true horizon=-1 producer=7/1 sequence=-1 count=1"
@@ -74,3 +81,33 @@ def test_an_aborted_transaction_may_begin_behind_batches_that_kafka_emptied() ->
 )
 def test_it_may_not_begin_behind_anything_else(theirs: Look) -> None:
     assert not _begins_later(theirs, "aborted 7 3 4")
+
+
+HIDDEN = producer(0, sequence=4, offset=8, is_open=1)  # began at 1, and the log begins at 5
+
+
+def forgets(*, found: str = HIDDEN, line: str, who: int = 7) -> bool:
+    moment = Moment({1: Written(Record(1, 0, b"k", b"v"), 7, None)}, forgotten=frozenset({who}))
+    return _was_forgotten(Look([], ["start 5"]), found, line, moment)
+
+
+def test_a_producer_that_kafka_forgot_may_have_its_transaction_begin_later() -> None:
+    assert forgets(line=HIDDEN.replace("open=1", "open=8"))
+    assert forgets(line=HIDDEN.replace("open=1", "open=8").replace("tor=0", "tor=-1"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"line": HIDDEN.replace("open=1", "open=8"), "who": 8},
+        {"line": HIDDEN.replace("open=1", "open=-1")},
+        {"line": HIDDEN.replace("offset=8", "offset=7")},
+        {"line": HIDDEN.replace("epoch=0 seq", "epoch=1 seq")},
+        {"line": HIDDEN.replace("tor=0", "tor=3")},
+        {"line": HIDDEN, "found": HIDDEN.replace("open=1", "open=2")},
+        {"line": HIDDEN, "found": "(none)"},
+    ],
+    ids=lambda wrong: " ".join(wrong),
+)
+def test_nothing_else_of_it_may_differ(wrong: dict[str, object]) -> None:
+    assert not forgets(**wrong)  # type: ignore[arg-type]
