@@ -1,0 +1,267 @@
+"""Cleaning partitions on an engine: which tasks, in which order, and what comes of them.
+
+Rules
+- Tried whole first, where the keys are likely to fit; cut up otherwise (planning.py).
+- Of a partition that is cut up: `combine` its segments, `merge` its shards, `rewrite` its groups.
+  Partitions go through the stages together, so that no worker waits while another has work.
+- Where transactions or damage that nobody had found before make groups depend on each other, one
+  task rewrites the whole partition, in order.
+- The result is what the cleaner itself would leave, byte for byte, with a map that holds every key.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from cleaner.engine.clean import Indexed, make_report
+from cleaner.engine.offset_map import SLOT_BYTES, SLOTS_MIN
+from cleaner.engine.outcome import CleanOutcome, RewriteTotals
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from pipeline.engines import Engine
+from pipeline.stages.planning import Cut, Limits, cut_up, is_one_task, sources_of
+from pipeline.stages.running import Progress, Source, StageRuns
+from pipeline.stages.tasks import (
+    CombineResult,
+    CombineTask,
+    DamageFound,
+    MergeResult,
+    MergeTask,
+    RewriteResult,
+    RewriteTask,
+    RowSource,
+    SurvivorFiles,
+    WholeResult,
+    WholeTask,
+)
+
+COMBINE_SHARE: Final = 0.5  # of a task's memory, for the map; the rest is for sorting and buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """A cleaned partition. `folders`: for each group, the folder of the run with its files."""
+
+    groups: tuple[CleanedGroup, ...]
+    folders: tuple[str, ...]
+    report: CleanReport
+
+
+@dataclass(slots=True)
+class _Partition:
+    """A partition that is cut up, and what its stages have found."""
+
+    job: CleanJob
+    source: dict[str, Any]
+    cut: Cut
+    combined: list[CombineResult]
+    merged: list[MergeResult]
+
+    @property
+    def damaged(self) -> tuple[DamageFound, ...]:
+        return tuple(one for result in self.combined for one in result.damaged)
+
+    @property
+    def keyless_met(self) -> bool:
+        return any(result.keyless_met for result in self.combined)
+
+    @property
+    def in_order(self) -> bool:
+        return any(result.transactions_met for result in self.combined)
+
+    @property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """The groups of each task that will rewrite."""
+        if self.in_order:
+            return (tuple(range(len(self.job.groups))),)
+        return self.cut.rewrites
+
+
+def clean_partitions(
+    engine: Engine,
+    jobs: Sequence[CleanJob],
+    source_of: Callable[[CleanJob], Source],
+    limits: Limits,
+    *,
+    progress: Progress | None = None,
+) -> list[Cleaned]:
+    """Clean each of `jobs`, whose inputs lie at `source_of` -> in the order of the jobs.
+
+    Raises StageFailedError.
+    """
+    jobs = [replace(job, dedupe_buffer_bytes=limits.memory_bytes) for job in jobs]
+    sources = [dict(source_of(job)) for job in jobs]
+    stages = StageRuns(engine, progress)
+    done: dict[int, Cleaned] = {}
+    whole = [place for place, job in enumerate(jobs) if is_one_task(job, limits)]
+    results = stages.run(
+        "whole",
+        [WholeTask(sources[place], jobs[place]) for place in whole],
+        [_size(jobs[place]) for place in whole],
+        WholeResult,
+    )
+    for place, result in zip(whole, results, strict=True):
+        if result.report is not None:
+            folders = (result.folder,) * len(result.groups)
+            done[place] = Cleaned(result.groups, folders, result.report)
+    left = [place for place in range(len(jobs)) if place not in done]
+    partitions = [
+        _Partition(jobs[place], sources[place], cut_up(jobs[place], limits), [], [])
+        for place in left
+    ]
+    _combine(stages, partitions, limits)
+    _merge(stages, partitions, limits)
+    done.update(zip(left, _rewrite(stages, partitions), strict=True))
+    return [done[place] for place in range(len(jobs))]
+
+
+def _size(job: CleanJob) -> int:
+    return sum(source.size_bytes for source in sources_of(job))
+
+
+def _combine(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits) -> None:
+    tasks = [
+        CombineTask(
+            one.source,
+            one.job,
+            bases,
+            one.cut.shards,
+            int(limits.memory_bytes * COMBINE_SHARE),
+        )
+        for one in partitions
+        for bases in one.cut.combines
+    ]
+    sizes = {
+        id(one): {source.base_offset: source.size_bytes for source in sources_of(one.job)}
+        for one in partitions
+    }
+    results = iter(
+        stages.run(
+            "combine",
+            tasks,
+            [
+                sum(sizes[id(one)][base] for base in bases)
+                for one in partitions
+                for bases in one.cut.combines
+            ],
+            CombineResult,
+        )
+    )
+    for one in partitions:
+        one.combined = [next(results) for _ in one.cut.combines]
+
+
+def rows_of(combined: Sequence[CombineResult], shard: int) -> tuple[RowSource, ...]:
+    """The files that hold rows of a shard, in order."""
+    found = (
+        RowSource(one.folder, one.dirty.get(str(shard)), one.clean.get(str(shard)))
+        for one in combined
+    )
+    return tuple(one for one in found if one.dirty is not None or one.clean is not None)
+
+
+def _merge(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits) -> None:
+    tasks: list[MergeTask] = []
+    owners: list[_Partition] = []
+    for one in partitions:
+        ranges = tuple(
+            tuple(
+                (source.base_offset, source.next_base_offset)
+                for place in places
+                for source in one.job.groups[place]
+            )
+            for places in one.readers
+        )
+        for shard in range(one.cut.shards):
+            rows = rows_of(one.combined, shard)
+            if rows:
+                tasks.append(
+                    MergeTask(one.source, one.job, shard, rows, ranges, limits.memory_bytes)
+                )
+                owners.append(one)
+    sizes = [
+        sum(file.rows for rows in task.rows for file in (rows.dirty, rows.clean) if file)
+        for task in tasks
+    ]
+    results = stages.run("merge", tasks, sizes, MergeResult)
+    for owner, result in zip(owners, results, strict=True):
+        owner.merged.append(result)
+
+
+def _rewrite_task(one: _Partition, reader: int, places: tuple[int, ...]) -> RewriteTask:
+    """One task; with all groups it reads what all readers would."""
+    survivors = tuple(
+        SurvivorFiles(result.folder, names)
+        for result in one.merged
+        if (
+            names := tuple(
+                name
+                for number, files in enumerate(result.files)
+                for name in files
+                if reader in {number, _EVERY}
+            )
+        )
+    )
+    return RewriteTask(
+        one.source, one.job, places, survivors, one.damaged, one.keyless_met, one.in_order
+    )
+
+
+_EVERY: Final = -1
+
+
+def _rewrite(stages: StageRuns, partitions: Sequence[_Partition]) -> list[Cleaned]:
+    planned = [
+        (one, _rewrite_task(one, reader, places))
+        for one in partitions
+        for reader, places in enumerate(one.readers)
+    ]
+    results = iter(_run_rewrites(stages, planned))
+    found = [[next(results) for _ in one.readers] for one in partitions]
+    # Damage that nobody had met before: what comes behind it must know.
+    surprised = [
+        place
+        for place, ones in enumerate(found)
+        if len(ones) > 1 and any(one.damaged for one in ones)
+    ]
+    again = [
+        (one, _rewrite_task(one, _EVERY, tuple(range(len(one.job.groups)))))
+        for one in (partitions[place] for place in surprised)
+    ]
+    for place, result in zip(surprised, _run_rewrites(stages, again), strict=True):
+        found[place] = [result]
+    return [_cleaned(one, ones) for one, ones in zip(partitions, found, strict=True)]
+
+
+def _run_rewrites(
+    stages: StageRuns, planned: Sequence[tuple[_Partition, RewriteTask]]
+) -> list[RewriteResult]:
+    sizes = [
+        sum(source.size_bytes for place in task.groups for source in one.job.groups[place])
+        for one, task in planned
+    ]
+    return stages.run("rewrite", [task for _, task in planned], sizes, RewriteResult)
+
+
+def _cleaned(one: _Partition, results: Sequence[RewriteResult]) -> Cleaned:
+    totals = RewriteTotals()
+    for result in results:
+        totals.add(result.totals)
+    told = (*one.damaged, *(found for result in results for found in result.damaged))
+    damaged = {broken.base_offset: broken.damage for broken in told}
+    outcome = CleanOutcome(
+        totals=totals,
+        damaged=damaged,
+        map_seconds=sum(found.seconds for found in one.combined)
+        + sum(found.seconds for found in one.merged),
+        rewrite_seconds=sum(result.seconds for result in results),
+    )
+    keys = sum(found.keys for found in one.merged)
+    keys_at_limit = max(one.job.dedupe_buffer_bytes // SLOT_BYTES, SLOTS_MIN) * 9 // 10
+    indexed = Indexed(one.job.end_offset, keys, min(keys / keys_at_limit, 1.0))
+    bytes_read = sum(found.bytes_read for found in one.combined)
+    bytes_read += sum(result.bytes_read for result in results)
+    return Cleaned(
+        groups=tuple(group for result in results for group in result.groups),
+        folders=tuple(result.folder for result in results for _ in result.groups),
+        report=make_report(one.job, outcome, indexed, bytes_read=bytes_read),
+    )

@@ -1,0 +1,146 @@
+"""What partitions hold, for whoever reads them as tables: survivors and counts, on an engine.
+
+A partition is surveyed in one task where its keys are likely to fit; else its keys are combined and
+merged as for a clean, only that every record from the log's start on takes part and deletes are
+told apart. Nothing of the log is changed, and everything written is scratch of the run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cleaner.job import CleanJob
+from pipeline.engines import Engine
+from pipeline.stages.cleaning import COMBINE_SHARE, rows_of
+from pipeline.stages.planning import Cut, Limits, cut_up, is_one_task, sources_of
+from pipeline.stages.running import Progress, Source, StageRuns
+from pipeline.stages.tasks import (
+    CombineResult,
+    CombineTask,
+    DamageFound,
+    MergeResult,
+    MergeTask,
+    SegmentCounts,
+    SurveyResult,
+    SurveyTask,
+    SurvivorFiles,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionIndex:
+    """What one partition holds. `survivors` name files of sets: see `survivors.read_survivors`.
+
+    Of a damaged segment it tells what stands before the damage.
+    """
+
+    job: CleanJob
+    survivors: tuple[SurvivorFiles, ...]
+    counts: tuple[SegmentCounts, ...]  # of every segment, in order
+    damaged: tuple[DamageFound, ...]
+    keys: int  # that have a record, be it a delete
+
+
+def index_partitions(
+    engine: Engine,
+    jobs: Sequence[CleanJob],
+    source_of: Callable[[CleanJob], Source],
+    limits: Limits,
+    *,
+    progress: Progress | None = None,
+) -> list[PartitionIndex]:
+    """Index each of `jobs`, whose inputs lie at `source_of` -> in the order of the jobs.
+
+    Raises StageFailedError.
+    """
+    stages = StageRuns(engine, progress)
+    sources = [dict(source_of(job)) for job in jobs]
+    done: dict[int, PartitionIndex] = {}
+    whole = [
+        place
+        for place, job in enumerate(jobs)
+        if is_one_task(job, limits, first_offset=job.log_start_offset)
+    ]
+    results = stages.run(
+        "survey",
+        [SurveyTask(sources[place], jobs[place], limits.memory_bytes) for place in whole],
+        [_size(jobs[place]) for place in whole],
+        SurveyResult,
+    )
+    for place, result in zip(whole, results, strict=True):
+        if result.fits:
+            done[place] = PartitionIndex(
+                jobs[place], (result.survivors,), result.counts, result.damaged, result.keys
+            )
+    left = [place for place in range(len(jobs)) if place not in done]
+    pairs = [(jobs[place], sources[place]) for place in left]
+    done.update(zip(left, _index_in_shards(stages, pairs, limits), strict=True))
+    return [done[place] for place in range(len(jobs))]
+
+
+def _size(job: CleanJob) -> int:
+    return sum(source.size_bytes for source in sources_of(job))
+
+
+def _index_in_shards(
+    stages: StageRuns, pairs: Sequence[tuple[CleanJob, dict[str, Any]]], limits: Limits
+) -> list[PartitionIndex]:
+    cuts = [cut_up(job, limits, first_offset=job.log_start_offset) for job, _ in pairs]
+    tasks = [
+        CombineTask(
+            source, job, bases, cut.shards, int(limits.memory_bytes * COMBINE_SHARE), survey=True
+        )
+        for (job, source), cut in zip(pairs, cuts, strict=True)
+        for bases in cut.combines
+    ]
+    results = iter(stages.run("combine", tasks, [len(task.bases) for task in tasks], CombineResult))
+    combined = [[next(results) for _ in cut.combines] for cut in cuts]
+    merges = [
+        _merges(job, source, cut, found, limits)
+        for (job, source), cut, found in zip(pairs, cuts, combined, strict=True)
+    ]
+    flat = [task for ones in merges for task in ones]
+    merged = iter(stages.run("merge", flat, [len(task.rows) for task in flat], MergeResult))
+    return [
+        _indexed(job, found, [next(merged) for _ in ones])
+        for (job, _), found, ones in zip(pairs, combined, merges, strict=True)
+    ]
+
+
+def _merges(
+    job: CleanJob,
+    source: dict[str, Any],
+    cut: Cut,
+    combined: Sequence[CombineResult],
+    limits: Limits,
+) -> list[MergeTask]:
+    ranges = (tuple((one.base_offset, one.next_base_offset) for one in sources_of(job)),)
+    by_shard = ((shard, rows_of(combined, shard)) for shard in range(cut.shards))
+    return [
+        MergeTask(source, job, shard, rows, ranges, limits.memory_bytes)
+        for shard, rows in by_shard
+        if rows
+    ]
+
+
+def _indexed(
+    job: CleanJob, combined: Sequence[CombineResult], merged: Sequence[MergeResult]
+) -> PartitionIndex:
+    counts = [one for result in combined for one in result.counts]
+    return PartitionIndex(
+        job=job,
+        survivors=tuple(
+            SurvivorFiles(one.folder, tuple(name for names in one.files for name in names))
+            for one in merged
+        ),
+        counts=tuple(
+            replace(
+                one,
+                live=sum(result.live.get(str(one.base_offset), 0) for result in merged),
+                tombstones=sum(result.tombstones.get(str(one.base_offset), 0) for result in merged),
+            )
+            for one in counts
+        ),
+        damaged=tuple(one for result in combined for one in result.damaged),
+        keys=sum(one.keys for one in merged),
+    )

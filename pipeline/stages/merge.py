@@ -1,0 +1,141 @@
+"""Stage `merge`: the survivors of one shard of a partition's keys.
+
+Rules
+- The rows of the dirty section go into a table, oldest first: the last one of each key stands, and
+  survives. A row of the clean section survives if its key is not in the table.
+- A table that is full is begun anew with half of the keys, and again: memory is bounded whatever
+  the keys are, and every round leaves files of its own, whose union is the result.
+- The survivors are told per segment, in files as their readers want them.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from cleaner.engine.kernels.compile import Ints
+from cleaner.engine.kernels.shards import list_entries, list_unknown, merge_rows
+from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap
+from pipeline.stages.rows import CHUNK_ROWS, read_rows
+from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
+from pipeline.stages.tasks import MergeResult, MergeTask, RowFile, RowSource, decode, encode
+from pipeline.stages.workplace import Workplace, workplace
+from storage.env import Env, RealEnv
+
+# Of the memory, for the table; what is left are its entries' offsets while they are sorted.
+_TABLE_SHARE: Final = 0.5
+ROUNDS_MAX: Final = 1 << 20  # a table of two slots gets through a billion keys in these
+
+
+def run_task(task: bytes) -> bytes:
+    """See pipeline.stages. Raises what `merge` raises."""
+    return encode(merge(RealEnv(), decode(MergeTask, task)))
+
+
+def merge(env: Env, task: MergeTask) -> MergeResult:
+    """Write the survivors of a shard. Raises CorruptRowsError, OSError."""
+    started = env.monotonic()
+    with workplace(env, task.source, task.job) as place:
+        paths = [place.fetch(rows.folder, _names(rows)) for rows in task.rows]
+        rounds = 1
+        while (done := _try(env, task, paths, rounds)) is None:
+            rounds *= 2
+            assert rounds <= ROUNDS_MAX
+        name, path = place.folder("merge", scratch=True)
+        files = _write(place, name, path, task, done)
+        live, tombstones = done.counts[Kind.LIVE], done.counts[Kind.DELETES]
+        return MergeResult(
+            folder=name,
+            files=files,
+            keys=done.keys,
+            seconds=env.monotonic() - started,
+            live={str(base): count for base, count in sorted(live.items())},
+            tombstones={str(base): count for base, count in sorted(tombstones.items())},
+        )
+
+
+def _names(rows: RowSource) -> list[str]:
+    return [one.name for one in (rows.dirty, rows.clean) if one is not None]
+
+
+class _Merged:
+    """What the rounds so far have found."""
+
+    def __init__(self, readers: int) -> None:
+        self.keys = 0
+        self.sets: list[list[tuple[Kind, Survivors]]] = [[] for _ in range(readers)]
+        self.counts: dict[Kind, Counter[int]] = {kind: Counter() for kind in Kind}
+
+    def add(self, task: MergeTask, kind: Kind, offsets: Ints) -> None:
+        offsets.sort()
+        for reader, ranges in enumerate(task.ranges):
+            for found in cut(offsets, ranges):
+                self.sets[reader].append((kind, found))
+                self.counts[kind][found.base_offset] += found.count
+
+
+def _try(env: Env, task: MergeTask, paths: list[str], rounds: int) -> _Merged | None:
+    """Go through all rounds; None if a table was full."""
+    rows = sum(one.dirty.rows for one in task.rows if one.dirty is not None)
+    merged = _Merged(len(task.ranges))
+    for number in range(rounds):
+        limit_bytes = int(task.memory_bytes * _TABLE_SHARE)
+        table = OffsetMap(limit_bytes, rows, task.job.hash_key)
+        for path, told in _files(task, paths, clean=False):
+            for piece, count in read_rows(env, path, told):
+                table.reserve(count)
+                if not merge_rows(piece, count, number, rounds, table.table, table.state):
+                    return None
+        _list_survivors(env, task, paths, turn=(number, rounds), table=table, merged=merged)
+    return merged
+
+
+def _list_survivors(
+    env: Env,
+    task: MergeTask,
+    paths: list[str],
+    *,
+    turn: tuple[int, int],
+    table: OffsetMap,
+    merged: _Merged,
+) -> None:
+    merged.keys += table.entries
+    values: Ints = np.empty(table.entries, dtype=np.int64)
+    deletes: Ints = np.empty(table.entries, dtype=np.int64)
+    count = int(list_entries(table.table, table.state, values, deletes))
+    merged.add(task, Kind.LIVE, values[:count])
+    merged.add(task, Kind.DELETES, deletes[: table.entries - count])
+    found: Ints = np.empty(CHUNK_ROWS, dtype=np.int64)
+    for path, told in _files(task, paths, clean=True):
+        pieces: list[Ints] = []
+        for piece, rows in read_rows(env, path, told):
+            unknown = int(list_unknown(piece, rows, *turn, table.table, table.state, found))
+            pieces.append(found[:unknown].copy())
+        merged.add(task, Kind.LIVE, np.concatenate(pieces))
+
+
+def _files(task: MergeTask, paths: list[str], *, clean: bool) -> Iterator[tuple[str, RowFile]]:
+    for rows, path in zip(task.rows, paths, strict=True):
+        told = rows.clean if clean else rows.dirty
+        if told is not None:
+            yield f"{path}/{told.name}", told
+
+
+def _write(
+    place: Workplace, folder: str, path: str, task: MergeTask, merged: _Merged
+) -> tuple[tuple[str, ...], ...]:
+    """Write one file for each reader that has anything to read -> the names, by reader."""
+    names: list[tuple[str, ...]] = []
+    for reader, sets in enumerate(merged.sets):
+        name = f"survivors-{task.shard}-{reader}"
+        if sets:
+            write_survivors(place.env, f"{path}/{name}", sets)
+        names.append((name,) if sets else ())
+    place.deliver(folder, [name for one in names for name in one])
+    return tuple(names)
+
+
+def table_keys_max(memory_bytes: int) -> int:
+    """How many keys a merge of so much memory surely takes up in one round."""
+    return int(memory_bytes * _TABLE_SHARE) // SLOT_BYTES * 9 // 10

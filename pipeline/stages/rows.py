@@ -1,0 +1,128 @@
+"""Files of rows between two stages: fingerprints of keys and the offsets of their records.
+
+A file holds rows of one shard, 24 bytes each, in the order in which they are to be put into a
+table: it is written from the log's start on, spill after spill. See kernels/shards.py.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.compile import Bytes, Ints, Words
+from cleaner.engine.kernels.crc import crc32c_extended
+from cleaner.engine.kernels.layout import SLOT_WORDS
+from cleaner.engine.kernels.memory import SLACK_BYTES
+from cleaner.engine.kernels.shards import count_by_shard, sort_by_shard
+from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap
+from pipeline.stages.tasks import RowFile
+from storage.env import Env, File
+
+ROW_BYTES: Final = SLOT_BYTES
+# Sorted by shard at a time: 6 MiB, and as much for the sorted copy.
+CHUNK_ROWS: Final = 1 << 18
+
+
+class CorruptRowsError(Exception):
+    """A file of rows is not what was written."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path}: the rows are not those that were written")
+
+
+class RowWriter:
+    """Files of rows in one folder, one for each shard that has any."""
+
+    def __init__(self, env: Env, directory: str, label: str, shards: int) -> None:
+        self._env = env
+        self._directory = directory
+        self._label = label
+        self._counts: Ints = np.zeros(shards, dtype=np.int64)
+        self._out: Bytes = np.empty(CHUNK_ROWS * ROW_BYTES + SLACK_BYTES, dtype=np.uint8)
+        self._files: dict[int, File] = {}
+        self._written: dict[int, RowFile] = {}
+
+    def add(self, rows: Words, count: int) -> None:
+        """Append the first `count` rows, free slots among them left out. Raises OSError."""
+        for begin in range(0, count, CHUNK_ROWS):
+            self._add_chunk(rows, begin, min(begin + CHUNK_ROWS, count))
+
+    def _add_chunk(self, rows: Words, begin: int, end: int) -> None:
+        counts = self._counts
+        counts.fill(0)
+        count_by_shard(rows, begin, end, counts)
+        places = np.cumsum(counts) - counts
+        out: Words = self._out[: CHUNK_ROWS * ROW_BYTES].view(np.uint64)
+        sort_by_shard(rows, begin, end, places.copy(), out)
+        for shard in np.flatnonzero(counts).tolist():
+            self._append(shard, int(places[shard]) * ROW_BYTES, int(counts[shard]))
+
+    def _append(self, shard: int, at: int, count: int) -> None:
+        before = self._written.get(shard)
+        if before is None:
+            name = f"{self._label}-{shard}.rows"
+            path = f"{self._directory}/{name}"
+            self._files[shard] = self._env.open(path, create=True, write=True, truncate=True)
+            before = RowFile(name, 0, 0)
+        size = count * ROW_BYTES
+        self._files[shard].pwrite(self._out.data[at : at + size], before.rows * ROW_BYTES)
+        crc = int(crc32c_extended(before.crc, self._out, at, at + size))
+        self._written[shard] = RowFile(before.name, before.rows + count, crc)
+
+    def close(self) -> dict[str, RowFile]:
+        """Let go of the files -> those written, by shard."""
+        while self._files:
+            self._files.popitem()[1].close()
+        return {str(shard): one for shard, one in sorted(self._written.items())}
+
+
+class SpillingMap(OffsetMap):
+    """A map that is emptied before it is full: its entries go where `spill` takes them."""
+
+    def __init__(
+        self, memory_bytes: int, keys_max: int, batch_bytes: int, hash_key: bytes,
+        spill: Callable[[Words, int], None],
+    ) -> None:  # fmt: skip
+        """`memory_bytes` is kept to, unless one batch of `batch_bytes` has more keys."""
+        widest = batch_bytes // 7 * 2 * SLOT_BYTES
+        super().__init__(max(memory_bytes, widest), keys_max, hash_key)
+        self._keys_wanted = memory_bytes // SLOT_BYTES // 2
+        self._spill = spill
+
+    def reserve(self, count: int) -> None:
+        """Have room for `count` more keys."""
+        if self.entries and self.entries + count > self._keys_wanted:
+            self.spill()
+        super().reserve(count)
+
+    def spill(self) -> None:
+        """Hand over all entries, and forget them."""
+        slots = int(self.state[fields.SLOTS])
+        self._spill(self.table, slots)
+        self.table[: slots * SLOT_WORDS] = 0
+        self.state[fields.ENTRIES] = 0
+
+
+def read_rows(env: Env, path: str, told: RowFile) -> Iterator[tuple[Words, int]]:
+    """The rows of a file, piece by piece, each valid until the next: (rows, how many).
+
+    Raises CorruptRowsError after the last piece, or before; OSError.
+    """
+    buffer: Bytes = np.empty(CHUNK_ROWS * ROW_BYTES + SLACK_BYTES, dtype=np.uint8)
+    file = env.open(path)
+    crc = 0
+    try:
+        if file.size() != told.rows * ROW_BYTES:
+            raise CorruptRowsError(path)
+        for begin in range(0, told.rows, CHUNK_ROWS):
+            count = min(CHUNK_ROWS, told.rows - begin)
+            size = count * ROW_BYTES
+            if file.pread_into(buffer.data[:size], begin * ROW_BYTES) != size:
+                raise CorruptRowsError(path)
+            crc = int(crc32c_extended(crc, buffer, 0, size))
+            yield buffer[: CHUNK_ROWS * ROW_BYTES].view(np.uint64), count
+    finally:
+        file.close()
+    if crc != told.crc:
+        raise CorruptRowsError(path)

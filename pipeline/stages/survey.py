@@ -1,0 +1,98 @@
+"""Stage `survey`: what a partition holds, in one task, where its keys fit.
+
+Live is the last record of each key that is committed and no delete. Which records these are comes
+out of the map at the end: no record is looked at twice.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cleaner.engine.context import CleanContext
+from cleaner.engine.kernels.compile import Ints
+from cleaner.engine.kernels.shards import list_entries
+from cleaner.engine.offset_map import OffsetMap
+from cleaner.engine.outcome import Damage
+from pipeline.stages.combine import KeysDoNotFitError, survey_job, survey_segment
+from pipeline.stages.planning import sources_of
+from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
+from pipeline.stages.tasks import (
+    SegmentCounts,
+    SurveyResult,
+    SurveyTask,
+    SurvivorFiles,
+    decode,
+    encode,
+)
+from pipeline.stages.workplace import Collected, workplace
+from storage.env import Env, RealEnv
+
+SURVIVORS: str = "survivors"
+
+
+def run_task(task: bytes) -> bytes:
+    """See pipeline.stages. Raises what `survey_partition` raises."""
+    return encode(survey_partition(RealEnv(), decode(SurveyTask, task)))
+
+
+def survey_partition(env: Env, task: SurveyTask) -> SurveyResult:
+    """Index all of a partition. Raises TransactionIndexError, InputsGoneError, OSError."""
+    started = env.monotonic()
+    sources = sources_of(task.job)
+    bases = [source.base_offset for source in sources]
+    with workplace(env, task.source, task.job) as place:
+        local = survey_job(place.job_over(bases))
+        keys_max = max(local.end_offset - local.first_dirty_offset, 0)
+        key_map = OffsetMap(task.memory_bytes, keys_max, local.hash_key)
+        context = CleanContext(env, local, Collected(), key_map=key_map)
+        damaged: dict[int, Damage] = {}
+        try:
+            counts = [survey_segment(context, source, damaged) for source in sources]
+        except KeysDoNotFitError:
+            return SurveyResult(fits=False)
+        finally:
+            context.reader.close()
+        place.check_inputs(local, bases)
+        sound = [source for source in sources if source.base_offset not in damaged]
+        checked = [source for source in sound if source.base_offset >= local.first_dirty_offset]
+        context.transactions.check_markers(checked, local.end_offset)
+        sets = _sets(key_map, [(one.base_offset, one.next_base_offset) for one in sources])
+        name, path = place.folder("survey", scratch=True)
+        write_survivors(env, f"{path}/{SURVIVORS}", sets)
+        place.deliver(name, [SURVIVORS])
+        return SurveyResult(
+            fits=True,
+            survivors=SurvivorFiles(name, (SURVIVORS,)),
+            counts=counted(counts, sets),
+            damaged=place.told(damaged),
+            keys=key_map.entries,
+            seconds=env.monotonic() - started,
+        )
+
+
+def _sets(key_map: OffsetMap, ranges: list[tuple[int, int]]) -> list[tuple[Kind, Survivors]]:
+    values: Ints = np.empty(key_map.entries, dtype=np.int64)
+    deletes: Ints = np.empty(key_map.entries, dtype=np.int64)
+    count = int(list_entries(key_map.table, key_map.state, values, deletes))
+    live, gone = values[:count], deletes[: key_map.entries - count]
+    live.sort()
+    gone.sort()
+    return [(Kind.LIVE, one) for one in cut(live, ranges)] + [
+        (Kind.DELETES, one) for one in cut(gone, ranges)
+    ]
+
+
+def counted(
+    counts: list[SegmentCounts], sets: list[tuple[Kind, Survivors]]
+) -> tuple[SegmentCounts, ...]:
+    """The counts, with how many records of each segment are their keys' last."""
+    live = {one.base_offset: one.count for kind, one in sets if kind == Kind.LIVE}
+    gone = {one.base_offset: one.count for kind, one in sets if kind == Kind.DELETES}
+    return tuple(
+        replace(
+            one,
+            live=live.get(one.base_offset, 0),
+            tombstones=gone.get(one.base_offset, 0),
+        )
+        for one in counts
+    )

@@ -1,0 +1,31 @@
+"""Stage `whole`: a partition whose keys fit one worker is cleaned as the broker would clean it."""
+
+from dataclasses import replace
+
+from cleaner.engine.clean import run_clean
+from cleaner.engine.outcome import MapFullError
+from pipeline.stages.tasks import WholeResult, WholeTask, decode, encode
+from pipeline.stages.workplace import Collected, delivered_names, workplace
+from storage.env import Env, RealEnv
+
+
+def run_task(task: bytes) -> bytes:
+    """See pipeline.stages. Raises what `clean_whole` raises."""
+    return encode(clean_whole(RealEnv(), decode(WholeTask, task)))
+
+
+def clean_whole(env: Env, task: WholeTask) -> WholeResult:
+    """Clean the partition into a folder of its own. Raises StorageError, OSError."""
+    with workplace(env, task.source, task.job) as place:
+        bases = [source.base_offset for group in task.job.groups for source in group]
+        job = place.job_over(bases)
+        name, path = place.folder("whole")
+        control = Collected()
+        try:
+            report = run_clean(env, replace(job, output_directory=path), control, every_key=True)
+        except MapFullError:
+            place.discard()
+            return WholeResult()
+        place.check_inputs(job, bases)
+        place.deliver(name, delivered_names(control.groups))
+        return WholeResult(name, tuple(control.groups), place.renamed(report))
