@@ -34,5 +34,5 @@ class VerifyReport:
     report: CleanReport
     groups: int
     bytes_compared: int  # of all files of the outputs
-    rounds: int  # passes over the dirty section: more than one where the map did not hold all keys
+    rounds: int  # parts of the keys, one after the other: one where the map held all
     seconds: float

@@ -5,7 +5,7 @@ Rules
   job is run once more, and what would be written is compared with what is there: batches, records,
   stamps, indexes, checksums, groups, and which of them there are.
 - Whatever the size of the map: where it does not hold every key, the keys are gone through in
-  shares (verify_rounds.py).
+  shards (verify_keys.py).
 - Nothing of what came with the outputs is believed. The report is that of the job as it ran here.
 - Compressed batches that lost records are equal only if they were packed by the same releases of
   the codecs' libraries, at the same levels.
@@ -13,8 +13,9 @@ Rules
 
 from collections.abc import Sequence
 
+from cleaner.engine.verify_keys import clean_with_all_keys
 from cleaner.engine.verify_outputs import ComparedOutputs
-from cleaner.engine.verify_rounds import clean_in_rounds
+from cleaner.engine.verify_scratch import Scratch
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, JobControl
 from cleaner.verification import VerifyReport
 from storage.env import Env
@@ -34,7 +35,12 @@ def verify_groups(
     """
     started = env.monotonic()
     outputs = ComparedOutputs(env, job, groups, folders, control.read_bytes)
-    report, rounds = clean_in_rounds(env, job, _Comparison(control, outputs), outputs)
+    scratch = Scratch(env, job, control)
+    try:
+        comparison = _Comparison(control, outputs)
+        report, rounds = clean_with_all_keys(env, job, comparison, outputs, scratch)
+    finally:
+        scratch.close()
     outputs.finish()
     return VerifyReport(
         report=report,

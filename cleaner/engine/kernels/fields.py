@@ -67,12 +67,10 @@ KEYLESS_MET: Final = 48  # 1: the first pass has seen one
 RANKED: Final = 49  # 1: the map holds the record of the largest rank, which may not be the last one
 KNOWN_ONLY: Final = 50  # 1: below the dirty section; keys that are not in the map stay out of it
 VERSIONLESS: Final = 51  # records put whose version could not be told
-# keys in several rounds
-SHARE_FIRST: Final = 52  # keys are put in the map whose share (layout.SHARES) lies in here
-SHARE_END: Final = 53
-BITS_FROM: Final = 54  # first offset that the bitmap of survivors can tell of
-TRANSACTIONS_MET: Final = 55  # 1: a control or transactional batch was seen while indexing
-SIZE: Final = 56
+# keys that are not all in one map
+BITS_FROM: Final = 52  # first offset that the bitmap of survivors can tell of
+TRANSACTIONS_MET: Final = 53  # 1: a control or transactional batch was seen while indexing
+SIZE: Final = 54
 
 FIRST_COUNT: Final = RECORDS_IN
 END_COUNT: Final = MARKERS_REMOVED + 1

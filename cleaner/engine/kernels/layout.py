@@ -24,7 +24,6 @@ LAST_RECORD_WORDS: Final = 3
 ABORTED_WORDS: Final = 3
 SLOT_WORDS: Final = 3  # two words of fingerprint, then offset + 1; 0 there: a free slot
 CHUNK_KEYS: Final = 4096  # fingerprints between two probing loops: 96 KiB, stays in the L2 cache
-SHARES: Final = 1 << 32  # of the keys, by the upper half of a fingerprint's second word
 GROWN_BYTES_PER_RECORD: Final = 11  # a new horizon: a time delta of 10 bytes, a longer length
 
 
@@ -79,7 +78,5 @@ class Workspace(NamedTuple):
 
 
 def new_state() -> Ints:
-    """A state with everything at zero, for keys of all shares."""
-    state = np.zeros(fields.SIZE, dtype=np.int64)
-    state[fields.SHARE_END] = SHARES
-    return state
+    """A state with everything at zero."""
+    return np.zeros(fields.SIZE, dtype=np.int64)

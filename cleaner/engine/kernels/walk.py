@@ -13,7 +13,7 @@ Rules
 import numpy as np
 
 from cleaner.engine.kernels import fields
-from cleaner.engine.kernels.compile import Bytes, Ints, inlined, int64, kernel
+from cleaner.engine.kernels.compile import Bytes, Ints, inlined, kernel
 from cleaner.engine.kernels.crc import crc32c
 from cleaner.engine.kernels.hashing import siphash128
 from cleaner.engine.kernels.layout import (
@@ -56,7 +56,6 @@ COMMIT = 1
 NO_MARKER = -1
 _CONTROL_KEY_BYTES = 4  # version, type: int16 each
 
-_HALF = np.uint64(32)
 _BATCH_LENGTH_MIN = HEADER_BYTES - LENGTH_BYTES
 _CODECS = 5
 
@@ -238,13 +237,6 @@ def check_transaction(buf: Bytes, at: int, size: int, space: Workspace) -> tuple
 
 
 @inlined
-def in_share(two: np.uint64, state: Ints) -> bool:
-    """Whether a key, by its fingerprint's second word, is of the share that is looked at."""
-    share = int64(two >> _HALF)
-    return bool(state[fields.SHARE_FIRST] <= share < state[fields.SHARE_END])
-
-
-@inlined
 def _flush(space: Workspace, pending: int) -> bool:
     done = put_keys(space.table, space.state, space.ones, space.twos, space.offsets, pending)
     if done == pending:
@@ -293,8 +285,6 @@ def _index_records(
                 return MAP_FULL, 0
             pending = 0
         one, two = siphash128(buf, key_at, key_bytes, k0, k1)
-        if not in_share(two, state):
-            continue
         space.ones[pending] = one
         space.twos[pending] = two
         space.offsets[pending] = base + delta
