@@ -57,7 +57,7 @@ lock:
 	  --no-annotate --upgrade -c requirements.lock --extra dev -o requirements-dev.lock pyproject.toml
 	$(UV) pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
 	  --no-annotate --upgrade -c requirements.lock -c requirements-dev.lock --extra pipeline \
-	  --extra iceberg -o requirements-pipeline.lock pyproject.toml
+	  --extra connect --extra iceberg -o requirements-pipeline.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

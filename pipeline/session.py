@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 RESULT_BYTES_MAX: Final = 256 << 20  # of one query, on the driver: descriptors and counts
 MASTER_PORT: Final = 7077  # a standalone master's, where the URL names none
+CONNECT_PORT: Final = 15002  # Spark Connect's
 CONNECT_SECONDS: Final = 10.0
 EXECUTOR_SECONDS: Final = 60.0  # until the first is there: a JVM's start on a busy machine
 EXECUTORS_SETTLED_SECONDS: Final = 0.5  # no further one has come for so long
@@ -255,10 +257,22 @@ def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkS
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    if find_spec("grpc") is None:
+        raise SessionError(f"{master} needs more packages: pip install 'varve[connect]'")
+    try:
+        parts = urlsplit(master)
+        host, port = parts.hostname, parts.port or CONNECT_PORT
+        # Asked first: Connect's own client goes on trying for ten minutes.
+        socket.create_connection((host or "", port), CONNECT_SECONDS).close()
+    except ValueError as error:
+        raise SessionError(f"{master} names no host and port: {error}") from None
+    except OSError as error:
+        raise SessionError(f"{master} does not answer: {error}") from None
     try:
         spark = SparkSession.builder.remote(master).appName(app_name).getOrCreate()
         for name, value in {**common_settings(), **settings}.items():
-            if name.startswith("spark.sql."):  # the others are the server's
+            # The others are the server's; and Connect is always by Arrow.
+            if name.startswith("spark.sql.") and ".arrow.pyspark." not in name:
                 spark.conf.set(name, value)
     except PySparkException as error:
         raise SessionError(f"{master} does not answer: {first_line(error)}") from error

@@ -93,7 +93,10 @@ class SparkEngine:
     def _cores(self) -> int:
         if self._context is not None:
             return int(self._context.defaultParallelism)
-        return int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
+        # Spark Connect does not say; a range is cut into as many parts as there are cores.
+        from pyspark.sql.functions import spark_partition_id
+
+        return int(self._spark.range(10_000).select(spark_partition_id()).distinct().count())
 
 
 class _Watch:

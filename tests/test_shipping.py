@@ -84,7 +84,9 @@ def test_every_dependency_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [re.split(r"[>=<;\[ ]", text)[0] for text in project["project"]["dependencies"]]
     assert set(wanted) <= set(pins("requirements.lock"))
-    for extra, lock in (("dev", "dev"), ("pipeline", "pipeline"), ("iceberg", "pipeline")):
+    locks = {"dev": "dev", "pipeline": "pipeline", "connect": "pipeline", "iceberg": "pipeline"}
+    assert set(locks) == set(project["project"]["optional-dependencies"])
+    for extra, lock in locks.items():
         texts = project["project"]["optional-dependencies"][extra]
         named = {re.split(r"[>=<;\[ ]", text)[0] for text in texts}
         assert named <= set(pins(f"requirements-{lock}.lock")), extra

@@ -9,8 +9,9 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import pyspark
 
 from pipeline.java import cache_folder, find_java, launcher_home, write_whole
 
+ROOT = Path(__file__).parents[2]
 START_SECONDS = 60
 STOP_SECONDS = 20
 OTHER_USER = 65534  # nobody
@@ -54,18 +56,32 @@ class Cluster:
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def start(self, name: str, main: str, *arguments: str, rights: tuple[str, ...] = ()) -> None:
-        java = find_java()
+    def start_java(self, name: str, main: str, *arguments: str, rights: Sequence[str] = ()) -> None:
+        """A master or a worker."""
+        home = launcher_home(find_java(), cache_folder())
+        self.start(
+            name,
+            [
+                *(*rights, str(home / "bin/java"), "-Xmx256m", *self.options),
+                *("-cp", f"{JARS}/*", main),
+                *("--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *arguments),
+            ],
+        )
+
+    @property
+    def options(self) -> list[str]:
+        """Of every JVM."""
         settings = self.folder / "log4j2.properties"
         write_whole(settings, LOG)
-        home = launcher_home(java, cache_folder())
-        command = [
-            *(*rights, str(home / "bin/java"), "-Xmx256m", "-XX:TieredStopAtLevel=1"),
-            *(f"-Dlog4j2.configurationFile={settings}", "-cp", f"{JARS}/*", main),
-            *("--host", "127.0.0.1", "--port", "0", "--webui-port", "0", *arguments),
-        ]
+        return ["-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile={settings}"]
+
+    def start(self, name: str, command: list[str]) -> None:
+        """Any process."""
+        home = launcher_home(find_java(), cache_folder())
         environ = {
             **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
             "JAVA_HOME": str(home),
             "SPARK_HOME": str(JARS.parent),
             "SPARK_LOCAL_IP": "127.0.0.1",
@@ -141,15 +157,44 @@ def running_cluster(
     package = "org.apache.spark.deploy"
     rights = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if blind else ()
     try:
-        cluster.start("master", f"{package}.master.Master")
+        cluster.start_java("master", f"{package}.master.Master")
         cluster.master = cluster.wait_for("master", r"Starting Spark master at (\S+)")[1]
         names = [f"worker-{index}" for index in range(workers)]
         for name in names:
             options = ("--cores", "1", "--memory", memory, "--work-dir", str(folder / name))
             main = f"{package}.worker.Worker"
-            cluster.start(name, main, *options, cluster.master, rights=rights)
+            cluster.start_java(name, main, *options, cluster.master, rights=rights)
         for name in names:
             cluster.wait_for(name, "Successfully registered with master")
         yield cluster
+    finally:
+        cluster.stop()
+
+
+@contextmanager
+def running_connect_server(folder: Path) -> Iterator[str]:
+    """Spark Connect with two cores, for the length of a block; yields its master URL."""
+    cluster = Cluster(folder, blind=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.enabled": "false",
+    }
+    try:
+        cluster.start(
+            "connect",
+            [
+                *(str(JARS.parent / "bin/spark-submit"), "--master", "local[2,2]"),
+                *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+                *("--driver-memory", "1g", "--driver-java-options", " ".join(cluster.options)),
+                *(word for pair in settings.items() for word in ("--conf", "=".join(pair))),
+                "spark-internal",
+            ],
+        )
+        found = cluster.wait_for("connect", r"Spark Connect server started at: (\S+)")
+        yield f"sc://{found[1]}"
     finally:
         cluster.stop()
