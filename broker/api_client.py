@@ -1,4 +1,4 @@
-"""The command line's side of the HTTP API: one request at a time, with urllib.
+"""The client's side of the HTTP API: one request at a time, with urllib.
 
 Errors are told apart by whose they are: the broker refused (ApiRefusedError), or nobody answered
 as a broker does (UnreachableError). No redirect is followed: a token goes to whom it was meant for.
@@ -7,8 +7,8 @@ as a broker does (UnreachableError). No redirect is followed: a token goes to wh
 import json
 from collections.abc import Iterator, Mapping
 from copy import copy
-from http.client import HTTPException
-from typing import Any, Final, NoReturn
+from http.client import HTTPException, HTTPMessage
+from typing import Any, BinaryIO, Final, NoReturn
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -65,9 +65,38 @@ class ApiClient:
         given = {key: value for key, value in query.items() if value is not None}
         return self._ask(f"{path}?{urlencode(given)}" if given else path, None)
 
-    def post(self, path: str, flags: Mapping[str, bool] | None = None) -> Json:
+    def post(self, path: str, body: Mapping[str, object] | None = None) -> Json:
         """Have something done. Raises ApiRefusedError, UnreachableError."""
-        return self._ask(path, json.dumps(dict(flags or {})).encode())
+        return self._ask(path, json.dumps(dict(body or {})).encode())
+
+    def delete(self, path: str) -> Json:
+        """Have something removed. Raises ApiRefusedError, UnreachableError."""
+        return self._ask(path, b"{}", "DELETE")
+
+    def download(self, path: str, first: int, count: int) -> tuple[bytes, HTTPMessage]:
+        """Bytes `[first, first + count)` of a file, fewer where it ends, and the headers.
+
+        Raises ApiRefusedError, UnreachableError.
+        """
+        headers = {**self._headers, "Range": f"bytes={first}-{first + count - 1}"}
+        request = Request(f"{self.url}{self._root}{path}", headers=headers)
+        return self._exchange(request, count)
+
+    def upload(
+        self, path: str, content: bytes | BinaryIO, size_bytes: int, headers: Mapping[str, str]
+    ) -> Json:
+        """Put a file of that size, which is read as it is sent.
+
+        Raises ApiRefusedError, UnreachableError.
+        """
+        told = {
+            **self._headers,
+            **headers,
+            "Content-Type": "application/octet-stream",
+            "Content-Length": str(size_bytes),
+        }
+        request = Request(f"{self.url}{self._root}{path}", content, told, method="PUT")
+        return self._decoded(self._exchange(request, ANSWER_BYTES_MAX + 1)[0])
 
     def pages(self, path: str, key: str, **query: str | None) -> Iterator[Json]:
         """All rows of an answer that comes in pages."""
@@ -79,14 +108,17 @@ class ApiClient:
             if after is None:
                 return
 
-    def _ask(self, path: str, body: bytes | None) -> Json:
+    def _ask(self, path: str, body: bytes | None, method: str | None = None) -> Json:
         headers = dict(self._headers)
         if body is not None:
             headers["Content-Type"] = "application/json"
-        request = Request(f"{self.url}{self._root}{path}", data=body, headers=headers)
+        request = Request(f"{self.url}{self._root}{path}", body, headers, method=method)
+        return self._decoded(self._exchange(request, ANSWER_BYTES_MAX + 1)[0])
+
+    def _exchange(self, request: Request, bytes_max: int) -> tuple[bytes, HTTPMessage]:
         try:
             with self._opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
-                return self._decoded(answer.read(ANSWER_BYTES_MAX + 1))
+                return answer.read(bytes_max), answer.headers
         except HTTPError as error:
             with error:
                 self._refused(error)

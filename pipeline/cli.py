@@ -19,6 +19,7 @@ import click
 from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
 from pipeline import exit_codes
 from pipeline.engines import Engine, LocalEngine, StageFailedError
+from pipeline.lease import RunError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -232,6 +233,8 @@ def telling(function: Callable[P, None]) -> Callable[P, None]:
         try:
             function(*args, **options)
         except JobError as error:
+            fail(str(error), error.code)
+        except RunError as error:
             fail(str(error), error.code)
         except StageFailedError as error:
             fail(str(error), exit_codes.FAILED)

@@ -9,80 +9,19 @@ Rules
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from cleaner.engine.outcome import Damage
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from pipeline.stages.tasks import DamageFound
+from pipeline.transport import SCRATCH, InputsGoneError, Transport, transport_of
 from storage import filenames
-from storage.env import Env, mkdir_durably
+from storage.env import Env
 
-SCRATCH: Final = "scratch-"  # folders whose names begin so hold what one stage leaves for the next
-OUT: Final = "out"
 _NAME_BYTES: Final = 6  # random; a run has some thousands of attempts at most
-
-
-class InputsGoneError(Exception):
-    """A pinned segment is not there any more: the run has ended."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(f"{path}: the segment is gone; the run it was kept for has ended")
-
-
-class Transport(Protocol):
-    """How files get to this host and back. See pipeline/transport."""
-
-    def inputs(self, job: CleanJob, bases: Sequence[int]) -> CleanJob:
-        """`job` with a folder of this host that holds these segments."""
-
-    def outputs(self, job: CleanJob, folder: str) -> str:
-        """A folder of this host whose files will be delivered to `folder` of the run."""
-
-    def deliver(self, job: CleanJob, folder: str, names: Sequence[str]) -> None:
-        """Hand over these files of an output folder; durable when it returns."""
-
-    def fetch(self, job: CleanJob, folder: str, names: Sequence[str]) -> str:
-        """A folder of this host that holds these files, which a task before has delivered."""
-
-    def close(self) -> None:
-        """Give back what is only this host's."""
-
-
-class DiskTransport:
-    """The run's folders can be reached from here by their paths."""
-
-    def __init__(self, env: Env) -> None:
-        self._env = env
-
-    def inputs(self, job: CleanJob, bases: Sequence[int]) -> CleanJob:
-        """See Transport."""
-        return job
-
-    def outputs(self, job: CleanJob, folder: str) -> str:
-        """See Transport."""
-        path = f"{_out_of(job)}/{folder}"
-        if folder.startswith(SCRATCH):
-            self._env.mkdir(path)
-        else:
-            mkdir_durably(self._env, path)
-        return path
-
-    def deliver(self, job: CleanJob, folder: str, names: Sequence[str]) -> None:
-        """See Transport."""
-
-    def fetch(self, job: CleanJob, folder: str, names: Sequence[str]) -> str:
-        """See Transport."""
-        return f"{_out_of(job)}/{folder}"
-
-    def close(self) -> None:
-        """See Transport."""
-
-
-def _out_of(job: CleanJob) -> str:
-    return f"{os.path.dirname(job.directory)}/{OUT}"
 
 
 class Workplace:
@@ -157,7 +96,7 @@ class Workplace:
 @contextmanager
 def workplace(env: Env, source: Mapping[str, Any], job: CleanJob) -> Iterator[Workplace]:
     """Where to run one task. What it has written goes if it fails."""
-    transport = _transport_of(env, source)
+    transport = transport_of(env, source)
     try:
         place = Workplace(env, transport, job)
         try:
@@ -167,12 +106,6 @@ def workplace(env: Env, source: Mapping[str, Any], job: CleanJob) -> Iterator[Wo
             raise
     finally:
         transport.close()
-
-
-def _transport_of(env: Env, source: Mapping[str, Any]) -> Transport:
-    if source["kind"] == "disk":
-        return DiskTransport(env)
-    raise ValueError(f"no transport of kind {source['kind']}")
 
 
 def delivered_names(groups: Iterable[CleanedGroup]) -> list[str]:

@@ -1,0 +1,314 @@
+"""A run that the broker has leased: opened, kept alive, handed back, adopted or abandoned.
+
+Rules
+- A thread renews the lease at a third of its time. Where the broker cannot be reached it goes on
+  trying; once the broker says that the run is over, or it must be, `check` raises, and so does all
+  that follows.
+- Whoever leaves the block without having adopted gives the run up: the broker removes its files.
+- Every error is a RunError with the exit code that it becomes; what is refused has changed nothing.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
+from cleaner.handoff import (
+    AdoptOutcome,
+    AdoptResult,
+    MalformedHandoffError,
+    Purpose,
+    RunManifest,
+    RunPlan,
+    encode_manifest,
+    plan_of,
+    result_of,
+)
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from pipeline import exit_codes
+
+ROOT: Final = "/api/v1/offline-runs"
+TTL_SECONDS: Final = 120
+RENEWALS: Final = 3  # in the time of a lease
+RETRY_SECONDS: Final = 1.0  # where the broker could not be reached
+UNREACHABLE_SECONDS: Final = 60.0  # that an adoption goes on asking; the broker may be restarting
+
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+class RunError(Exception):
+    """A run cannot go on; `code` is one of pipeline/exit_codes.py.
+
+    `results` of an adoption that was refused in part: some partitions may have been adopted.
+    """
+
+    code = exit_codes.FAILED
+    results: tuple[AdoptResult, ...] = ()
+
+
+class LeaseLostError(RunError):
+    """The lease is over, or the log went on without it. Nothing was changed: safe to try again."""
+
+    code = exit_codes.STALE
+
+
+class OutputsRefusedError(RunError):
+    """What was handed back is not what the job allows. Nothing was changed."""
+
+    code = exit_codes.UNVERIFIED
+
+
+class BrokerUnreachableError(RunError):
+    """No broker answered."""
+
+    code = exit_codes.UNREACHABLE
+
+
+_LOST: Final = (404, 409, 410)
+
+
+def _as_run_error(error: ApiRefusedError | UnreachableError) -> RunError:
+    if isinstance(error, UnreachableError):
+        return BrokerUnreachableError(str(error))
+    if error.status in _LOST:
+        return LeaseLostError(str(error))
+    return OutputsRefusedError(str(error)) if error.status == 422 else RunError(str(error))
+
+
+class BrokerRuns:
+    """Opens runs at one broker."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        """`url` is the broker's HTTP address, `token` the operator's. Raises ValueError."""
+        self._client = ApiClient(url, token).below(ROOT)
+
+    @classmethod
+    def of(cls, client: ApiClient) -> "BrokerRuns":
+        """With a client that is there."""
+        made = cls.__new__(cls)
+        made._client = client.below(ROOT)
+        return made
+
+    def open(
+        self,
+        topic: str,
+        partitions: Sequence[int] | None = None,
+        *,
+        purpose: Purpose = Purpose.COMPACT,
+        roll: bool = False,
+        ttl_seconds: int = TTL_SECONDS,
+    ) -> "Run":
+        """Lease partitions of a topic, all of them if none are named.
+
+        `roll` closes the active segments first. Raises LeaseLostError where somebody else has one
+        of them (nothing was leased), RunError, BrokerUnreachableError.
+        """
+        wanted: dict[str, object] = {
+            "topic": topic,
+            "purpose": purpose.value,
+            "roll": roll,
+            "ttl_seconds": ttl_seconds,
+        }
+        if partitions is not None:
+            wanted["partitions"] = list(partitions)
+        try:
+            found = self._client.post("", wanted)
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_run_error(error) from error
+        try:
+            plan = plan_of(found)
+        except MalformedHandoffError as error:
+            raise RunError(f"the broker answered something else: {error}") from error
+        return Run(self._client, plan, ttl_seconds)
+
+    def list(self) -> list[dict[str, Any]]:
+        """The runs there are. Raises RunError."""
+        try:
+            found: list[dict[str, Any]] = self._client.get("")["runs"]
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_run_error(error) from error
+        return found
+
+
+class Run:
+    """A leased run; a context manager. Made by BrokerRuns.open."""
+
+    def __init__(self, client: ApiClient, plan: RunPlan, ttl_seconds: int) -> None:
+        self.plan = plan
+        self._runs = client
+        self._client = client.below(f"{ROOT}/{plan.run_id}")
+        self._files = ApiClient(client.url, plan.token).below(f"{ROOT}/{plan.run_id}")
+        self._ttl_seconds = ttl_seconds
+        self._lost: RunError | None = None
+        self._is_over = threading.Event()
+        self._keeper = threading.Thread(
+            target=self._keep_alive, name=f"lease-{plan.run_id}", daemon=True
+        )
+        self._keeper.start()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, by whomever."""
+        return self._is_over.is_set()
+
+    def check(self) -> None:
+        """Raises LeaseLostError once the run is known to be over: to be asked between stages."""
+        if self._lost is not None:
+            raise self._lost
+
+    def source(self, kind: str) -> dict[str, Any]:
+        """The descriptor of pipeline/transport for tasks of this run: "disk" or "http"."""
+        if kind == "disk":
+            return {"kind": "disk"}
+        assert kind == "http", kind
+        return {
+            "kind": "http",
+            "url": self._client.url,
+            "run": self.plan.run_id,
+            "token": self.plan.token,
+        }
+
+    def hand_back(
+        self,
+        job: CleanJob,
+        groups: Sequence[CleanedGroup],
+        folders: Sequence[str],
+        report: CleanReport,
+        *,
+        engine: str = "",
+    ) -> None:
+        """Leave the manifest of a partition whose outputs are delivered. Raises RunError."""
+        self.check()
+        (topic_id,) = (
+            one.topic_id for one in self.plan.partitions if one.job.partition == job.partition
+        )
+        manifest = RunManifest(
+            run_id=self.plan.run_id,
+            partition=job.partition,
+            topic_id=topic_id,
+            generation=job.generation,
+            end_offset=job.end_offset,
+            folders=tuple(folders),
+            groups=tuple(groups),
+            report=report,
+            engine=engine,
+        )
+        data = encode_manifest(manifest)
+        path = f"/partitions/{job.partition.partition}/manifest"
+        try:
+            self._persistently(lambda: self._files.upload(path, data, len(data), {}))
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_run_error(error) from error
+
+    def adopt(
+        self, partition: int | None = None, *, progress: Progress | None = None
+    ) -> list[AdoptResult]:
+        """Have the broker check and publish what was handed back: of one partition, or of all.
+
+        Every result is ADOPTED. Raises OutputsRefusedError, LeaseLostError, RunError; what was
+        adopted of other partitions stays so, and is told in the error's `results`.
+        """
+        results = self.try_adopt(partition, progress=progress)
+        for outcome, kind in _ERRORS:
+            refused = [one for one in results if one.outcome is outcome]
+            if refused:
+                error = kind("; ".join(f"{one.partition}: {one.reason}" for one in refused))
+                error.results = tuple(results)
+                raise error
+        return results
+
+    def try_adopt(
+        self, partition: int | None = None, *, progress: Progress | None = None
+    ) -> list[AdoptResult]:
+        """As `adopt`, but what was refused is told in the results. Raises RunError."""
+        wanted = {} if partition is None else {"partition": partition}
+        try:
+            while True:
+                found = self._persistently(lambda: self._client.post("/adopt", wanted))
+                if found["done"]:
+                    return [result_of(one) for one in found["results"]]
+                if progress is not None:
+                    progress(found)
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_run_error(error) from error
+        except (MalformedHandoffError, KeyError, TypeError) as error:
+            raise RunError(f"the broker answered something else: {error!r}") from error
+
+    def status(self) -> dict[str, Any]:
+        """What the broker says of the run. Raises RunError."""
+        try:
+            return self._client.get("")
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_run_error(error) from error
+
+    def abandon(self) -> None:
+        """Give the run up; the broker removes its files. One that is over is no error.
+
+        Raises BrokerUnreachableError: then the run ends when its lease does.
+        """
+        self._is_over.set()
+        try:
+            self._client.delete("")
+        except ApiRefusedError as error:
+            if error.status not in _LOST:
+                raise _as_run_error(error) from error
+        except UnreachableError as error:
+            raise _as_run_error(error) from error
+
+    def close(self) -> None:
+        """Stop keeping it alive, and give it up if it is not over; to the broker it is all one."""
+        if not self._is_over.is_set():
+            with suppress(RunError):  # then the lease ends by itself
+                self.abandon()
+        self._is_over.set()
+        self._keeper.join(timeout=RETRY_SECONDS)
+
+    def _persistently(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Ask again for a while where nobody answers: the broker may be restarting."""
+        until = time.monotonic() + UNREACHABLE_SECONDS
+        while True:
+            try:
+                return ask()
+            except UnreachableError:
+                if time.monotonic() >= until:
+                    raise
+            except ApiRefusedError as error:
+                if error.status != 503 or time.monotonic() >= until:
+                    raise
+            time.sleep(RETRY_SECONDS)
+
+    def _keep_alive(self) -> None:
+        renewed = time.monotonic()
+        pause = self._ttl_seconds / RENEWALS
+        while not self._is_over.wait(pause):
+            try:
+                self._client.post("/renew", {"ttl_seconds": self._ttl_seconds})
+            except ApiRefusedError as error:
+                if error.status in _LOST:
+                    self._lost = LeaseLostError(str(error))
+                    return
+                pause = RETRY_SECONDS
+            except UnreachableError as error:
+                # A broker that comes back takes the run up again, with all of its time.
+                if time.monotonic() - renewed > self._ttl_seconds + UNREACHABLE_SECONDS:
+                    self._lost = BrokerUnreachableError(str(error))
+                    return
+                pause = RETRY_SECONDS
+            else:
+                renewed, pause = time.monotonic(), self._ttl_seconds / RENEWALS
+
+
+_ERRORS: Final[tuple[tuple[AdoptOutcome, type[RunError]], ...]] = (
+    (AdoptOutcome.INVALID, OutputsRefusedError),
+    (AdoptOutcome.STALE, LeaseLostError),
+    (AdoptOutcome.EXPIRED, LeaseLostError),
+    (AdoptOutcome.NOTHING, RunError),
+)
