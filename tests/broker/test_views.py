@@ -2,109 +2,35 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka import TopicPartition as ClientPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import InvalidRequestError, TopicAuthorizationFailedError, for_code
 
-from broker.app import Broker
 from broker.protocol.errors import ErrorCode, code_of
 from broker.topics import TopicError
-from broker.view_making import ViewError, Worker
+from broker.view_making import ViewError
 from broker.views import view_id
 from storage.batch import Record, build_batch
 from storage.errors import InvalidViewError
-from storage.model import TopicPartition
 from storage.view_ledger import view_path
 from storage.view_log import ViewCursor
-from tests.support.broker_in_memory import broker_settings
 from tests.support.memory_env import MemoryEnv
-from tests.support.view_worker import held_worker, thread_worker
+from tests.support.view_broker import (
+    ANY_TIME,
+    ON,
+    READ_SECONDS,
+    VIEW,
+    WHERE,
+    broker_with_view,
+    consuming,
+    produce,
+    producing,
+    read_all,
+    read_on,
+)
+from tests.support.view_worker import held_worker
 from tests.support.waiting import wait_until
-
-WHERE = TopicPartition("orders", 0)
-VIEW = ClientPartition("orders.compacted", 0)
-ON = {"varve.view": "compacted", "varve.view.min.bytes": "-1"}
-ANY_TIME = {
-    "message.timestamp.after.max.ms": str(2**63 - 1)
-}  # the disk's clock is not the client's
-READ_SECONDS = 20  # for a consumer that hangs
-
-
-@asynccontextmanager
-async def broker_with_view(
-    env: MemoryEnv,
-    keys: dict[str, str] | None = None,
-    worker: Worker | None = None,
-    **settings: Any,
-) -> AsyncIterator[Broker]:
-    topics = {"orders": {"partitions": 1, "keys": {**ON, **ANY_TIME, **(keys or {})}}}
-    broker = Broker(
-        broker_settings(**{"topics": topics, **settings}),
-        env,
-        view_worker=worker or thread_worker(env),
-    )
-    await broker.start()
-    try:
-        yield broker
-    finally:
-        await broker.stop()
-
-
-@asynccontextmanager
-async def producing(broker: Broker) -> AsyncIterator[AIOKafkaProducer]:
-    producer = AIOKafkaProducer(bootstrap_servers=str(broker.addresses[0]), linger_ms=0)
-    await producer.start()
-    try:
-        yield producer
-    finally:
-        await producer.stop()
-
-
-async def produce(broker: Broker, *records: tuple[bytes | None, bytes | None]) -> None:
-    async with producing(broker) as producer:
-        for key, value in records:
-            await producer.send_and_wait("orders", key=key, value=value)
-
-
-@asynccontextmanager
-async def consuming(broker: Broker, **options: Any) -> AsyncIterator[AIOKafkaConsumer]:
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=str(broker.addresses[0]), enable_auto_commit=False, **options
-    )
-    await consumer.start()
-    consumer.assign([VIEW])
-    try:
-        yield consumer
-    finally:
-        await consumer.stop()
-
-
-async def read_on(consumer: AIOKafkaConsumer) -> list[tuple[int, bytes | None, bytes | None]]:
-    """Everything from the position to the end, which has to be reached."""
-    found = []
-    async with asyncio.timeout(READ_SECONDS):
-        end = (await consumer.end_offsets([VIEW]))[VIEW]
-        while await consumer.position(VIEW) < end:
-            for rows in (await consumer.getmany(timeout_ms=200)).values():
-                found += [(row.offset, row.key, row.value) for row in rows]
-    return found
-
-
-async def read_all(
-    broker: Broker, start: int | None = None, **options: Any
-) -> list[tuple[int, bytes | None, bytes | None]]:
-    async with consuming(broker, **options) as consumer:
-        if start is None:
-            await consumer.seek_to_beginning(VIEW)
-        else:
-            consumer.seek(VIEW, start)
-        return await read_on(consumer)
 
 
 async def test_a_view_gives_the_latest_values_and_then_the_log() -> None:
