@@ -7,6 +7,8 @@ Rules
 - Whatever the size of the map: where it does not hold every key, the keys are gone through in
   shards (verify_keys.py).
 - Nothing of what came with the outputs is believed. The report is that of the job as it ran here.
+- All inputs are there, before and after. An engine takes one that is not for one that retention
+  removed, and leaves nothing of it: true of a log, but not of a folder that others can write to.
 - Compressed batches that lost records are equal only if they were packed by the same releases of
   the codecs' libraries, at the same levels.
 """
@@ -17,7 +19,8 @@ from cleaner.engine.verify_keys import clean_with_all_keys
 from cleaner.engine.verify_outputs import ComparedOutputs
 from cleaner.engine.verify_scratch import Scratch
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, JobControl
-from cleaner.verification import VerifyReport
+from cleaner.verification import InvalidOutputError, VerifyReport
+from storage import filenames
 from storage.env import Env
 
 
@@ -34,6 +37,7 @@ def verify_groups(
     CleanAbortedError, OSError.
     """
     started = env.monotonic()
+    _check_inputs(env, job)
     outputs = ComparedOutputs(env, job, groups, folders, control.read_bytes)
     scratch = Scratch(env, job, control)
     try:
@@ -41,6 +45,7 @@ def verify_groups(
         report, rounds = clean_with_all_keys(env, job, comparison, outputs, scratch)
     finally:
         scratch.close()
+    _check_inputs(env, job)
     outputs.finish()
     return VerifyReport(
         report=report,
@@ -49,6 +54,14 @@ def verify_groups(
         rounds=rounds,
         seconds=env.monotonic() - started,
     )
+
+
+def _check_inputs(env: Env, job: CleanJob) -> None:
+    for group in job.groups:
+        for source in group:
+            path = f"{job.directory}/{filenames.file_name(source.base_offset, filenames.LOG)}"
+            if not env.exists(path):
+                raise InvalidOutputError(path, -1, "this input is gone: nothing can be verified")
 
 
 class _Comparison:

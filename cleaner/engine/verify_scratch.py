@@ -37,7 +37,7 @@ class Scratch:
         base_offset = job.groups[0][0].base_offset
         name = filenames.cleaned_name(base_offset, filenames.SNAPSHOT, job.run_id)
         self._env = env
-        self._path = f"{job.directory}/{name}"
+        self._path = f"{job.outputs}/{name}"
         self._control = control
         self._file: File | None = None
         self.size_bytes = 0

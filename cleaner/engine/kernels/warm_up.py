@@ -6,7 +6,7 @@ from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes
 from cleaner.engine.kernels.crc import crc32c_extended
 from cleaner.engine.kernels.index import add_time_entry, index_output
-from cleaner.engine.kernels.layout import Workspace, new_state
+from cleaner.engine.kernels.layout import SLOT_WORDS, Workspace, new_state
 from cleaner.engine.kernels.memory import load_be32, load_be64
 from cleaner.engine.kernels.newest import (
     HELD_FROM,
@@ -27,6 +27,14 @@ from cleaner.engine.kernels.ranking import (
 )
 from cleaner.engine.kernels.remains import copy_whole, settle_empty, write_header
 from cleaner.engine.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
+from cleaner.engine.kernels.shards import (
+    count_by_shard,
+    list_batches,
+    list_unknown,
+    list_unpacked,
+    merge_rows,
+    sort_by_shard,
+)
 from cleaner.engine.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
 from cleaner.engine.kernels.verify import set_bits
 from cleaner.engine.kernels.walk import count_records, index_batches, index_unpacked
@@ -70,7 +78,23 @@ def run_all() -> None:
     load_be64(buf, 0)
     _clean_a_window(buf, len(batch), space)
     _rank_some_records(buf, len(batch), space)
+    _exchange_some_rows(buf, len(batch), space)
+
+
+def _exchange_some_rows(buf: Bytes, end: int, space: Workspace) -> None:
+    state = space.state
+    rows = np.zeros(16 * SLOT_WORDS, dtype=np.uint64)
+    places = np.zeros(2, dtype=np.int64)
+    state[fields.NEXT_OFFSET] = 0
+    state[fields.FIRST_DIRTY] = 3
+    list_batches(buf, 0, end, rows, 0, space)
+    list_unpacked(buf[HEADER_BYTES:].copy(), end - HEADER_BYTES, buf, 0, rows, 0, space)
+    count_by_shard(rows, 0, 0, places)
+    sort_by_shard(rows, 0, 0, places, rows.copy())
+    merge_rows(rows, 0, 0, 1, space.table, state)
+    list_unknown(rows, 0, 0, 1, space.table, state, space.offsets)
     set_bits(space.bits, space.offsets, 0, 0)
+    state[fields.FIRST_DIRTY] = 0
 
 
 def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
