@@ -124,12 +124,16 @@ def any_limits(rng: random.Random, *, shards: int | None) -> Limits:
 
 def compare(env: Env, job: CleanJob, rng: random.Random) -> None:
     """Clean a job whole, and cut up in some way, and by the cleaner: all leave the same."""
-    for limits in (
+    for limits in some_limits(rng):
+        (cleaned,) = clean_partitions(DirectEngine(env), [job], source_of, limits)
+        assert_same(env, cleaned, job)
+    env.remove_tree(out_of(job))
+
+
+def some_limits(rng: random.Random) -> list[Limits]:
+    """For one task, for whatever comes out, and for many shards."""
+    return [
         Limits(memory_bytes=1 << 20),
         any_limits(rng, shards=None),
         any_limits(rng, shards=rng.randint(1, 7)),
-    ):
-        engine = DirectEngine(env)
-        (cleaned,) = clean_partitions(engine, [job], source_of, limits)
-        assert_same(env, cleaned, job)
-    env.remove_tree(out_of(job))
+    ]

@@ -1,0 +1,89 @@
+"""The local engine: tasks on processes that may fail or end at any time."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.engines import LocalEngine, StageFailedError
+from tests.support.waiting import wait_until
+
+REGISTRY = "tests.pipeline.odd_stages"
+
+
+@pytest.fixture
+def engine() -> Iterator[LocalEngine]:
+    with LocalEngine(2, registry=REGISTRY) as made:
+        yield made
+
+
+def test_results_come_in_the_order_of_the_tasks(engine: LocalEngine) -> None:
+    told: list[int] = []
+    tasks = [f"task {n}".encode() for n in range(20)]
+    assert engine.run("echo", tasks, progress=told.append) == [task[::-1] for task in tasks]
+    assert told == list(range(1, 21))
+
+
+def test_no_tasks_are_no_work(engine: LocalEngine) -> None:
+    assert engine.run("echo", []) == []
+
+
+def test_processes_are_kept_from_stage_to_stage(engine: LocalEngine) -> None:
+    first = set(engine.run("pid", [b""] * 8))
+    assert 1 <= len(first) <= 2
+    assert set(engine.run("pid", [b""] * 8)) & first
+
+
+def test_a_task_that_fails_is_tried_again(engine: LocalEngine, tmp_path: Path) -> None:
+    assert engine.run("fail once", [str(tmp_path / "seen").encode()]) == [b"done"]
+
+
+def test_a_task_whose_process_is_killed_is_tried_again(engine: LocalEngine, tmp_path: Path) -> None:
+    tasks = [str(tmp_path / name).encode() for name in "abc"]
+    assert engine.run("die once", tasks) == [b"done"] * 3
+
+
+def test_a_task_that_fails_for_good_fails_the_stage_with_its_reason(engine: LocalEngine) -> None:
+    with pytest.raises(StageFailedError) as failed:
+        engine.run("fail", [b"7"])
+    assert failed.value.stage == "fail"
+    assert failed.value.reason == "ValueError: no good: 7"
+    assert engine.run("echo", [b"ab"]) == [b"ba"], "the engine goes on"
+
+
+def test_a_task_that_always_kills_its_process_fails_the_stage(engine: LocalEngine) -> None:
+    with pytest.raises(StageFailedError, match="was killed by signal 9"):
+        engine.run("die", [b""])
+    assert engine.run("echo", [b"ab"]) == [b"ba"]
+
+
+def test_a_stage_that_fails_ends_its_other_tasks(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    waiting = json.dumps({"started": str(started)}).encode()
+    with LocalEngine(2, registry=REGISTRY, attempts=1) as engine:
+        failed: list[StageFailedError] = []
+
+        def run() -> None:
+            try:
+                engine.run("wait", [waiting])
+            except StageFailedError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        wait_until(lambda: started.exists() and started.read_text(), "the task has begun")
+        os.kill(int(started.read_text()), signal.SIGKILL)
+        thread.join()
+        assert [error.reason for error in failed] == ["the worker process was killed by signal 9"]
+
+
+def test_closing_an_engine_ends_its_processes() -> None:
+    engine = LocalEngine(1, registry=REGISTRY)
+    pid = int(engine.run("pid", [b""])[0])
+    engine.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
