@@ -4,8 +4,9 @@ Rule 1. Every change of a partition's cleaning state is a case in `transition`.
 Rule 2. This module does not know which partition, log or worker it is talking about.
 
 A partition is *held* while a worker owns its files or a journal is being carried out (Cleaning,
-Publishing, Aborting). A pause is granted only when it is not held. Pauses nest: each one is undone
-by one resume. A quarantine outlives attempts and pauses; a success ends it.
+Publishing, Aborting, Adopting). A pause is granted only when it is not held. Pauses nest: each one
+is undone by one resume. A quarantine outlives attempts and pauses; a success ends it. What was made
+outside is published by whoever has the one pause there is.
 """
 
 from dataclasses import dataclass
@@ -59,7 +60,15 @@ class Paused:
     past: Quarantined | None = None
 
 
-State: TypeAlias = Idle | Quarantined | Cleaning | Publishing | Aborting | Paused
+@dataclass(frozen=True, slots=True)
+class Adopting:
+    """Whoever paused it carries out a journal of groups that were made outside. `pauses` >= 1."""
+
+    pauses: int
+    past: Quarantined | None = None
+
+
+State: TypeAlias = Idle | Quarantined | Cleaning | Publishing | Aborting | Paused | Adopting
 
 
 # Events: what the outside reports -------------------------------------------
@@ -133,6 +142,16 @@ class Resumed:
 
 
 @dataclass(frozen=True, slots=True)
+class AdoptionBegun:
+    """The only one who paused it publishes what was made outside; further pauses wait for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptionEnded:
+    """The journal is done, or was refused; what was paused is paused as before."""
+
+
+@dataclass(frozen=True, slots=True)
 class Forgiven:
     """Earlier failures no longer count: an operator says so, or the partition was replaced."""
 
@@ -148,6 +167,8 @@ Event: TypeAlias = (
     | AbortRequested
     | PauseRequested
     | Resumed
+    | AdoptionBegun
+    | AdoptionEnded
     | Forgiven
 )
 
@@ -225,7 +246,7 @@ class IllegalTransitionError(Exception):
 
 def held(state: State) -> bool:
     """Whether a worker or a journal has the partition's files."""
-    return isinstance(state, Cleaning | Publishing | Aborting)
+    return isinstance(state, Cleaning | Publishing | Aborting | Adopting)
 
 
 def past_of(state: State) -> Quarantined | None:
@@ -241,7 +262,7 @@ def past_of(state: State) -> Quarantined | None:
 
 def transition(state: State, event: Event) -> Step:
     """The state after `event` and what has to be done. Raises IllegalTransitionError."""
-    step = _work(state, event) or _control(state, event)
+    step = _work(state, event) or _control(state, event) or _adoption(state, event)
     if step is None:
         raise IllegalTransitionError(state, event)
     return step
@@ -328,6 +349,24 @@ def _control(state: State, event: Event) -> Step | None:
             return Publishing(), ()
         case Aborting(n, publishing), Forgiven():
             return Aborting(n, publishing), ()
+    return None
+
+
+def _adoption(state: State, event: Event) -> Step | None:
+    """Publishing under a pause: alone at first, and whoever comes meanwhile waits."""
+    match state, event:
+        case Paused(1, past), AdoptionBegun():
+            return Adopting(1, past), ()
+        case Adopting(n, past), PauseRequested():
+            return Adopting(n + 1, past), ()
+        case Adopting(n, past), Resumed() if n > 1:  # who waited gave it up
+            return Adopting(n - 1, past), ()
+        case Adopting(n, past), AdoptionEnded():
+            return Paused(n, past), (GrantPause(),)
+        case Adopting(), AbortRequested():
+            return state, ()
+        case Adopting(n), Forgiven():
+            return Adopting(n), ()
     return None
 
 

@@ -21,6 +21,7 @@ class PoolStats:
 
     cleans: int = 0  # jobs that came to their end
     expiries: int = 0  # of these, for tombstones past their horizon alone
+    adoptions: int = 0  # jobs done outside of the pool that were published; not among the cleans
     aborted: int = 0  # jobs given up because somebody wanted the partition
     failures: int = 0  # attempts that failed, for whatever reason
     stale: int = 0  # jobs void because the log had changed under them

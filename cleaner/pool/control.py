@@ -9,8 +9,8 @@ Rule 3. An operator's hold is one pause that nobody waits for; a partition has o
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, assert_never
 
 import structlog
@@ -31,6 +31,14 @@ log = structlog.get_logger("cleaner")
 BY_OPERATOR: Final = "an operator gave it up"
 PAUSED_BY_OPERATOR: Final = "an operator paused it"
 AT_STOP: Final = "the broker stops"
+
+
+class PartitionBusyError(Exception):
+    """Somebody else has paused the partition, too: an operator, or a change that is under way."""
+
+    def __init__(self, partition: TopicPartition) -> None:
+        super().__init__(f"cleaning of {partition} is paused by somebody else, too")
+        self.partition = partition
 
 
 class Control:
@@ -136,6 +144,18 @@ class Control:
                 if not waiting:
                     del self._waiting[partition]
             self.handle(partition, states.Resumed())
+
+    @contextmanager
+    def adopting(self, partition: TopicPartition) -> Iterator[None]:
+        """See CleanerPool.adopting."""
+        state = self.state(partition)
+        if not isinstance(state, states.Paused) or state.pauses != 1:
+            raise PartitionBusyError(partition)
+        self.handle(partition, states.AdoptionBegun())
+        try:
+            yield
+        finally:
+            self.handle(partition, states.AdoptionEnded())
 
     def abort(self, partition: TopicPartition, reason: str) -> bool:
         """Give up a running job, if there is one; the partition may be chosen again at once."""

@@ -322,16 +322,21 @@ class Runs:
         facts = self._host.facts_of(job.partition)
         if facts is None or facts.generation != job.generation:
             return None
+        clean_below = self.learn(facts, job, report, run.dirty_bytes)
+        return None if job.expired_only and not report.damaged else clean_below
+
+    def learn(self, facts: LogFacts, job: CleanJob, report: CleanReport, dirty_bytes: int) -> int:
+        """Remember what a job taught, whoever did it; how far the log is clean now."""
         known, clean_below = learn(
             self._memory.recall(facts, self._env.wall_ms()),
             job,
             report,
             facts,
-            dirty_bytes=run.dirty_bytes,
+            dirty_bytes=dirty_bytes,
             alpha=self.settings.survivorship_alpha,
         )
         self._memory.put(facts, known)
-        return None if job.expired_only and not report.damaged else clean_below
+        return clean_below
 
     async def _let_go(
         self,

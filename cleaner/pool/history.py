@@ -72,6 +72,7 @@ class JobRecord:
     # The first of them (path, position, reason): a log can have hundreds.
     damaged: tuple[tuple[str, int, str], ...] = ()
     damaged_segments: int = 0
+    engine: str = ""  # who did it, where that was not a worker of the pool
 
     @property
     def seconds(self) -> float:

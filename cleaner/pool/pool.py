@@ -6,8 +6,8 @@ not know what is inside a log.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -15,6 +15,7 @@ import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
+from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.plan import Verdict
 from cleaner.pool.control import AT_STOP, BY_OPERATOR, Control
 from cleaner.pool.dispatch import Runs
@@ -158,6 +159,28 @@ class CleanerPool:
         """
         async with self._control.paused(partition, reason):
             yield
+
+    @contextmanager
+    def adopting(self, partition: TopicPartition) -> Iterator[None]:
+        """For the only one who is inside of `paused`: while the block runs others wait for it.
+
+        In it files are published that were made outside. Raises PartitionBusyError where somebody
+        else has paused it, too.
+        """
+        with self._control.adopting(partition):
+            yield
+
+    def adopted(self, facts: LogFacts, job: CleanJob, report: CleanReport, done: JobRecord) -> None:
+        """What was made outside is published: learn from it as from a job of a worker.
+
+        `facts` are those of the log now; `job` and `report` name its generation and its folder.
+        """
+        offset = self._runs.learn(facts, job, report, done.dirty_bytes)
+        self._lookout.save_checkpoint(job.partition, job.generation, offset)
+        self._history.add(done)
+        self._memory.record(facts.data_directory, done)
+        self.stats.adoptions += 1
+        self.wake()
 
     def hold(self, partition: TopicPartition) -> bool:
         """An operator's pause: until `release`, also across restarts. False if there is one.

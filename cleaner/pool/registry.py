@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cleaner.states import (
     IDLE,
     Aborting,
+    Adopting,
     Cleaning,
     Effect,
     Event,
@@ -89,6 +90,8 @@ class CleanerRegistry:
                 case Idle():
                     raise AssertionError(f"{partition}: idle is stored")
                 case Paused(pauses):
+                    assert pauses >= 1, (partition, self.story(partition))
+                case Adopting(pauses):
                     assert pauses >= 1, (partition, self.story(partition))
                 case Aborting(pauses):
                     assert pauses >= 0, (partition, self.story(partition))

@@ -32,6 +32,8 @@ SHAPES: list[s.State] = [
     s.Paused(2),
     s.Paused(1, MARK),
     s.Paused(2, MARK),
+    s.Adopting(1),
+    s.Adopting(2, MARK),
 ]
 EVENTS: list[s.Event] = [
     s.Grabbed(999),
@@ -47,6 +49,8 @@ EVENTS: list[s.Event] = [
     s.AbortRequested(),
     s.PauseRequested(),
     s.Resumed(),
+    s.AdoptionBegun(),
+    s.AdoptionEnded(),
     s.Forgiven(),
 ]
 
@@ -65,6 +69,8 @@ def name_of(state: s.State) -> str:
             return f"aborting({pauses}{', publishing' * publishing}){_mark(past)}"
         case s.Paused(pauses, past):
             return f"paused({pauses}){_mark(past)}"
+        case s.Adopting(pauses, past):
+            return f"adopting({pauses}){_mark(past)}"
 
 
 def _mark(past: s.Quarantined | None) -> str:
@@ -125,7 +131,7 @@ def explore(limit: int = 3) -> dict[tuple[s.State, s.Event], s.Step]:
 
 
 def pauses(state: s.State) -> int:
-    return state.pauses if isinstance(state, s.Aborting | s.Paused) else 0
+    return state.pauses if isinstance(state, s.Aborting | s.Paused | s.Adopting) else 0
 
 
 def publishing(state: s.State) -> bool:
@@ -136,7 +142,8 @@ def test_the_rules_of_every_edge() -> None:
     for (before, event), (after, effects) in explore().items():
         kinds = [type(effect) for effect in effects]
         edge = (before, event, after, effects)
-        assert (s.StartJob in kinds) == (s.held(after) and not s.held(before)), edge
+        begun = s.held(after) and not isinstance(after, s.Adopting)
+        assert (s.StartJob in kinds) == (begun and not s.held(before)), edge
         assert not (s.StartJob in kinds and pauses(before)), edge
         quiet = s.Resumed | s.Forgiven | s.AbortRequested
         granted = isinstance(after, s.Paused) and not isinstance(event, quiet)
