@@ -2,7 +2,7 @@
 
 Rules
 - What is read equals what was written: integers exactly, floats as Python writes them, bytes as
-  hex, tuples and named tuples as arrays.
+  hex, tuples, named tuples and lists as arrays, mappings by string as objects.
 - What is read may come from anybody. Every value is of the type of its field, every field without a
   default is there, and no other: anything else is a MalformedJsonError that says where.
 """
@@ -32,8 +32,10 @@ def to_json(value: Any) -> object:
         return value.value
     if isinstance(value, bytes):
         return value.hex()
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [to_json(one) for one in value]
+    if isinstance(value, dict):
+        return {key: to_json(one) for key, one in value.items()}
     assert value is None or isinstance(value, bool | int | float | str), type(value)
     return value
 
@@ -71,6 +73,12 @@ def _read(kind: Any, found: object, where: str) -> Any:
         return _read(wanted, found, where)
     if origin is tuple:
         return _read_tuple(inner, found, where)
+    if origin is list:
+        return list(_read_tuple((inner[0], ...), found, where))
+    if origin is dict:
+        if not isinstance(found, dict):
+            raise _unexpected("an object", found, where)
+        return {key: _read(inner[1], one, f"{where}.{key}") for key, one in found.items()}
     if is_dataclass(kind):
         return _read_dataclass(kind, found, where)
     if isinstance(kind, type) and issubclass(kind, tuple):

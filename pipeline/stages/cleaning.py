@@ -11,7 +11,7 @@ Rules
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from cleaner.engine.clean import Indexed, make_report
 from cleaner.engine.offset_map import SLOT_BYTES, SLOTS_MIN
@@ -51,7 +51,7 @@ class _Partition:
     """A partition that is cut up, and what its stages have found."""
 
     job: CleanJob
-    source: dict[str, Any]
+    source: dict[str, str]
     cut: Cut
     combined: list[CombineResult]
     merged: list[MergeResult]

@@ -7,7 +7,6 @@ told apart. Nothing of the log is changed, and everything written is scratch of 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cleaner.job import CleanJob
 from pipeline.engines import Engine
@@ -83,7 +82,7 @@ def _size(job: CleanJob) -> int:
 
 
 def _index_in_shards(
-    stages: StageRuns, pairs: Sequence[tuple[CleanJob, dict[str, Any]]], limits: Limits
+    stages: StageRuns, pairs: Sequence[tuple[CleanJob, dict[str, str]]], limits: Limits
 ) -> list[PartitionIndex]:
     cuts = [cut_up(job, limits, first_offset=job.log_start_offset) for job, _ in pairs]
     tasks = [
@@ -109,7 +108,7 @@ def _index_in_shards(
 
 def _merges(
     job: CleanJob,
-    source: dict[str, Any],
+    source: dict[str, str],
     cut: Cut,
     combined: Sequence[CombineResult],
     limits: Limits,

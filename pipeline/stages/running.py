@@ -1,13 +1,13 @@
 """Runs the tasks of one stage after the other on an engine, from descriptors to results."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from pipeline.engines import Engine
 from pipeline.stages.planning import largest_first
 from pipeline.stages.tasks import decode, encode
 
-Source: TypeAlias = Mapping[str, Any]  # a transport's descriptor
+Source: TypeAlias = Mapping[str, str]  # a transport's descriptor
 Progress: TypeAlias = Callable[[str, int, int], None]  # stage, tasks done, tasks in all
 T = TypeVar("T")
 

@@ -1,76 +1,23 @@
-"""Descriptors of tasks and results, and their JSON.
+"""Descriptors of tasks and their results: frozen dataclasses, and JSON on the way."""
 
-Every descriptor is a frozen dataclass. Its fields are numbers, strings, booleans, bytes (as hex),
-None, and tuples, mappings by string, named tuples and dataclasses of these: the types say how JSON
-is read back, so what comes back equals what was sent, integers exactly.
-"""
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-import json
-from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cache
-from types import UnionType
-from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
-
+from cleaner import typed_json
 from cleaner.engine.outcome import Damage, RewriteTotals
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 
 T = TypeVar("T")
 
-_PLAIN: Final = (bool, int, float, str)
-
 
 def encode(descriptor: object) -> bytes:
     """The JSON of a descriptor."""
-    return json.dumps(_simple(descriptor), separators=(",", ":")).encode()
+    return typed_json.dumps(descriptor)
 
 
 def decode(kind: type[T], data: bytes) -> T:
-    """A descriptor from its JSON. Raises ValueError, KeyError, TypeError for other JSON."""
-    return cast(T, _made(kind, json.loads(data)))
-
-
-def _simple(value: Any) -> object:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: _simple(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, tuple | list):
-        return [_simple(one) for one in value]
-    if isinstance(value, dict):
-        return {key: _simple(one) for key, one in value.items()}
-    assert value is None or isinstance(value, _PLAIN), type(value)
-    return value
-
-
-@cache
-def _hints(kind: object) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _made(kind: Any, data: Any) -> Any:
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in {Union, UnionType}:
-        return None if data is None else _made(next(one for one in inner if one is not _NONE), data)
-    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
-        return tuple(_made(inner[0], one) for one in data)
-    if origin is tuple:
-        return tuple(_made(one, item) for one, item in zip(inner, data, strict=True))
-    if origin is list:
-        return [_made(inner[0], one) for one in data]
-    if origin is dict:
-        return {key: _made(inner[1], one) for key, one in data.items()}
-    if is_dataclass(kind):
-        hints = _hints(cast(object, kind))
-        return cast(Any, kind)(**{name: _made(hints[name], one) for name, one in data.items()})
-    if isinstance(kind, type) and issubclass(kind, tuple):
-        return kind(*map(_made, _hints(kind).values(), data))
-    if kind is bytes:
-        return bytes.fromhex(data)
-    assert kind in _PLAIN or kind is Any, kind
-    return data
-
-
-_NONE: Final = type(None)
+    """A descriptor from its JSON. Raises MalformedJsonError."""
+    return typed_json.loads(kind, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +40,7 @@ class DamageFound:
 class WholeTask:
     """Clean a partition as its job says, if its keys fit the job's dedupe buffer."""
 
-    source: dict[str, Any]  # transport descriptor
+    source: dict[str, str]  # transport descriptor
     job: CleanJob
 
 
@@ -113,7 +60,7 @@ class CombineTask:
     `survey`: as a table wants them, all from the log's start on, with counts; else as a clean does.
     """
 
-    source: dict[str, Any]
+    source: dict[str, str]
     job: CleanJob
     bases: tuple[int, ...]  # of the segments, neighbours
     shards: int
@@ -184,7 +131,7 @@ class RowSource:
 class MergeTask:
     """Find the survivors among the rows of one shard, in as many rounds as memory asks for."""
 
-    source: dict[str, Any]
+    source: dict[str, str]
     job: CleanJob
     shard: int
     rows: tuple[RowSource, ...]  # in the order of their segments
@@ -216,7 +163,7 @@ class SurvivorFiles:
 class RewriteTask:
     """Rewrite some groups of a job by survivors; all groups, in order, with `check_markers`."""
 
-    source: dict[str, Any]
+    source: dict[str, str]
     job: CleanJob
     groups: tuple[int, ...]  # places in the job
     survivors: tuple[SurvivorFiles, ...]
@@ -241,7 +188,7 @@ class RewriteResult:
 class SurveyTask:
     """Index a partition in one task, if its keys fit."""
 
-    source: dict[str, Any]
+    source: dict[str, str]
     job: CleanJob
     memory_bytes: int
 
