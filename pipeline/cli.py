@@ -7,6 +7,7 @@ one JSON document; progress and errors go to standard error.
 
 import importlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,15 +18,20 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
 import click
 
 from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
+from config.units import parse_size
 from pipeline import exit_codes
 from pipeline.engines import Engine, LocalEngine, StageFailedError
 from pipeline.lease import RunError
+from pipeline.progress import Told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULT_URL: Final = "http://127.0.0.1:9644"
-JOBS: Final[Mapping[str, str]] = {}  # command -> what it does, in a line
+JOBS: Final[Mapping[str, str]] = {  # command -> what it does, in a line
+    "adopt": "Have published what `compact --no-adopt` has made.",
+    "compact": "Compact a topic here or on Spark; the broker checks and publishes.",
+}
 P = ParamSpec("P")
 
 
@@ -166,15 +172,51 @@ def on_engine(function: Callable[P, None]) -> Callable[P, None]:
     return on_spark(function)
 
 
+def of_size(name: str, default: str, text: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """An option for a size such as 64MiB."""
+
+    def parsed(_context: click.Context, _parameter: click.Parameter, given: str) -> int:
+        try:
+            size = parse_size(given)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+        if size <= 0:
+            raise click.BadParameter("it has to be above 0")
+        return size
+
+    return click.option(
+        name, default=default, show_default=True, callback=parsed, metavar="SIZE", help=text
+    )
+
+
+def of_partitions(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the option that names some partitions; the command gets None for all."""
+
+    def parsed(
+        _context: click.Context, _parameter: click.Parameter, given: str | None
+    ) -> list[int] | None:
+        if given is None:
+            return None
+        parts = [part.strip() for part in given.split(",")]
+        if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
+            raise click.BadParameter(f"expected numbers such as 0,3, not {given[:80]!r}")
+        return sorted({int(part) for part in parts})
+
+    return click.option(
+        "--partitions", callback=parsed, metavar="N,N,...", help="Only these partitions."
+    )(function)
+
+
 @contextmanager
 def engine_of(
-    engine_name: str, processes: int | None, spark_options: SparkOptions
+    engine_name: str, processes: int | None, spark_options: SparkOptions, told: Told
 ) -> Iterator[Engine]:
     """The engine that was asked for, until the block ends. Raises JobError."""
     if engine_name == "local":
         with LocalEngine(processes) as engine:
             yield engine
         return
+    told.note("starting Spark")
     from pipeline.spark_engine import SparkEngine
 
     session = spark_options.session("varve")
@@ -226,15 +268,15 @@ def with_broker(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def telling(function: Callable[P, None]) -> Callable[P, None]:
-    """Turns errors into one line and an exit code. The outermost decorator but click's own."""
+    """Turns errors into one line and an exit code. Stands right under the command's decorator."""
 
     @wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> None:
+        # As Ctrl-C: whatever is leased is given up on the way out.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             function(*args, **options)
-        except JobError as error:
-            fail(str(error), error.code)
-        except RunError as error:
+        except (JobError, RunError) as error:
             fail(str(error), error.code)
         except StageFailedError as error:
             fail(str(error), exit_codes.FAILED)

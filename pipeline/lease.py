@@ -31,6 +31,7 @@ from pipeline import exit_codes
 
 ROOT: Final = "/api/v1/offline-runs"
 TTL_SECONDS: Final = 120
+LEFT_SECONDS: Final = 3600  # for a run that nobody keeps alive
 RENEWALS: Final = 3  # in the time of a lease
 RETRY_SECONDS: Final = 1.0  # where the broker could not be reached
 UNREACHABLE_SECONDS: Final = 60.0  # that an adoption goes on asking; the broker may be restarting
@@ -122,6 +123,11 @@ class BrokerRuns:
         except MalformedHandoffError as error:
             raise RunError(f"the broker answered something else: {error}") from error
         return Run(self._client, plan, ttl_seconds)
+
+    def again(self, run_id: str) -> "Run":
+        """A run that was left (`Run.leave`), to be adopted or abandoned; its plan tells nothing."""
+        plan = RunPlan(run_id, "", Purpose.COMPACT, 0, 0, "", ())
+        return Run(self._client, plan, TTL_SECONDS)
 
     def list(self) -> list[dict[str, Any]]:
         """The runs there are. Raises RunError."""
@@ -262,6 +268,16 @@ class Run:
                 raise _as_run_error(error) from error
         except UnreachableError as error:
             raise _as_run_error(error) from error
+
+    def leave(self, ttl_seconds: int = LEFT_SECONDS) -> None:
+        """Go, without giving it up: it can be adopted until its time is over. Raises RunError."""
+        self.check()
+        wanted = {"ttl_seconds": ttl_seconds}
+        try:
+            self._persistently(lambda: self._client.post("/renew", wanted))
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_run_error(error) from error
+        self._is_over.set()
 
     def close(self) -> None:
         """Stop keeping it alive, and give it up if it is not over; to the broker it is all one."""

@@ -1,0 +1,62 @@
+"""`varve pipeline adopt`: have the broker publish what `compact --no-adopt` has made."""
+
+from collections.abc import Collection
+from typing import Final
+
+import click
+
+from broker.api_client import ApiClient
+from cleaner.handoff import AdoptOutcome, AdoptResult, result_json
+from config.units import about_size
+from pipeline import exit_codes
+from pipeline.cli import show, telling, with_broker
+from pipeline.lease import BrokerRuns, LeaseLostError
+
+# What is refused for good comes before what can be tried again.
+WORST_FIRST: Final = (
+    (AdoptOutcome.INVALID, exit_codes.UNVERIFIED),
+    (AdoptOutcome.NOTHING, exit_codes.FAILED),
+    (AdoptOutcome.STALE, exit_codes.STALE),
+    (AdoptOutcome.EXPIRED, exit_codes.STALE),
+)
+
+
+def exit_code_of(outcomes: Collection[AdoptOutcome]) -> int:
+    """The exit code of the worst of them."""
+    for outcome, code in WORST_FIRST:
+        if outcome in outcomes:
+            return code
+    return exit_codes.DONE
+
+
+def result_line(one: AdoptResult) -> str:
+    """A result for people."""
+    if one.outcome is AdoptOutcome.ADOPTED:
+        before, after = about_size(one.bytes_before), about_size(one.bytes_after)
+        return f"{one.partition} is compacted: {before} to {after}"
+    return f"{one.partition} stays as it was ({one.outcome.value}): {one.reason}"
+
+
+@click.command("adopt", short_help="Publish what `compact --no-adopt` has made.")
+@telling
+@click.argument("run_id", metavar="RUN")
+@click.option("--abandon", is_flag=True, help="Give it up instead.")
+@with_broker
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(*, run_id: str, abandon: bool, client: ApiClient, as_json: bool) -> None:
+    """Have the broker check and publish what a run has handed back, or give the run up."""
+    if not run_id.isascii() or not run_id.isalnum():
+        raise click.BadParameter("expected the id of a run", param_hint="RUN")
+    with BrokerRuns.of(client).again(run_id) as run:
+        run.status()  # raises where there is none
+        if abandon:
+            run.abandon()
+            show({"abandoned": run_id}, as_json, lambda: [f"{run_id} is given up"])
+            return
+        results = run.try_adopt()
+    if not results:
+        raise LeaseLostError(f"run {run_id} has nothing that waits for adoption")
+    found = {"run_id": run_id, "partitions": [result_json(one) for one in results]}
+    show(found, as_json, lambda: [result_line(one) for one in results])
+    if (code := exit_code_of({one.outcome for one in results})) != exit_codes.DONE:
+        raise SystemExit(code)
