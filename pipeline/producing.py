@@ -82,10 +82,14 @@ class BulkProducer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.flush()
-        else:
-            self.abandon()
+        try:
+            if error is None:
+                self.flush()
+            else:
+                self.abandon()
+        finally:
+            # Connections stay until then: the callbacks hold the producer, and it holds them.
+            self._producer.close()
 
     def send(
         self,
