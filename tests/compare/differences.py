@@ -195,8 +195,11 @@ def _strictly(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
     else:
         yield from _batches(theirs.visible(), ours.visible())
         yield from _lines("marker", _markers(theirs), _markers(ours))
-        entries = [side.aborted(with_stable=True) for side in (theirs, ours)]
-        yield from _lines("aborted", *entries)
+        if moment.forgotten:
+            yield from _no_more_aborted(theirs, ours, moment)
+        else:
+            entries = [side.aborted(with_stable=True) for side in (theirs, ours)]
+            yield from _lines("aborted", *entries)
     yield from _records(theirs, ours, moment, may_lack=False)
     yield from _offsets(theirs, ours, moment)
     yield from _producers(theirs, ours, moment)
@@ -238,13 +241,21 @@ def _nothing_more(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found
         is_late = batch.is_control and _starts_inside(case, theirs)
         if (batch.first, batch.last) not in known and not (keeps_producer or is_late):
             yield "kept by us alone", NO_BATCH.line, batch.line
+    yield from _no_more_aborted(theirs, ours, moment)
+
+
+def _no_more_aborted(theirs: Look, ours: Look, moment: Moment) -> Found:
     entries = theirs.aborted(with_stable=False)
     for entry in ours.aborted(with_stable=False):
         producer_id, _, last = map(int, entry.split()[1:])
         # An entry whose batches are gone hides nothing, as after a recovery.
         hides = any(batch.producer_id == producer_id and batch.last <= last
                     for batch in _with_data(ours))  # fmt: skip
-        is_known = entry in entries or (moment.was_unclean and _begins_later(theirs, entry))
+        is_known = (
+            entry in entries
+            or (moment.was_unclean and _begins_later(theirs, entry))
+            or (producer_id in moment.forgotten and _begins_hidden(theirs, entry))
+        )
         if not is_known and last >= ours.start and hides:
             yield "aborted transaction kept by us alone", "(none)", entry
 
@@ -264,6 +275,25 @@ def _begins_later(theirs: Look, entry: str) -> bool:
                 if batch.producer_id == producer_id and other_first <= batch.first < first
             ]
             return all(not batch.records and not batch.is_control for batch in between)
+    return False
+
+
+def _begins_hidden(theirs: Look, entry: str) -> bool:
+    """Whether Kafka has the entry of the same marker, which begins with the first visible batch.
+
+    Ours begins below the log start: Kafka had forgotten the producer and its transaction.
+    """
+    producer_id, first, last = map(int, entry.split()[1:])
+    if first >= theirs.start:
+        return False
+    for other in theirs.aborted(with_stable=False):
+        other_id, other_first, other_last = map(int, other.split()[1:])
+        if (other_id, other_last) == (producer_id, last):
+            between = range(theirs.start, other_first)
+            return other_first >= theirs.start and not any(
+                batch.producer_id == producer_id and batch.last in between
+                for batch in theirs.batches
+            )
     return False
 
 

@@ -6,6 +6,7 @@ from storage.batch import Record
 from tests.compare.differences import (
     Batch,
     Look,
+    _begins_hidden,
     _begins_later,
     _tells_the_epoch,
     _was_forgotten,
@@ -111,3 +112,21 @@ def test_a_producer_that_kafka_forgot_may_have_its_transaction_begin_later() -> 
 )
 def test_nothing_else_of_it_may_differ(wrong: dict[str, object]) -> None:
     assert not forgets(**wrong)  # type: ignore[arg-type]
+
+
+AFTER = DATA.replace("batch 3 3", "batch 6 6")
+
+
+def begins_hidden(theirs: Look, entry: str) -> bool:
+    return _begins_hidden(Look(theirs.batches, [*theirs.state, "start 5"]), entry)
+
+
+def test_its_aborted_transaction_begins_with_the_first_visible_batch() -> None:
+    assert begins_hidden(side(DATA, AFTER, aborted="7 6 9 10"), "aborted 7 3 9")
+
+
+def test_it_begins_nowhere_else() -> None:
+    assert not begins_hidden(side(DATA, AFTER, aborted="7 8 9 10"), "aborted 7 3 9")
+    assert not begins_hidden(side(DATA, AFTER, aborted="7 4 9 10"), "aborted 7 3 9")
+    assert not begins_hidden(side(DATA, AFTER, aborted="7 6 8 9"), "aborted 7 3 9")
+    assert not begins_hidden(side(DATA, AFTER, aborted="7 8 9 10"), "aborted 7 6 9")
