@@ -19,7 +19,7 @@ from cleaner.engine.kernels.compile import Bytes, Ints, Words
 from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, SLOT_WORDS
 from cleaner.engine.kernels.shards import count_by_shard, sort_by_shard
 from cleaner.engine.kernels.verify import set_bits
-from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap
+from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap, slots_for
 from cleaner.job import CleanAbortedError, CleanJob, JobControl
 from storage import filenames
 from storage.env import Env, File
@@ -114,20 +114,23 @@ class SpillingMap(OffsetMap):
     """A map that is emptied into rows before it is full."""
 
     def __init__(self, job: CleanJob, keys_max: int, rows: Rows) -> None:
-        """Takes as much as the job's map, unless one batch or buffer has more keys."""
+        """Takes as much as the job's map, unless one buffer or batch has more keys."""
         widest_bytes = max(
             job.read_buffer_bytes, job.max_message_bytes, job.decompressed_batch_bytes
         )
         widest = widest_bytes // RECORD_BYTES_MIN * 2 * SLOT_BYTES
+        # What is not used of it takes no memory.
         super().__init__(max(job.dedupe_buffer_bytes, widest), keys_max, job.hash_key)
-        self._keys_wanted = job.dedupe_buffer_bytes // SLOT_BYTES * 9 // 10
+        self._slots_wanted = slots_for(job.dedupe_buffer_bytes, keys_max)
         self._rows = rows
         self.spilled = 0  # keys
 
     def reserve(self, count: int) -> None:
         """Have room for `count` more keys. Raises CleanAbortedError, OSError."""
-        if self.entries and self.entries + count > self._keys_wanted:
+        if self.entries and self.entries + count > self._slots_wanted * 9 // 10:
             self.spill()
+        slots = max(self._slots_wanted, count * 10 // 9 + 2, int(self.state[fields.SLOTS]))
+        self.state[fields.SLOTS_MAX] = min(slots, len(self.table) // SLOT_WORDS)
         super().reserve(count)
 
     def spill(self) -> None:

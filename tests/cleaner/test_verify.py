@@ -7,10 +7,12 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from cleaner.engine.kernels import shards, warm_up
+from cleaner.engine.kernels import fields, shards, warm_up
 from cleaner.engine.kernels import verify as verify_kernels
+from cleaner.engine.verify_scratch import Rows, Scratch, SpillingMap
 from cleaner.job import CleanAbortedError, CleanedGroup
 from cleaner.verification import InvalidOutputError
 from cleaner.workers.process import spawn_process
@@ -540,6 +542,26 @@ def test_a_disk_that_fails_is_no_fault_of_the_outputs() -> None:
     log.env.fail_on(lambda operation, path: operation == "pread" and path == given.path(), 5)
     with pytest.raises(OSError, match="Input/output"):
         verify(log.env, given)
+
+
+def test_the_map_takes_no_more_than_the_job_allows_but_for_a_batch_with_more_keys() -> None:
+    env = MemoryEnv()
+    job = clean_job(
+        [write_segments(env, [segment(0, [batch(record(0, "a"))], 10**6)])],
+        dedupe_buffer_bytes=24 * 1_000_000,
+    )
+    scratch = Scratch(env, job, Recorder())
+    rows = Rows(scratch, 4)
+    keys = SpillingMap(job, 10**6 * 5, rows)
+    rng = np.random.default_rng(1)
+    for first in range(0, 2_400_000, 60_000):
+        ones, twos = rng.integers(0, (1 << 64) - 1, (2, 60_000), dtype=np.uint64)
+        put = keys.put(ones, twos, np.arange(first, first + 60_000, dtype=np.int64))
+        assert put == 60_000
+        assert keys.state[fields.SLOTS] <= 1_000_000
+    assert keys.spilled + keys.entries == 2_400_000
+    assert sum(rows.count(shard) for shard in range(4)) == keys.spilled > 0
+    scratch.close()
 
 
 def test_warming_up_compiles_all_that_a_check_calls() -> None:
