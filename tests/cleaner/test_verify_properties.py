@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -9,9 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cleaner.engine import offset_map, verify_scratch
-from cleaner.job import CleanJob
+from cleaner.engine.clean import run_clean
+from cleaner.job import CleanJob, CleanReport, JobControl
+from storage.env import Env
 from storage.errors import StorageError
 from tests.cleaner.test_clean_properties import jobs, logs
+from tests.cleaner.test_invariants import Partition
+from tests.support import living_log
 from tests.support.cleaning import Segment, write_segments
 from tests.support.memory_env import MemoryEnv
 from tests.support.verifying import Handed, flip, hand_back, random_log, refusal, verify
@@ -145,3 +150,38 @@ def paths(handed: Handed) -> list[str]:
         for group, folder in zip(handed.groups, handed.folders, strict=True)
         for file in (group.output.files if group.output else ())
     ]
+
+
+class VerifiedPartition(Partition):
+    """The machine of the cleaner's invariants; each job of it is made elsewhere first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = random.Random(0)
+        self.patched = patch.object(living_log, "run_clean", self.verify_and_clean)
+        self.patched.start()
+
+    def verify_and_clean(self, env: Env, job: CleanJob, control: JobControl) -> CleanReport:
+        assert isinstance(env, MemoryEnv)
+        if env.crash_at is None:
+            size_bytes = self.rng.choice(MAPS)
+            handed = hand_back(env, replace(job, dedupe_buffer_bytes=size_bytes))
+            assert_true(env, handed)
+            if env.exists(f"{job.directory}/varve.offline"):
+                env.remove_tree(f"{job.directory}/varve.offline")
+        return run_clean(env, job, control)
+
+    def teardown(self) -> None:
+        self.patched.stop()
+        super().teardown()
+
+
+VerifiedPartition.TestCase.settings = settings(
+    max_examples=40,
+    stateful_step_count=30,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+)
+TestVerifiedPartition: Any = VerifiedPartition.TestCase
