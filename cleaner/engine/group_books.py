@@ -14,7 +14,7 @@ from collections.abc import Collection
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.outcome import RewriteTotals
-from cleaner.engine.output import CleanedOutput, OutputBuffers
+from cleaner.engine.output import CleanedOutput, OutputBuffers, Write, write_now
 from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanedGroup, SegmentHorizon, SourceSegment
 from storage.swap import CleanedSegment
 
@@ -51,9 +51,9 @@ class GroupBooks:
         return clean_below >= job.first_dirty_offset or group[-1].base_offset <= clean_below
 
     def open_output(
-        self, group: tuple[SourceSegment, ...], buffers: OutputBuffers
+        self, group: tuple[SourceSegment, ...], buffers: OutputBuffers, write: Write = write_now
     ) -> CleanedOutput:
-        """Where the group's survivors go."""
+        """Where the group's survivors go, by `write`."""
         context = self._context
         return CleanedOutput(
             context.outputs,
@@ -64,6 +64,7 @@ class GroupBooks:
             buffers=buffers,
             state=context.state,
             charge=context.charge_write,
+            write=write,
         )
 
     def close_segment(self) -> None:

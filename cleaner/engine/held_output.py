@@ -1,54 +1,68 @@
 """The output of a group that comes newest first, held until it can be laid down in order.
 
 Rules
-- `memory[held_from:]` is the oldest stretch so far, filled from its end. When there is no room left
-  it moves to a scratch file: stretch after stretch, each in order, the newest first.
+- It is held in stretches, the newest first: each is in order, and filled from its end. There is
+  memory for PIECES of them; where that is not enough the newest move to a scratch file.
+- What is laid down is written in the background. Its memory is used again when that is done.
 - The scratch file is named as one of the run's cleaned files (with the one kind that no cleaned
   segment has), so whatever removes those removes it too. It is never synced and never published.
 """
 
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Final
 
 import numpy as np
 
+from cleaner.engine.background import BackgroundWrites
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes
 from cleaner.engine.output import CleanedOutput, OutputBuffers
 from storage import filenames
 from storage.env import Env, File
 
-HELD_BYTES: Final = 16 << 20  # the survivors of a few segments, in the common case
+HELD_BYTES: Final = 32 << 20  # the survivors of a few segments, in the common case
+PIECES: Final = 4
 
 
 class HeldOutput:
     """Memory and scratch file, used by one group after the other."""
 
-    def __init__(self, env: Env, directory: str, run_id: str) -> None:
-        self.memory: Bytes = np.empty(HELD_BYTES, dtype=np.uint8)
+    def __init__(self, env: Env, directory: str, run_id: str, background: BackgroundWrites) -> None:
+        self.piece_bytes = HELD_BYTES // PIECES
+        self._free: list[Bytes] = [np.empty(self.piece_bytes, np.uint8) for _ in range(PIECES)]
+        self._leaving: deque[tuple[Future[None], Bytes]] = deque()  # to be written
+        self._closed: deque[tuple[Bytes, int]] = deque()  # (piece, where it begins in there)
+        self._background = background
         self._env = env
         self._directory = directory
         self._run_id = run_id
         self._file: File | None = None
-        self._pieces: list[int] = []  # sizes in bytes, the newest first
+        self._spilled: list[int] = []  # sizes in bytes, newer than all that is closed
         self._spilled_bytes = 0
+        self.memory: Bytes = self._free.pop()  # the stretch that is being filled
 
     def size_bytes(self, held_from: int) -> int:
-        """All that is held."""
-        return self._spilled_bytes + len(self.memory) - held_from
+        """All that is held, with `memory[held_from:]`."""
+        closed_bytes = sum(len(piece) - begin for piece, begin in self._closed)
+        return self._spilled_bytes + closed_bytes + len(self.memory) - held_from
+
+    def turn(self, held_from: int, base_offset: int, charge: Callable[[int], None]) -> None:
+        """Begin another stretch, older than `memory[held_from:]`. Raises OSError.
+
+        `charge` is told of bytes before they are written.
+        """
+        self._closed.append((self.memory, held_from))
+        if not self._free and not self._leaving:
+            self._spill_newest(base_offset, charge)
+        self.memory = self._another()
 
     def spill(self, data: Bytes, base_offset: int, charge: Callable[[int], None]) -> None:
-        """Move `data`, which comes before everything that was spilled so far. Raises OSError."""
-        if len(data) == 0:
-            return
-        if self._file is None:
-            name = filenames.cleaned_name(base_offset, filenames.SNAPSHOT, self._run_id)
-            path = f"{self._directory}/{name}"
-            self._file = self._env.open(path, create=True, write=True, truncate=True)
-        charge(len(data))
-        self._file.pwrite(data.data, self._spilled_bytes)
-        self._pieces.append(len(data))
-        self._spilled_bytes += len(data)
+        """Hold `data`, which is too large for a piece; nothing is in `memory`. Raises OSError."""
+        while self._closed:
+            self._spill_newest(base_offset, charge)
+        self._to_scratch(data, base_offset, charge)
 
     def lay_down(
         self,
@@ -61,27 +75,72 @@ class HeldOutput:
 
         `charge` is told of bytes before they are read back. Raises OSError.
         """
-        buffers.batches = self.memory[held_from:]
-        output.state[fields.WRITTEN] = len(self.memory) - held_from
-        output.flush()
+        self._hand_on(self.memory, (held_from, len(self.memory)), output, buffers)
+        while self._closed:
+            piece, begin = self._closed.pop()
+            self._hand_on(piece, (begin, len(piece)), output, buffers)
         position = self._spilled_bytes
-        for size in reversed(self._pieces):
+        for size in reversed(self._spilled):
             assert self._file is not None
             position -= size
-            piece = self.memory[:size] if size <= len(self.memory) else np.empty(size, np.uint8)
+            is_giant = size > self.piece_bytes
+            if is_giant:
+                buffers.resize(size)
+            piece = np.empty(size, np.uint8) if is_giant else self._another()
             charge(size)
-            got = self._file.pread_into(piece.data, position)
+            got = self._file.pread_into(piece.data[:size], position)
             assert got == size
-            buffers.batches = piece
-            output.state[fields.WRITTEN] = size
-            output.flush()
+            self._hand_on(piece, (0, size), output, buffers)
+            if is_giant:  # there is never more than one of them
+                self._leaving.pop()[0].result()
+        self.memory = self._another()
         self.forget()
 
     def forget(self) -> None:
         """Hold nothing; the scratch file goes."""
-        self._pieces.clear()
+        self._free += [piece for piece, _ in self._closed]
+        self._closed.clear()
+        self._spilled.clear()
         self._spilled_bytes = 0
         file, self._file = self._file, None
         if file is not None:
             file.close()
             self._env.unlink(file.path)
+
+    def _hand_on(
+        self, piece: Bytes, part: tuple[int, int], output: CleanedOutput, buffers: OutputBuffers
+    ) -> None:
+        """Have a stretch indexed, and written in the background."""
+        begin, end = part
+        if begin == end:
+            self._free.append(piece)
+            return
+        buffers.batches = piece[begin:end]
+        output.state[fields.WRITTEN] = end - begin
+        output.flush()
+        self._leaving.append((self._background.latest_write, piece))
+
+    def _another(self) -> Bytes:
+        """A piece to fill; waits for one to be written if there is no other. Raises OSError."""
+        while self._leaving and (not self._free or self._leaving[0][0].done()):
+            write, piece = self._leaving.popleft()
+            write.result()
+            self._free.append(piece)
+        return self._free.pop()
+
+    def _spill_newest(self, base_offset: int, charge: Callable[[int], None]) -> None:
+        piece, begin = self._closed.popleft()
+        self._to_scratch(piece[begin:], base_offset, charge)
+        self._free.append(piece)
+
+    def _to_scratch(self, data: Bytes, base_offset: int, charge: Callable[[int], None]) -> None:
+        if len(data) == 0:
+            return
+        if self._file is None:
+            name = filenames.cleaned_name(base_offset, filenames.SNAPSHOT, self._run_id)
+            path = f"{self._directory}/{name}"
+            self._file = self._env.open(path, create=True, write=True, truncate=True)
+        charge(len(data))
+        self._file.pwrite(data.data, self._spilled_bytes)
+        self._spilled.append(len(data))
+        self._spilled_bytes += len(data)

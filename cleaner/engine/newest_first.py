@@ -10,13 +10,14 @@ Rules
 - This is a short cut for logs in which everything is as it should be. At damage, an index that
   misleads, a batch of a transaction, or one too large for the windows, what was held is dropped and
   the two passes begin anew. They know what to do, and nobody has seen anything of this one.
+- Contents are written and synced in the background while the next group is worked on.
 - Memory beside the map: the held output, two windows, and what a chunk unpacks to.
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
+from cleaner.engine.background import BackgroundWrites
 from cleaner.engine.context import CleanContext
 from cleaner.engine.group_books import GroupBooks
 from cleaner.engine.held_output import HeldOutput
@@ -118,15 +119,13 @@ class NewestFirst:
         self._context = context
         self.books = GroupBooks(context, ())
         job = context.job
-        self._held = HeldOutput(context.env, job.outputs, job.run_id)
+        self._background = BackgroundWrites()
+        self._held = HeldOutput(context.env, job.outputs, job.run_id, self._background)
         self._windows = Windows(context.env, job.directory, job.read_buffer_bytes)
         self._cleaner = WindowCleaner(context, self._held)
-        self._buffers = OutputBuffers(len(self._held.memory))
+        self._buffers = OutputBuffers(self._held.piece_bytes)
         self._outputs: list[CleanedOutput] = []
         self._results: list[CleanedGroup] = []  # the newest first
-        # Contents go to the disk while the next group is worked on.
-        self._syncs: list[Future[None]] = []
-        self._threads = ThreadPoolExecutor(1)
         self._begun = 0
         self._total = 0
         self._ceiling = 0  # the base offset of the batch behind the next window
@@ -146,9 +145,7 @@ class NewestFirst:
 
     def hand_over(self) -> None:
         """Sync what is left, and hand the groups over, the oldest first. Raises OSError."""
-        for sync in self._syncs:
-            self._context.check_aborted()
-            sync.result()
+        self._background.wait(self._context.check_aborted)
         if self._outputs:
             self._context.outputs.sync_dir(self._context.job.outputs)
         self._outputs.clear()
@@ -158,7 +155,7 @@ class NewestFirst:
 
     def drop(self) -> None:
         """Remove all that was not handed over."""
-        self._threads.shutdown()
+        self._background.close()
         self._held.forget()
         while self._outputs:
             self._outputs.pop().abandon()
@@ -176,13 +173,13 @@ class NewestFirst:
             held.forget()
             books.leave(group)
             return
-        output = books.open_output(group, self._buffers)
+        output = books.open_output(group, self._buffers, self._background.write)
         self._outputs.append(output)
         held.lay_down(held_from, output, self._buffers, self._charge_read)
         cleaned = output.complete(())
         self._results.append(books.finish(group, cleaned))
         if cleaned is not None:
-            self._syncs.append(self._threads.submit(output.sync, group[-1].last_modified_ms))
+            self._background.sync(output, group[-1].last_modified_ms)
 
     def _clean_segment(self, source: SourceSegment) -> None:
         context, state = self._context, self._context.state

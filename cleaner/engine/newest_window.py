@@ -112,7 +112,7 @@ class WindowCleaner:
     def begin_group(self, base_offset: int) -> None:
         """The next windows belong to another group; nothing of it is held yet."""
         self._base_offset = base_offset
-        self._window.walk[HELD_FROM] = len(self._held.memory)
+        self._hold_in_memory()
 
     def read(self, file: File, begin: int, end: int, charge: Callable[[int], None]) -> None:
         """Fill the window with `[begin, end)` of a segment. Raises NoWindowsError, OSError."""
@@ -150,7 +150,7 @@ class WindowCleaner:
         elif code == PACK:
             self._pack()
         elif code == HOLD_FULL:
-            self._spill()
+            self._turn()
         elif code == MORE_SLOTS:
             self._context.map.reserve(len(self._space.ones) - int(self._window.walk[TOP]))
         elif code == MORE_RECORDS:
@@ -281,13 +281,19 @@ class WindowCleaner:
         end_batch(window.buf, position, out, end, state)
         walk[NEXT] += 1
 
-    def _spill(self) -> None:
-        """Make room for the chunk's output; what does not fit into all of the memory goes too."""
-        walk, state = self._window.walk, self._context.state
+    def _turn(self) -> None:
+        """Make room for the chunk's output; what does not fit into a whole piece is spilled."""
+        walk, state, held = self._window.walk, self._context.state, self._held
         charge = self._context.charge_write
         held_from, written = int(walk[HELD_FROM]), int(state[fields.WRITTEN])
-        self._held.spill(self._held.memory[held_from:], self._base_offset, charge)
-        walk[HELD_FROM] = len(self._held.memory)
-        if written > len(self._held.memory):
-            self._held.spill(self._window.out[:written], self._base_offset, charge)
+        if held_from < len(held.memory):
+            held.turn(held_from, self._base_offset, charge)
+        if written > len(held.memory):
+            held.spill(self._window.out[:written], self._base_offset, charge)
             state[fields.WRITTEN] = 0
+        self._hold_in_memory()
+
+    def _hold_in_memory(self) -> None:
+        """What survives goes to the memory of `held` from now on, in which there is nothing yet."""
+        self._window = self._window._replace(hold=self._held.memory)
+        self._window.walk[HELD_FROM] = len(self._held.memory)

@@ -9,7 +9,7 @@ Rules
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,15 @@ from storage.txn_index import TxnIndexEntry, encode_entries
 _NO_TIMESTAMP: Final = -1
 
 
+# How batches are written: a file, what, and where.
+Write: TypeAlias = Callable[[OutputFile, memoryview, int], None]
+
+
+def write_now(file: OutputFile, data: memoryview, position: int) -> None:
+    """Return when it is in the page cache. Raises OSError."""
+    file.pwrite(data, position)
+
+
 class _Stream:
     """A file that only grows, with the checksum of what was written."""
 
@@ -42,8 +51,8 @@ class _Stream:
         self.crc = 0
         self._file: OutputFile = env.open(self.path, create=True, write=True, truncate=True)
 
-    def append(self, data: Bytes, count: int, crc: int) -> None:
-        self._file.pwrite(data.data[:count], self.size_bytes)
+    def append(self, data: Bytes, count: int, crc: int, write: Write) -> None:
+        write(self._file, data.data[:count], self.size_bytes)
         self.size_bytes += count
         self.crc = crc
 
@@ -90,8 +99,12 @@ class CleanedOutput:
         buffers: OutputBuffers,
         state: Ints,
         charge: Callable[[int], None],
+        write: Write = write_now,
     ) -> None:
-        """`charge` is told of bytes before they are written; it may wait, or raise."""
+        """`charge` is told of bytes before they are written; it may wait, or raise.
+
+        `write` may return before batches are written: then the buffers' have to be left alone.
+        """
         self._env = env
         self._directory = directory
         self._base_offset = base_offset
@@ -99,6 +112,7 @@ class CleanedOutput:
         self._buffers = buffers
         self.state = state
         self._charge = charge
+        self._write = write
         self._streams: tuple[_Stream, ...] = ()
         state[fields.WRITTEN] = 0
         state[fields.FILE_BASE] = base_offset
@@ -128,7 +142,7 @@ class CleanedOutput:
         fits = index_output(buffers.batches, count, buffers.entries, buffers.time_entries, state)
         assert fits  # see source.offsets_end; groups are planned within 31 bits of offsets
         self._charge(count)
-        self._streams[0].append(buffers.batches, count, int(state[fields.FILE_CRC]))
+        self._streams[0].append(buffers.batches, count, int(state[fields.FILE_CRC]), self._write)
         self._append_entries()
         state[fields.WRITTEN] = 0
 
@@ -159,7 +173,7 @@ class CleanedOutput:
             self._charge(len(raw))
             self._add_stream(filenames.TXN_INDEX)
             crc = int(crc32c_extended(0, raw, 0, len(raw)))
-            self._streams[-1].append(raw, len(raw), crc)
+            self._streams[-1].append(raw, len(raw), crc, write_now)
         files = tuple(CleanedFile(s.name, s.size_bytes, s.crc) for s in self._streams)
         return CleanedSegment(self._base_offset, self._run_id, files)
 
@@ -194,4 +208,5 @@ class CleanedOutput:
         entries = (self._buffers.entries, self._buffers.time_entries)
         for stream, data, count in zip(self._streams[1:], entries, sizes, strict=True):
             if count > 0:
-                stream.append(data, count, int(crc32c_extended(stream.crc, data, 0, count)))
+                crc = int(crc32c_extended(stream.crc, data, 0, count))
+                stream.append(data, count, crc, write_now)

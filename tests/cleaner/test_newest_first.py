@@ -1,5 +1,6 @@
 """One pass, newest first: the same is left as by two, and what is not for it is left to them."""
 
+import errno
 from unittest.mock import patch
 
 import pytest
@@ -229,6 +230,38 @@ def test_what_survives_is_spilled_where_memory_is_short() -> None:
             report = passes_of(env, parts)
         assert report.passes == 1
         assert not [name for name in env.listdir(DIRECTORY) if filenames.SNAPSHOT in name]
+
+
+@pytest.mark.parametrize("held_bytes", [0, 1000, 1 << 20])
+@pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize("operation", ["pwrite", "sync"])
+def test_a_disk_that_fails_in_the_background_fails_the_job_and_nothing_is_handed_over(
+    operation: str, nth: int, held_bytes: int
+) -> None:
+    env = MemoryEnv()
+    parts = [
+        segment(
+            base,
+            [batch(record(at, f"{base} {at % 50}")) for at in range(base, base + 100)],
+            base + 100,
+        )
+        for base in (0, 100, 200)
+    ]
+    job = clean_job([[source] for source in write_segments(env, parts)])
+    seen: list[str] = []
+
+    def fails(op: str, path: str) -> bool:
+        if op == operation and path.endswith(".cleaned") and filenames.LOG in path:
+            seen.append(path)
+        return op == operation and len(seen) >= nth
+
+    env.fail_on(fails, errno.EIO)
+    control = Recorder()
+    with patch.object(held, "HELD_BYTES", held_bytes), pytest.raises(OSError, match="Input/output"):
+        run_clean(env, job, control)
+    assert len(seen) >= nth
+    assert control.groups == []
+    assert not [name for name in env.listdir(DIRECTORY) if name.endswith(".cleaned")]
 
 
 def test_each_way_ends_with_the_same_log() -> None:
