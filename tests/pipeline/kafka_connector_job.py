@@ -1,0 +1,66 @@
+"""A Spark session with Spark's own Kafka connector, in a process of its own: one line of JSON out.
+
+A session takes jars when its JVM starts, so the one that the tests share has none.
+"""
+
+import json
+import sys
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline.session import build_session, stop_session
+
+
+def load(spark: SparkSession, kind: str, bootstrap: str, topic: str, **options: Any) -> DataFrame:
+    reader = spark.read.format(kind).option("kafka.bootstrap.servers", bootstrap)
+    return reader.option("subscribe", topic).options(**options).load()
+
+
+def rows_of(rows: DataFrame) -> list[str]:
+    return sorted(map(repr, rows.collect()))
+
+
+def stream(
+    spark: SparkSession, bootstrap: str, source: str, sink: str, checkpoint: str
+) -> list[int]:
+    """One run to what is there now, from a checkpoint -> rows by batch."""
+    rows = spark.readStream.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+    rows = rows.option("subscribe", source).option("startingOffsets", "earliest")
+    rows = rows.option("maxOffsetsPerTrigger", 200).option("includeHeaders", True).load()
+    writer = rows.select("key", "value", "headers").writeStream.format("kafka")
+    writer = writer.option("kafka.bootstrap.servers", bootstrap).option("topic", sink)
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return [progress["numInputRows"] for progress in query.recentProgress]
+
+
+def main() -> None:
+    given = json.loads(sys.argv[1])
+    bootstrap, source, sink = given["bootstrap"], given["source"], given["sink"]
+    spark = build_session("local[2]", settings={"spark.jars": ",".join(given["jars"])})
+    answer: dict[str, Any] = {}
+    try:
+        match given["what"]:
+            case "compare":
+                for options in given["options"]:
+                    kafka = load(spark, "kafka", bootstrap, source, **options)
+                    varve = load(spark, "varve", bootstrap, source, **options)
+                    answer.setdefault("schemas", []).append(kafka.schema == varve.schema)
+                    found = rows_of(kafka)
+                    answer.setdefault("counts", []).append(len(found))
+                    answer.setdefault("equal", []).append(found == rows_of(varve))
+            case "stream":
+                answer["batches"] = stream(spark, bootstrap, source, sink, given["checkpoint"])
+            case "write":
+                rows = load(spark, "kafka", bootstrap, source, includeHeaders=True)
+                rows = rows.select("key", "value", "partition", "headers")
+                writer = rows.write.format("kafka").option("kafka.bootstrap.servers", bootstrap)
+                writer.option("topic", sink).save()
+    finally:
+        stop_session(spark)
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()
