@@ -7,6 +7,7 @@ one JSON document; progress and errors go to standard error.
 
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -314,9 +315,15 @@ def warmup() -> None:
 
     It takes half a minute and 180 MB of disk, once for each Java and each version of Spark.
     """
+    from cleaner.engine.kernels import warm_up as warm_up_cleaner
     from pipeline.archive import ArchiveError, make_archive
     from pipeline.java import NoJavaError
+    from pipeline.records.decode import warm_up as warm_up_records
+    from storage.kernels import NUMBA_VARIABLE
 
+    warm_up_cleaner()
+    warm_up_records()
+    click.echo(f"kernels are kept in {os.environ[NUMBA_VARIABLE]}")
     try:
         archive = make_archive()
     except (NoJavaError, ArchiveError) as error:
