@@ -140,6 +140,9 @@ class LocalEngine:
         """Run a task on an idle process. Raises TaskFailedError, ProcessEndedError."""
         process = self._idle.get()
         try:
+            if process is not None and process.has_ended():
+                self._forget(process)
+                process = None
             if process is None:
                 process = self._start()
             return process.call(stage, task)
@@ -168,3 +171,5 @@ class LocalEngine:
         for process in list(self._started):
             process.kill()
         wait(waiting)
+        for process in list(self._started):
+            self._forget(process)

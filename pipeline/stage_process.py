@@ -84,6 +84,10 @@ class StageProcess:
             raise TaskFailedError(answer[1:].decode())
         return answer[1:]
 
+    def has_ended(self) -> bool:
+        """Whether nothing can be asked of it any more."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """End it now; a call that waits for it raises ProcessEndedError."""
         if self._process.poll() is None:

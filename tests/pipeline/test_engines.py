@@ -55,6 +55,26 @@ def test_a_task_that_fails_for_good_fails_the_stage_with_its_reason(engine: Loca
     assert engine.run("echo", [b"ab"]) == [b"ba"], "the engine goes on"
 
 
+def test_after_a_stage_failed_every_task_finds_a_process(engine: LocalEngine) -> None:
+    for _ in range(3):
+        with pytest.raises(StageFailedError):
+            engine.run("fail", [b"1", b"2", b"3", b"4"])
+        assert engine.run("echo", [b"ab"] * 8) == [b"ba"] * 8
+
+
+def test_a_process_that_ended_while_it_was_idle_is_replaced(tmp_path: Path) -> None:
+    with LocalEngine(1, registry=REGISTRY, attempts=1) as engine:
+        pid = int(engine.run("pid", [b""])[0])
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: has_ended(pid), "the process has ended")
+        assert engine.run("echo", [b"ab"]) == [b"ba"]
+
+
+def has_ended(pid: int) -> bool:
+    """Nobody has asked for its status yet: it stays in the table of processes."""
+    return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+
+
 def test_a_task_that_always_kills_its_process_fails_the_stage(engine: LocalEngine) -> None:
     with pytest.raises(StageFailedError, match="was killed by signal 9"):
         engine.run("die", [b""])
