@@ -22,8 +22,8 @@ from cleaner.engine.output import CleanedOutput, OutputBuffers
 from storage import filenames
 from storage.env import Env, File
 
-HELD_BYTES: Final = 32 << 20  # the survivors of a few segments, in the common case
-PIECES: Final = 4
+HELD_BYTES: Final = 24 << 20  # the survivors of a few segments, in the common case
+PIECES: Final = 3
 
 
 class HeldOutput:
