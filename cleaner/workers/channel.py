@@ -10,7 +10,14 @@ import pickle
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from cleaner.job import CleanedGroup, CleanJob, CleanReport, SegmentHorizon, SourceSegment
+from cleaner.job import (
+    CleanedGroup,
+    CleanJob,
+    CleanReport,
+    SegmentHorizon,
+    SourceSegment,
+    ViewOrder,
+)
 from cleaner.verification import VerifyReport
 from storage.model import TopicPartition
 from storage.swap import CleanedFile, CleanedSegment
@@ -138,6 +145,7 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
         *_TOP,
         CleanJob,
         SourceSegment,
+        ViewOrder,
         CleanedGroup,
         CleanReport,
         VerifyReport,

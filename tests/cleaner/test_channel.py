@@ -2,10 +2,11 @@
 
 import os
 import pickle
+from dataclasses import replace
 
 import pytest
 
-from cleaner.job import CleanedGroup, CleanReport
+from cleaner.job import CleanedGroup, CleanReport, ViewOrder
 from cleaner.verification import VerifyReport
 from cleaner.workers import channel
 from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
@@ -13,14 +14,17 @@ from storage.swap import CleanedFile, CleanedSegment
 from tests.support.cleaner_jobs import GROUP, REPORT, job
 
 SEGMENT = CleanedSegment(0, "r", (CleanedFile(f"{0:020}.log.r.cleaned", 5, 7),))
+ORDER = ViewOrder(b"version", CleanedFile("deleted-keys", 72, 7))
 MESSAGES: list[channel.Message] = [
     channel.RunJob(3, job()),
+    channel.RunJob(3, replace(job(), latest_only=True, order=ORDER)),
     channel.VerifyJob(3, job(), (GROUP,), ("/data/t-0/out",)),
     channel.WorkerReady(12, 0.5),
     channel.Progressed(3, "map", 1, 2),
     channel.GroupsCleaned(3, (GROUP,)),
     channel.GroupsCleaned(3, (GROUP, CleanedGroup((0, 10), SEGMENT, 9, 5, 4, 2))),
     channel.JobDone(3, REPORT),
+    channel.JobDone(3, replace(REPORT, deleted_keys=CleanedFile("deleted-keys", 72, 7))),
     channel.JobStopped(3),
     channel.OutputsVerified(3, VerifyReport(REPORT, 1, 100, 2, 0.5)),
     channel.OutputRefused(3, "/data/t-0/out/0.log", 17, "the job leaves other bytes here"),
