@@ -47,6 +47,29 @@ class ProduceError(Exception):
         self.failed = failed
 
 
+class _Outcome:
+    """What became of the records. Apart from the producer, which refers to it."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+        self.failed = 0
+        self.first_failure: str | None = None
+
+    def delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self.acknowledged += 1
+            return
+        self.failed += 1
+        if self.first_failure is None:
+            self.first_failure = f"{message.topic()}-{message.partition()}: {_reason(error)}"
+
+    def noted(self, error: KafkaError) -> None:
+        """Connections that fail are retried until delivery times out; fatal errors are final."""
+        if error.fatal() and self.first_failure is None:
+            self.failed += 1
+            self.first_failure = _reason(error)
+
+
 class BulkProducer:
     """Sends records. A context manager: leaving it waits for all acknowledgements."""
 
@@ -63,15 +86,13 @@ class BulkProducer:
             if known:
                 config[known] = value
         config["bootstrap.servers"] = bootstrap
+        self._outcome = _Outcome()
         config["log_level"] = 3  # errors reach us; connections that come and go are no news
-        config["error_cb"] = self._noted  # type: ignore[assignment]
+        config["error_cb"] = self._outcome.noted  # type: ignore[assignment]
         try:
-            self._producer = Producer(config)
+            self._producer: Producer | None = Producer(config)
         except KafkaException as error:
             raise ProduceError(_reason(error.args[0]), 0) from error
-        self.acknowledged = 0
-        self._failed = 0
-        self._first_failure: str | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -88,8 +109,8 @@ class BulkProducer:
             else:
                 self.abandon()
         finally:
-            # Connections stay until then: the callbacks hold the producer, and it holds them.
-            self._producer.close()
+            # Its connections go with the last reference to it.
+            self._producer = None
 
     def send(
         self,
@@ -112,52 +133,43 @@ class BulkProducer:
             more["timestamp"] = timestamp_ms
         while True:
             try:
-                self._producer.produce(
-                    topic, value=value, key=key, on_delivery=self._delivered, **more
+                self._open.produce(
+                    topic, value=value, key=key, on_delivery=self._outcome.delivered, **more
                 )
             except BufferError:
                 # Delivery times out, so what is in the queue leaves it one way or the other.
-                self._producer.poll(POLL_SECONDS)
+                self._open.poll(POLL_SECONDS)
                 self._raise_failure()
                 continue
             except KafkaException as error:
                 raise ProduceError(
-                    f"{topic}: {_reason(error.args[0])}", self._failed + 1
+                    f"{topic}: {_reason(error.args[0])}", self._outcome.failed + 1
                 ) from error
             break
-        self._producer.poll(0)
+        self._open.poll(0)
 
     def flush(self) -> int:
         """Wait until everything was acknowledged -> records so far. Raises ProduceError."""
-        while self._producer.flush(POLL_SECONDS):
+        while self._open.flush(POLL_SECONDS):
             self._raise_failure()
         self._raise_failure()
-        return self.acknowledged
+        return self._outcome.acknowledged
 
     def abandon(self) -> None:
         """Give up what is queued. What was sent already may have been written."""
-        self._producer.purge()
-        self._producer.poll(0)
+        self._open.purge()
+        self._open.poll(0)
 
-    def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is None:
-            self.acknowledged += 1
-            return
-        self._failed += 1
-        if self._first_failure is None:
-            where = f"{message.topic()}-{message.partition()}"
-            self._first_failure = f"{where}: {_reason(error)}"
-
-    def _noted(self, error: KafkaError) -> None:
-        """Connections that fail are retried until delivery times out; fatal errors are final."""
-        if error.fatal() and self._first_failure is None:
-            self._failed += 1
-            self._first_failure = _reason(error)
+    @property
+    def _open(self) -> Producer:
+        assert self._producer is not None, "the producer was closed"
+        return self._producer
 
     def _raise_failure(self) -> None:
-        if self._first_failure is not None:
+        outcome = self._outcome
+        if outcome.first_failure is not None:
             self.abandon()
-            raise ProduceError(self._first_failure, self._failed)
+            raise ProduceError(outcome.first_failure, outcome.failed)
 
 
 def _reason(error: KafkaError) -> str:

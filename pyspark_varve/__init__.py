@@ -5,7 +5,8 @@ Spark's own Kafka source, so that a job can change between `format("varve")` and
 this one needs no jars, and reads whole record batches into Arrow.
 
 What it has beyond that: the option `columns`, as Spark does not tell a Python source which columns
-a query needs.
+a query needs; `pushDownPredicate`, to be false in a session without the setting
+spark.sql.python.filterPushdown.enabled, without which Spark refuses a source that takes filters.
 """
 
 from pyspark_varve.source import DefaultSource

@@ -68,12 +68,6 @@ class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
         self._options = options
         self._narrowed = Narrowed()
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Narrow what is read; gives back what Spark has to filter itself."""
-        for pushed in filters:
-            if not self._narrowed.push(pushed):
-                yield pushed
-
     def partitions(self) -> list[InputPartition]:
         """Ask the cluster for the bounds, and cut what is between them into tasks."""
         with client_of(self._options) as client:
@@ -124,3 +118,13 @@ class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
         if self._options.fail_on_data_loss:
             raise DataLossError(what)
         _log.warning("Offsets that were to be read are gone.", extra={"reason": what})
+
+
+class FilteringReader(VarveReader):
+    """As well, and it takes filters: an error in a session that does not hand them over."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Narrow what is read; gives back what Spark has to filter itself."""
+        for pushed in filters:
+            if not self._narrowed.push(pushed):
+                yield pushed

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pipeline.records.columns import ALL_COLUMNS, arrow_schema
-from pyspark_varve.batch import VarveReader
+from pyspark_varve.batch import FilteringReader, VarveReader
 from pyspark_varve.options import OptionError, SourceOptions, read_columns, read_source_options
 from pyspark_varve.sink import SinkOptions, VarveStreamWriter, VarveWriter
 from pyspark_varve.stream import VarveStreamReader
@@ -33,7 +33,8 @@ class DefaultSource(DataSource):  # type: ignore[misc]  # untyped
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For a batch query. Raises OptionError."""
-        return VarveReader(self._source_options(schema, is_stream=False))
+        options = self._source_options(schema, is_stream=False)
+        return FilteringReader(options) if options.push_down_filters else VarveReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For a streaming query. Raises OptionError."""

@@ -24,6 +24,7 @@ from cleaner.engine.kernels.walk import check_records
 from cleaner.engine.source import SourceReader
 from cleaner.job import SourceSegment
 from pipeline.records.columns import (
+    ALL_COLUMNS,
     COLUMNS,
     TIMESTAMP_MS_MAX,
     BinaryColumn,
@@ -45,11 +46,21 @@ from pipeline.records.kernels import (
     fill_rows,
     keep_rows,
     new_rows,
+    offset_behind,
     rows_within,
     scan_batches,
 )
+from pipeline.records.partitioner import partition_of
 from storage import filenames
-from storage.batch import UNPACKED_BYTES_MAX, BatchHeader, read_header, unpack_header, walk_headers
+from storage.batch import (
+    UNPACKED_BYTES_MAX,
+    BatchHeader,
+    Record,
+    build_batch,
+    read_header,
+    unpack_header,
+    walk_headers,
+)
 from storage.compression import decompress
 from storage.env import Env
 from storage.errors import (
@@ -447,3 +458,20 @@ def _begin_at(env: Env, path: str, source: SourceSegment, first_offset: int) -> 
     finally:
         file.close()
     return position if source.base_offset <= header.base_offset <= first_offset else 0
+
+
+def warm_up() -> None:
+    """Compile the kernels of this package, or load them from the cache (seconds when cold)."""
+    batch = bytes(build_batch([Record(n, 0, b"k", b"v", (("h", b"1"),)) for n in range(3)]))
+    for rows in (2, 16):  # a batch that does not fit into the table takes another way
+        found = decode_batches(
+            batch,
+            topic="t",
+            partition=0,
+            columns=ALL_COLUMNS,
+            keep=lambda offsets: offsets >= 0,
+            batch_rows=rows,
+        )
+        assert sum(part.num_rows for part in found) == 3
+    offset_behind(with_slack(batch), len(batch))
+    partition_of(b"k", 1)

@@ -154,6 +154,9 @@ def test_pushed_down_filters_leave_whole_partitions_unread(
     assert one.rdd.getNumPartitions() == 1
     assert one.count() == 10
     assert load(spark, filled).where("offset > 1000000").count() == 0
+    every = load(spark, filled, pushDownPredicate=False).where("partition = 1 and offset < 10")
+    assert every.rdd.getNumPartitions() == 3
+    assert every.count() == 10
 
 
 def test_bounds_are_taken_as_sparks_source_takes_them(spark: "SparkSession", filled: Topic) -> None:
