@@ -4,6 +4,9 @@ Spark carries descriptors there and small results back, one task per partition; 
 themselves never pass through the JVM. Only what Spark Connect can do as well is asked of the
 session: a frame of descriptors, spread by range, and `mapInArrow` over it.
 
+The executors' Python has this code installed, of this version, with the extra: kernels are compiled
+from its files, and kept beside them, so that it cannot be sent along in an archive.
+
 Spark tries a task again where its settings say so (`spark.task.maxFailures`), also on another
 executor where the first was lost. The last reason that a task gave is found in Spark's error.
 """
@@ -14,6 +17,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow
@@ -27,10 +31,12 @@ if TYPE_CHECKING:
 RESULT_BYTES_MAX: Final = 16 << 20  # of one task: counts and names of files, no records
 POLL_SECONDS: Final = 0.25  # between two looks at how many tasks are done
 REASON_CHARS_MAX: Final = 2000
+UNKNOWN: Final = "unknown"  # version of a checkout
 
 _TASKS: Final = pyarrow.schema([("task", pyarrow.int64()), ("payload", pyarrow.binary())])
 _RESULTS: Final = pyarrow.schema([("task", pyarrow.int64()), ("result", pyarrow.binary())])
 _REASON: Final = re.compile(r'\[\[varve (?P<text>"(?:[^"\\]|\\.)*")\]\]')
+_NOT_THERE: Final = re.compile(r"ModuleNotFoundError: No module named '(?:pipeline|numba|storage)'")
 _LOST: Final = re.compile(r"most recent failure: (?:Lost task [^:]*: )?(?P<text>[^\n]+)")
 
 
@@ -40,6 +46,10 @@ class TaskFailedError(Exception):
     def __init__(self, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
         super().__init__(f"[[varve {json.dumps(reason)}]]")
+
+
+class VersionError(Exception):
+    """The executors' code is not the driver's."""
 
 
 class SparkEngine:
@@ -72,7 +82,9 @@ class SparkEngine:
             return []
         table = pyarrow.table([range(len(tasks)), list(tasks)], schema=_TASKS)
         frame = self._spark.createDataFrame(table).repartitionByRange(len(tasks), "task")
-        work = frame.mapInArrow(_work(stage, self._registry), "task long, result binary")
+        work = frame.mapInArrow(
+            _work(stage, self._registry, code_version()), "task long, result binary"
+        )
         watch = _Watch(self._spark, self._context, len(tasks), progress)
         try:
             with watch:
@@ -169,23 +181,39 @@ def _is_connect(spark: "SparkSession") -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
+def code_version() -> str:
+    """Version of the code that runs here; UNKNOWN where it was never installed."""
+    try:
+        return metadata.version("varve")
+    except metadata.PackageNotFoundError:
+        return UNKNOWN
+
+
 def _work(
-    stage: str, registry: str
+    stage: str, registry: str, version: str
 ) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
     """What the workers call; they import this module, and find the stage by its name."""
 
     def run(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        return run_tasks(stage, registry, batches)
+        return run_tasks(stage, registry, version, batches)
 
     return run
 
 
 def run_tasks(
-    stage: str, registry: str, batches: Iterator[pyarrow.RecordBatch]
+    stage: str, registry: str, version: str, batches: Iterator[pyarrow.RecordBatch]
 ) -> Iterator[pyarrow.RecordBatch]:
-    """In a worker: run the tasks of a partition. Raises TaskFailedError, also for a result that
-    is too large for the driver to gather."""
-    run_stage = importlib.import_module(registry).run_stage
+    """In a worker: run the tasks of a partition. `version` is that of the driver's code.
+
+    Raises TaskFailedError, also for a result that is too large for the driver to gather.
+    """
+    try:
+        here = code_version()
+        if version != here and UNKNOWN not in (version, here):
+            raise VersionError(f"the executor has varve {here}, the driver {version}")
+        run_stage = importlib.import_module(registry).run_stage
+    except (VersionError, ImportError) as error:
+        raise TaskFailedError(error) from error
     for batch in batches:
         for task, payload in zip(*(batch.column(i).to_pylist() for i in (0, 1)), strict=True):
             try:
@@ -202,6 +230,8 @@ def _reason(error: Exception) -> str | None:
     text = str(error)
     if (found := _REASON.search(text)) is not None:
         return str(json.loads(found["text"]))
+    if _NOT_THERE.search(text) is not None:
+        return "the executors' Python lacks Varve: pip install 'varve[pipeline]' there"
     module = type(error).__module__
     if not module.startswith(("pyspark.", "py4j.")):
         return None

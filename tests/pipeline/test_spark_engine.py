@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pipeline import spark_engine
 from pipeline.engines import StageFailedError
 from pipeline.spark_engine import RESULT_BYTES_MAX, SparkEngine
 
@@ -66,3 +67,13 @@ def test_a_result_too_large_for_the_driver_fails_where_it_was_made(engine: Spark
     with pytest.raises(StageFailedError, match=f"over {RESULT_BYTES_MAX}"):
         engine.run("large", [b"%d" % (RESULT_BYTES_MAX + 1)])
     assert len(engine.run("large", [b"100000"])[0]) == 100_000
+
+
+def test_executors_with_other_code_are_told_from_tasks_that_fail(
+    engine: SparkEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_engine, "code_version", lambda: "0.0.9")
+    with pytest.raises(StageFailedError, match=r"the executor has varve .*, the driver 0\.0\.9"):
+        engine.run("echo", [b""])
+    text = "...\n  ModuleNotFoundError: No module named 'pipeline'\n"
+    assert "pip install" in (spark_engine._reason(RuntimeError(text)) or "")
