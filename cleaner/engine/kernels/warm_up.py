@@ -29,12 +29,15 @@ from cleaner.engine.kernels.remains import copy_whole, settle_empty, write_heade
 from cleaner.engine.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
 from cleaner.engine.kernels.shards import (
     count_by_shard,
+    follow_markers,
     list_batches,
+    list_entries,
     list_unknown,
     list_unpacked,
     merge_rows,
     sort_by_shard,
 )
+from cleaner.engine.kernels.survey import COUNTS, survey_batches, survey_unpacked
 from cleaner.engine.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
 from cleaner.engine.kernels.verify import set_bits
 from cleaner.engine.kernels.walk import count_records, index_batches, index_unpacked
@@ -78,6 +81,7 @@ def run_all() -> None:
     load_be64(buf, 0)
     _clean_a_window(buf, len(batch), space)
     _rank_some_records(buf, len(batch), space)
+    _survey_some_records(buf, len(batch), space)
     _exchange_some_rows(buf, len(batch), space)
 
 
@@ -95,6 +99,17 @@ def _exchange_some_rows(buf: Bytes, end: int, space: Workspace) -> None:
     list_unknown(rows, 0, 0, 1, space.table, state, space.offsets)
     set_bits(space.bits, space.offsets, 0, 0)
     state[fields.FIRST_DIRTY] = 0
+
+
+def _survey_some_records(buf: Bytes, end: int, space: Workspace) -> None:
+    state = space.state
+    counts = np.zeros(COUNTS, dtype=np.int64)
+    state[fields.NEXT_OFFSET] = 0
+    survey_batches(buf, 0, end, counts, space)
+    survey_unpacked(buf[HEADER_BYTES:].copy(), end - HEADER_BYTES, buf, 0, counts, space)
+    list_entries(space.table, state, np.zeros(16, dtype=np.int64), np.zeros(16, dtype=np.int64))
+    state[fields.NEXT_OFFSET] = 0
+    follow_markers(buf, 0, end, space)
 
 
 def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
