@@ -137,7 +137,7 @@ class VarveStreamReader(
         for partition, offset in begin.items():
             if partition not in latest:
                 self._lost(f"{partition} is not there any more, {offset} was read of it")
-            elif latest[partition] < offset and self._target is None:
+            elif latest[partition] < offset:
                 self._lost(
                     f"{partition}: {offset} was reached, the log ends at {latest[partition]}"
                 )

@@ -120,30 +120,29 @@ def test_only_named_columns_are_read(spark: "SparkSession", filled: Topic) -> No
         wrong.option("kafka.bootstrap.servers", filled.broker.bootstrap).load().count()
 
 
-@pytest.mark.parametrize(
-    "condition",
-    [
-        "partition = 1",
-        "partition in (0, 2) and offset >= 50",
-        "offset between 10 and 20 and partition <> 1",
-        "offset < 5 or partition = 2",
-        "offset in (3, 7)",
-        "topic = 'elsewhere'",
-        "timestamp >= timestamp_millis(1700000100000) and offset < 40",
-        "timestamp = timestamp_millis(1700000100000)",
-        "timestamp > timestamp_millis(1800000000000)",
-        "key = 'k31' and value is not null",
-        "headers is null",
-    ],
+CONDITIONS = (
+    "partition = 1",
+    "partition in (0, 2) and offset >= 50",
+    "offset between 10 and 20 and partition <> 1",
+    "offset < 5 or partition = 2",
+    "offset in (3, 7)",
+    "topic = 'elsewhere'",
+    "timestamp >= timestamp_millis(1700000100000) and offset < 40",
+    "timestamp = timestamp_millis(1700000100000)",
+    "timestamp > timestamp_millis(1800000000000)",
+    "key = 'k31' and value is not null",
+    "headers is null",
 )
+
+
 def test_a_filter_that_is_pushed_down_gives_what_a_plain_one_gives(
-    spark: "SparkSession", filled: Topic, condition: str
+    spark: "SparkSession", filled: Topic
 ) -> None:
     every = load(spark, filled, includeHeaders=True)
-    wanted = spark.createDataFrame(every.collect(), every.schema).where(condition)
-    found = every.where(condition)
-    order = ("partition", "offset")
-    assert found.orderBy(*order).collect() == wanted.orderBy(*order).collect()
+    plain = spark.createDataFrame(every.collect(), every.schema)
+    for condition in CONDITIONS:
+        found = sorted(map(repr, every.where(condition).collect()))
+        assert found == sorted(map(repr, plain.where(condition).collect())), condition
 
 
 def test_pushed_down_filters_leave_whole_partitions_unread(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, Producer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -41,6 +41,7 @@ from storage.errors import CorruptBatchError
 from storage.model import TopicPartition
 from tests.pipeline import fake_broker
 from tests.pipeline.fake_broker import fake_brokers
+from tests.support import kafka
 from tests.support.varve import VarveBroker, start_varve
 
 START_MS = 1_700_000_000_000
@@ -396,6 +397,66 @@ def test_a_committed_reader_never_sees_what_was_aborted(seed: int) -> None:
                     place = TopicPartition("t", 0)
                     found = rows_of(read_range(client, place, 0, log.end, options))
                     assert [row["offset"] for row in found] == wanted
+
+
+def test_transactions_of_kafka_itself_are_read_as_its_consumers_read_them(tmp_path: Path) -> None:
+    reason = kafka.unavailable()
+    if reason is not None:
+        pytest.skip(f"no Kafka to compare with: {reason}")
+    with kafka.running_kafka(tmp_path) as running:
+        admin = AdminClient({"bootstrap.servers": running.bootstrap})
+        for future in admin.create_topics([NewTopic("t", 1)]).values():
+            future.result()
+        writers = [
+            Producer({"bootstrap.servers": running.bootstrap, "transactional.id": f"w{n}"})
+            for n in range(2)
+        ]
+        for writer in writers:
+            writer.init_transactions()
+        for turn in range(8):
+            for writer in writers:
+                writer.begin_transaction()
+            for n in range(30):
+                writers[n % 2].produce("t", key=b"%d" % turn, value=b"%d" % n)
+            for number, writer in enumerate(writers):
+                writer.flush(30)
+                if (turn + number) % 3:
+                    writer.commit_transaction()
+                else:
+                    writer.abort_transaction()
+        place = TopicPartition("t", 0)
+        with WireClient(running.bootstrap) as client:
+            for isolation in Isolation:
+                end = client.offsets({place: LATEST}, isolation)[place]
+                wanted = _consumed(running.bootstrap, isolation, end)
+                for fetch_bytes in (200, 1 << 20):
+                    options = ReadOptions(isolation=isolation, fetch_bytes=fetch_bytes)
+                    found = rows_of(read_range(client, place, 0, end, options))
+                    assert [(row["offset"], row["value"]) for row in found] == wanted
+        assert 0 < len(wanted) < 8 * 30
+
+
+def _consumed(bootstrap: str, isolation: Isolation, end: int) -> list[tuple[int, bytes]]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "x",
+            "isolation.level": isolation.name.lower(),
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([Place("t", 0, 0)])
+    found: list[tuple[int, bytes]] = []
+    while True:
+        message = consumer.poll(30)
+        assert message is not None
+        error = message.error()
+        if error is not None:
+            assert error.code() == KafkaError._PARTITION_EOF
+            break
+        found.append((message.offset(), message.value()))
+    consumer.close()
+    return found
 
 
 def test_a_damaged_batch_is_an_error_that_says_where_it_came_from() -> None:
