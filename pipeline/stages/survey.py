@@ -5,6 +5,7 @@ out of the map at the end: no record is looked at twice.
 """
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -27,7 +28,9 @@ from pipeline.stages.tasks import (
 from pipeline.stages.workplace import Collected, workplace
 from storage.env import Env, RealEnv
 
-SURVIVORS: str = "survivors"
+SURVIVORS: Final = "survivors"
+# Of the memory, for the map; what is left are its entries' offsets while they are sorted.
+TABLE_SHARE: Final = 0.6
 
 
 def run_task(task: bytes) -> bytes:
@@ -43,7 +46,7 @@ def survey_partition(env: Env, task: SurveyTask) -> SurveyResult:
     with workplace(env, task.source, task.job) as place:
         local = survey_job(place.job_over(bases))
         keys_max = max(local.end_offset - local.first_dirty_offset, 0)
-        key_map = OffsetMap(task.memory_bytes, keys_max, local.hash_key)
+        key_map = OffsetMap(int(task.memory_bytes * TABLE_SHARE), keys_max, local.hash_key)
         context = CleanContext(env, local, Collected(), key_map=key_map)
         damaged: dict[int, Damage] = {}
         try:
