@@ -5,8 +5,8 @@ Spark's own Kafka source, so that a job can change between `format("varve")` and
 this one needs no jars, and reads whole record batches into Arrow.
 
 What it has beyond that: the option `columns`, as Spark does not tell a Python source which columns
-a query needs; `pushDownPredicate`, to be false in a session without the setting
-spark.sql.python.filterPushdown.enabled, without which Spark refuses a source that takes filters.
+a query needs; and `pushDownPredicate`, which is false unless set: Spark 4.3 gives every use of a
+DataFrame the filters of the last one (see `pyspark_varve.batch.FilteringReader`).
 """
 
 from pyspark_varve.source import DefaultSource

@@ -62,7 +62,7 @@ def _told(error: OffsetsGoneError) -> None:
 
 
 class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
-    """Of a batch query."""
+    """Of a batch query. Spark plans it once: all uses of a DataFrame read the same ranges."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -121,7 +121,14 @@ class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
 
 
 class FilteringReader(VarveReader):
-    """As well, and it takes filters: an error in a session that does not hand them over."""
+    """As well, and it takes filters: only what can pass them is read.
+
+    For a DataFrame that is scanned once. Spark 4.3.0 keeps the partitions that a Python source
+    planned for the last filters, and gives them to every other use of the same DataFrame: after
+    `df.where("partition = 1").count()`, `df.count()` counts that partition alone, and the two sides
+    of a union read what the second asked for. In a session without the setting
+    spark.sql.python.filterPushdown.enabled Spark refuses a source that takes filters.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Narrow what is read; gives back what Spark has to filter itself."""

@@ -81,7 +81,7 @@ class SourceOptions:
     latest_if_no_time: bool  # a starting time behind the last record begins at the end
     isolation: Isolation
     columns: tuple[str, ...]
-    push_down_filters: bool  # needs spark.sql.python.filterPushdown.enabled in the session
+    push_down_filters: bool  # see batch.FilteringReader for what that costs
     fail_on_data_loss: bool
     min_partitions: int | None
     max_records_per_partition: int | None
@@ -199,7 +199,7 @@ def read_source_options(
         latest_if_no_time=_latest_if_no_time(given),
         isolation=Isolation[isolation.upper()],
         columns=columns,
-        push_down_filters=given.flag("pushDownPredicate", True),
+        push_down_filters=given.flag("pushDownPredicate", False),
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         min_partitions=given.number("minPartitions"),
         max_records_per_partition=given.number("maxRecordsPerPartition"),
