@@ -19,6 +19,7 @@ import structlog
 from broker import systemd
 from broker.api import openapi
 from broker.api.cleaner import CleanerApi
+from broker.api.offline import TRANSFERS, OfflineApi
 from broker.api.requests import tell_refusals
 from broker.api.views import ViewApi
 from broker.banner import ready_text
@@ -36,6 +37,11 @@ from broker.http import HttpServer
 from broker.http_guard import Guard
 from broker.listener import ConnectionLimits, Listener, raise_file_limit, tell_of_low_file_limit
 from broker.metrics import BrokerMetrics
+from broker.offline.adoption import Adopter
+from broker.offline.issue import Issuer
+from broker.offline.leases import OfflineRuns
+from broker.offline.metrics import offline_families
+from broker.offline.transfers import Transfers
 from broker.offsets_topic import OffsetsTopic
 from broker.partition import Partition
 from broker.reload import Reloader
@@ -43,6 +49,7 @@ from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
 from broker.topics import TopicError, Topics
 from broker.view_making import ViewTools, Worker
+from broker.view_metrics import view_families
 from broker.view_runs import ViewRuns
 from broker.views import Views
 from cleaner.pool.pool import CleanerPool
@@ -65,6 +72,7 @@ log = structlog.get_logger("broker.app")
 PAUSE_BELIEVED_MS = 86_400_000
 PROGRESS_SECONDS = 5.0  # between two lines about a long recovery
 VIEW_WORKER = -1  # its number among those that share the cleaner's budgets
+OFFLINE_WORKER = -2  # likewise
 EXIT_OK = 0
 EXIT_CANNOT_START = 1
 
@@ -83,7 +91,8 @@ class Broker:
     ) -> None:
         """`token`: of the HTTP API. `load` reads the settings file anew, if there is one.
 
-        `view_worker` compacts views, where a process would not find the files.
+        `view_worker` compacts views, and compares what comes from outside, where a process would
+        not find the files.
         """
         self.settings = settings
         self._token = token
@@ -137,6 +146,7 @@ class Broker:
                 clock_trusted=self.housekeeping.clock_trusted,
             ),
         )
+        self.offline = self._make_offline(view_worker or self._offline_worker)
         self.reloader: Reloader | None = None
         if load is not None:
             self.reloader = Reloader(
@@ -150,6 +160,18 @@ class Broker:
         self.addresses: list[Address] = []
         self.http_address = settings.http
         self._failed: set[str] = set()  # data directories that are known to be offline
+
+    def _make_offline(self, worker: Worker) -> OfflineRuns:
+        issuer = Issuer(
+            self._env,
+            self.topics,
+            self.cleaning,
+            self.pool,
+            settings=lambda: self.topics.cleaner_settings,
+            fail_directory=self.fail_directory,
+        )
+        adopter = Adopter(self._env, self.cleaning, self.pool, worker)
+        return OfflineRuns(self._env, self.topics, issuer, adopter, hold=self.pool.paused)
 
     # Start --------------------------------------------------------------------
 
@@ -208,6 +230,7 @@ class Broker:
         await self.topics.finish_interrupted()
         await self.topics.apply_yaml()
         await asyncio.to_thread(list, self.views)  # opened before clients ask for them
+        await self.offline.start()  # before anybody appends
         services = self._services = self._make_services()
         limits = self.settings.limits
         tell_of_low_file_limit(limits.connections, self.manager.logs.values())
@@ -270,9 +293,11 @@ class Broker:
         address = self.settings.http
         api = CleanerApi(self._env, self.topics, self.pool, self.fail_directory)
         views = ViewApi(self.topics, self.view_runs)
-        routes = [*api.routes(), *views.routes(), openapi.route(installed_version())]
+        offline = OfflineApi(self.offline, Transfers(self._env, self.offline))
+        document = openapi.route(installed_version())
+        routes = [*api.routes(), *views.routes(), *offline.routes(), document]
         guard = Guard.of(address, self._token)
-        self.http = HttpServer(self, guard, routes, [tell_refusals])
+        self.http = HttpServer(self, guard, routes, [tell_refusals], TRANSFERS)
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
 
@@ -281,7 +306,13 @@ class Broker:
             self._env, self.manager, self.topics, self.pool, self._wanted_workers
         )
         self.http.open(
-            BrokerMetrics(services, self.listener, self.housekeeping, cleaner, self.view_runs)
+            BrokerMetrics(
+                services,
+                self.listener,
+                self.housekeeping,
+                cleaner,
+                [lambda: view_families(self.view_runs), lambda: offline_families(self.offline)],
+            )
         )
 
     def _distrust_jumped_clock(self) -> None:
@@ -326,6 +357,7 @@ class Broker:
             ("topics", lambda: self.topics.wait_idle(budget)),
             ("offsets topic", self.offsets_topic.stop),
             ("views", self.view_runs.stop),
+            ("offline runs", self.offline.stop),
             ("cleaner", self.pool.stop),
             ("cleaner checkpoints", self.cleaning.stop),
             ("housekeeping", self.housekeeping.stop),
@@ -414,10 +446,17 @@ class Broker:
 
     def _view_worker(self) -> AbstractAsyncContextManager[JobRunner]:
         """A worker beside the pool's, under the same budgets."""
+        return self._solo_worker(VIEW_WORKER)
+
+    def _offline_worker(self) -> AbstractAsyncContextManager[JobRunner]:
+        """Likewise: it compares what comes from outside."""
+        return self._solo_worker(OFFLINE_WORKER)
+
+    def _solo_worker(self, index: int) -> AbstractAsyncContextManager[JobRunner]:
         return solo_worker(
             spawn_process,
             self.topics.cleaner_settings.nice,
-            index=VIEW_WORKER,
+            index=index,
             budgets=self.pool.throttle,
             top_up=self.pool.top_up,
         )

@@ -97,6 +97,8 @@ class CleanerMetrics:
             ("varve_cleaner_cleans", "Jobs that ended well", stats.cleans),
             ("varve_cleaner_expiries", "Of these, for tombstones past their horizon alone",
              stats.expiries),
+            ("varve_cleaner_adoptions", "Jobs done outside of the pool that were published",
+             stats.adoptions),
             ("varve_cleaner_aborts", "Jobs given up because somebody wanted the partition",
              stats.aborted),
             ("varve_cleaner_failures", "Attempts that failed", stats.failures),

@@ -205,9 +205,16 @@ class Cleaning:
         gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(left))
         return gone + (PublishOutcome.PUBLISHED,) * len(left)
 
-    def finished(self, job: CleanJob, report: CleanReport, *, damage: str) -> None:
-        """One line per job, with the numbers Kafka prints and ours; an error with new damage."""
+    def finished(
+        self, job: CleanJob, report: CleanReport, *, damage: str, engine: str = ""
+    ) -> None:
+        """One line per job, with the numbers Kafka prints and ours; an error with new damage.
+
+        `engine` did the job, where it was not a worker of the pool.
+        """
         fields = job_line(job, report)
+        if engine:
+            fields["engine"] = engine
         if damage:
             log.error("cleaned around damage", **fields, reason=damage)
         else:

@@ -7,7 +7,7 @@ JSON, elsewhere a line of text.
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol
 
 import structlog
@@ -64,9 +64,14 @@ class HttpServer:
         guard: Guard,
         routes: Iterable[web.AbstractRouteDef] = (),
         middlewares: Sequence[Middleware] = (),
+        transfers: Collection[str] = (),
     ) -> None:
+        """`transfers`: paths of routes, as they were given, whose handlers check a token of their
+        own and read the body as it comes.
+        """
         self._metrics_source: MetricsSource | None = None
         self._health = health
+        self._transfers = frozenset(transfers)
         self.guard = guard  # replaced when the token is read anew
         self.application = web.Application(
             client_max_size=MAX_BODY_BYTES,
@@ -128,6 +133,7 @@ class HttpServer:
 
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_transfer = self._is_transfer(request)
         refusal = self.guard.refusal(
             Asked(
                 method=request.method,
@@ -136,13 +142,19 @@ class HttpServer:
                 origin=request.headers.get("Origin"),
                 authorization=request.headers.get("Authorization", ""),
                 content_type=request.content_type if "Content-Type" in request.headers else "",
+                is_transfer=is_transfer,
             )
         )
-        if refusal is None and request.method not in SAFE_METHODS:
+        if refusal is None and request.method not in SAFE_METHODS and not is_transfer:
             refusal = await _read_body(request)
         if refusal is None and self._metrics_source is None and request.path not in OPEN_PATHS:
             refusal = Refusal(503, self._health.not_ready_because() or "starting")
         return await handler(request) if refusal is None else _refused(request, refusal)
+
+    def _is_transfer(self, request: web.Request) -> bool:
+        """By the route that will answer, not by what the path looks like."""
+        resource = request.match_info.route.resource
+        return resource is not None and resource.canonical in self._transfers
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))

@@ -7,7 +7,8 @@ Rules
   server may; `null` and every other site are refused, whatever they ask for.
 - A change is a POST with JSON, which no page of another site can send without asking first.
 - Where a token is configured it is asked for everywhere but in the health checks, whose callers
-  (systemd, Kubernetes, load balancers) have none.
+  (systemd, Kubernetes, load balancers) have none, and where files of a run are moved: there whoever
+  answers asks for the token of that run, always, and it is a header that no page can send unasked.
 """
 
 import hmac
@@ -34,6 +35,7 @@ class Asked:
     origin: str | None = None
     authorization: str = ""
     content_type: str = ""
+    is_transfer: bool = False  # of files, which have a token of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Guard:
             return Refusal(403, "unknown Host header")
         if asked.origin is not None and not self._is_ours(asked.origin, asked.host):
             return Refusal(403, "requests of other web pages are refused")
+        if asked.is_transfer:
+            return None
         if self.token is not None and asked.path not in OPEN_PATHS:
             given = asked.authorization
             if given[: len(BEARER)].lower() != BEARER:

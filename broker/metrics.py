@@ -7,7 +7,7 @@ the names of topics and data directories. A scrape of thousands of partitions is
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
@@ -21,9 +21,8 @@ from broker.listener import Listener
 from broker.metric_families import counter, gauge
 from broker.stats import QUANTILES, TopicStats
 from broker.turns import Turns
-from broker.view_metrics import view_families
-from broker.view_runs import ViewRuns
 
+Families: TypeAlias = Callable[[], Iterable[Metric]]  # what a part of the broker tells of itself
 # A family, or a place where others may have their turn.
 Step: TypeAlias = Metric | None
 STEP_ROWS = 64  # series of a family between two such places
@@ -49,13 +48,13 @@ class BrokerMetrics:
         listener: Listener,
         housekeeping: Housekeeping,
         cleaner: CleanerMetrics,
-        views: ViewRuns,
+        others: Sequence[Families],
     ) -> None:
         self._services = services
         self._listener = listener
         self._housekeeping = housekeeping
         self._cleaner = cleaner
-        self._views = views
+        self._others = others
         self._process = ProcessCollector(registry=None)
 
     async def snapshot(self) -> Sequence[Metric]:
@@ -75,7 +74,8 @@ class BrokerMetrics:
         yield from self._broker()
         yield from self._groups()
         yield from self._cleaner.steps()
-        yield from view_families(self._views)
+        for families in self._others:
+            yield from families()
         yield from self._process.collect()
 
     def _topics(self) -> Iterator[Step]:

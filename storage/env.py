@@ -93,6 +93,9 @@ class Env(Protocol):
     def is_dir(self, path: str) -> bool:
         """True for folders."""
 
+    def is_link(self, path: str) -> bool:
+        """True for symbolic links, whatever they lead to."""
+
     def listdir(self, path: str) -> list[str]:
         """Names in a folder, sorted."""
 
@@ -394,6 +397,10 @@ class RealEnv:
     def is_dir(self, path: str) -> bool:
         """See Env."""
         return os.path.isdir(path)
+
+    def is_link(self, path: str) -> bool:
+        """See Env."""
+        return os.path.islink(path)
 
     def listdir(self, path: str) -> list[str]:
         """See Env."""

@@ -28,6 +28,20 @@ def _query(name: str, kind: str, text: str, **bounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+_RUN: Final = {
+    "name": "run", "in": "path", "required": True, "schema": {"type": "string"},
+}  # fmt: skip
+_FOLDER: Final = {
+    "name": "folder", "in": "path", "required": True, "schema": {"type": "string"},
+}  # fmt: skip
+_FILE: Final = {
+    "name": "name", "in": "path", "required": True, "schema": {"type": "string"},
+}  # fmt: skip
+_NO_RUN: Final = (404, "There is no such run.")
+_OVER: Final = (410, "The lease is over.")
+_STALE: Final = (409, "The log went on without the run, or somebody else has the partition.")
+
+
 def _answers(*codes: tuple[int, str]) -> dict[str, Any]:
     answers: dict[str, Any] = {"200": {"description": "Done.", "content": _OBJECT}}
     for code, text in ((400, "The request makes no sense."), (401, "A token is needed."),
@@ -70,6 +84,88 @@ def _post(
             "responses": _answers(
                 *((_UNKNOWN, _CONFLICT) if one else ()),
                 (415, "Content-Type is not application/json."),
+            ),
+        }
+    }
+
+
+def _runs() -> dict[str, Any]:
+    """Work on logs outside of the broker."""
+    root = "/api/v1/offline-runs"
+    files = f"{root}/{{run}}/partitions/{{partition}}"
+    ttl = {"ttl_seconds": {"type": "integer", "minimum": 1, "maximum": 3600}}
+    return {
+        root: _get("Runs, and those that ended lately.", [])
+        | _change(
+            "post",
+            "Lease partitions of a topic.",
+            [],
+            _STALE,
+            body={
+                "topic": {"type": "string"},
+                "partitions": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+                "purpose": {"enum": ["compact", "read"]},
+                "roll": {"type": "boolean", "description": "Close the active segments first."},
+                **ttl,
+            },
+        ),
+        f"{root}/{{run}}": _get("One run.", [_RUN], _NO_RUN)
+        | _change("delete", "Give it up; its files are removed.", [_RUN], _NO_RUN, _OVER),
+        f"{root}/{{run}}/renew": _change(
+            "post", "Give it all of its time again.", [_RUN], _NO_RUN, _STALE, _OVER, body=ttl
+        ),
+        f"{root}/{{run}}/adopt": _change(
+            "post",
+            "Compare what was handed back, and publish it. To be repeated until `done`.",
+            [_RUN],
+            _NO_RUN,
+            _STALE,
+            _OVER,
+            body={"partition": {"type": "integer", "minimum": 0}},
+        ),
+        f"{files}/inputs/{{name}}": _get(
+            "A range of a pinned segment's file.", [_RUN, _PARTITION, _FILE], _NO_RUN, _OVER
+        ),
+        f"{files}/outputs/{{folder}}/{{name}}": _get(
+            "A range of a file that was put.", [_RUN, _PARTITION, _FOLDER, _FILE], _NO_RUN, _OVER
+        )
+        | _put("Hand over a file.", [_RUN, _PARTITION, _FOLDER, _FILE]),
+        f"{files}/manifest": _put("Say which files count; the last.", [_RUN, _PARTITION]),
+    }
+
+
+def _change(
+    method: str,
+    summary: str,
+    parameters: list[dict[str, Any]],
+    *codes: tuple[int, str],
+    body: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    schema = {"type": "object", "properties": body or {}, "additionalProperties": False}
+    return {
+        method: {
+            "summary": summary,
+            "parameters": parameters,
+            "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
+            "responses": _answers(*codes, (415, "Content-Type is not application/json.")),
+        }
+    }
+
+
+def _put(summary: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    return {
+        "put": {
+            "summary": summary,
+            "parameters": parameters,
+            "requestBody": {"required": True, "content": content},
+            "responses": _answers(
+                _NO_RUN,
+                _STALE,
+                _OVER,
+                (413, "It is too much."),
+                (422, "It is not what it claims to be."),
+                (507, "There is no room."),
             ),
         }
     }
@@ -142,6 +238,7 @@ def document(version: str) -> dict[str, Any]:
             f"{view}/abort": _post("Give up its compaction; it stays as it was."),
             "/api/v1/cleaner/pause": _post("Pause every compacted partition.", one=False),
             "/api/v1/cleaner/resume": _post("Resume every partition that is paused.", one=False),
+            **_runs(),
             PATH: _get("This document.", []),
         },
     }

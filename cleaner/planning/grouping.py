@@ -32,36 +32,68 @@ def plan_job(
     section, expired = verdict.section, verdict.expired
     if not verdict.to_clean or section is None:
         return None
-    config = facts.config
     if expired is None:
         first_dirty, end = section.first_dirty_offset, section.end_offset
-        sources = [s for s in live_segments(facts) if s.base_offset < end]
-        groups = group_segments(sources, config.segment_bytes, config.segment_index_bytes)
-        assert groups, verdict
-        assert groups[-1][-1].next_base_offset == end, verdict
+        groups = group_all(facts, end)
     else:
         groups = group_some(facts, expired.base_offsets)
-        assert groups, verdict
-        first_dirty = end = groups[-1][-1].next_base_offset
+        first_dirty = end = groups[-1][-1].next_base_offset if groups else 0
+    assert groups, verdict
+    return word_job(
+        facts,
+        inputs,
+        settings,
+        groups=groups,
+        first_dirty_offset=first_dirty,
+        clean_below=section.clean_below,
+        expired_only=expired is not None,
+        run_id=run_id,
+        now_ms=now_ms,
+    )
+
+
+def word_job(
+    facts: LogFacts,
+    inputs: JobInputs,
+    settings: CleanerSettings,
+    *,
+    groups: Sequence[Sequence[SegmentFacts]],
+    first_dirty_offset: int,
+    clean_below: int | None,
+    expired_only: bool,
+    run_id: str,
+    now_ms: int,
+) -> CleanJob:
+    """The job over these groups of the log, which are not none."""
+    end = groups[-1][-1].next_base_offset
     return CleanJob(
         partition=facts.partition,
         directory=facts.directory,
         generation=facts.generation,
         run_id=run_id,
         groups=tuple(tuple(source_of(segment) for segment in group) for group in groups),
-        first_dirty_offset=first_dirty,
+        first_dirty_offset=first_dirty_offset,
         end_offset=end,
         log_start_offset=facts.log_start_offset,
         log_end_offset_is_end=end == facts.log_end_offset,
         now_ms=now_ms,
         drop_expired_tombstones=facts.clock_trusted,
         hash_key=inputs.hash_key,
-        **job_settings(config, settings),
+        **job_settings(facts.config, settings),
         last_records=inputs.last_records,
         aborted=inputs.aborted,
-        expired_only=expired is not None,
-        clean_below=section.clean_below,
+        expired_only=expired_only,
+        clean_below=clean_below,
     )
+
+
+def group_all(facts: LogFacts, end_offset: int) -> list[list[SegmentFacts]]:
+    """Groups of all segments below an offset, a segment's base."""
+    config = facts.config
+    sources = [s for s in live_segments(facts) if s.base_offset < end_offset]
+    groups = group_segments(sources, config.segment_bytes, config.segment_index_bytes)
+    assert not groups or groups[-1][-1].next_base_offset == end_offset, (facts, end_offset)
+    return groups
 
 
 class JobSettings(TypedDict):

@@ -16,6 +16,8 @@ import structlog
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
 from cleaner.job import CleanJob, CleanReport
+from cleaner.planning.findings import Moment
+from cleaner.planning.offline_plan import compaction_job
 from cleaner.planning.plan import Verdict
 from cleaner.pool.control import AT_STOP, BY_OPERATOR, Control
 from cleaner.pool.dispatch import Runs
@@ -159,6 +161,21 @@ class CleanerPool:
         """
         async with self._control.paused(partition, reason):
             yield
+
+    def job_for_others(self, facts: LogFacts, run_id: str) -> tuple[CleanJob | None, int]:
+        """The job of cleaning all that may be cleaned now, and its dirty bytes; None: nothing is
+        dirty. For whoever carries it out elsewhere, inside of `paused`.
+        """
+        wall_ms = self._env.wall_ms()
+        first, end = facts.log_start_offset, facts.log_end_offset
+        return compaction_job(
+            facts,
+            self._host.job_inputs(facts.partition, first, end),
+            self._settings,
+            now=Moment(wall_ms, int(asyncio.get_running_loop().time() * 1000)),
+            known=self._memory.recall(facts, wall_ms),
+            run_id=run_id,
+        )
 
     @contextmanager
     def adopting(self, partition: TopicPartition) -> Iterator[None]:

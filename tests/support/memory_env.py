@@ -392,6 +392,10 @@ class MemoryEnv:
         self._read("exists", path)
         return isinstance(self._find(path), _Folder)
 
+    def is_link(self, path: str) -> bool:
+        self._read("is_link", path)
+        return False
+
     def listdir(self, path: str) -> list[str]:
         self._read("listdir", path)
         return sorted(self._folder(path).names)

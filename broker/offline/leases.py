@@ -1,0 +1,491 @@
+"""Runs outside of the broker: opened, kept, adopted, ended. The event loop owns them.
+
+Rules
+- A partition has one run that compacts it, at most. A run that reads holds nobody off.
+- A lease blocks nothing: who appends, expires, cuts, deletes or changes a topic does not ask. The
+  broker's own cleaner alone waits, and as long as the lease lasts and no longer.
+- A lease is good for one generation of one log. With another one it is stale, and says so.
+- A lease that is not renewed in time ends; so does its hold of the cleaner, and its files go. An
+  adoption under way is not disturbed by that: it is bounded by itself.
+- After a restart a run is taken up where it can be proved that nothing changed: the same topic, the
+  same segments, nothing lost at the end. Then it has all of its time again. Else it is swept.
+- Runs that ended are remembered for a while, so that who comes late is told why.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from broker.offline.adoption import Adopter, AdoptionFailedError
+from broker.offline.issue import Hold, Issuer, Wanted, held_for
+from broker.offline.model import (
+    ENDS,
+    LeasedPartition,
+    LeasedRun,
+    OfflineError,
+    PartState,
+)
+from broker.offline.resumption import Found, find_runs, why_not_resumed
+from broker.offline.staging import is_token, remove_if_empty, remove_run, run_folders, runs_path
+from broker.partition import Partition
+from broker.topics import Topics
+from cleaner.handoff import AdoptOutcome, AdoptResult, Purpose, RunPlan
+from storage.env import Env
+from storage.model import TopicPartition
+
+WATCH_SECONDS: Final = 1.0  # between two looks for leases that are over
+SWEEP_SECONDS: Final = 60.0  # between two looks for what nobody owns
+RUNS_MAX: Final = 32  # at the same time; each pins as much as its topic has
+ENDED_MAX: Final = 200  # that are remembered
+TTL_SECONDS_MIN: Final = 1
+TTL_SECONDS_MAX: Final = 3600
+ADOPT_ANSWER_SECONDS: Final = 15.0  # after which who waits for an adoption is told how far it is
+
+_GIVEN_UP: Final = (PartState.EXPIRED, PartState.ABANDONED)
+_OUTCOMES: Final = {
+    PartState.STALE: AdoptOutcome.STALE,
+    PartState.EXPIRED: AdoptOutcome.EXPIRED,
+}
+
+log = structlog.get_logger("broker.offline")
+
+
+@dataclass(slots=True)
+class OfflineStats:
+    """Counts since the start."""
+
+    opened: int = 0
+    resumed: int = 0
+    expired: int = 0  # runs of which a partition's lease ran out
+    swept: int = 0  # folders that nobody owned
+    outcomes: dict[AdoptOutcome, int] = field(
+        default_factory=lambda: dict.fromkeys(AdoptOutcome, 0)
+    )
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class OfflineRuns:
+    """All runs."""
+
+    def __init__(
+        self, env: Env, topics: Topics, issuer: Issuer, adopter: Adopter, *, hold: Hold
+    ) -> None:
+        self.stats = OfflineStats()
+        self._env = env
+        self._topics = topics
+        self._issuer = issuer
+        self._adopter = adopter
+        self._hold = hold
+        self._runs: dict[str, LeasedRun] = {}
+        self._ended: OrderedDict[str, LeasedRun] = OrderedDict()
+        self._leased: dict[TopicPartition, str] = {}  # to runs that compact
+        self._opening: set[str] = set()  # whose folders are being made
+        self._adoptions: dict[tuple[str, int], asyncio.Task[AdoptResult]] = {}
+        self._one = asyncio.Lock()  # adoption at a time: it takes a worker's memory
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    # Starting and ending ----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take up what an earlier process leased, as far as it is good; sweep the rest.
+
+        To be called before anybody can append.
+        """
+        for partition in tuple(self._topics.partitions()):
+            await self._take_up(partition)
+        for run in tuple(self._runs.values()):
+            log.info("run taken up", run_id=run.run_id, partitions=len(run.parts))
+        self._watcher = asyncio.create_task(self._watch(), name="offline-runs")
+
+    async def stop(self) -> None:
+        """Give adoptions up that only compare; leases stay for the next start."""
+        self._stopping = True
+        for run in self._runs.values():
+            for part in run.parts.values():
+                if part.runner is not None:
+                    part.runner.abort()
+        await asyncio.gather(*self._adoptions.values(), *self._tasks, return_exceptions=True)
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        for run in self._runs.values():
+            for part in run.parts.values():
+                await part.holds.aclose()
+
+    async def _take_up(self, partition: Partition) -> None:
+        directory = partition.log.directory
+        try:
+            found = await asyncio.to_thread(find_runs, self._env, directory)
+            for one in found:
+                reason = why_not_resumed(one, self._issuer.facts_of(partition))
+                if not reason:
+                    await self._resume(one, partition)
+                    continue
+                await asyncio.to_thread(remove_run, self._env, one.folder)
+                self.stats.swept += 1
+                log.warning("run not taken up", folder=one.folder, reason=reason)
+            await asyncio.to_thread(remove_if_empty, self._env, directory)
+        except OSError as error:
+            where = str(partition.partition)
+            log.error("runs not looked at", partition=where, reason=str(error))
+
+    async def _resume(self, found: Found, partition: Partition) -> None:
+        record = found.record
+        assert record is not None
+        run = self._runs.get(record.run_id)
+        if run is None:
+            run = LeasedRun(
+                run_id=record.run_id,
+                topic=record.topic,
+                purpose=record.purpose,
+                created_ms=record.created_ms,
+                ttl_seconds=record.ttl_seconds,
+                token_digest=record.token_digest,
+                deadline=self._env.monotonic() + record.ttl_seconds,
+                expires_ms=self._env.wall_ms() + 1000 * record.ttl_seconds,
+            )
+            self._runs[run.run_id] = run
+            self.stats.resumed += 1
+        part = LeasedPartition(partition, record, found.folder, partition.log.generation)
+        part.takes_files = not found.has_manifest
+        part.staged_bytes = found.staged_bytes
+        if run.purpose is Purpose.COMPACT:
+            self._leased[part.where] = run.run_id
+            await part.holds.enter_async_context(self._hold(part.where, held_for(run.run_id)))
+        run.parts[part.where.partition] = part
+
+    # Opening ----------------------------------------------------------------------------------
+
+    async def open(self, wanted: Wanted) -> RunPlan:
+        """Lease partitions. Raises OfflineError."""
+        if self._stopping:
+            raise OfflineError(503, "the broker is stopping")
+        if not TTL_SECONDS_MIN <= wanted.ttl_seconds <= TTL_SECONDS_MAX:
+            bounds = f"{TTL_SECONDS_MIN} to {TTL_SECONDS_MAX}"
+            raise OfflineError(400, f"ttl_seconds: expected {bounds}, not {wanted.ttl_seconds}")
+        if len(self._runs) + len(self._opening) >= RUNS_MAX:
+            raise OfflineError(429, f"there are {RUNS_MAX} runs already")
+        task = asyncio.create_task(self._open(wanted), name=f"lease {wanted.topic}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return await asyncio.shield(task)  # to its end though whoever asked leaves
+
+    async def _open(self, wanted: Wanted) -> RunPlan:
+        partitions = self._issuer.find(wanted)
+        run_id = self._issuer.new_run_id()
+        compacts = wanted.purpose is Purpose.COMPACT
+        if compacts:
+            for partition in partitions:
+                other = self._leased.get(partition.partition)
+                if other is not None:
+                    reason = f"{partition.partition} is leased to run {other} already"
+                    raise OfflineError(409, reason)
+            self._leased.update((one.partition, run_id) for one in partitions)
+        self._opening.add(run_id)
+        parts: list[LeasedPartition] = []
+        run, token = self._issuer.begin(wanted, run_id)
+        try:
+            for partition in partitions:
+                part = await self._issuer.lease(wanted, run, partition)
+                if part is not None:
+                    parts.append(part)
+                elif compacts:
+                    del self._leased[partition.partition]
+        except BaseException:
+            for part in parts:
+                await self._release(part)
+                await self._remove(part)
+            for partition in partitions:
+                if self._leased.get(partition.partition) == run_id:
+                    del self._leased[partition.partition]
+            raise
+        finally:
+            self._opening.discard(run_id)
+        run.parts = {part.where.partition: part for part in parts}
+        self._renew(run, wanted.ttl_seconds)
+        self.stats.opened += 1
+        if parts:
+            self._runs[run_id] = run
+        else:
+            self._remember(run)
+        log.info(
+            "run opened",
+            run_id=run_id,
+            topic=wanted.topic,
+            purpose=wanted.purpose.value,
+            partitions=len(parts),
+            bytes=sum(part.record.plan.inputs_bytes for part in parts),
+            ttl_seconds=wanted.ttl_seconds,
+        )
+        plans = tuple(part.record.plan for part in parts)
+        return self._issuer.plan_of(run, token, plans)
+
+    # Looking ----------------------------------------------------------------------------------
+
+    def runs(self) -> list[LeasedRun]:
+        """Every run, those that ended lately included, oldest first."""
+        return [*self._ended.values(), *self._runs.values()]
+
+    def alive(self) -> list[LeasedRun]:
+        """Every run that has not ended."""
+        return list(self._runs.values())
+
+    def find(self, run_id: str) -> LeasedRun:
+        """A run, also one that ended lately. Raises OfflineError 404."""
+        run = self._runs.get(run_id) or self._ended.get(run_id)
+        if run is None:
+            raise OfflineError(404, f"there is no run {run_id[:100]}")
+        return run
+
+    def files_of(self, run_id: str, partition: int, token: str) -> LeasedPartition:
+        """A partition whose files may be moved by whoever has the token. Raises OfflineError."""
+        run = self._runs.get(run_id) or self._ended.get(run_id)
+        if run is None or not is_token(token, run.token_digest):
+            # Who has no token learns not even which runs there are.
+            raise OfflineError(401 if not token else 404, "there is no such run with this token")
+        part = run.parts.get(partition)
+        if part is None:
+            raise OfflineError(404, f"run {run_id} has no partition {partition}")
+        self.check_alive(part)
+        return part
+
+    def check_alive(self, part: LeasedPartition) -> None:
+        """Raises OfflineError where its lease is over, or its log went on without it."""
+        self._notice(part)
+        if not part.is_alive:
+            status = 409 if part.state is PartState.STALE else 410
+            run_id = part.record.run_id
+            raise OfflineError(status, f"run {run_id} is over for {part.where}: {part.reason}")
+
+    def _notice(self, part: LeasedPartition) -> None:
+        """End a partition whose log went on without it."""
+        if part.state is PartState.OPEN and not self._stopping:
+            reason = self.why_stale(part)
+            if reason:
+                self._end(part, PartState.STALE, reason)
+
+    def why_stale(self, part: LeasedPartition) -> str:
+        """Why a lease is not good any more; empty if it is."""
+        if self._stopping:
+            return "the broker is stopping"
+        found = self._topics.partition(part.where)
+        if found is not part.partition:
+            return "the partition was deleted, or is offline"
+        if found.log.generation != part.generation:
+            return "the log was cut or its policy changed: it has another generation now"
+        return ""
+
+    # Keeping ----------------------------------------------------------------------------------
+
+    def renew(self, run_id: str, ttl_seconds: int | None) -> LeasedRun:
+        """Give a run all of its time again. Raises OfflineError."""
+        run = self.find(run_id)
+        wanted = run.ttl_seconds if ttl_seconds is None else ttl_seconds
+        if not TTL_SECONDS_MIN <= wanted <= TTL_SECONDS_MAX:
+            raise OfflineError(400, f"ttl_seconds: expected up to {TTL_SECONDS_MAX}, not {wanted}")
+        for part in run.parts.values():
+            self._notice(part)
+        if not run.is_alive:
+            raise self._over(run)
+        self._renew(run, wanted)
+        return run
+
+    def _renew(self, run: LeasedRun, ttl_seconds: int) -> None:
+        run.ttl_seconds = ttl_seconds
+        run.deadline = self._env.monotonic() + ttl_seconds
+        run.expires_ms = self._env.wall_ms() + 1000 * ttl_seconds
+
+    def _over(self, run: LeasedRun) -> OfflineError:
+        is_stale = any(part.state is PartState.STALE for part in run.parts.values())
+        return OfflineError(409 if is_stale else 410, f"run {run.run_id} is over: {run.reason}")
+
+    def abandon(self, run_id: str) -> LeasedRun:
+        """End a run at once, but for what is being adopted. Raises OfflineError."""
+        run = self.find(run_id)
+        if not run.is_alive and run.parts:
+            raise self._over(run)
+        for part in run.parts.values():
+            if part.state is PartState.OPEN:
+                self._end(part, PartState.ABANDONED, "it was given up by whoever opened it")
+        log.info("run abandoned", run_id=run_id)
+        return run
+
+    # Adopting ---------------------------------------------------------------------------------
+
+    async def adopt(
+        self, run_id: str, partition: int | None
+    ) -> tuple[bool, list[AdoptResult], LeasedRun]:
+        """Adopt what was handed back; joins an adoption that is under way.
+
+        Whether all is done, what is done so far, and the run. Raises OfflineError.
+        """
+        run = self.find(run_id)
+        if run.purpose is not Purpose.COMPACT:
+            raise OfflineError(409, f"run {run_id} is for reading: nothing of it comes back")
+        if partition is not None and partition not in run.parts:
+            raise OfflineError(404, f"run {run_id} has no partition {partition}")
+        wanted = [
+            part for number, part in run.parts.items() if partition is None or number == partition
+        ]
+        for part in wanted:
+            self._notice(part)
+        if wanted and all(part.state in _GIVEN_UP for part in wanted):
+            raise self._over(run)
+        tasks = [self._adoption(part) for part in wanted if part.is_alive]
+        if tasks:
+            await asyncio.wait(tasks, timeout=ADOPT_ANSWER_SECONDS)
+        results, failures = [], []
+        for task in tasks:
+            if task.done() and task.exception() is not None:
+                failures.append(str(task.exception()))
+            elif task.done() and task.result().outcome is AdoptOutcome.NOTHING:
+                results.append(task.result())
+        if failures:
+            raise OfflineError(503, "; ".join(failures))
+        results += [part.result for part in wanted if part.result is not None]
+        return all(task.done() for task in tasks), results, run
+
+    def _adoption(self, part: LeasedPartition) -> asyncio.Task[AdoptResult]:
+        key = part.record.run_id, part.where.partition
+        task = self._adoptions.get(key)
+        if task is None:
+            task = asyncio.create_task(self._adopt(part), name=f"adopt {part.where}")
+            part.state = PartState.ADOPTING
+            self._adoptions[key] = task
+            task.add_done_callback(lambda done: self._adoption_done(key, done))
+        return task
+
+    def _adoption_done(self, key: tuple[str, int], task: asyncio.Task[AdoptResult]) -> None:
+        del self._adoptions[key]
+        if not task.cancelled():
+            task.exception()  # who waits for it is told; it is logged
+
+    async def _adopt(self, part: LeasedPartition) -> AdoptResult:
+        try:
+            async with self._one:
+                result = await self._adopter.adopt(part, lambda: self.why_stale(part))
+        except AdoptionFailedError as error:
+            part.state = PartState.OPEN
+            log.warning("adoption failed", partition=str(part.where), reason=str(error))
+            raise
+        except BaseException:
+            part.state = PartState.OPEN
+            log.exception("adoption failed", partition=str(part.where))
+            raise
+        self.stats.outcomes[result.outcome] += 1
+        if result.outcome is AdoptOutcome.NOTHING:
+            part.state = PartState.OPEN
+            return result
+        if self._stopping and result.outcome is AdoptOutcome.STALE:
+            part.state = PartState.OPEN  # the next start judges for itself
+            raise AdoptionFailedError(result.reason)
+        part.result = result
+        reason = result.reason or "it was adopted"
+        await self._end_now(part, ENDS[result.outcome], reason)
+        return result
+
+    # Ending -----------------------------------------------------------------------------------
+
+    def _end(self, part: LeasedPartition, state: PartState, reason: str) -> None:
+        """A partition's lease is over, as of now; its files go in the background."""
+        self._mark(part, state, reason)
+        outcome = _OUTCOMES.get(state)
+        if outcome is not None and part.record.purpose is Purpose.COMPACT:
+            part.result = AdoptResult(part.where, outcome, reason)
+        task = asyncio.create_task(self._clear(part), name=f"sweep {part.where}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _end_now(self, part: LeasedPartition, state: PartState, reason: str) -> None:
+        """As `_end`, and its files are gone when it returns."""
+        self._mark(part, state, reason)
+        await self._clear(part)
+
+    def _mark(self, part: LeasedPartition, state: PartState, reason: str) -> None:
+        part.state, part.reason, part.takes_files = state, reason, False
+        run_id = part.record.run_id
+        if self._leased.get(part.where) == run_id:
+            del self._leased[part.where]
+        run = self._runs.get(run_id)
+        if run is not None and not run.is_alive:
+            del self._runs[run_id]
+            self._remember(run)
+        log.info(
+            "lease ended",
+            partition=str(part.where),
+            run_id=run_id,
+            state=state.value,
+            reason=reason,
+        )
+
+    async def _clear(self, part: LeasedPartition) -> None:
+        await self._release(part)
+        await self._remove(part)
+
+    async def _release(self, part: LeasedPartition) -> None:
+        await part.holds.aclose()
+
+    async def _remove(self, part: LeasedPartition) -> None:
+        """Of a topic that was deleted the folder is elsewhere by now, and goes with it."""
+        try:
+            await asyncio.to_thread(remove_run, self._env, part.folder)
+        except OSError as error:  # the sweeper tries again
+            log.warning("files of a run not removed", folder=part.folder, reason=str(error))
+
+    def _remember(self, run: LeasedRun) -> None:
+        self._ended[run.run_id] = run
+        while len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    # By itself --------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        swept_at = self._env.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                self.look()
+                now = self._env.monotonic()
+                if now - swept_at >= SWEEP_SECONDS:
+                    swept_at = now
+                    await self.sweep()
+            except Exception:
+                log.exception("looking after runs failed")  # supervised: the next round comes
+
+    def look(self) -> None:
+        """End leases that ran out, or whose log went on without them."""
+        now = self._env.monotonic()
+        for run in tuple(self._runs.values()):
+            ran_out = now >= run.deadline
+            for part in run.parts.values():
+                self._notice(part)
+                if ran_out and part.state is PartState.OPEN:
+                    self._end(part, PartState.EXPIRED, "its lease was not renewed in time")
+                    self.stats.expired += 1
+
+    async def sweep(self) -> None:
+        """Remove folders that no live run owns."""
+        for partition in tuple(self._topics.partitions()):
+            directory = partition.log.directory
+            try:
+                for name in await asyncio.to_thread(run_folders, self._env, directory):
+                    if name in self._opening or self._owns(name, partition.partition):
+                        continue
+                    folder = f"{runs_path(directory)}/{name}"
+                    await asyncio.to_thread(remove_run, self._env, folder)
+                    self.stats.swept += 1
+                    log.info("folder of no run removed", folder=folder)
+            except OSError as error:
+                where = str(partition.partition)
+                log.warning("runs not swept", partition=where, reason=str(error))
+
+    def _owns(self, run_id: str, where: TopicPartition) -> bool:
+        run = self._runs.get(run_id)
+        part = None if run is None else run.parts.get(where.partition)
+        return part is not None and part.is_alive and part.where == where

@@ -1,0 +1,238 @@
+"""Files of runs by HTTP: inputs go out in ranges, outputs come in as streams.
+
+Rules
+- A name is one plain name, checked before it becomes a path; links are not followed.
+- No file is in memory as a whole. What waits for the disk runs in a thread.
+- A file that came is complete, as its checksum says, and durable when that is answered; before, it
+  has another name. Nothing comes in any more once there is a manifest.
+- What comes in is bounded: by the run's own size, and by the room that others need on the disk.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from broker.offline.leases import OfflineRuns
+from broker.offline.model import LeasedPartition, OfflineError
+from broker.offline.staging import IN, OUT, write_manifest
+from cleaner.handoff import (
+    MANIFEST_BYTES_MAX,
+    MalformedHandoffError,
+    decode_manifest,
+    is_file_of,
+    is_folder,
+    is_scratch_folder,
+)
+from storage import filenames
+from storage.env import Env, File
+from storage.errors import NoRoomError, is_scarcity
+
+RANGE_BYTES_MAX: Final = 16 << 20  # of one answer
+WRITE_BYTES: Final = 1 << 20  # gathered before a thread is asked to write
+FREE_BYTES_MIN: Final = 1 << 30  # that stay free whatever comes, or
+FREE_SHARE: Final = 20  # this part of the disk, where that is less
+FILES_MAX: Final = 200_000  # that come for one partition
+PART_SUFFIX: Final = ".part"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """A piece of a file."""
+
+    data: bytes
+    crc: int
+    first: int
+    total_bytes: int  # of the file
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that comes: what it is said to be, and its bytes as they arrive."""
+
+    size_bytes: int
+    crc: int  # CRC-32C
+    chunks: AsyncIterator[bytes]
+
+
+class Transfers:
+    """Moves files of runs that are alive."""
+
+    def __init__(self, env: Env, runs: OfflineRuns) -> None:
+        self._env = env
+        self._runs = runs
+        self._counts: dict[str, int] = {}  # files that came, by folder of a run
+
+    # Out --------------------------------------------------------------------------------------
+
+    async def read_input(
+        self, part: LeasedPartition, name: str, first: int, end: int | None
+    ) -> FileRange:
+        """A range `[first, end)` of a pinned segment's file. Raises OfflineError."""
+        parsed = filenames.parse_file_name(name)
+        if parsed is None or parsed.temporary or parsed.kind not in filenames.SEGMENT_KINDS:
+            raise OfflineError(404, f"{name[:100]!r} is no file of a segment")
+        return await self._read(f"{part.folder}/{IN}/{name}", first, end)
+
+    async def read_output(
+        self, part: LeasedPartition, folder: str, name: str, first: int, end: int | None
+    ) -> FileRange:
+        """A range of a file that came before. Raises OfflineError."""
+        self._check_names(part, folder, name)
+        return await self._read(f"{part.folder}/{OUT}/{folder}/{name}", first, end)
+
+    async def _read(self, path: str, first: int, end: int | None) -> FileRange:
+        try:
+            found = await asyncio.to_thread(self._read_range, path, first, end)
+        except FileNotFoundError:
+            raise OfflineError(404, f"there is no file {path.rpartition('/')[2]}") from None
+        except OSError as error:
+            raise OfflineError(409, f"the file cannot be read: {error}") from error
+        self._runs.stats.bytes_sent += len(found.data)
+        return found
+
+    def _read_range(self, path: str, first: int, end: int | None) -> FileRange:
+        if self._env.is_link(path) or self._env.is_dir(path):
+            raise FileNotFoundError(path)
+        file = self._env.open(path)
+        try:
+            total = file.size()
+            if first > total or (first == total and total > 0):
+                raise OfflineError(416, f"the file has {total} bytes")
+            end = total if end is None else min(end, total)
+            data = file.pread(min(end - first, RANGE_BYTES_MAX), first) if end > first else b""
+        finally:
+            file.close()
+        return FileRange(data, crc32c(data), first, total)
+
+    # In ---------------------------------------------------------------------------------------
+
+    async def receive(self, part: LeasedPartition, folder: str, name: str, upload: Upload) -> None:
+        """Take a file. Raises OfflineError, and what its chunks raise."""
+        self._check_names(part, folder, name)
+        self._check_open(part)
+        await self._check_room(part, upload.size_bytes)
+        self._check_open(part)
+        directory = f"{part.folder}/{OUT}/{folder}"
+        count = self._counts.get(part.folder, 0) + 1
+        if count > FILES_MAX:
+            raise OfflineError(413, f"more than {FILES_MAX} files of one partition")
+        self._counts[part.folder] = count
+        part.staged_bytes += upload.size_bytes
+        is_kept = False
+        try:
+            # On the loop: see broker/offline/staging.py.
+            self._env.mkdir(directory)
+            await self._store(part, f"{directory}/{name}", upload)
+            is_kept = True
+        except NoRoomError as error:
+            raise OfflineError(507, f"there is no room: {error}") from error
+        except OSError as error:
+            status = 507 if is_scarcity(error) else 409
+            raise OfflineError(status, f"the file cannot be kept: {error}") from error
+        finally:
+            if not is_kept:
+                part.staged_bytes -= upload.size_bytes
+        self._runs.stats.bytes_received += upload.size_bytes
+
+    async def _store(self, part: LeasedPartition, path: str, upload: Upload) -> None:
+        """Raises OfflineError, OSError."""
+        temporary = f"{path}.{self._env.random_bytes(6).hex()}{PART_SUFFIX}"
+        file = await asyncio.to_thread(
+            self._env.open, temporary, create=True, write=True, truncate=True
+        )
+        is_complete = False
+        try:
+            found = await self._write(part, file, upload)
+            if found != upload.crc:
+                raise OfflineError(422, f"it has checksum {found:08x} here: damaged on the way")
+            self._check_open(part)
+            durable = not is_scratch_folder(path.split("/")[-2])
+            await asyncio.to_thread(self._keep, file, temporary, path, durable=durable)
+            is_complete = True
+        finally:
+            file.close()
+            if not is_complete:
+                await asyncio.to_thread(self._drop, temporary)
+
+    async def _write(self, part: LeasedPartition, file: File, upload: Upload) -> int:
+        """The checksum of what came; all of it is written."""
+        position, crc, held, size_bytes = 0, 0, bytearray(), upload.size_bytes
+        async for chunk in upload.chunks:
+            held += chunk
+            if position + len(held) > size_bytes:
+                raise OfflineError(400, f"more came than {size_bytes} bytes")
+            if len(held) >= WRITE_BYTES:
+                self._check_open(part)
+                crc = await asyncio.to_thread(_write_out, file, held, position, crc)
+                position += len(held)
+                held = bytearray()
+        crc = await asyncio.to_thread(_write_out, file, held, position, crc)
+        position += len(held)
+        if position < size_bytes:
+            raise OfflineError(400, f"{position} bytes came instead of {size_bytes}")
+        return crc
+
+    def _keep(self, file: File, temporary: str, path: str, *, durable: bool) -> None:
+        if durable:
+            file.sync()
+        self._env.rename(temporary, path)
+        if durable:
+            self._env.sync_dir(path.rpartition("/")[0])
+
+    def _drop(self, path: str) -> None:
+        try:
+            self._env.unlink(path)
+        except OSError:
+            return  # it went with the run, or will
+
+    def _check_names(self, part: LeasedPartition, folder: str, name: str) -> None:
+        if not is_folder(folder):
+            raise OfflineError(400, f"{folder[:100]!r} is no name of a folder")
+        if not is_file_of(folder, name, part.record.run_id):
+            raise OfflineError(400, f"{name[:100]!r} is no name of an output of this run")
+
+    def _check_open(self, part: LeasedPartition) -> None:
+        self._runs.check_alive(part)
+        if not part.takes_files:
+            raise OfflineError(409, f"{part.where} was handed back already: nothing more is taken")
+
+    async def _check_room(self, part: LeasedPartition, size_bytes: int) -> None:
+        if part.staged_bytes + size_bytes > part.staged_bytes_max:
+            reason = f"more than {part.staged_bytes_max} bytes came for {part.where}"
+            raise OfflineError(413, reason)
+        try:
+            free, total = await asyncio.to_thread(self._room, part.directory)
+        except OSError as error:
+            raise OfflineError(409, f"the disk does not answer: {error}") from error
+        kept = min(FREE_BYTES_MIN, total // FREE_SHARE)
+        if free - size_bytes < kept:
+            raise OfflineError(507, f"there is no room: {free} bytes are free, {kept} stay so")
+
+    def _room(self, path: str) -> tuple[int, int]:
+        return self._env.free_bytes(path), self._env.total_bytes(path)
+
+    async def receive_manifest(self, part: LeasedPartition, data: bytes) -> None:
+        """Take the manifest; nothing more is taken from then on. Raises OfflineError."""
+        self._check_open(part)
+        if len(data) > MANIFEST_BYTES_MAX:
+            raise OfflineError(413, f"a manifest has up to {MANIFEST_BYTES_MAX} bytes")
+        try:
+            await asyncio.to_thread(decode_manifest, data)
+        except MalformedHandoffError as error:
+            raise OfflineError(422, str(error)) from error
+        self._check_open(part)
+        part.takes_files = False
+        try:
+            await asyncio.to_thread(write_manifest, self._env, part.folder, data)
+        except OSError as error:
+            part.takes_files = True
+            raise OfflineError(507, f"the manifest cannot be kept: {error}") from error
+        self._counts.pop(part.folder, None)
+
+
+def _write_out(file: File, data: bytearray, position: int, crc: int) -> int:
+    file.pwrite(data, position)
+    return crc32c(data, crc)

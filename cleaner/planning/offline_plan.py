@@ -1,0 +1,77 @@
+"""What somebody outside of the broker may compact or read of a log, worded as a job. Pure.
+
+Rules
+- To compact is to do what the pool would do if the log were worth it: the same horizon, the same
+  groups, the same checkpoint, whatever the ratio.
+- To read is to see all that is decided: up to the high watermark, the last stable offset and the
+  active segment. What lies below is as good as dirty: nobody says how clean it is.
+- Damage is as in every job: it is left as it is.
+"""
+
+from cleaner.host import JobInputs, LogFacts
+from cleaner.job import CleanJob
+from cleaner.planning.findings import Moment
+from cleaner.planning.grouping import group_all, word_job
+from cleaner.planning.remembered import Remembered
+from cleaner.planning.section import dirty_section, live_segments
+from config.settings import CleanerSettings
+
+
+def compaction_job(
+    facts: LogFacts,
+    inputs: JobInputs,
+    settings: CleanerSettings,
+    *,
+    now: Moment,
+    known: Remembered,
+    run_id: str,
+) -> tuple[CleanJob | None, int]:
+    """The job of cleaning all that may be cleaned, and how many bytes of it are dirty.
+
+    None where nothing below the horizon is dirty.
+    """
+    section = dirty_section(facts, now, known)
+    if section.dirty_bytes == 0:
+        return None, 0
+    job = word_job(
+        facts,
+        inputs,
+        settings,
+        groups=group_all(facts, section.end_offset),
+        first_dirty_offset=section.first_dirty_offset,
+        clean_below=section.clean_below,
+        expired_only=False,
+        run_id=run_id,
+        now_ms=now.wall_ms,
+    )
+    return job, section.dirty_bytes
+
+
+def reading_job(
+    facts: LogFacts,
+    inputs: JobInputs,
+    settings: CleanerSettings,
+    *,
+    decided_offset: int,
+    now_ms: int,
+    run_id: str,
+) -> CleanJob | None:
+    """The job that covers all closed segments below the offset from which on nothing is decided.
+
+    None where there is none.
+    """
+    *closed, _ = live_segments(facts)
+    ends = [s.next_base_offset for s in closed if s.next_base_offset <= decided_offset]
+    if not ends:
+        return None
+    return word_job(
+        facts,
+        inputs,
+        settings,
+        groups=group_all(facts, ends[-1]),
+        first_dirty_offset=facts.log_start_offset,
+        clean_below=None,
+        expired_only=False,
+        run_id=run_id,
+        now_ms=now_ms,
+    )
