@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -17,7 +18,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer
 from kafka import TopicPartition as PythonPartition
 
+from broker.api_client import ApiClient, partition_path
+from broker.view_cli import ROOT as ROOT_PATH
+from tests.support.draws import seed_of_test
+from tests.support.kafka import LIB, unavailable
 from tests.support.varve import ROOT, VarveBroker
+from tests.support.waiting import wait_until
 
 KEYS = 200
 SECONDS = 60
@@ -110,21 +116,22 @@ class ConfluentReader:
             }
         )
         self._consumer.assign([self._where])
+        self._at = -1  # behind the last record, or where the client last said that the end is
         self.values: Values = {}
 
     def read_to_the_end(self) -> None:
-        """Until the client itself says that the end is reached, and that is the present one."""
+        """To the present end, by a record or by the client's own word: it gives that once."""
         _, end = self._consumer.get_watermark_offsets(self._where, timeout=SECONDS)
-        for _ in range(100_000):
+        while self._at < end:
             message = self._consumer.poll(SECONDS)
             assert message is not None, "the client hangs"
             error = message.error()
             if error is None:
                 self.values[message.key()] = message.value()
+                self._at = (message.offset() or 0) + 1
                 continue
             if error.code() == KafkaError._PARTITION_EOF:
-                if (message.offset() or 0) >= end:
-                    return
+                self._at = message.offset() or 0
                 continue
             raise KafkaException(error)
 
@@ -188,6 +195,48 @@ class AiokafkaReader:
         self._loop.close()
 
 
+class JavaReader:
+    """Apache Kafka's own client, in its console consumer. It cannot say where it is: it ends when
+    nothing has come for a while, so `read_to_the_end` may be called once.
+    """
+
+    IDLE_MS = 8_000
+
+    def __init__(self, broker: VarveBroker, topic: str, partition: int = 0) -> None:
+        options = {"bootstrap-server": broker.bootstrap, "topic": topic, "offset": "earliest"}
+        options |= {"partition": str(partition), "timeout-ms": str(self.IDLE_MS)}
+        shown = ("print.key=true", "key.separator=:", "null.literal=null")
+        self._process = subprocess.Popen(
+            [
+                *("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{LIB}/*"),
+                "org.apache.kafka.tools.consumer.ConsoleConsumer",
+                *(word for name, value in options.items() for word in (f"--{name}", value)),
+                *(word for one in shown for word in ("--formatter-property", one)),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self.values: Values = {}
+        self._thread = threading.Thread(target=self._take)
+        self._thread.start()
+
+    def _take(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                key, _, value = line.rstrip(b"\n").partition(b":")
+                self.values[key] = None if value == b"null" else value
+
+    def read_to_the_end(self) -> None:
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive(), "the client hangs"
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait(SECONDS)
+        self._thread.join(SECONDS)
+
+
 FAMILIES = [ConfluentReader, KafkaPythonReader, AiokafkaReader]
 
 
@@ -236,6 +285,98 @@ def test_a_reader_ends_whatever_is_left(broker: VarveBroker, topic: str) -> None
             reader.read_to_the_end()
             reader.close()
             assert reader.values == expected, (family, partition)
+
+
+class Views:
+    """The API of the view of a partition."""
+
+    def __init__(self, broker: VarveBroker, topic: str) -> None:
+        self._api = ApiClient(f"http://127.0.0.1:{broker.http_port}").below(ROOT_PATH)
+        self._path = partition_path(topic, 0)
+        self._admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        self._topic = topic
+
+    def compact(self) -> int:
+        """Compact the view; its horizon."""
+        self._api.post(f"{self._path}/compact")
+
+        def ended() -> bool:
+            row = self._api.get(self._path)
+            assert row["state"] in ("waiting", "running", "done"), row
+            return row["state"] == "done" and not row["place"]
+
+        wait_until(ended, "the view is compacted", SECONDS)
+        return int(self._api.get(self._path)["horizon"])
+
+    def compact_and_expire(self) -> None:
+        """Compact the view, and have the originals gone up to its horizon."""
+        where = TopicPartition(self._topic, 0, self.compact())
+        self._admin.delete_records([where])[where].result(SECONDS)
+
+
+PUBLICATIONS = 6  # more than replaced ledgers are kept for slow readers
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("family", "codec"),
+    list(zip([*FAMILIES, JavaReader], ["zstd", "lz4", "none", "snappy"], strict=True)),
+)
+def test_a_view_is_read_to_the_end_while_it_is_published_and_originals_expire(
+    broker: VarveBroker, topic: str, family: type[Any], codec: str
+) -> None:
+    if family is JavaReader and (reason := unavailable()) is not None:
+        pytest.skip(f"Apache Kafka's client cannot be run here: {reason}")
+    make_topic(broker, topic)
+    writer, views = Writer(broker, topic, codec), Views(broker, topic)
+    writer.write(3_000)
+    views.compact_and_expire()
+    reader = family(broker, f"{topic}.compacted")
+    with writer.going_on():
+        if family is JavaReader:
+            wait_until(lambda: reader.values, "it has begun", SECONDS)
+        for _ in range(PUBLICATIONS):
+            views.compact_and_expire()
+            if family is not JavaReader:
+                reader.read_to_the_end()
+    reader.read_to_the_end()  # what was written meanwhile
+    reader.close()
+    assert applied(reader.values) == writer.values
+
+    views.compact_and_expire()
+    again = family(broker, f"{topic}.compacted")
+    again.read_to_the_end()
+    again.close()
+    assert again.values == writer.values, "no tombstone is left"
+
+
+@pytest.mark.parametrize("strategy", ["timestamp", "header"])
+def test_every_family_reads_the_value_of_the_largest_rank(
+    broker: VarveBroker, topic: str, strategy: str
+) -> None:
+    header = {"varve_view_version_header": "v"} if strategy == "header" else {}
+    make_topic(broker, topic, varve_view_strategy=strategy, retention_ms="-1", **header)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "compression.type": "zstd"})
+    views = Views(broker, topic)
+    rng = random.Random(seed_of_test(1))
+    best: dict[bytes, tuple[int, int, bytes | None]] = {}
+    for at in range(6_000):
+        key, rank = b"key-%d" % rng.randrange(KEYS), rng.randrange(1_000_000)
+        value = None if rng.random() < 0.2 else b"%d" % at
+        producer.produce(
+            topic, value, key, timestamp=1_700_000_000_000 + rank,
+            headers=[("v", rank.to_bytes(8, "big"))],
+        )  # fmt: skip
+        best[key] = max(best.get(key, (-1, -1, None)), (rank, at, value))
+        if at % 2_000 == 1_999:
+            assert producer.flush(SECONDS) == 0
+            views.compact_and_expire()
+    expected = {key: value for key, (_, _, value) in best.items() if value is not None}
+    for family in FAMILIES:
+        reader = family(broker, f"{topic}.compacted")
+        reader.read_to_the_end()
+        reader.close()
+        assert reader.values == expected, family
 
 
 # --- the command line -----------------------------------------------------------------------------
