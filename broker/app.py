@@ -133,19 +133,7 @@ class Broker:
             limit=self.views.limit_of,
         )
         self.pool = CleanerPool(self.cleaning, settings.cleaner, env)
-        self.view_runs = ViewRuns(
-            env,
-            self.topics,
-            self.views,
-            ViewTools(
-                worker=view_worker or self._view_worker,
-                share=self._view_share,
-                hold=self.pool.paused,
-                hash_key=lambda: self.manager.metadata.hash_key,
-                settings=lambda: self.topics.cleaner_settings,
-                clock_trusted=self.housekeeping.clock_trusted,
-            ),
-        )
+        self.view_runs = self._make_view_runs(view_worker or self._view_worker)
         self.offline = self._make_offline(view_worker or self._offline_worker)
         self.reloader: Reloader | None = None
         if load is not None:
@@ -160,6 +148,21 @@ class Broker:
         self.addresses: list[Address] = []
         self.http_address = settings.http
         self._failed: set[str] = set()  # data directories that are known to be offline
+
+    def _make_view_runs(self, worker: Worker) -> ViewRuns:
+        return ViewRuns(
+            self._env,
+            self.topics,
+            self.views,
+            ViewTools(
+                worker=worker,
+                share=self._view_share,
+                hold=self.pool.paused,
+                hash_key=lambda: self.manager.metadata.hash_key,
+                settings=lambda: self.topics.cleaner_settings,
+                clock_trusted=self.housekeeping.clock_trusted,
+            ),
+        )
 
     def _make_offline(self, worker: Worker) -> OfflineRuns:
         issuer = Issuer(
