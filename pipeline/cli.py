@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
 
 import click
@@ -32,6 +33,7 @@ DEFAULT_URL: Final = "http://127.0.0.1:9644"
 JOBS: Final[Mapping[str, str]] = {  # command -> what it does, in a line
     "adopt": "Have published what `compact --no-adopt` has made.",
     "compact": "Compact a topic here or on Spark; the broker checks and publishes.",
+    "verify": "Check that what is compacted is the latest of what it was compacted from.",
 }
 P = ParamSpec("P")
 
@@ -289,6 +291,27 @@ def telling(function: Callable[P, None]) -> Callable[P, None]:
             fail("interrupted; nothing of it was handed back", exit_codes.INTERRUPTED)
 
     return run
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """For the length of a block that must not end between two things, such as leasing and holding
+    what was leased: an interrupt comes at its end. The second one comes at once."""
+    waiting: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if waiting:
+            signal.default_int_handler(number, frame)
+        waiting.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if waiting:
+        raise KeyboardInterrupt
 
 
 def _code_of(status: int) -> int:

@@ -1,5 +1,6 @@
 """`varve pipeline adopt`: have the broker publish what `compact --no-adopt` has made."""
 
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -45,7 +46,7 @@ def result_line(one: AdoptResult) -> str:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def command(*, run_id: str, abandon: bool, client: ApiClient, as_json: bool) -> None:
     """Have the broker check and publish what a run has handed back, or give the run up."""
-    if not run_id.isascii() or not run_id.isalnum():
+    if re.fullmatch(r"[0-9A-Za-z-]+", run_id, re.ASCII) is None:
         raise click.BadParameter("expected the id of a run", param_hint="RUN")
     with BrokerRuns.of(client).again(run_id) as run:
         run.status()  # raises where there is none

@@ -11,7 +11,7 @@ Rules
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from pipeline import exit_codes
 from pipeline.cli import (
     SparkOptions,
     engine_of,
+    interrupts_wait,
     of_partitions,
     of_size,
     on_engine,
@@ -285,21 +286,23 @@ def command(
     purpose = Purpose.READ if dry_run else Purpose.COMPACT
     roll = not (no_roll or dry_run)
     started = time.monotonic()
-    with (
-        shown(quiet=as_json) as told,
-        engine_of(engine_name, processes, spark_options, told) as engine,
-    ):
+    with ExitStack() as held:
+        told = held.enter_context(shown(quiet=as_json))
+        engine = held.enter_context(engine_of(engine_name, processes, spark_options, told))
         session_seconds = time.monotonic() - started
-        with BrokerRuns.of(client).open(topic, partitions, purpose=purpose, roll=roll) as run:
-            way = choose_transport(transport, engine_name, spark_options.master, run)
-            limits = Limits(task_memory, task_size, engine.parallelism)
-            if dry_run:
-                result = look(run, engine, limits, transport=way, told=told)
-            else:
-                adopt = not no_adopt
-                result = compact(run, engine, limits, transport=way, adopt=adopt, told=told)
-                if no_adopt and result.partitions:
-                    run.leave()
+        with interrupts_wait():
+            runs = BrokerRuns.of(client)
+            opened = runs.open(topic, partitions, purpose=purpose, roll=roll)
+            run = held.enter_context(opened)
+        way = choose_transport(transport, engine_name, spark_options.master, run)
+        limits = Limits(task_memory, task_size, engine.parallelism)
+        if dry_run:
+            result = look(run, engine, limits, transport=way, told=told)
+        else:
+            adopt = not no_adopt
+            result = compact(run, engine, limits, transport=way, adopt=adopt, told=told)
+            if no_adopt and result.partitions:
+                run.leave()
     result.seconds = {"session": session_seconds, **result.seconds}
     show(answer(result), as_json, lambda: lines(result))
     if result.exit_code != exit_codes.DONE:
