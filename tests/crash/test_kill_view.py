@@ -4,6 +4,7 @@ import random
 from functools import partial
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -90,12 +91,16 @@ class Views:
         return self.runs() > count
 
 
-def test_a_view_survives_kills_at_any_moment_of_its_compaction(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["offset", "timestamp"])
+def test_a_view_survives_kills_at_any_moment_of_its_compaction(
+    tmp_path: Path, strategy: str
+) -> None:
     rng = random.Random(seed_of_test(1))
     port = free_port()
     broker = start_varve(tmp_path, SETTINGS, port=port)
     try:
         config = {"varve.view": "compacted", "varve.view.min.bytes": "-1"}
+        config["varve.view.strategy"] = strategy  # the producer's times ascend
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic(TOPIC, 1, 1, config=config)])[TOPIC].result(SECONDS)
         latest: Values = {}
