@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from storage.model import TopicPartition
-from storage.swap import CleanedSegment
+from storage.swap import CleanedFile, CleanedSegment
 from storage.txn_index import TxnIndexEntry
 
 
@@ -23,6 +23,19 @@ class SourceSegment:
     size_bytes: int
     last_modified_ms: int
     largest_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOrder:
+    """What makes a record its key's latest in a compacted view that does not go by offsets.
+
+    The one with the largest rank counts, of several with the same rank the one with the largest
+    offset. A rank is the record's timestamp or its version.
+    """
+
+    version_header: bytes | None  # 8 bytes, big-endian, signed; None: the timestamp
+    # Keys whose latest record is a delete that is not in the sources any more; in `directory`.
+    deleted_keys: CleanedFile | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,7 @@ class CleanJob:
     expired_only: bool = False
     latest_only: bool = False  # a compacted view is made: no tombstone and no marker stays
     keep_keyless: bool = False  # with `latest_only`: records without a key stay
+    order: ViewOrder | None = None  # with `latest_only`; None: the last record is the latest
     # What lies below is clean with respect to all that is older; None: up to the first dirty
     # offset. Between the two stands what could not be read, and what was cleaned behind it.
     clean_below: int | None = None
@@ -131,6 +145,8 @@ class CleanReport:
     horizons: tuple[SegmentHorizon, ...] = ()  # of every segment read, as it is left
     map_utilization: float = 0.0  # keys in the map of those it could hold, 0..1
     passes: int = 2  # over the dirty section: 1 where the map surely held every key
+    deleted_keys: CleanedFile | None = None  # with an order: what is to be remembered from now on
+    records_without_version: int = 0  # in the dirty section; they rank below all others
 
 
 class CleanAbortedError(Exception):
