@@ -353,11 +353,11 @@ def _view_keys() -> Iterator[TopicKey]:
         "varve.view.strategy",
         ValueKind.STRING,
         "offset",
-        "Which record of a key is its latest: the one with the largest offset, timestamp, or version "
-        "in a header (`varve.view.version.header`); of equals the larger offset decides. Deletes are "
-        "remembered for `delete.retention.ms`, so that an older record that comes late does not "
-        "bring a key back. When this is changed the view is made anew of the log, if all of it is "
-        "still there.",
+        "Which record of a key is its latest: the one with the largest offset, timestamp, or "
+        "version in a header (`varve.view.version.header`); of equals the larger offset decides. "
+        "Deletes are remembered for `delete.retention.ms`, so that an older record that comes "
+        "late does not bring a key back. When this is changed the view is made anew of the log, if "
+        "all of it is still there.",
         choices=VIEW_STRATEGIES,
     )
     yield TopicKey(
@@ -365,8 +365,8 @@ def _view_keys() -> Iterator[TopicKey]:
         "varve.view.version.header",
         ValueKind.STRING,
         "",
-        "With the strategy `header`: the name of the header that holds a record's version, 8 bytes, "
-        "big-endian, signed. A record without one ranks below all others.",
+        "With the strategy `header`: the name of the header that holds a record's version, 8 "
+        "bytes, big-endian, signed. A record without one ranks below all others.",
     )
 
 

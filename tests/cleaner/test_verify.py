@@ -3,21 +3,12 @@
 Whoever forges does it well: indexes, sizes, checksums and counts fit what was forged.
 """
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from cleaner.engine.kernels import fields, shards, warm_up
-from cleaner.engine.kernels import verify as verify_kernels
-from cleaner.engine.verify_scratch import Rows, Scratch, SpillingMap
-from cleaner.job import CleanAbortedError, CleanedGroup
-from cleaner.verification import InvalidOutputError
-from cleaner.workers.process import spawn_process
-from cleaner.workers.solo import JobFailedError, solo_worker
-from cleaner.workers.throttle import UNLIMITED, BrokerSide, Direction
+from cleaner.job import CleanedGroup
 from storage import filenames
 from storage.batch import (
     CONTROL,
@@ -31,26 +22,21 @@ from storage.batch import (
     read_header,
 )
 from storage.compression import ZSTD
-from storage.env import RealEnv
-from storage.model import TopicPartition
-from tests.support.clean_cases import batch, damaged, record, three_segments
+from tests.support.clean_cases import batch, record
 from tests.support.cleaning import (
     DIRECTORY,
     NOW_MS,
-    Recorder,
     clean_job,
     segment,
     write_segments,
 )
-from tests.support.compacted_log import CompactedLog, Producer
+from tests.support.compacted_log import CompactedLog
 from tests.support.memory_env import MemoryEnv
 from tests.support.swaps import put
-from tests.support.verifying import Handed, forge, hand_back, refusal, verify
+from tests.support.verifying import MAPS, Handed, forge, hand_back, handed, refusal, verify, written
 
 Change = Callable[[list[bytes]], list[bytes]]
 ELSEWHERE = f"{DIRECTORY}/varve.offline/run1/out/0"
-# As many keys as fit, and all of them: whoever is checked in rounds is checked as well.
-MAPS = pytest.mark.parametrize("map_bytes", [72, 1 << 20])
 
 
 def rebuilt(source: bytes, change: Callable[[list[Record]], list[Record]]) -> bytes:
@@ -105,38 +91,6 @@ def with_header(number: int, change: Callable[[BatchHeader], dict[str, object]])
         return [made if at == number else one for at, one in enumerate(log)]
 
     return changed
-
-
-def written() -> CompactedLog:
-    """Three segments: keys with two lives, packed batches, an aborted transaction, tombstones."""
-    log = CompactedLog()
-    plain, rolled_back, done = Producer(1, is_transactional=False), Producer(2), Producer(3)
-    log.put(("a", "old"), ("b", "only"), ("c", "old"), by=plain)  # 0
-    log.put(("d", "old"), ("e", "only"), codec=ZSTD)  # 3
-    log.put(("f", "deleted soon"))  # 5
-    log.put(("g", None))  # 6
-    log.roll()
-    log.clean()  # the tombstone has a horizon from here on
-    log.dirty = 0
-    log.now_ms += 1
-    log.put(("a", "new"), ("c", "new"))  # 7
-    log.put(("b", "aborted"), ("z", "aborted"), by=rolled_back)  # 9
-    log.abort(rolled_back)  # 11
-    log.roll()
-    log.put(("d", "new"), ("h", "only"), codec=ZSTD)  # 12
-    log.put(("f", None), ("i", "only"))  # 14
-    log.put(("a", "newest"), by=done)  # 16
-    log.commit(done)  # 17
-    log.put(("c", "passing"), by=plain)  # 18: its last batch, and empty in the end
-    log.put(("c", "newest"))  # 19
-    log.roll()
-    return log
-
-
-def handed(map_bytes: int = 1 << 20, **changes: object) -> tuple[CompactedLog, Handed]:
-    log = written()
-    job = log.job(dedupe_buffer_bytes=map_bytes, index_interval_bytes=0, **changes)  # type: ignore[arg-type]
-    return log, hand_back(log.env, job)
 
 
 def batch_of(log: CompactedLog, given: Handed, offset: int) -> int:
@@ -430,211 +384,3 @@ def test_an_emptied_group_that_is_said_to_leave_something_is_found_and_the_other
     given.groups[0] = emptied
     given.claim(2, output=None)
     assert refusal(env, given).reason.startswith(("output is ", "there is no such file"))
-
-
-# Damage, what has expired, limits
-
-
-@MAPS
-@pytest.mark.parametrize("first_dirty", [0, 4])
-def test_sources_that_are_damaged_leave_the_same_there_and_here(
-    first_dirty: int, map_bytes: int
-) -> None:
-    env = MemoryEnv()
-    parts = three_segments(damaged(batch(record(3, "b"))))
-    job = clean_job(
-        [write_segments(env, parts)], first_dirty_offset=first_dirty, dedupe_buffer_bytes=map_bytes
-    )
-    given = hand_back(env, job)
-    assert given.report.damaged
-    assert verify(env, given).report.damaged == given.report.damaged
-
-
-def test_a_job_over_what_has_expired_is_checked_too() -> None:
-    log = written()
-    log.clean()
-    log.pass_retention()
-    sources = log.sources()
-    end = sources[-1].next_base_offset
-    job = log.job(
-        groups=[(source,) for source in sources], expired_only=True,
-        first_dirty_offset=end, end_offset=end,
-    )  # fmt: skip
-    given = hand_back(log.env, job)
-    assert given.groups
-    assert verify(log.env, given).rounds == 1
-    early = hand_back(log.env, replace(job, now_ms=job.now_ms - 10**9), now_ms=job.now_ms)
-    assert refusal(log.env, early)
-
-
-@MAPS
-def test_an_input_that_is_gone_is_not_taken_for_an_empty_one(map_bytes: int) -> None:
-    log = written()
-    job = log.job(dedupe_buffer_bytes=map_bytes, singly=True)
-    gone = f"{job.directory}/{filenames.file_name(0, filenames.LOG)}"
-    data = log.env.read_file(gone)
-    log.env.unlink(gone)
-    given = hand_back(log.env, job)
-    assert given.groups[0].output is None, "as if retention had taken it"
-    assert refusal(log.env, given).path == gone
-    put(log.env, gone, data)
-    assert refusal(log.env, given).path != gone
-
-    class Unlinks(Recorder):
-        def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-            if log.env.exists(gone) and stage == "rewrite" and done_bytes == total_bytes:
-                log.env.unlink(gone)
-
-    given = hand_back(log.env, job)
-    with pytest.raises(InvalidOutputError) as refused:
-        verify(log.env, given, Unlinks())
-    assert refused.value.path == gone
-
-
-def test_a_map_for_one_key_is_enough() -> None:
-    env = MemoryEnv()
-    job = clean_job([write_segments(env, three_segments(batch(record(3, "b"))))])
-    given = hand_back(env, job)
-    given.job = replace(job, dedupe_buffer_bytes=0)
-    assert verify(env, given).rounds >= 2
-
-
-@MAPS
-def test_what_is_read_is_charged_and_nothing_is_written(map_bytes: int) -> None:
-    log, given = handed(map_bytes)
-    control = Recorder()
-    report = verify(log.env, given, control)
-    sources = sum(source.size_bytes for group in given.job.groups for source in group)
-    assert report.bytes_compared + 2 * sources <= control.charged_read
-    noted = (24 + 8) * given.job.end_offset
-    assert control.charged_write <= (0 if map_bytes > 72 else noted)
-    assert control.stages
-
-
-@MAPS
-@pytest.mark.parametrize("after", range(0, 8, 2))
-def test_it_stops_when_asked_to_and_leaves_nothing_behind(after: int, map_bytes: int) -> None:
-    log, given = handed(map_bytes)
-    before = log.env.listdir(given.job.directory)
-    with pytest.raises(CleanAbortedError):
-        verify(log.env, given, Recorder(abort_after=after))
-    assert log.env.listdir(given.job.directory) == before
-
-
-def test_verified_files_are_durable_with_their_names_and_have_the_engines_times() -> None:
-    log, given = handed()
-    path = given.path()
-    log.env.set_mtime_ms(path, 5)
-    names = [given.path(kind) for kind in (filenames.LOG, filenames.INDEX, filenames.TXN_INDEX)]
-    contents = {name: log.env.read_file(name) for name in names}
-    for name, data in contents.items():  # written anew, and not synced
-        put(log.env, name, data)
-    verify(log.env, given)
-    assert log.env.mtime_ms(path) == given.job.groups[-1][-1].last_modified_ms
-    operations = log.env.history
-    for name in names:
-        assert ("sync", name) in operations
-    assert operations[-1] == ("sync_dir", given.folders[0])
-
-
-def test_a_disk_that_fails_is_no_fault_of_the_outputs() -> None:
-    log, given = handed()
-    log.env.fail_on(lambda operation, path: operation == "pread" and path == given.path(), 5)
-    with pytest.raises(OSError, match="Input/output"):
-        verify(log.env, given)
-
-
-def test_the_map_takes_no_more_than_the_job_allows_but_for_a_batch_with_more_keys() -> None:
-    env = MemoryEnv()
-    job = clean_job(
-        [write_segments(env, [segment(0, [batch(record(0, "a"))], 10**6)])],
-        dedupe_buffer_bytes=24 * 1_000_000,
-    )
-    scratch = Scratch(env, job, Recorder())
-    rows = Rows(scratch, 4)
-    keys = SpillingMap(job, 10**6 * 5, rows)
-    rng = np.random.default_rng(1)
-    for first in range(0, 2_400_000, 60_000):
-        ones, twos = rng.integers(0, (1 << 64) - 1, (2, 60_000), dtype=np.uint64)
-        put = keys.put(ones, twos, np.arange(first, first + 60_000, dtype=np.int64))
-        assert put == 60_000
-        assert keys.state[fields.SLOTS] <= 1_000_000
-    assert keys.spilled + keys.entries == 2_400_000
-    assert sum(rows.count(shard) for shard in range(4)) == keys.spilled > 0
-    scratch.close()
-
-
-def test_warming_up_compiles_all_that_a_check_calls() -> None:
-    warm_up()
-    kernels = [
-        shards.count_by_shard,
-        shards.sort_by_shard,
-        shards.merge_rows,
-        shards.list_batches,
-        shards.list_unpacked,
-        shards.list_unknown,
-        verify_kernels.set_bits,
-    ]
-    compiled = [len(kernel.signatures) for kernel in kernels]  # type: ignore[attr-defined]
-    for dirty in (0, 12):
-        log, given = handed(72, first_dirty_offset=dirty)
-        verify(log.env, given)
-    assert [len(kernel.signatures) for kernel in kernels] == compiled  # type: ignore[attr-defined]
-    assert all(compiled)
-
-
-# In a worker
-
-
-class Unlimited:
-    """Grants everything."""
-
-    def join(self, index: int, side: BrokerSide, now: float) -> None:
-        side.grant(Direction.READ, UNLIMITED)
-        side.grant(Direction.WRITE, UNLIMITED)
-
-    def leave(self, index: int, now: float) -> None:
-        pass
-
-
-def on_disk(folder: str) -> Handed:
-    """What `handed` makes, as files of the system."""
-    log, given = handed()
-    env = RealEnv()
-    moved_to = {}
-    for place in (given.job.directory, *given.folders):
-        moved_to[place] = f"{folder}/{place}"
-        env.mkdir(moved_to[place])
-        for name in log.env.listdir(place):
-            if not log.env.is_dir(f"{place}/{name}"):
-                put(env, f"{moved_to[place]}/{name}", log.env.read_file(f"{place}/{name}"))
-    job = replace(
-        given.job,
-        directory=moved_to[given.job.directory],
-        partition=TopicPartition("topic", 0),
-    )
-    return Handed(job, given.groups, [moved_to[one] for one in given.folders], given.report)
-
-
-async def test_a_worker_process_verifies_refuses_and_goes_on(tmp_path: object) -> None:
-    given = on_disk(str(tmp_path))
-    async with solo_worker(
-        spawn_process, 0, index=0, budgets=Unlimited(), top_up=lambda now: None
-    ) as worker:
-        async with asyncio.timeout(300):
-            report = await worker.verify(given.job, given.groups, given.folders)
-        assert report.report.records_after == given.report.records_after
-        path = given.path()
-        env = RealEnv()
-        put(env, path, env.read_file(path)[:70] + b"!" + env.read_file(path)[71:])
-        async with asyncio.timeout(60):
-            with pytest.raises(InvalidOutputError) as refused:
-                await worker.verify(given.job, given.groups, given.folders)
-        assert (refused.value.path, refused.value.position) == (path, 70)
-        gone = replace(given.job, directory=f"{tmp_path}/nowhere")
-        async with asyncio.timeout(60):
-            with pytest.raises((JobFailedError, InvalidOutputError)):
-                await worker.verify(gone, given.groups, given.folders)
-        worker.abort()
-        with pytest.raises(CleanAbortedError):
-            await worker.verify(given.job, given.groups, given.folders)

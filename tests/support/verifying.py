@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 from crc32c import crc32c
 
 from cleaner.engine.clean import run_clean
@@ -25,6 +26,8 @@ from tests.support.memory_env import MemoryEnv
 from tests.support.swaps import put
 
 LARGE_MAP_BYTES = 1 << 20
+# As many keys as fit, and all of them: whoever is checked in rounds is checked as well.
+MAPS = pytest.mark.parametrize("map_bytes", [72, 1 << 20])
 
 
 @dataclass
@@ -176,3 +179,36 @@ def random_log(seed: int, *, batches: int = 60) -> CompactedLog:
             log.commit(producer)
     log.roll()
     return log
+
+
+def written() -> CompactedLog:
+    """Three segments: keys with two lives, packed batches, an aborted transaction, tombstones."""
+    log = CompactedLog()
+    plain, rolled_back, done = Producer(1, is_transactional=False), Producer(2), Producer(3)
+    log.put(("a", "old"), ("b", "only"), ("c", "old"), by=plain)  # 0
+    log.put(("d", "old"), ("e", "only"), codec=ZSTD)  # 3
+    log.put(("f", "deleted soon"))  # 5
+    log.put(("g", None))  # 6
+    log.roll()
+    log.clean()  # the tombstone has a horizon from here on
+    log.dirty = 0
+    log.now_ms += 1
+    log.put(("a", "new"), ("c", "new"))  # 7
+    log.put(("b", "aborted"), ("z", "aborted"), by=rolled_back)  # 9
+    log.abort(rolled_back)  # 11
+    log.roll()
+    log.put(("d", "new"), ("h", "only"), codec=ZSTD)  # 12
+    log.put(("f", None), ("i", "only"))  # 14
+    log.put(("a", "newest"), by=done)  # 16
+    log.commit(done)  # 17
+    log.put(("c", "passing"), by=plain)  # 18: its last batch, and empty in the end
+    log.put(("c", "newest"))  # 19
+    log.roll()
+    return log
+
+
+def handed(map_bytes: int = 1 << 20, **changes: object) -> tuple[CompactedLog, Handed]:
+    """What the engine made of `written`, with a map of `map_bytes`."""
+    log = written()
+    job = log.job(dedupe_buffer_bytes=map_bytes, index_interval_bytes=0, **changes)  # type: ignore[arg-type]
+    return log, hand_back(log.env, job)
