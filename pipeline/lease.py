@@ -122,7 +122,10 @@ class BrokerRuns:
             plan = plan_of(found)
         except MalformedHandoffError as error:
             raise RunError(f"the broker answered something else: {error}") from error
-        return Run(self._client, plan, ttl_seconds)
+        run = Run(self._client, plan, ttl_seconds)
+        if not plan.partitions:  # there is nothing to do, and no lease
+            run.end()
+        return run
 
     def again(self, run_id: str) -> "Run":
         """A run that was left (`Run.leave`), to be adopted or abandoned; its plan tells nothing."""
@@ -268,6 +271,10 @@ class Run:
                 raise _as_run_error(error) from error
         except UnreachableError as error:
             raise _as_run_error(error) from error
+
+    def end(self) -> None:
+        """Do not keep it alive any more: there is nothing to be kept."""
+        self._is_over.set()
 
     def leave(self, ttl_seconds: int = LEFT_SECONDS) -> None:
         """Go, without giving it up: it can be adopted until its time is over. Raises RunError."""

@@ -14,7 +14,7 @@ Rules
 
 import asyncio
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import structlog
@@ -29,7 +29,14 @@ from broker.offline.model import (
     PartState,
 )
 from broker.offline.resumption import Found, find_runs, why_not_resumed
-from broker.offline.staging import is_token, remove_if_empty, remove_run, run_folders, runs_path
+from broker.offline.staging import (
+    is_token,
+    remove_if_empty,
+    remove_run,
+    run_folders,
+    runs_path,
+    write_lease,
+)
 from broker.partition import Partition
 from broker.topics import Topics
 from cleaner.handoff import AdoptOutcome, AdoptResult, Purpose, RunPlan
@@ -297,9 +304,24 @@ class OfflineRuns:
         return run
 
     def _renew(self, run: LeasedRun, ttl_seconds: int) -> None:
+        if run.ttl_seconds != ttl_seconds:
+            task = asyncio.create_task(self._keep_ttl(run, ttl_seconds), name="lease ttl")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         run.ttl_seconds = ttl_seconds
         run.deadline = self._env.monotonic() + ttl_seconds
         run.expires_ms = self._env.wall_ms() + 1000 * ttl_seconds
+
+    async def _keep_ttl(self, run: LeasedRun, ttl_seconds: int) -> None:
+        """For the next start, which gives the run so much time again."""
+        for part in run.parts.values():
+            if part.state is not PartState.OPEN:
+                continue
+            part.record = replace(part.record, ttl_seconds=ttl_seconds)
+            try:
+                await asyncio.to_thread(write_lease, self._env, part.folder, part.record)
+            except OSError as error:  # then it has as much as before
+                log.warning("lease not written", partition=str(part.where), reason=str(error))
 
     def _over(self, run: LeasedRun) -> OfflineError:
         is_stale = any(part.state is PartState.STALE for part in run.parts.values())
