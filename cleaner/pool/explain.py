@@ -237,7 +237,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     ),
     Reason.PAUSED: lambda v, b, at, _: (
         f"The broker itself keeps the cleaner off ({_count(int(v['pauses']), 'pause')}): it is "
-        "being truncated, deleted or configured."
+        "being truncated, deleted or configured, or a run outside of the broker compacts it."
     ),
     Reason.QUARANTINED: _quarantined,
     Reason.ACTIVE_SEGMENT: _active,
