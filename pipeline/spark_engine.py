@@ -1,8 +1,9 @@
 """The engine whose tasks run in Python workers on Spark's executors.
 
-Spark carries descriptors there and small results back, one task per partition; the records
-themselves never pass through the JVM. Only what Spark Connect can do as well is asked of the
-session: a frame of descriptors, spread by range, and `mapInArrow` over it.
+Spark carries descriptors there and small results back; the records themselves never pass through
+the JVM. Starting a task costs Spark a tenth of a second on a busy machine, so that short ones go
+together. They are handed out as they are, in an RDD: one job, where a frame of them takes three. A
+session by Spark Connect has frames only: there it is `mapInArrow` over one, spread by range.
 
 The executors' Python has this code installed, of this version, with the extra: kernels are compiled
 from its files, and kept beside them, so that it cannot be sent along in an archive.
@@ -18,7 +19,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow
 
@@ -29,11 +30,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RESULT_BYTES_MAX: Final = 16 << 20  # of one task: counts and names of files, no records
+TOGETHER_MAX: Final = 8  # of our tasks in one of Spark's, which is tried again as a whole
+WAVES: Final = 2  # Spark's tasks for each core, at least: one that is slow does not hold up all
 POLL_SECONDS: Final = 0.25  # between two looks at how many tasks are done
 REASON_CHARS_MAX: Final = 2000
 UNKNOWN: Final = "unknown"  # version of a checkout
 
-_TASKS: Final = pyarrow.schema([("task", pyarrow.int64()), ("payload", pyarrow.binary())])
+_Task: TypeAlias = tuple[int, bytes]  # its place, and its payload, or its result
+_TASK: Final = pyarrow.struct([("task", pyarrow.int64()), ("payload", pyarrow.binary())])
+_BUNDLES: Final = pyarrow.schema([("bundle", pyarrow.int64()), ("tasks", pyarrow.list_(_TASK))])
 _RESULTS: Final = pyarrow.schema([("task", pyarrow.int64()), ("result", pyarrow.binary())])
 _REASON: Final = re.compile(r'\[\[varve (?P<text>"(?:[^"\\]|\\.)*")\]\]')
 _NOT_THERE: Final = re.compile(r"ModuleNotFoundError: No module named '(?:pipeline|numba|storage)'")
@@ -80,24 +85,42 @@ class SparkEngine:
         """See Engine. Raises StageFailedError."""
         if not tasks:
             return []
-        table = pyarrow.table([range(len(tasks)), list(tasks)], schema=_TASKS)
-        frame = self._spark.createDataFrame(table).repartitionByRange(len(tasks), "task")
-        work = frame.mapInArrow(
-            _work(stage, self._registry, code_version()), "task long, result binary"
-        )
-        watch = _Watch(self._spark, self._context, len(tasks), progress)
+        dealt = deal(len(tasks), self.parallelism)
+        sizes = sorted((len(places) for places in dealt), reverse=True)
+        watch = _Watch(self._spark, self._context, sizes, progress)
+        carry = self._by_frame if self._context is None else self._by_rdd
         try:
             with watch:
-                found = work.toArrow()
+                results = carry(stage, [[(at, tasks[at]) for at in places] for places in dealt])
         except Exception as error:
             reason = _reason(error)
             if reason is None:
                 raise
             raise StageFailedError(stage, reason) from None
-        results = dict(zip(*(found.column(index).to_pylist() for index in (0, 1)), strict=True))
         if progress is not None:
             progress(len(tasks))
         return [results[index] for index in range(len(tasks))]
+
+    def _by_rdd(self, stage: str, dealt: "list[list[_Task]]") -> dict[int, bytes]:
+        work = _work(stage, self._registry, code_version())
+        assert self._context is not None
+        spread = self._context.parallelize(dealt, len(dealt))
+        return dict(spread.flatMap(work).collect())
+
+    def _by_frame(self, stage: str, dealt: "list[list[_Task]]") -> dict[int, bytes]:
+        work = _work(stage, self._registry, code_version())
+
+        def over(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+            for batch in batches:
+                for bundle in batch.column("tasks").to_pylist():
+                    for task, result in work([(one["task"], one["payload"]) for one in bundle]):
+                        yield pyarrow.record_batch([[task], [result]], schema=_RESULTS)
+
+        bundles = [[{"task": at, "payload": one} for at, one in bundle] for bundle in dealt]
+        table = pyarrow.table([range(len(bundles)), bundles], schema=_BUNDLES)
+        frame = self._spark.createDataFrame(table).repartitionByRange(len(bundles), "bundle")
+        found = frame.mapInArrow(over, "task long, result binary").toArrow()
+        return dict(zip(*(found.column(index).to_pylist() for index in (0, 1)), strict=True))
 
     def close(self) -> None:
         """See Engine: the session is its owner's to stop."""
@@ -118,12 +141,13 @@ class _Watch:
         self,
         spark: "SparkSession",
         context: Any,
-        tasks: int,
+        sizes: Sequence[int],
         progress: Callable[[int], None] | None,
     ) -> None:
+        """`sizes`: how many of our tasks each of Spark's has, the most first."""
         self._spark = spark
         self._context = context
-        self._tasks = tasks
+        self._sizes = sizes
         self._progress = progress
         self._name = f"varve-{uuid.uuid4()}"
         self._over = threading.Event()
@@ -163,15 +187,17 @@ class _Watch:
                 info = tracker.getJobInfo(job)
                 for stage in [] if info is None else info.stageIds:
                     found = tracker.getStageInfo(stage)
-                    if found is not None and found.numTasks == self._tasks:
+                    if found is not None and found.numTasks == len(self._sizes):
                         self._tell(found.numCompletedTasks)
 
     def _handle(self, stages: Any, **_: object) -> None:
         for stage in stages or ():
-            if stage.num_tasks == self._tasks:
+            if stage.num_tasks == len(self._sizes):
                 self._tell(stage.num_completed_tasks)
 
-    def _tell(self, done: int) -> None:
+    def _tell(self, bundles: int) -> None:
+        # Which ones are done is not known: no more than this is claimed.
+        done = sum(self._sizes[len(self._sizes) - bundles :])
         if done > self._told and self._progress is not None:
             self._told = done
             self._progress(done)
@@ -189,21 +215,30 @@ def code_version() -> str:
         return UNKNOWN
 
 
-def _work(
-    stage: str, registry: str, version: str
-) -> Callable[[Iterator[pyarrow.RecordBatch]], Iterator[pyarrow.RecordBatch]]:
+def deal(count: int, parallelism: int) -> list[list[int]]:
+    """The places of tasks, the largest of which come first, as Spark's tasks are to take them.
+
+    They are dealt to and fro, so that each of Spark's has as much to do as any other.
+    """
+    bundles = min(count, max(WAVES * parallelism, -(-count // TOGETHER_MAX)))
+    found: list[list[int]] = [[] for _ in range(bundles)]
+    for place in range(count):
+        turn, at = divmod(place, bundles)
+        found[bundles - 1 - at if turn % 2 else at].append(place)
+    return found
+
+
+def _work(stage: str, registry: str, version: str) -> Callable[[Sequence[_Task]], Iterator[_Task]]:
     """What the workers call; they import this module, and find the stage by its name."""
 
-    def run(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        return run_tasks(stage, registry, version, batches)
+    def run(tasks: Sequence[_Task]) -> Iterator[_Task]:
+        return run_tasks(stage, registry, version, tasks)
 
     return run
 
 
-def run_tasks(
-    stage: str, registry: str, version: str, batches: Iterator[pyarrow.RecordBatch]
-) -> Iterator[pyarrow.RecordBatch]:
-    """In a worker: run the tasks of a partition. `version` is that of the driver's code.
+def run_tasks(stage: str, registry: str, version: str, tasks: Sequence[_Task]) -> Iterator[_Task]:
+    """In a worker: run some tasks. `version` is that of the driver's code.
 
     Raises TaskFailedError, also for a result that is too large for the driver to gather.
     """
@@ -214,15 +249,14 @@ def run_tasks(
         run_stage = importlib.import_module(registry).run_stage
     except (VersionError, ImportError) as error:
         raise TaskFailedError(error) from error
-    for batch in batches:
-        for task, payload in zip(*(batch.column(i).to_pylist() for i in (0, 1)), strict=True):
-            try:
-                result = run_stage(stage, payload)
-                if len(result) > RESULT_BYTES_MAX:
-                    raise ValueError(f"a result of {len(result)} bytes is over {RESULT_BYTES_MAX}")
-            except Exception as error:
-                raise TaskFailedError(error) from error
-            yield pyarrow.record_batch([[task], [result]], schema=_RESULTS)
+    for task, payload in tasks:
+        try:
+            result = run_stage(stage, payload)
+            if len(result) > RESULT_BYTES_MAX:
+                raise ValueError(f"a result of {len(result)} bytes is over {RESULT_BYTES_MAX}")
+        except Exception as error:
+            raise TaskFailedError(error) from error
+        yield task, result
 
 
 def _reason(error: Exception) -> str | None:

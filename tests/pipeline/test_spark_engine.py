@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import spark_engine
 from pipeline.engines import StageFailedError
-from pipeline.spark_engine import RESULT_BYTES_MAX, SparkEngine
+from pipeline.spark_engine import RESULT_BYTES_MAX, TOGETHER_MAX, WAVES, SparkEngine, deal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,3 +77,16 @@ def test_executors_with_other_code_are_told_from_tasks_that_fail(
         engine.run("echo", [b""])
     text = "...\n  ModuleNotFoundError: No module named 'pipeline'\n"
     assert "pip install" in (spark_engine._reason(RuntimeError(text)) or "")
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 7])
+@pytest.mark.parametrize("count", [1, 2, 5, 16, 17, 300])
+def test_tasks_are_dealt_evenly_and_few_of_them_together(count: int, parallelism: int) -> None:
+    dealt = deal(count, parallelism)
+    assert sorted(place for places in dealt for place in places) == list(range(count))
+    sizes = {len(places) for places in dealt}
+    assert max(sizes) <= TOGETHER_MAX
+    assert max(sizes) - min(sizes) <= 1
+    assert len(dealt) >= min(count, WAVES * parallelism)
+    # The larger a task is the earlier it comes; none of Spark's begins with a small one.
+    assert sorted(places[0] for places in dealt) == list(range(len(dealt)))
