@@ -22,21 +22,21 @@ from cleaner.engine.clean import check_job, report_of, run_clean
 from cleaner.engine.context import CleanContext
 from cleaner.engine.index_pass import index_section
 from cleaner.engine.kernels import fields
-from cleaner.engine.kernels.compile import Ints, Words
-from cleaner.engine.kernels.layout import HEADER_BYTES, RECORD_BYTES_MIN, SLOT_WORDS, Code
-from cleaner.engine.kernels.shards import list_batches, list_unknown, list_unpacked, merge_rows
-from cleaner.engine.kernels.walk import count_records
+from cleaner.engine.kernels.compile import Ints
+from cleaner.engine.kernels.layout import RECORD_BYTES_MIN
+from cleaner.engine.kernels.shards import list_unknown, merge_rows
+from cleaner.engine.listing import Listing
 from cleaner.engine.offset_map import OffsetMap, slots_for
 from cleaner.engine.outcome import CleanOutcome, Damage
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.rewrite_pass import RewritePass
-from cleaner.engine.source import offsets_end
-from cleaner.engine.verify_scratch import ROWS_PIECE, LivingOffsets, Rows, Scratch, SpillingMap
-from cleaner.job import CleanJob, CleanReport, JobControl, SourceSegment
+from cleaner.engine.scan import scan_segment
+from cleaner.engine.spilling_map import SpillingMap
+from cleaner.engine.verify_scratch import LivingOffsets, Rows, Scratch
+from cleaner.job import CleanJob, CleanReport, JobControl
 from cleaner.verification import InvalidOutputError
-from storage.batch import unpack_header
 from storage.env import Env
-from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
+from storage.errors import DamagedSegmentError
 
 SHARDS_MAX: Final = 1 << 12
 _ROUNDS_MAX: Final = 1 << 20  # a map of one key gets through a million keys of a shard in these
@@ -100,9 +100,7 @@ class _Work:
         self._dirty = Rows(scratch, self._shards)
         self._below = Rows(scratch, self._shards)
         self._scratch = scratch
-        self._rows: Words = np.empty(0, dtype=np.uint64)  # from below, on their way to `_below`
-        self._listed = 0
-        self._map = SpillingMap(job, section, self._dirty)
+        self._map = SpillingMap(job, job.dedupe_buffer_bytes, section, self._dirty.add)
         self._keys = 0
         self._started = env.monotonic()
 
@@ -158,63 +156,14 @@ class _Work:
     # Below the dirty section
 
     def _list_below(self, context: CleanContext) -> None:
+        listing = Listing(context, self._below.add)
         for group in self._job.groups:
             for source in group:
                 if source.base_offset < self._job.first_dirty_offset:
                     with suppress(DamagedSegmentError):  # the rewriting pass tells of it
-                        self._list_segment(context, source)
+                        scan_segment(context, source, listing)
                     context.release()
-        self._below.add(self._rows, self._listed)
-        self._rows = np.empty(0, dtype=np.uint64)
-
-    def _list_segment(self, context: CleanContext, source: SourceSegment) -> None:
-        reader, state = context.reader, context.state
-        state[fields.NEXT_OFFSET] = source.base_offset
-        state[fields.SOURCE_END] = offsets_end(source)
-        reader.open(source)
-        while not reader.exhausted:
-            reader.refill(context.charge_read)
-            told = int(count_records(reader.buffer, reader.at, reader.end))
-            code = int(Code.COMPRESSED)
-            while code == Code.COMPRESSED:
-                self._make_room(min(told, (reader.end - reader.at) // RECORD_BYTES_MIN))
-                code, reader.at, self._listed = list_batches(
-                    reader.buffer, reader.at, reader.end, self._rows, self._listed, context.space
-                )
-                if code == Code.COMPRESSED:
-                    self._list_packed(context)
-            if code == Code.DONE:
-                return
-            if code != Code.MORE:
-                raise reader.stopped(code)
-
-    def _list_packed(self, context: CleanContext) -> None:
-        """The compressed batch that the reader stands at. Raises DamagedSegmentError."""
-        reader = context.reader
-        header = unpack_header(reader.buffer.data, reader.at)
-        try:
-            count = context.unpack(
-                header.codec, reader.at + HEADER_BYTES, header.size_bytes - HEADER_BYTES, 0
-            )
-        except (CorruptBatchError, DecompressionLimitError) as error:
-            raise reader.damaged(str(error)) from error
-        self._make_room(min(header.record_count, count // RECORD_BYTES_MIN))
-        code, self._listed = list_unpacked(
-            context.unpacked, count, reader.buffer, reader.at, self._rows, self._listed,
-            context.space,
-        )  # fmt: skip
-        if code != Code.DONE:
-            raise reader.stopped(code)
-        reader.at += header.size_bytes
-
-    def _make_room(self, records: int) -> None:
-        """Have room for so many more rows from below the dirty section."""
-        room = len(self._rows) // SLOT_WORDS
-        if self._listed + records > room:
-            self._below.add(self._rows, self._listed)
-            self._listed = 0
-        if records > room:
-            self._rows = np.empty(max(records, ROWS_PIECE) * SLOT_WORDS, dtype=np.uint64)
+        listing.flush()
 
     # Shards
 

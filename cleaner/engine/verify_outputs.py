@@ -111,7 +111,6 @@ class ComparedOutputs:
         self._folder_of = {group.source_base_offsets[0]: folder for group, folder in self._claims}
         self._met = 0  # of the claims
         self._buffer: Bytes = np.empty(_BUFFER_BYTES, dtype=np.uint8)
-        self._sizes: dict[str, ComparedFile] = {}  # of the group that is written
 
     @property
     def compared(self) -> int:

@@ -14,12 +14,11 @@ from typing import Final
 
 import numpy as np
 
-from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
-from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, SLOT_WORDS
+from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.engine.kernels.shards import count_by_shard, sort_by_shard
 from cleaner.engine.kernels.verify import set_bits
-from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap, slots_for
+from cleaner.engine.offset_map import SLOT_BYTES
 from cleaner.job import CleanAbortedError, CleanJob, JobControl
 from storage import filenames
 from storage.env import Env, File
@@ -108,38 +107,6 @@ class Rows:
                 rows = self._sorted[: count * SLOT_WORDS]
                 self._scratch.read(rows, position + first * SLOT_BYTES)
                 yield rows, count
-
-
-class SpillingMap(OffsetMap):
-    """A map that is emptied into rows before it is full."""
-
-    def __init__(self, job: CleanJob, keys_max: int, rows: Rows) -> None:
-        """Takes as much as the job's map, unless one buffer or batch has more keys."""
-        widest_bytes = max(
-            job.read_buffer_bytes, job.max_message_bytes, job.decompressed_batch_bytes
-        )
-        widest = widest_bytes // RECORD_BYTES_MIN * 2 * SLOT_BYTES
-        # What is not used of it takes no memory.
-        super().__init__(max(job.dedupe_buffer_bytes, widest), keys_max, job.hash_key)
-        self._slots_wanted = slots_for(job.dedupe_buffer_bytes, keys_max)
-        self._rows = rows
-        self.spilled = 0  # keys
-
-    def reserve(self, count: int) -> None:
-        """Have room for `count` more keys. Raises CleanAbortedError, OSError."""
-        if self.entries and self.entries + count > self._slots_wanted * 9 // 10:
-            self.spill()
-        slots = max(self._slots_wanted, count * 10 // 9 + 2, int(self.state[fields.SLOTS]))
-        self.state[fields.SLOTS_MAX] = min(slots, len(self.table) // SLOT_WORDS)
-        super().reserve(count)
-
-    def spill(self) -> None:
-        """Note all entries, and forget them. Raises CleanAbortedError, OSError."""
-        slots = int(self.state[fields.SLOTS])
-        self._rows.add(self.table, slots)
-        self.spilled += self.entries
-        self.table[: slots * SLOT_WORDS] = 0
-        self.state[fields.ENTRIES] = 0
 
 
 class LivingOffsets:

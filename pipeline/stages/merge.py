@@ -16,7 +16,7 @@ import numpy as np
 
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.shards import list_entries, list_unknown, merge_rows
-from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap
+from cleaner.engine.offset_map import OffsetMap
 from pipeline.stages.rows import CHUNK_ROWS, read_rows
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
 from pipeline.stages.tasks import MergeResult, MergeTask, RowFile, RowSource, decode, encode
@@ -134,8 +134,3 @@ def _write(
         names.append((name,) if sets else ())
     place.deliver(folder, [name for one in names for name in one])
     return tuple(names)
-
-
-def table_keys_max(memory_bytes: int) -> int:
-    """How many keys a merge of so much memory surely takes up in one round."""
-    return int(memory_bytes * _TABLE_SHARE) // SLOT_BYTES * 9 // 10

@@ -14,8 +14,8 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.shards import follow_markers
 from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.rewrite_pass import RewritePass
+from cleaner.engine.scan import scan_segment
 from cleaner.job import SourceSegment
-from pipeline.stages.scan import scan_segment
 from pipeline.stages.survivors import SegmentSurvivors, Survivors, SurvivorsFile, read_survivors
 from pipeline.stages.tasks import DamageFound, RewriteResult, RewriteTask, decode, encode
 from pipeline.stages.workplace import Collected, Workplace, delivered_names, workplace

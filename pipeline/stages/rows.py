@@ -4,18 +4,16 @@ A file holds rows of one shard, 24 bytes each, in the order in which they are to
 table: it is written from the log's start on, spill after spill. See kernels/shards.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
-from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
 from cleaner.engine.kernels.crc import crc32c_extended
-from cleaner.engine.kernels.layout import SLOT_WORDS
 from cleaner.engine.kernels.memory import SLACK_BYTES
 from cleaner.engine.kernels.shards import count_by_shard, sort_by_shard
-from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap
+from cleaner.engine.offset_map import SLOT_BYTES
 from pipeline.stages.tasks import RowFile
 from storage.env import Env, File
 
@@ -75,33 +73,6 @@ class RowWriter:
         while self._files:
             self._files.popitem()[1].close()
         return {str(shard): one for shard, one in sorted(self._written.items())}
-
-
-class SpillingMap(OffsetMap):
-    """A map that is emptied before it is full: its entries go where `spill` takes them."""
-
-    def __init__(
-        self, memory_bytes: int, keys_max: int, batch_bytes: int, hash_key: bytes,
-        spill: Callable[[Words, int], None],
-    ) -> None:  # fmt: skip
-        """`memory_bytes` is kept to, unless one batch of `batch_bytes` has more keys."""
-        widest = batch_bytes // 7 * 2 * SLOT_BYTES
-        super().__init__(max(memory_bytes, widest), keys_max, hash_key)
-        self._keys_wanted = memory_bytes // SLOT_BYTES // 2
-        self._spill = spill
-
-    def reserve(self, count: int) -> None:
-        """Have room for `count` more keys."""
-        if self.entries and self.entries + count > self._keys_wanted:
-            self.spill()
-        super().reserve(count)
-
-    def spill(self) -> None:
-        """Hand over all entries, and forget them."""
-        slots = int(self.state[fields.SLOTS])
-        self._spill(self.table, slots)
-        self.table[: slots * SLOT_WORDS] = 0
-        self.state[fields.ENTRIES] = 0
 
 
 def read_rows(env: Env, path: str, told: RowFile) -> Iterator[tuple[Words, int]]:

@@ -8,7 +8,8 @@ import pytest
 
 from cleaner.engine.kernels import fields, shards, warm_up
 from cleaner.engine.kernels import verify as verify_kernels
-from cleaner.engine.verify_scratch import Rows, Scratch, SpillingMap
+from cleaner.engine.spilling_map import SpillingMap
+from cleaner.engine.verify_scratch import Rows, Scratch
 from cleaner.job import CleanAbortedError
 from cleaner.verification import InvalidOutputError
 from cleaner.workers.process import spawn_process
@@ -148,7 +149,7 @@ def test_the_map_takes_no_more_than_the_job_allows_but_for_a_batch_with_more_key
     )
     scratch = Scratch(env, job, Recorder())
     rows = Rows(scratch, 4)
-    keys = SpillingMap(job, 10**6 * 5, rows)
+    keys = SpillingMap(job, job.dedupe_buffer_bytes, 10**6 * 5, rows.add)
     rng = np.random.default_rng(1)
     for first in range(0, 2_400_000, 60_000):
         ones, twos = rng.integers(0, (1 << 64) - 1, (2, 60_000), dtype=np.uint64)

@@ -1,6 +1,8 @@
-"""Going through a segment batch by batch with a kernel that takes keys from it.
+"""Going through a segment batch by batch with a kernel that takes something else than a map does.
 
-Reading, damage and unpacking are as in the cleaner's first pass (cleaner/engine/index_pass.py).
+Rules
+- Reading, damage and unpacking are as in the first pass (index_pass.py).
+- A taker is told how many records may come before they do, so that it has room for them.
 """
 
 from typing import Protocol

@@ -1,0 +1,100 @@
+"""Indexing a segment as tables want it: every key from the log's start on, and what was met.
+
+Beside the keys, which go into a map, records, deletes, bytes and times are counted in the same
+walk. What a segment holds is told up to its first damage.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cleaner.engine.context import CleanContext
+from cleaner.engine.kernels import survey
+from cleaner.engine.kernels.compile import Ints
+from cleaner.engine.kernels.layout import Code
+from cleaner.engine.outcome import Damage
+from cleaner.engine.scan import scan_segment
+from cleaner.job import CleanJob, SourceSegment
+from pipeline.stages.tasks import SegmentCounts
+from storage.errors import DamagedSegmentError
+
+
+class Surveying:
+    """Counts what it is given, and takes its keys."""
+
+    def __init__(self, context: CleanContext) -> None:
+        self._context = context
+        self.counts: Ints = np.zeros(survey.COUNTS, dtype=np.int64)
+        self.counts[survey.FIRST_MS] = survey.NO_FIRST_MS
+        self.counts[survey.LAST_MS] = survey.NO_LAST_MS
+
+    def make_room(self, records: int) -> None:
+        """See Taker."""
+        self._context.map.reserve(records)
+
+    def batches(self) -> tuple[int, int]:
+        """See Taker. Raises KeysDoNotFitError."""
+        reader = self._context.reader
+        code, at = survey.survey_batches(
+            reader.buffer, reader.at, reader.end, self.counts, self._context.space
+        )
+        _check_room(code)
+        return code, at
+
+    def unpacked(self, count: int) -> int:
+        """See Taker. Raises KeysDoNotFitError."""
+        context, reader = self._context, self._context.reader
+        code = survey.survey_unpacked(
+            context.unpacked, count, reader.buffer, reader.at, self.counts, context.space
+        )
+        _check_room(code)
+        return int(code)
+
+
+class KeysDoNotFitError(Exception):
+    """The map is full; of a combination's, one batch alone has more keys than there is room for."""
+
+    def __init__(self) -> None:
+        super().__init__("the keys do not fit into the memory of a task")
+
+
+def _check_room(code: int) -> None:
+    if code == Code.MAP_FULL:
+        raise KeysDoNotFitError
+
+
+def survey_job(job: CleanJob) -> CleanJob:
+    """The job as a table is made: everything from the log's start on is new."""
+    return replace(job, first_dirty_offset=job.log_start_offset, clean_below=None)
+
+
+def survey_segment(
+    context: CleanContext, source: SourceSegment, damaged: dict[int, Damage]
+) -> SegmentCounts:
+    """Index a segment and count what it holds; damage ends it, and is noted in `damaged`.
+
+    Raises KeysDoNotFitError, TransactionIndexError, OSError.
+    """
+    taker = Surveying(context)
+    try:
+        scan_segment(context, source, taker)
+    except DamagedSegmentError as error:
+        damaged[source.base_offset] = Damage.of(error)
+        context.transactions.forget_open(context.state)
+    counts = [int(one) for one in taker.counts]
+    has_times = counts[survey.LAST_MS] >= counts[survey.FIRST_MS]
+    return SegmentCounts(
+        base_offset=source.base_offset,
+        next_base_offset=source.next_base_offset,
+        size_bytes=source.size_bytes,
+        batches=counts[survey.BATCHES],
+        records=counts[survey.RECORDS],
+        control=counts[survey.CONTROL],
+        aborted=counts[survey.ABORTED],
+        keyless=counts[survey.KEYLESS],
+        null_values=counts[survey.NULL_VALUES],
+        key_bytes=counts[survey.KEY_BYTES],
+        value_bytes=counts[survey.VALUE_BYTES],
+        first_ms=counts[survey.FIRST_MS] if has_times else -1,
+        last_ms=counts[survey.LAST_MS] if has_times else -1,
+    )
