@@ -186,6 +186,10 @@ class ViewRuns:
             ledger_records=manifest.records if manifest else 0,
             ledger_segments=len(manifest.segments) if manifest else 0,
             strategy=manifest.strategy if manifest else one.config.varve_view_strategy,
+            version_header=manifest.version_header
+            if manifest
+            else one.config.varve_view_version_header,
+            null_key=manifest.null_key if manifest else one.config.varve_view_null_key,
             deleted_keys=manifest.deleted.keys if manifest and manifest.deleted else 0,
             backlog_bytes=section_of(view, one.horizon).size_bytes,
             made_ms=manifest.made_ms if manifest else -1,

@@ -79,7 +79,9 @@ class ViewStatus:
     ledger_bytes: int
     ledger_records: int
     ledger_segments: int
-    strategy: str  # of the ledger; of the topic's settings where there is none
+    strategy: str  # of the ledger, as the next two; of the topic's settings where there is none
+    version_header: str
+    null_key: str
     deleted_keys: int  # that are remembered
     backlog_bytes: int  # closed segments behind the horizon
     made_ms: int  # -1: there is no ledger

@@ -1,0 +1,26 @@
+"""Keys as people and programs are told of them: any bytes, on one line, without control codes."""
+
+from base64 import b64encode
+from typing import Final
+
+CHARS_MAX: Final = 80
+
+
+def key_text(key: bytes | None) -> str:
+    """For people: quoted text where it is one that prints, else hexadecimal; cut if it is long."""
+    if key is None:
+        return "without a key"
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if text.isprintable() and (text or not key):
+        return repr(text if len(text) <= CHARS_MAX else f"{text[:CHARS_MAX]}...")
+    digits = key.hex()
+    return f"0x{digits if len(digits) <= CHARS_MAX else f'{digits[:CHARS_MAX]}...'}"
+
+
+def key_json(key: bytes | None) -> dict[str, str | None]:
+    """For programs: base64, and the text for whoever reads along."""
+    encoded = None if key is None else b64encode(key).decode()
+    return {"key": encoded, "key_text": key_text(key)}
