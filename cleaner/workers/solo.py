@@ -1,7 +1,12 @@
 """One worker for one task: started for it, given its jobs one after the other, ended with it.
 
-A compaction of a view does not come from the pool's queue and replaces nothing in a log. It runs in
-a worker of its own, under the budgets that the pool's workers share.
+What does not come from the pool's queue runs in a worker of its own, under the budgets that the
+pool's workers share: the compaction of a view, the check of outputs that were made elsewhere.
+
+Rules
+- One job at a time, and the worker that is left in the midst of one is killed with the block.
+- A worker that neither speaks nor moves a byte for STALL_SECONDS is killed; so is one that does not
+  heed an abort for ABORT_SECONDS.
 """
 
 import asyncio
@@ -141,7 +146,7 @@ class SoloWorker:
         self._runs = order.run
         side = self.side
         self.budgets.join(self.index, side, loop.time())
-        ticker = asyncio.create_task(tick(self.top_up), name="view-budget")
+        ticker = asyncio.create_task(tick(self.top_up), name="solo-budget")
         try:
             self.link.send(order)
             return await self._hear(heard)
@@ -174,16 +179,18 @@ class SoloWorker:
         """Its next word. Raises JobFailedError when it neither speaks nor moves a byte."""
         receiving = asyncio.ensure_future(self.link.receive())
         spent = -1
-        while True:
-            done, _ = await asyncio.wait([receiving], timeout=STALL_SECONDS)
-            if done:
-                return receiving.result()
-            now_spent = self.side.spent(Direction.READ) + self.side.spent(Direction.WRITE)
-            if now_spent == spent:
-                receiving.cancel()
-                self.link.kill()
-                raise JobFailedError(f"no progress for {STALL_SECONDS:g} s")
-            spent = now_spent
+        try:
+            while True:
+                done, _ = await asyncio.wait([receiving], timeout=STALL_SECONDS)
+                if done:
+                    return receiving.result()
+                now_spent = self.side.spent(Direction.READ) + self.side.spent(Direction.WRITE)
+                if now_spent == spent:
+                    self.link.kill()
+                    raise JobFailedError(f"no progress for {STALL_SECONDS:g} s")
+                spent = now_spent
+        finally:
+            receiving.cancel()  # nothing, if it is done; whoever waits may have been cancelled
 
     def disarm(self) -> None:
         """It is over: nobody has to be killed."""
