@@ -1,0 +1,439 @@
+"""`varve pipeline bootstrap`: the rows of a table, written to a topic as records.
+
+Rules
+- Everything that can be refused is refused before anything is written: columns, duplicates of a
+  key, records that are too large, a topic that has records already.
+- A key goes to the partition that the Java client's default partitioner gives it. Records without
+  one are spread evenly.
+- A task that fails is not run again by itself: it would write twice. What was written stays, and is
+  told; `--resume` writes what is missing.
+- In the end the log has to have grown by exactly what was written.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from config.topic_names import RESERVED_SUFFIX
+from pipeline import exit_codes
+from pipeline.cli import JobError, SparkOptions, on_spark, show, telling
+from pipeline.jobs.bootstrap_rows import RowCounts, RowMapping, counted, shaped
+from pipeline.jobs.table_reading import FORMATS, read_table
+from pipeline.progress import shown
+from pipeline.topics import (
+    TopicBounds,
+    as_job_errors,
+    bounds_of,
+    cluster_errors,
+    create_topic,
+    partitions_of,
+    read_topic,
+    settings_of,
+    with_bootstrap,
+)
+from pipeline.wire import Isolation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+_WRITTEN: Final = "partition int, records long, failure string"
+FORMS: Final = ("auto", "raw", "json")
+OVERHEAD_BYTES: Final = 100  # of a batch of one record, besides its key and value
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to, and what may be there."""
+
+    bootstrap: str
+    topic: str
+    append: bool = False
+    resume: bool = False
+    allow_duplicates: bool = False
+
+
+@dataclass(slots=True)
+class PartitionWritten:
+    """Of one partition: records written, and the offsets that they have."""
+
+    records: int = 0
+    first_offset: int = -1
+    end_offset: int = -1
+
+
+@dataclass(slots=True)
+class BootstrapResult:
+    """What was written; for a dry run what would be, without offsets."""
+
+    topic: str
+    dry_run: bool
+    counts: RowCounts
+    written: int = 0
+    skipped: int = 0  # with --resume: they were there
+    partitions: dict[int, PartitionWritten] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def bootstrap_topic(
+    spark: "SparkSession",
+    table: "DataFrame",
+    mapping: RowMapping,
+    target: Target,
+    *,
+    dry_run: bool = False,
+    partitions: int | None = None,
+) -> BootstrapResult:
+    """Write a table to a topic that is there. Raises JobError.
+
+    `partitions`: of a topic that is yet to be made, for a dry run.
+    """
+    started = time.monotonic()
+    with as_job_errors():
+        rows = shaped(table, mapping)
+        counts = counted(rows, mapping)
+        _check_rows(counts, mapping, target)
+        if partitions is None:
+            _check_size(counts, target)
+            before = _bounds(target)
+            _check_empty(before, target)
+            partitions = len(before.end)
+        else:
+            before = TopicBounds({}, {})
+        result = BootstrapResult(target.topic, dry_run, counts)
+        if target.resume:
+            rows = _without_those_there(spark, rows, target, before)
+        written = _write(rows, mapping, target, partitions, before, dry_run=dry_run)
+    result.partitions = {n: PartitionWritten(records) for n, records in sorted(written.items())}
+    result.written = sum(written.values())
+    result.skipped = counts.rows - result.written
+    if not dry_run:
+        _check_grown(result, before, _bounds(target))
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def _bounds(target: Target) -> TopicBounds:
+    return bounds_of(target.bootstrap, target.topic, isolation=Isolation.READ_UNCOMMITTED)
+
+
+# Before anything is written -----------------------------------------------------------------
+
+
+def _check_rows(counts: RowCounts, mapping: RowMapping, target: Target) -> None:
+    if counts.keyless and mapping.keys:
+        raise JobError(f"{counts.keyless:,} rows have no key")
+    if target.resume and counts.keyless:
+        raise JobError("--resume tells records apart by their keys, and these rows have none")
+    if not counts.duplicates:
+        return
+    what = f"{counts.duplicates:,} rows have a key that another row has"
+    if not target.allow_duplicates:
+        raise JobError(f"{what}: --allow-duplicates with --order-by writes all, the last one last")
+    if not mapping.order_by:
+        raise JobError(f"{what}: --order-by has to say which comes last", exit_codes.USAGE)
+    if counts.without_order:
+        raise JobError(f"{counts.without_order:,} rows have nothing to be ordered by")
+
+
+def _check_size(counts: RowCounts, target: Target) -> None:
+    largest = int(settings_of(target.bootstrap, target.topic).get("max.message.bytes", "0"))
+    if largest and counts.largest_bytes + OVERHEAD_BYTES > largest:
+        raise JobError(
+            f"a row has {counts.largest_bytes:,} bytes of key and value; {target.topic} takes"
+            f" {largest:,} (max.message.bytes)"
+        )
+
+
+def _check_empty(before: TopicBounds, target: Target) -> None:
+    if not before.is_empty and not target.append and not target.resume:
+        has = sum(before.end.values()) - sum(before.first.values())
+        raise JobError(
+            f"{target.topic} has up to {has:,} records: --append writes behind them, --resume only"
+            " what is not among them"
+        )
+
+
+def _without_those_there(
+    spark: "SparkSession", rows: "DataFrame", target: Target, bounds: TopicBounds
+) -> "DataFrame":
+    """The rows whose key and value no record has yet."""
+    from pyspark.sql import functions as f
+
+    there = read_topic(
+        spark, target.bootstrap, target.topic, bounds.first, bounds.end,
+        columns=("key", "value"), isolation=Isolation.READ_UNCOMMITTED,
+    )  # fmt: skip
+    digest = f.sha2("value", 256)
+    there = there.select("key", digest.alias("digest"), f.lit(1).alias("there")).distinct()
+    rows = rows.withColumn("digest", digest)
+    same = [rows["key"] == there["key"], rows["digest"].eqNullSafe(there["digest"])]
+    return rows.join(there, same, "left_anti").drop("digest")
+
+
+# Writing ------------------------------------------------------------------------------------
+
+
+def _write(
+    rows: "DataFrame",
+    mapping: RowMapping,
+    target: Target,
+    partitions: int,
+    before: TopicBounds,
+    *,
+    dry_run: bool,
+) -> dict[int, int]:
+    """Records of each partition. Raises JobError, with what was written."""
+    if mapping.order_by:
+        from pyspark.sql import functions as f
+
+        # One writer for all records of a key, which hands them over in their order.
+        orders = [f.col(f"order_{n}").asc_nulls_first() for n in range(len(mapping.order_by))]
+        rows = rows.repartition("key").sortWithinPartitions(*orders)
+    writer = _Writer(target.bootstrap, target.topic, partitions, dry_run=dry_run)
+    told = rows.select("key", "value", "headers", "timestamp_ms").mapInArrow(writer, _WRITTEN)
+    try:
+        with as_job_errors():
+            # Straight from the tasks: with a shuffle behind them, an executor that is lost later
+            # would have them run again.
+            found = told.collect()
+            if failures := [row.failure for row in found if row.failure is not None]:
+                raise JobError(failures[0])
+    except JobError as error:
+        if dry_run:
+            raise
+        raise JobError(f"{error}; {_what_was_written(target, before)}", error.code) from error
+    counts: Counter[int] = Counter()
+    for row in found:
+        counts[row.partition] += row.records
+    return dict(counts)
+
+
+def _what_was_written(target: Target, before: TopicBounds) -> str:
+    try:
+        with as_job_errors():
+            after = _bounds(target)
+    except JobError as error:
+        return f"how much was written cannot be told: {error}"
+    grown = {n: end - before.end.get(n, 0) for n, end in after.end.items()}
+    if not any(grown.values()):
+        return "nothing was written"
+    told = ", ".join(f"{count:,} in partition {n}" for n, count in grown.items() if count)
+    return f"written were {told}, and they stay: --resume writes the rest"
+
+
+class _Writer:
+    """Goes with the tasks."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int, *, dry_run: bool) -> None:
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._partitions = partitions
+        self._dry_run = dry_run
+
+    def __call__(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        from pipeline.producing import ProduceError
+
+        context = TaskContext.get()
+        again = context.attemptNumber() > 0
+        written = [0] * self._partitions
+        failure: str | None = None
+        try:
+            if again and not self._dry_run:
+                raise ProduceError("a task failed, and is not run again: it would write twice", 0)
+            self._write(batches, context.partitionId(), written)
+        except ProduceError as error:
+            failure = str(error)  # told, and not raised: Spark would run the task again
+        except (pa.ArrowException, OSError, TypeError, ValueError) as error:
+            failure = f"{type(error).__name__}: {error}"
+        # All of a failure, and otherwise what there is to tell of.
+        told = [n for n, count in enumerate(written) if count or failure is not None]
+        rows = {
+            "partition": told,
+            "records": [written[n] for n in told],
+            "failure": [failure] * len(told),
+        }
+        fields = [("partition", pa.int32()), ("records", pa.int64()), ("failure", pa.string())]
+        yield pa.RecordBatch.from_pydict(rows, schema=pa.schema(fields))
+
+    def _write(self, batches: "Iterator[pa.RecordBatch]", spread: int, written: list[int]) -> None:
+        from pipeline.producing import BulkProducer
+
+        with ExitStack() as stack:
+            producer = None
+            if not self._dry_run:
+                producer = stack.enter_context(BulkProducer(self._bootstrap))
+            for batch in batches:
+                places = self._places(batch, spread)
+                if producer is not None:
+                    self._send(producer, batch, places)
+                for partition in places:
+                    written[partition] += 1
+
+    def _places(self, batch: "pa.RecordBatch", spread: int) -> list[int]:
+        from pipeline.records.partitioner import partitions_of as places_of
+
+        found = places_of(batch.column("key"), self._partitions).tolist()
+        return [
+            place if place >= 0 else (spread + n) % self._partitions
+            for n, place in enumerate(found)
+        ]
+
+    def _send(self, producer: Any, batch: "pa.RecordBatch", places: Sequence[int]) -> None:
+        columns = (batch.column(name).to_pylist() for name in
+                   ("key", "value", "headers", "timestamp_ms"))  # fmt: skip
+        for key, value, headers, timestamp_ms, partition in zip(*columns, places, strict=True):
+            pairs = [(one["key"], one["value"]) for one in headers] if headers else None
+            producer.send(
+                self._topic,
+                key,
+                value,
+                partition=partition,
+                headers=pairs,
+                timestamp_ms=timestamp_ms,
+            )
+
+
+def _check_grown(result: BootstrapResult, before: TopicBounds, after: TopicBounds) -> None:
+    """Every offset behind the old end is one of ours. Raises JobError."""
+    for n, end in after.end.items():
+        one = result.partitions.setdefault(n, PartitionWritten())
+        one.first_offset, one.end_offset = before.end.get(n, 0), end
+        grown = one.end_offset - one.first_offset
+        if grown != one.records:
+            raise JobError(
+                f"{result.topic}-{n} grew by {grown:,} records, and {one.records:,} were written:"
+                " did somebody else write to it?",
+                exit_codes.UNVERIFIED,
+            )
+
+
+# The command --------------------------------------------------------------------------------
+
+
+def answer(result: BootstrapResult) -> dict[str, Any]:
+    """A result as JSON."""
+    found = asdict(result)
+    found["counts"]["keys"] = result.counts.keys
+    found["partitions"] = [{"partition": n, **one} for n, one in found["partitions"].items()]
+    return found
+
+
+def lines(result: BootstrapResult) -> list[str]:
+    """A result for people."""
+    counts = result.counts
+    verb = "would be written" if result.dry_run else "written"
+    found = [
+        f"{result.topic}-{n}: {one.records:,} records {verb}"
+        + ("" if result.dry_run else f", offsets {one.first_offset} to {one.end_offset}")
+        for n, one in result.partitions.items()
+    ]
+    what = f"{counts.rows:,} rows, {counts.keys:,} keys, {counts.tombstones:,} deletes"
+    if result.skipped:
+        what += f", {result.skipped:,} were there already"
+    return [*found, f"{result.topic}: {result.written:,} records {verb} ({what})"]
+
+
+def _pairs(
+    _context: click.Context, _parameter: click.Parameter, given: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    found = []
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign or not name or not value:
+            raise click.BadParameter(f"expected NAME=..., not {text[:80]!r}")
+        found.append((name, value))
+    return tuple(found)
+
+
+@click.command("bootstrap", short_help="Write a table to a topic.")
+@telling
+@cluster_errors
+@click.argument("topic")
+@click.option("--from", "path", required=True, metavar="PATH", help="The table.")
+@click.option("--format", "table_format", type=click.Choice(FORMATS), default="parquet",
+              show_default=True, help="Of the table.")  # fmt: skip
+@click.option("--key", "keys", multiple=True, metavar="COL", help="Of the key; several make JSON.")
+@click.option("--key-as", type=click.Choice(FORMS), default="auto", help="raw or json.")
+@click.option("--value", "values", multiple=True, metavar="COL",
+              help="Of the value; without it JSON of all other columns.")  # fmt: skip
+@click.option("--value-as", type=click.Choice(FORMS), default="auto", help="raw or json.")
+@click.option("--header", "headers", multiple=True, callback=_pairs, metavar="NAME=COL",
+              help="A header; may be repeated.")  # fmt: skip
+@click.option("--headers-column", metavar="COL", help='All headers, as format("varve") has them.')
+@click.option("--timestamp", metavar="COL", help="The time; without it the present.")
+@click.option("--allow-duplicates", is_flag=True, help="Write every row of a key, in an order.")
+@click.option("--order-by", multiple=True, metavar="COL", help="That order: the last one stands.")
+@click.option("--append", is_flag=True, help="The topic may have records.")
+@click.option("--resume", is_flag=True, help="Write only rows that the topic does not have.")
+@click.option("--create", type=click.IntRange(1, 100_000), metavar="PARTITIONS",
+              help="Make the topic, with so many partitions.")  # fmt: skip
+@click.option("--config", "topic_settings", multiple=True, callback=_pairs, metavar="NAME=VALUE",
+              help="A setting of the topic that is made.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+@on_spark
+@with_bootstrap
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(
+    *,
+    topic: str,
+    path: str,
+    table_format: str,
+    create: int | None,
+    topic_settings: Sequence[tuple[str, str]],
+    dry_run: bool,
+    spark_options: SparkOptions,
+    bootstrap: str,
+    as_json: bool,
+    append: bool,
+    resume: bool,
+    allow_duplicates: bool,
+    **columns: Any,
+) -> None:
+    """Write the rows of a table to a topic, a record each, partitioned as Java's producer does."""
+    mapping = RowMapping(**columns)
+    target = Target(bootstrap, topic, append, resume, allow_duplicates)
+    _check_options(mapping, target, create, dict(topic_settings))
+    with shown(quiet=as_json) as told:
+        told.note("starting Spark")
+        session = _session(spark_options)
+        try:
+            table = read_table(session, path, table_format)
+            shaped(table, mapping)  # refuses columns before a topic is made
+            told.note("writing")
+            if create is not None and not dry_run:
+                create_topic(bootstrap, topic, create, dict(topic_settings))
+            made = create if dry_run else None
+            result = bootstrap_topic(
+                session, table, mapping, target, dry_run=dry_run, partitions=made
+            )
+        finally:
+            session.stop()
+    show(answer(result), as_json, lambda: lines(result))
+
+
+def _session(spark_options: SparkOptions) -> "SparkSession":
+    return spark_options.session("varve-bootstrap")
+
+
+def _check_options(
+    mapping: RowMapping, target: Target, create: int | None, settings: Mapping[str, str]
+) -> None:
+    if target.topic.endswith(RESERVED_SUFFIX):
+        raise click.UsageError("a compacted view is read only: write to the topic itself")
+    if mapping.headers and mapping.headers_column:
+        raise click.UsageError("--header and --headers-column are two different ways")
+    if target.resume and target.allow_duplicates:
+        raise click.UsageError("--resume cannot tell rows of the same key apart")
+    if settings and create is None:
+        raise click.UsageError("--config is for a topic that is made: --create PARTITIONS")
+    if create is None:
+        partitions_of(target.bootstrap, target.topic)  # raises where there is none

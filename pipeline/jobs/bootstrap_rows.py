@@ -1,0 +1,170 @@
+"""Rows of a table as records: what becomes the key, the value, headers and the time. Pure Spark.
+
+Rules
+- A single column is taken as it is where it is binary or text; several, or any other type, only as
+  JSON, with nulls named and columns in the order they were given.
+- A null value is a delete. JSON of columns that are all null is still JSON.
+- Nothing is guessed: what has a type that cannot be taken is an error before anything is written.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pipeline import exit_codes
+from pipeline.cli import JobError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+HEADERS: Final = "array<struct<key:string,value:binary>>"
+RECORD_COLUMNS: Final = ("key", "value", "headers", "timestamp_ms")
+RAW: Final = ("binary", "string")
+WHOLE: Final = ("bigint", "int", "smallint", "tinyint")
+
+
+@dataclass(frozen=True, slots=True)
+class RowMapping:
+    """Which columns are what. `values` empty: all that are not used elsewhere."""
+
+    keys: tuple[str, ...] = ()
+    key_as: str = "auto"  # raw, json; auto: raw for one column of text or bytes, else json
+    values: tuple[str, ...] = ()
+    value_as: str = "auto"
+    headers: tuple[tuple[str, str], ...] = ()  # name, column
+    headers_column: str | None = None
+    timestamp: str | None = None
+    order_by: tuple[str, ...] = ()
+
+
+def shaped(table: "DataFrame", mapping: RowMapping) -> "DataFrame":
+    """The table as records, RECORD_COLUMNS, and `order_0`, `order_1`, ... Raises JobError."""
+    from pyspark.sql import functions as f
+
+    kinds = dict(table.dtypes)
+    used = [
+        *mapping.keys,
+        *mapping.values,
+        *(column for _, column in mapping.headers),
+        *(name for name in (mapping.headers_column, mapping.timestamp) if name is not None),
+        *mapping.order_by,
+    ]
+    if unknown := [name for name in used if name not in kinds]:
+        known = ", ".join(kinds)
+        raise JobError(f"the table has no column {unknown[0]}; there are {known}", exit_codes.USAGE)
+    taken = {*used} - {*mapping.order_by}
+    values = mapping.values or tuple(name for name in kinds if name not in taken)
+    if not values:
+        raise JobError("no column is left for the value", exit_codes.USAGE)
+    key = f.lit(None).cast("binary")
+    if mapping.keys:
+        key = _bytes(kinds, mapping.keys, mapping.key_as, "key", json_unless_named=False)
+    value = _bytes(kinds, values, mapping.value_as, "value", json_unless_named=not mapping.values)
+    orders = [f.col(_quoted(name)).alias(f"order_{n}") for n, name in enumerate(mapping.order_by)]
+    return table.select(
+        key.alias("key"),
+        value.alias("value"),
+        _headers(kinds, mapping).alias("headers"),
+        _timestamp_ms(kinds, mapping.timestamp).alias("timestamp_ms"),
+        *orders,
+    )
+
+
+def _bytes(
+    kinds: dict[str, str], names: Sequence[str], form: str, what: str, *, json_unless_named: bool
+) -> "Column":
+    from pyspark.sql import functions as f
+
+    is_raw = len(names) == 1 and kinds[names[0]] in RAW and not json_unless_named
+    if form == "raw" and (len(names) != 1 or kinds[names[0]] not in RAW):
+        told = ", ".join(f"{name} {kinds[name]}" for name in names)
+        raise JobError(f"a raw {what} is one binary or string column, not {told}", exit_codes.USAGE)
+    if form == "raw" or (form == "auto" and is_raw):
+        return f.col(_quoted(names[0])).cast("binary")
+    text = f.to_json(f.struct(*(f.col(_quoted(name)) for name in names)),
+                     {"ignoreNullFields": "false"})  # fmt: skip
+    return text.cast("binary")
+
+
+def _headers(kinds: dict[str, str], mapping: RowMapping) -> "Column":
+    from pyspark.sql import functions as f
+
+    if mapping.headers_column is not None:
+        if kinds[mapping.headers_column] != HEADERS:
+            kind = kinds[mapping.headers_column]
+            reason = f"headers are {HEADERS}, not {mapping.headers_column} {kind}"
+            raise JobError(reason, exit_codes.USAGE)
+        return f.col(_quoted(mapping.headers_column))
+    for _, column in mapping.headers:
+        if kinds[column] not in RAW:
+            reason = f"a header is a binary or string column, not {column} {kinds[column]}"
+            raise JobError(reason, exit_codes.USAGE)
+    if not mapping.headers:
+        return f.lit(None).cast(HEADERS)
+    pairs = [
+        f.struct(f.lit(name).alias("key"), f.col(_quoted(column)).cast("binary").alias("value"))
+        for name, column in mapping.headers
+    ]
+    return f.array(*pairs).cast(HEADERS)
+
+
+def _timestamp_ms(kinds: dict[str, str], name: str | None) -> "Column":
+    from pyspark.sql import functions as f
+
+    if name is None:
+        return f.lit(None).cast("bigint")
+    if kinds[name] == "timestamp":
+        return f.unix_millis(_quoted(name))
+    if kinds[name] in WHOLE:
+        return f.col(_quoted(name)).cast("bigint")
+    reason = f"a timestamp is one, or whole milliseconds, not {name} {kinds[name]}"
+    raise JobError(reason, exit_codes.USAGE)
+
+
+def _quoted(name: str) -> str:
+    """A column's name with dots and backticks is still one name."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """What the rows are, before any is written."""
+
+    rows: int
+    keyless: int
+    tombstones: int
+    duplicates: int  # rows beyond the first of their key
+    largest_bytes: int  # of a key and its value
+    without_order: int  # rows of which a column to order by is null
+
+    @property
+    def keys(self) -> int:
+        """Distinct ones."""
+        return self.rows - self.keyless - self.duplicates
+
+
+def counted(rows: "DataFrame", mapping: RowMapping) -> RowCounts:
+    """Go through all rows once."""
+    from pyspark.sql import functions as f
+
+    nothing = f.lit(0)
+    unordered = f.lit(False)
+    for n in range(len(mapping.order_by)):
+        unordered |= f.col(f"order_{n}").isNull()
+    sizes = f.coalesce(f.length("key"), nothing) + f.coalesce(f.length("value"), nothing)
+    groups = rows.groupBy("key").agg(
+        f.count(nothing).alias("rows"),
+        f.count(f.when(f.col("value").isNull(), 1)).alias("tombstones"),
+        f.max(sizes).alias("largest"),
+        f.count(f.when(unordered, 1)).alias("unordered"),
+    )
+    keyed = f.col("key").isNotNull()
+    (found,) = groups.agg(
+        f.sum("rows").alias("rows"),
+        f.sum(f.when(~keyed, f.col("rows"))).alias("keyless"),
+        f.sum("tombstones").alias("tombstones"),
+        f.sum(f.when(keyed, f.col("rows") - 1)).alias("duplicates"),
+        f.max("largest").alias("largest"),
+        f.sum("unordered").alias("unordered"),
+    ).collect()
+    return RowCounts(*(int(number or 0) for number in found))

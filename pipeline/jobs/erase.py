@@ -1,0 +1,384 @@
+"""`varve pipeline erase`: every record of some keys out of a compacted topic, with a receipt.
+
+Rules
+- A key is erased where its records are found: in the log, committed or not, and in the view. There
+  a tombstone is written behind them, ranked above them where the view does not go by offsets.
+- The broker compacts, as always: the view, then the log. Then everything is read once more, and
+  what is found is the proof, or what is pending. Nothing is claimed that was not read.
+- What a producer writes of a key meanwhile is not erased, and is told.
+- Run again, it goes on: it does no harm.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from broker.api_client import ApiClient
+from config.topic_names import view_name
+from pipeline import exit_codes
+from pipeline.cli import JobError, SparkOptions, on_spark, show, telling, with_broker
+from pipeline.java import write_whole
+from pipeline.jobs.erase_cleaning import Cleaning, pinned_runs
+from pipeline.jobs.erase_files import scan_files
+from pipeline.jobs.erase_keys import (
+    COLUMNS,
+    ENCODINGS,
+    Holding,
+    holdings,
+    joined,
+    keys_of_lines,
+    keys_of_table,
+)
+from pipeline.jobs.erase_receipt import (
+    COMPLETE,
+    DRY_RUN,
+    PENDING,
+    Copy,
+    PartitionErased,
+    Receipt,
+    lines,
+    now_ms,
+)
+from pipeline.jobs.table_reading import FORMATS
+from pipeline.producing import BulkProducer
+from pipeline.progress import Told, shown
+from pipeline.topics import (
+    as_job_errors,
+    bounds_of,
+    cluster_errors,
+    read_topic,
+    settings_of,
+    with_bootstrap,
+)
+from pipeline.wire import Isolation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAIT_SECONDS: Final = 600.0
+FILES_POLL_SECONDS: Final = 1.0
+VERSION_BYTES: Final = 8
+
+Offsets = Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the topic's settings say that matters here."""
+
+    has_view: bool
+    strategy: str
+    version_header: str
+    delete_retention_ms: int
+    file_delete_delay_ms: int
+
+    @classmethod
+    def of(cls, topic: str, settings: Mapping[str, str]) -> "Rules":
+        """Raises JobError for a topic that is not compacted."""
+        policy = settings.get("cleanup.policy", "")
+        if "compact" not in policy.split(","):
+            raise JobError(
+                f"{topic} is not compacted (its cleanup.policy is {policy or 'empty'}): its records"
+                " go by retention or DeleteRecords only",
+                exit_codes.USAGE,
+            )
+        has_view = settings.get("varve.view") == "compacted"
+        strategy = settings.get("varve.view.strategy", "offset") if has_view else "offset"
+        header = settings.get("varve.view.version.header", "") if strategy == "header" else ""
+        return cls(
+            has_view=has_view,
+            strategy=strategy,
+            version_header=header,
+            delete_retention_ms=int(settings.get("delete.retention.ms", "0")),
+            file_delete_delay_ms=int(settings.get("file.delete.delay.ms", "0")),
+        )
+
+
+class Eraser:
+    """Erases keys from one topic."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        client: ApiClient,
+        bootstrap: str,
+        topic: str,
+        *,
+        told: Told,
+        data: str | None = None,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        """`data`: the broker's data directory, where this process can read it. Raises JobError."""
+        self._spark = spark
+        self._client = client
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._told = told
+        self._data = data
+        self._wait_seconds = wait_seconds
+        self._rules = Rules.of(topic, settings_of(bootstrap, topic))
+
+    def run(self, keys: Sequence[bytes], *, dry_run: bool = False) -> Receipt:
+        """Erase them, or count what would go. Raises JobError, UnreachableError."""
+        receipt = Receipt(self._topic, keys, DRY_RUN if dry_run else COMPLETE, now_ms())
+        with as_job_errors():
+            self._told.note("looking for the keys")
+            in_log, in_view = self._log(keys), self._view(keys)
+            found = joined(in_log, in_view)
+            self._tell_found(receipt, in_log, in_view)
+            if not dry_run and found:
+                self._erase(receipt, keys, list(found.values()))
+        receipt.finished_ms = now_ms()
+        return receipt
+
+    def _tell_found(
+        self, receipt: Receipt, in_log: Sequence[Holding], in_view: Sequence[Holding]
+    ) -> None:
+        present = set()
+        for one in in_log:
+            part = receipt.partitions.setdefault(one.partition, PartitionErased())
+            part.records_found += one.values
+            part.tombstones_found += one.tombstones
+            present.add((one.partition, one.key))
+        for one in in_view:
+            part = receipt.partitions.setdefault(one.partition, PartitionErased())
+            part.view_records_found += one.values
+            present.add((one.partition, one.key))
+        for partition, _ in present:
+            receipt.partitions[partition].keys += 1
+        receipt.absent = len(receipt.keys) - len({key for _, key in present})
+
+    # Looking --------------------------------------------------------------------------------
+
+    def _log(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[Holding]:
+        bounds = bounds_of(self._bootstrap, self._topic, isolation=Isolation.READ_UNCOMMITTED)
+        return self._look(self._topic, bounds.first, bounds.end, keys, below)
+
+    def _view(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[Holding]:
+        """In the ledgers of the view: behind them it is the log, which is looked at anyway."""
+        if not self._rules.has_view:
+            return []
+        rows = self._client.below("/api/v1/view").get("", topic=self._topic)["views"]
+        name = view_name(self._topic)
+        bounds = bounds_of(self._bootstrap, name, isolation=Isolation.READ_UNCOMMITTED)
+        end = {row["partition"]: row["horizon"] for row in rows}
+        return self._look(name, bounds.first, end, keys, below)
+
+    def _look(
+        self,
+        topic: str,
+        first: Offsets,
+        end: Offsets,
+        keys: Sequence[bytes],
+        below: Offsets | None,
+    ) -> list[Holding]:
+        header = self._rules.version_header
+        columns = (*COLUMNS, "headers") if header else COLUMNS
+        records = read_topic(
+            self._spark, self._bootstrap, topic, first, end,
+            columns=columns, isolation=Isolation.READ_UNCOMMITTED,
+        )  # fmt: skip
+        return holdings(records, keys, below, header)
+
+    # Erasing --------------------------------------------------------------------------------
+
+    def _erase(self, receipt: Receipt, keys: Sequence[bytes], found: Sequence[Holding]) -> None:
+        until = time.monotonic() + self._wait_seconds
+        held = [one for one in found if one.values]
+        wanted = self._write_tombstones(receipt, held)
+        cleaning = Cleaning(self._client, self._topic, has_view=self._rules.has_view, until=until)
+        for n, one in cleaning.up_to(wanted, self._told).items():
+            part = receipt.partitions[n]
+            part.cleaned_offset, part.view_horizon = one.cleaned_offset, one.view_horizon
+            part.reason = one.reason
+        self._told.note("looking whether they are gone")
+        self._prove(receipt, keys, wanted)
+        if self._data is not None and wanted:
+            self._prove_files(receipt, keys, wanted, until)
+        receipt.copies += self._copies(receipt)
+        receipt.state = PENDING if receipt.reasons else COMPLETE
+
+    def _write_tombstones(self, receipt: Receipt, held: Sequence[Holding]) -> dict[int, int]:
+        """Write them -> where they end, by partition."""
+        if not held:
+            return {}
+        numbers = sorted({one.partition for one in held})
+
+        def ends() -> dict[int, int]:
+            return bounds_of(
+                self._bootstrap, self._topic, partitions=numbers,
+                isolation=Isolation.READ_UNCOMMITTED,
+            ).end  # fmt: skip
+
+        before = ends()
+        with BulkProducer(self._bootstrap) as producer:
+            for one in sorted(held, key=lambda one: (one.partition, one.key)):
+                producer.send(
+                    self._topic,
+                    one.key,
+                    None,
+                    partition=one.partition,
+                    headers=self._version_of(one),
+                    timestamp_ms=self._time_of(one),
+                )
+                receipt.partitions[one.partition].tombstones_written += 1
+        after = ends()
+        for n in numbers:
+            receipt.partitions[n].tombstone_offsets = (before[n], after[n])
+        return after
+
+    def _version_of(self, one: Holding) -> list[tuple[str, bytes | None]] | None:
+        """As large as any of the key: of equals the later offset counts."""
+        if one.version is None:
+            return None
+        version = one.version.to_bytes(VERSION_BYTES, "big", signed=True)
+        return [(self._rules.version_header, version)]
+
+    def _time_of(self, one: Holding) -> int | None:
+        if self._rules.strategy != "timestamp":
+            return None
+        return max(one.latest_ms, now_ms())
+
+    # Proving --------------------------------------------------------------------------------
+
+    def _prove(self, receipt: Receipt, keys: Sequence[bytes], wanted: Offsets) -> None:
+        for one in self._log(keys, wanted):
+            part = receipt.partitions.setdefault(one.partition, PartitionErased())
+            part.records_left += one.older
+            part.written_since += one.values - one.older
+            part.tombstones_left += one.tombstones
+        for one in self._view(keys, wanted):
+            part = receipt.partitions.setdefault(one.partition, PartitionErased())
+            part.view_records_left += one.older
+        for n, part in sorted(receipt.partitions.items()):
+            left = part.records_left + part.view_records_left
+            if left or part.reason:
+                why = part.reason or "they were compacted, and are there: was the log damaged?"
+                receipt.reasons.append(f"partition {n}: {left:,} records are left: {why}")
+
+    def _prove_files(
+        self, receipt: Receipt, keys: Sequence[bytes], wanted: Offsets, until: float
+    ) -> None:
+        """Until nothing of it is in any file, or the time is over."""
+        assert self._data is not None
+        self._told.note("waiting until replaced files are gone")
+        while True:
+            count, found = scan_files(self._data, self._topic, wanted, keys)
+            # Where the log itself waits for something, so do its files.
+            if not found or receipt.reasons or time.monotonic() >= until:
+                break
+            time.sleep(FILES_POLL_SECONDS)
+        receipt.files_looked_at = count
+        for one in found:
+            receipt.reasons.append(f"{one.path} holds {one.records:,} records of the keys")
+
+    def _copies(self, receipt: Receipt) -> list[Copy]:
+        found = []
+        now, rules = now_ms(), self._rules
+        if any(part.removed for part in receipt.partitions.values()):
+            until = now + rules.file_delete_delay_ms
+            text = "replaced segment files, until file.delete.delay.ms is over"
+            if receipt.files_looked_at is None or receipt.reasons:
+                found.append(Copy("replaced_files", text, until))
+        if any(part.tombstones_left for part in receipt.partitions.values()):
+            until = now + rules.delete_retention_ms
+            text = "tombstones: they name the keys until a clean after delete.retention.ms"
+            found.append(Copy("tombstones", text, until))
+        runs = pinned_runs(self._client, self._topic)
+        if runs is None:
+            found.append(Copy("offline_runs", "runs outside of the broker: it did not tell of any"))
+        elif runs:
+            text = f"files that are pinned by runs outside of the broker: {', '.join(runs)}"
+            found.append(Copy("offline_runs", text))
+        if rules.has_view:
+            text = "earlier versions of the view, as long as a reader that began in one goes on"
+            found.append(Copy("retired_views", text))
+        text = "whatever consumers, replicas, tables and backups took from the topic"
+        return [*found, Copy("elsewhere", text)]
+
+
+# The command --------------------------------------------------------------------------------
+
+
+@click.command("erase", short_help="Erase keys from a topic, with a receipt.")
+@telling
+@cluster_errors
+@click.argument("topic")
+@click.option("--keys", "table", metavar="PATH", help="A table with the keys.")
+@click.option("--format", "table_format", type=click.Choice(FORMATS), default="parquet",
+              show_default=True, help="Of the table.")  # fmt: skip
+@click.option("--key", "column", metavar="COL", default="key", show_default=True,
+              help="The table's column.")  # fmt: skip
+@click.option("--key-file", metavar="FILE", help="A file with a key in each line instead.")
+@click.option("--key-encoding", type=click.Choice(ENCODINGS), default="utf8", show_default=True,
+              help="Of these lines.")  # fmt: skip
+@click.option("--receipt", "receipt_path", metavar="FILE", help="Write the receipt there.")
+@click.option("--data", metavar="DIR", help="The broker's data directory: look through its files.")
+@click.option("--wait", type=click.FloatRange(0), default=WAIT_SECONDS, show_default=True,
+              metavar="SECONDS", help="For the broker to compact.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only count what would go.")
+@on_spark
+@with_broker
+@with_bootstrap
+@click.option("--json", "as_json", is_flag=True, help="The receipt, as one JSON document.")
+def command(
+    *,
+    topic: str,
+    table: str | None,
+    table_format: str,
+    column: str,
+    key_file: str | None,
+    key_encoding: str,
+    receipt_path: str | None,
+    data: str | None,
+    wait: float,
+    dry_run: bool,
+    spark_options: SparkOptions,
+    client: ApiClient,
+    bootstrap: str,
+    as_json: bool,
+) -> None:
+    """Erase every record of some keys from a compacted topic and its view.
+
+    Exit code 4 while something is pending: run it again later, with the same keys.
+    """
+    if (table is None) == (key_file is None):
+        raise click.UsageError("the keys are in a table (--keys) or in a file (--key-file)")
+    Rules.of(topic, settings_of(bootstrap, topic))  # refuses before Spark is started
+    with shown(quiet=as_json) as told:
+        told.note("starting Spark")
+        session = _session(spark_options)
+        try:
+            if key_file is not None:
+                keys = keys_of_lines(key_file, key_encoding)
+            else:
+                keys = keys_of_table(session, str(table), table_format, column)
+            eraser = Eraser(
+                session, client, bootstrap, topic, told=told, data=data, wait_seconds=wait
+            )
+            receipt = eraser.run(keys, dry_run=dry_run)
+        finally:
+            session.stop()
+    document: dict[str, Any] = receipt.to_json()
+    if receipt_path is not None:
+        _write(receipt_path, document)
+    show(document, as_json, lambda: lines(receipt))
+    if receipt.state == PENDING:
+        raise SystemExit(exit_codes.UNVERIFIED)
+
+
+def _session(spark_options: SparkOptions) -> "SparkSession":
+    return spark_options.session("varve-erase")
+
+
+def _write(path: str, document: dict[str, Any]) -> None:
+    import json
+
+    try:
+        write_whole(Path(path), json.dumps(document, indent=2) + "\n")
+    except OSError as error:
+        raise JobError(f"the receipt was not written: {path}: {error.strerror}") from error

@@ -1,0 +1,111 @@
+"""Having a view and a log compacted up to an offset, by the broker's own means, and waiting for it.
+
+Rules: the view goes first, as the cleaner does not pass its horizon. What stands in the way is told
+in the broker's words, and asked about again until the time is over.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from broker.api_client import ApiClient, ApiRefusedError, UnreachableError, partition_path
+from pipeline.progress import Told
+
+VIEWS: Final = "/api/v1/view"
+POLL_SECONDS: Final = 0.2
+AGAIN_SECONDS: Final = 5.0  # until the broker is asked once more to do it
+_BUSY: Final = ("waiting", "running")
+
+
+@dataclass(slots=True)
+class Cleaned:
+    """How far one partition came. `reason` is empty where that is far enough."""
+
+    wanted_offset: int
+    cleaned_offset: int = 0
+    view_horizon: int | None = None
+    reason: str = ""
+
+
+class Cleaning:
+    """Compacts partitions of one topic."""
+
+    def __init__(self, client: ApiClient, topic: str, *, has_view: bool, until: float) -> None:
+        """`until` is a time of `time.monotonic`."""
+        self._client = client
+        self._views = client.below(VIEWS)
+        self._topic = topic
+        self._has_view = has_view
+        self._until = until
+
+    def up_to(self, wanted: Mapping[int, int], told: Told) -> dict[int, Cleaned]:
+        """Have everything below these offsets compacted. Raises UnreachableError."""
+        found = {n: Cleaned(offset) for n, offset in wanted.items()}
+        for done, (n, one) in enumerate(sorted(found.items())):
+            told("cleaning", done, len(found))
+            if self._has_view:
+                one.reason = self._until_done(n, one, self._view)
+            if not one.reason:
+                one.reason = self._until_done(n, one, self._log)
+        told("cleaning", len(found), len(found))
+        return found
+
+    def _until_done(self, partition: int, one: Cleaned, attempt: Any) -> str:
+        """Try until nothing stands in the way any more -> what does when the time is over."""
+        first = True
+        while True:
+            try:
+                reason: str = attempt(partition, one, first)
+            except ApiRefusedError as error:
+                reason = str(error)
+            if not reason or time.monotonic() >= self._until:
+                return reason
+            time.sleep(min(AGAIN_SECONDS, POLL_SECONDS if first else AGAIN_SECONDS))
+            first = False
+
+    def _view(self, partition: int, one: Cleaned, _: bool) -> str:
+        path = partition_path(self._topic, partition)
+        self._views.post(f"{path}/compact")
+        status = self._wait(lambda: self._views.get(path), lambda row: row["state"] not in _BUSY)
+        one.view_horizon = int(status["horizon"])
+        if one.view_horizon >= one.wanted_offset:
+            return ""
+        if status["error"]:
+            return f"the view was not compacted: {status['error']}"
+        return (
+            f"the view is compacted up to offset {one.view_horizon}: behind it nothing is decided"
+        )
+
+    def _log(self, partition: int, one: Cleaned, first: bool) -> str:
+        path = partition_path(self._topic, partition)
+        self._client.post(f"{path}/run", {"roll": first})
+
+        def is_settled(row: dict[str, Any]) -> bool:
+            return _clean_below(row) >= one.wanted_offset or row["wanted_offset"] is None
+
+        status = self._wait(lambda: self._client.get(path), is_settled)
+        one.cleaned_offset = _clean_below(status)
+        if one.cleaned_offset >= one.wanted_offset:
+            return ""
+        return str(status["hindrance"] or status["sentences"][0])
+
+    def _wait(self, ask: Any, is_over: Any) -> dict[str, Any]:
+        while True:
+            row: dict[str, Any] = ask()
+            if is_over(row) or time.monotonic() >= self._until:
+                return row
+            time.sleep(POLL_SECONDS)
+
+
+def _clean_below(row: dict[str, Any]) -> int:
+    return int(row["first_dirty_offset"] or 0)
+
+
+def pinned_runs(client: ApiClient, topic: str) -> list[str] | None:
+    """Runs outside of the broker that have files of the topic; None where it cannot tell."""
+    try:
+        found = client.below("/api/v1/offline-runs").get("")["runs"]
+    except (ApiRefusedError, UnreachableError):
+        return None
+    return [str(run["run_id"]) for run in found if run.get("topic") == topic]

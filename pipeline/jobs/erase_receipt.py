@@ -1,0 +1,135 @@
+"""What an erasure came to, as a document for whoever has to answer for it. No key stands in it.
+
+`complete`: no record with a value that was written before is left of any of the keys, in the log,
+in the view, and in the files, if these could be looked at. `pending`: something is, for `reasons`.
+What may hold copies beside that is in `copies`, with the time at which it ends, where there is one.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+FORMAT: Final = 1
+COMPLETE: Final = "complete"
+PENDING: Final = "pending"
+DRY_RUN: Final = "dry-run"
+
+
+def digest_of(key: bytes) -> str:
+    """How a key is told of."""
+    return hashlib.sha256(key).hexdigest()
+
+
+def now_ms() -> int:
+    """Wall time."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(slots=True)
+class PartitionErased:
+    """Of one partition. Records are those with a value; offsets are the log's."""
+
+    keys: int = 0  # of those that were asked for
+    records_found: int = 0
+    view_records_found: int = 0
+    tombstones_found: int = 0
+    tombstones_written: int = 0
+    tombstone_offsets: tuple[int, int] | None = None  # [first, end) that holds them
+    cleaned_offset: int = 0
+    view_horizon: int | None = None
+    records_left: int = 0
+    view_records_left: int = 0
+    tombstones_left: int = 0
+    written_since: int = 0  # records of the keys that came behind the tombstones
+    reason: str = ""
+
+    @property
+    def removed(self) -> int:
+        """Records that are not in the log any more."""
+        return max(self.records_found - self.records_left, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Something that may still hold records, or the keys themselves."""
+
+    kind: str
+    text: str
+    until_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Receipt:
+    """Of one erasure."""
+
+    topic: str
+    keys: Sequence[bytes]
+    state: str
+    started_ms: int
+    finished_ms: int = 0
+    absent: int = 0  # keys of which no record was found
+    partitions: dict[int, PartitionErased] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    files_looked_at: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The document."""
+        return {
+            "receipt": FORMAT,
+            "topic": self.topic,
+            "state": self.state,
+            "reasons": self.reasons,
+            "started_ms": self.started_ms,
+            "finished_ms": self.finished_ms,
+            "keys": {
+                "count": len(self.keys),
+                "absent": self.absent,
+                "sha256": [digest_of(key) for key in self.keys],
+            },
+            "partitions": [_partition_json(n, one) for n, one in sorted(self.partitions.items())],
+            "copies": [
+                {"kind": one.kind, "until_ms": one.until_ms, "text": one.text}
+                for one in self.copies
+            ],
+            "files_looked_at": self.files_looked_at,
+        }
+
+
+def _partition_json(number: int, one: PartitionErased) -> dict[str, Any]:
+    return {
+        "partition": number,
+        "keys": one.keys,
+        "records_found": one.records_found,
+        "records_removed": one.removed,
+        "records_left": one.records_left,
+        "view_records_found": one.view_records_found,
+        "view_records_left": one.view_records_left,
+        "tombstones_written": one.tombstones_written,
+        "tombstone_offsets": one.tombstone_offsets,
+        "tombstones_left": one.tombstones_left,
+        "cleaned_offset": one.cleaned_offset,
+        "view_horizon": one.view_horizon,
+        "written_since": one.written_since,
+        "reason": one.reason,
+    }
+
+
+def lines(receipt: Receipt) -> list[str]:
+    """A receipt for people."""
+    found = []
+    for n, one in sorted(receipt.partitions.items()):
+        name = f"{receipt.topic}-{n}"
+        total = one.records_found + one.view_records_found
+        if receipt.state == DRY_RUN:
+            found.append(f"{name}: {total:,} records of {one.keys:,} keys would go")
+            continue
+        left = one.records_left + one.view_records_left
+        what = f"{total - left:,} of {total:,} records of {one.keys:,} keys are gone"
+        found.append(f"{name}: {what}, {one.tombstones_left:,} tombstones stay for a while")
+    found += [f"pending: {reason}" for reason in receipt.reasons]
+    found += [f"may hold copies: {one.text}" for one in receipt.copies]
+    keys = f"{len(receipt.keys):,} keys, {receipt.absent:,} of them in no record"
+    return [*found, f"{receipt.topic}: {receipt.state} ({keys})"]
