@@ -104,7 +104,7 @@ class Adopter:
     async def _adopt(self, part: LeasedPartition, why_stale: Callable[[], str]) -> AdoptResult:
         env = self._env
         try:
-            manifest = await asyncio.to_thread(read_manifest, env, part.folder)
+            manifest = await asyncio.to_thread(read_manifest, env, part.folder, part.job)
         except MalformedHandoffError as error:
             raise _RefusedError(AdoptOutcome.INVALID, str(error)) from error
         except OSError as error:
@@ -114,6 +114,7 @@ class Adopter:
             raise _RefusedError(AdoptOutcome.NOTHING, reason)
         part.takes_files = False
         _check_claims(part, manifest)
+        await self._discard(part)  # what an earlier one could not remove
         _check_stale(why_stale)
         try:
             check = make_check_folders(env, part.folder)
@@ -195,6 +196,10 @@ class Adopter:
         job = replace(part.job, directory=part.directory, generation=part.generation)
         try:
             await asyncio.to_thread(move_outputs, self._env, check.outputs, part.directory, groups)
+        except OSError as error:  # there is no journal yet: nobody needs those that were moved
+            await self._take_back(part)
+            raise AdoptionFailedError(str(error)) from error
+        try:
             outcomes = await self._cleaning.publish(job, groups) if groups else ()
         except SwapRefusedError as error:
             await self._take_back(part)

@@ -65,6 +65,7 @@ class LeasedPartition:
     result: AdoptResult | None = None
     takes_files: bool = True  # until a manifest is there
     staged_bytes: int = 0  # that came by HTTP, or are coming
+    staged_files: int = 0  # that were sent since the broker started
     runner: JobRunner | None = None  # while it is compared
 
     @property

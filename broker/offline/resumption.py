@@ -2,8 +2,11 @@
 
 A generation is of one process. What takes its place after a restart: the same topic id; every
 segment of the plan with the size and time it had, in the log and in the run, but for those that
-retention took from the front; the same checkpoint; and a log that ends no earlier than it did, so
-that nothing is lost of what the plan went by. To be asked before anybody appends.
+retention took from the front; no clean since; and a log that ends no earlier than it did, so that
+nothing is lost of what the plan went by. To be asked before anybody appends.
+
+A first dirty offset that is lower than it was is one that was not on the disk yet: what had been
+cleaned up to there is durable all the same, and stands in the segments.
 """
 
 from dataclasses import dataclass
@@ -85,8 +88,8 @@ def why_not_resumed(found: Found, facts: LogFacts | None) -> str:
         return f"the log ended at {record.log_end_offset}, and ends at {facts.log_end_offset} now"
     if facts.log_start_offset < job.log_start_offset:
         return "the log begins earlier than it did"
-    if facts.checkpoint_offset != record.checkpoint_offset:
-        return "the log was cleaned meanwhile, or its checkpoint was lost"
+    if (facts.checkpoint_offset or 0) > (record.checkpoint_offset or 0):
+        return "the log was cleaned meanwhile"
     present = {s.base_offset: s for s in facts.segments[:-1]}
     first = facts.segments[0].base_offset
     for group in job.groups:

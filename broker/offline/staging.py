@@ -25,13 +25,13 @@ from typing import Final
 
 from cleaner import typed_json
 from cleaner.handoff import (
-    MANIFEST_BYTES_MAX,
     MANIFEST_NAME,
     MalformedHandoffError,
     PartitionPlan,
     Purpose,
     RunManifest,
     decode_manifest,
+    manifest_bytes_max,
 )
 from cleaner.job import CleanedGroup, CleanJob
 from cleaner.typed_json import MalformedJsonError
@@ -138,13 +138,28 @@ def write_lease(env: Env, folder: str, record: LeaseRecord) -> None:
 def read_lease(env: Env, folder: str) -> LeaseRecord | str:
     """What was leased, or why that cannot be told. Raises OSError."""
     path = f"{folder}/{LEASE_NAME}"
+    if env.is_dir(path):
+        return "its lease is a folder"
     try:
         found = sealed_json.unseal(LEASE_MAGIC, LEASE_VERSION, env.read_file(path), path)
-        return typed_json.from_json(LeaseRecord, found)
+        record = typed_json.from_json(LeaseRecord, found)
     except FileNotFoundError:
         return "it has no lease"
     except (CorruptCheckpointError, NewerFormatError, MalformedJsonError, ValueError) as error:
         return str(error)
+    return record if _is_coherent(record) else "its lease contradicts itself"
+
+
+def _is_coherent(record: LeaseRecord) -> bool:
+    """Whether it tells of segments as every plan does. It lay in reach of others."""
+    job = record.plan.job
+    bases = [base for base, _ in sources_of(job)]
+    return (
+        len(bases) == len(record.mtimes_ms) > 0
+        and all(job.groups)
+        and bases[0] >= 0
+        and bases == sorted(set(bases))
+    )
 
 
 def why_changed(env: Env, partition_directory: str, folder: str, record: LeaseRecord) -> str:
@@ -173,15 +188,15 @@ def write_manifest(env: Env, folder: str, data: bytes) -> None:
     write_file_atomically(env, f"{folder}/{MANIFEST_NAME}", data)
 
 
-def read_manifest(env: Env, folder: str) -> RunManifest | None:
+def read_manifest(env: Env, folder: str, job: CleanJob) -> RunManifest | None:
     """What was handed back; None if nothing was. Raises MalformedHandoffError, OSError."""
     path = f"{folder}/{MANIFEST_NAME}"
     if env.is_link(path):
         raise MalformedHandoffError(f"{path} is a link")
     if not env.exists(path):
         return None
-    if env.size(path) > MANIFEST_BYTES_MAX:
-        raise MalformedHandoffError(f"{path} is larger than {MANIFEST_BYTES_MAX} bytes")
+    if env.size(path) > manifest_bytes_max(job):
+        raise MalformedHandoffError(f"{path} is larger than {manifest_bytes_max(job)} bytes")
     return decode_manifest(env.read_file(path), path)
 
 
@@ -273,7 +288,7 @@ def remove_run(env: Env, folder: str) -> None:
     """
     if env.is_dir(folder) and not env.is_link(folder):
         lease = f"{folder}/{LEASE_NAME}"
-        if env.exists(lease):
+        if env.exists(lease) and not env.is_dir(lease):
             env.unlink(lease)
         env.remove_tree(folder)
     elif env.exists(folder) or env.is_link(folder):

@@ -19,12 +19,12 @@ from broker.offline.leases import OfflineRuns
 from broker.offline.model import LeasedPartition, OfflineError
 from broker.offline.staging import IN, OUT, write_manifest
 from cleaner.handoff import (
-    MANIFEST_BYTES_MAX,
     MalformedHandoffError,
     decode_manifest,
     is_file_of,
     is_folder,
     is_scratch_folder,
+    manifest_bytes_max,
 )
 from storage import filenames
 from storage.env import Env, File
@@ -57,13 +57,20 @@ class Upload:
     chunks: AsyncIterator[bytes]
 
 
+@dataclass(slots=True, eq=False)
+class _Coming:
+    """An upload that was let in: room that is not to be promised again."""
+
+    bytes_left: int  # to be written
+
+
 class Transfers:
     """Moves files of runs that are alive."""
 
     def __init__(self, env: Env, runs: OfflineRuns) -> None:
         self._env = env
         self._runs = runs
-        self._counts: dict[str, int] = {}  # files that came, by folder of a run
+        self._coming: set[_Coming] = set()
 
     # Out --------------------------------------------------------------------------------------
 
@@ -94,9 +101,10 @@ class Transfers:
         return found
 
     def _read_range(self, path: str, first: int, end: int | None) -> FileRange:
-        if self._env.is_link(path) or self._env.is_dir(path):
+        env, folder = self._env, path.rpartition("/")[0]
+        if env.is_link(folder) or env.is_link(path) or env.is_dir(path):
             raise FileNotFoundError(path)
-        file = self._env.open(path)
+        file = env.open(path)
         try:
             total = file.size()
             if first > total or (first == total and total > 0):
@@ -113,19 +121,19 @@ class Transfers:
         """Take a file. Raises OfflineError, and what its chunks raise."""
         self._check_names(part, folder, name)
         self._check_open(part)
-        await self._check_room(part, upload.size_bytes)
-        self._check_open(part)
+        self._count_in(part, upload.size_bytes)
         directory = f"{part.folder}/{OUT}/{folder}"
-        count = self._counts.get(part.folder, 0) + 1
-        if count > FILES_MAX:
-            raise OfflineError(413, f"more than {FILES_MAX} files of one partition")
-        self._counts[part.folder] = count
-        part.staged_bytes += upload.size_bytes
+        coming = _Coming(upload.size_bytes)
+        self._coming.add(coming)
         is_kept = False
         try:
+            await self._check_room(part)
+            self._check_open(part)
+            if self._env.is_link(directory):
+                raise OfflineError(409, f"{folder} is a link")
             # On the loop: see broker/offline/staging.py.
             self._env.mkdir(directory)
-            await self._store(part, f"{directory}/{name}", upload)
+            await self._store(part, f"{directory}/{name}", upload, coming)
             is_kept = True
         except NoRoomError as error:
             raise OfflineError(507, f"there is no room: {error}") from error
@@ -133,11 +141,14 @@ class Transfers:
             status = 507 if is_scarcity(error) else 409
             raise OfflineError(status, f"the file cannot be kept: {error}") from error
         finally:
+            self._coming.discard(coming)
             if not is_kept:
                 part.staged_bytes -= upload.size_bytes
         self._runs.stats.bytes_received += upload.size_bytes
 
-    async def _store(self, part: LeasedPartition, path: str, upload: Upload) -> None:
+    async def _store(
+        self, part: LeasedPartition, path: str, upload: Upload, coming: _Coming
+    ) -> None:
         """Raises OfflineError, OSError."""
         temporary = f"{path}.{self._env.random_bytes(6).hex()}{PART_SUFFIX}"
         file = await asyncio.to_thread(
@@ -145,7 +156,7 @@ class Transfers:
         )
         is_complete = False
         try:
-            found = await self._write(part, file, upload)
+            found = await self._write(part, file, upload, coming)
             if found != upload.crc:
                 raise OfflineError(422, f"it has checksum {found:08x} here: damaged on the way")
             self._check_open(part)
@@ -157,7 +168,9 @@ class Transfers:
             if not is_complete:
                 await asyncio.to_thread(self._drop, temporary)
 
-    async def _write(self, part: LeasedPartition, file: File, upload: Upload) -> int:
+    async def _write(
+        self, part: LeasedPartition, file: File, upload: Upload, coming: _Coming
+    ) -> int:
         """The checksum of what came; all of it is written."""
         position, crc, held, size_bytes = 0, 0, bytearray(), upload.size_bytes
         async for chunk in upload.chunks:
@@ -168,6 +181,7 @@ class Transfers:
                 self._check_open(part)
                 crc = await asyncio.to_thread(_write_out, file, held, position, crc)
                 position += len(held)
+                coming.bytes_left -= len(held)
                 held = bytearray()
         crc = await asyncio.to_thread(_write_out, file, held, position, crc)
         position += len(held)
@@ -199,16 +213,23 @@ class Transfers:
         if not part.takes_files:
             raise OfflineError(409, f"{part.where} was handed back already: nothing more is taken")
 
-    async def _check_room(self, part: LeasedPartition, size_bytes: int) -> None:
+    def _count_in(self, part: LeasedPartition, size_bytes: int) -> None:
         if part.staged_bytes + size_bytes > part.staged_bytes_max:
             reason = f"more than {part.staged_bytes_max} bytes came for {part.where}"
             raise OfflineError(413, reason)
+        if part.staged_files >= FILES_MAX:
+            raise OfflineError(413, f"more than {FILES_MAX} files of one partition")
+        part.staged_bytes += size_bytes
+        part.staged_files += 1
+
+    async def _check_room(self, part: LeasedPartition) -> None:
+        """Whether there is room for all that is coming. Raises OfflineError."""
         try:
             free, total = await asyncio.to_thread(self._room, part.directory)
         except OSError as error:
             raise OfflineError(409, f"the disk does not answer: {error}") from error
         kept = min(FREE_BYTES_MIN, total // FREE_SHARE)
-        if free - size_bytes < kept:
+        if free - sum(one.bytes_left for one in self._coming) < kept:
             raise OfflineError(507, f"there is no room: {free} bytes are free, {kept} stay so")
 
     def _room(self, path: str) -> tuple[int, int]:
@@ -217,8 +238,9 @@ class Transfers:
     async def receive_manifest(self, part: LeasedPartition, data: bytes) -> None:
         """Take the manifest; nothing more is taken from then on. Raises OfflineError."""
         self._check_open(part)
-        if len(data) > MANIFEST_BYTES_MAX:
-            raise OfflineError(413, f"a manifest has up to {MANIFEST_BYTES_MAX} bytes")
+        most_bytes = manifest_bytes_max(part.job)
+        if len(data) > most_bytes:
+            raise OfflineError(413, f"its manifest has up to {most_bytes} bytes")
         try:
             await asyncio.to_thread(decode_manifest, data)
         except MalformedHandoffError as error:
@@ -230,7 +252,6 @@ class Transfers:
         except OSError as error:
             part.takes_files = True
             raise OfflineError(507, f"the manifest cannot be kept: {error}") from error
-        self._counts.pop(part.folder, None)
 
 
 def _write_out(file: File, data: bytearray, position: int, crc: int) -> int:

@@ -96,6 +96,24 @@ async def test_what_retention_took_before_the_restart_is_no_hindrance(env: Memor
         )
 
 
+async def test_a_checkpoint_that_was_not_on_the_disk_yet_is_no_hindrance(env: MemoryEnv) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        first = await opened(broker)
+        carried_out(env, first).leave_manifest(env)
+        await adopted(broker, first)
+        fill(env, broker, 2)
+        plan = await opened(broker)
+        assert plan.partitions[0].job.first_dirty_offset == 2 * RECORDS
+        await broker.offline.stop()
+        del broker.manager.cleaner_offsets[ORDERS]
+    async with offline_broker(env) as broker:
+        carried_out(env, plan).leave_manifest(env)
+        assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
+        assert offsets_in(served(broker).log) == list(range(4 * RECORDS - KEYS, 4 * RECORDS))
+        assert broker.manager.cleaner_offsets[ORDERS] == 4 * RECORDS
+
+
 async def test_a_lease_has_all_of_its_time_behind_a_restart_and_no_more(env: MemoryEnv) -> None:
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
