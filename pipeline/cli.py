@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 DEFAULT_URL: Final = "http://127.0.0.1:9644"
 JOBS: Final[Mapping[str, str]] = {  # command -> what it does, in a line
     "adopt": "Have published what `compact --no-adopt` has made.",
+    "bootstrap": "Write the rows of a table to a topic.",
     "compact": "Compact a topic here or on Spark; the broker checks and publishes.",
+    "erase": "Erase keys from a topic, with a receipt.",
     "verify": "Check that what is compacted is the latest of what it was compacted from.",
 }
 P = ParamSpec("P")
