@@ -24,6 +24,9 @@ MANIFEST_NAME: Final = "manifest"  # in the folder of a run
 MANIFEST_MAGIC: Final = "varve-offline-manifest"
 MANIFEST_VERSION: Final = 1
 MANIFEST_BYTES_MAX: Final = 64 << 20  # of a hundred thousand groups
+# What one may take of a job: reading it takes 30 times as much memory, and holds others up.
+_MANIFEST_BYTES: Final = 1 << 20
+_MANIFEST_SEGMENT_BYTES: Final = 4 << 10  # a group with its files, a horizon, damage
 FOLDER_CHARS_MAX: Final = 100
 SCRATCH_PREFIX: Final = "scratch-"  # of folders whose files are never handed back
 
@@ -100,6 +103,12 @@ class AdoptResult:
     bytes_before: int = 0  # of log files, of all that the job covers
     bytes_after: int = 0
     verify_seconds: float = 0.0
+
+
+def manifest_bytes_max(job: CleanJob) -> int:
+    """No manifest of this job is larger."""
+    segments = sum(len(group) for group in job.groups)
+    return min(MANIFEST_BYTES_MAX, _MANIFEST_BYTES + segments * _MANIFEST_SEGMENT_BYTES)
 
 
 def is_folder(name: str) -> bool:

@@ -44,7 +44,10 @@ def unseal(magic: str, version: int, data: bytes, path: str) -> dict[str, Any]:
         raise CorruptCheckpointError(path, "its length or checksum does not match")
     if found > version:
         raise NewerFormatError(path, found, version)
-    payload = json.loads(body)
+    try:
+        payload = json.loads(body)
+    except (ValueError, RecursionError):
+        payload = None
     if found < 1 or not isinstance(payload, dict):
         raise CorruptCheckpointError(path, f"malformed payload of version {found}")
     return payload

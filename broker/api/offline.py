@@ -23,7 +23,7 @@ from broker.offline.issue import Wanted
 from broker.offline.leases import OfflineRuns
 from broker.offline.model import LeasedPartition, OfflineError
 from broker.offline.transfers import FileRange, Transfers, Upload
-from cleaner.handoff import MANIFEST_BYTES_MAX, Purpose, encode_plan, result_json
+from cleaner.handoff import Purpose, encode_plan, manifest_bytes_max, result_json
 
 ROOT: Final = "/api/v1/offline-runs"
 FILES: Final = f"{ROOT}/{{run}}/partitions/{{partition}}"
@@ -127,8 +127,8 @@ class OfflineApi:
     async def _put_manifest(self, request: web.Request) -> web.Response:
         part = self._part(request)
         size_bytes = _length_of(request)
-        if size_bytes > MANIFEST_BYTES_MAX:
-            raise ApiError(413, f"a manifest has up to {MANIFEST_BYTES_MAX} bytes")
+        if size_bytes > manifest_bytes_max(part.job):
+            raise ApiError(413, f"its manifest has up to {manifest_bytes_max(part.job)} bytes")
         data = bytearray()
         async for chunk in _chunks_of(request):
             data += chunk

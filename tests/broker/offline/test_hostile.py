@@ -1,0 +1,217 @@
+"""Full disks, lying files and requests at the same time: nothing of it outlasts its run."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+from crc32c import crc32c
+
+from broker.app import Broker
+from broker.offline.model import OfflineError
+from broker.offline.staging import LEASE_MAGIC, LEASE_VERSION, read_lease
+from broker.offline.transfers import Transfers, Upload
+from cleaner import typed_json
+from cleaner.handoff import MANIFEST_MAGIC, MANIFEST_VERSION, AdoptOutcome, RunPlan
+from storage.sealed_json import seal_body
+from tests.support.memory_env import MemoryEnv
+from tests.support.offline import (
+    FOLDER,
+    adopted,
+    carried_out,
+    fill,
+    log_files,
+    offline_broker,
+    opened,
+    served,
+    staged,
+)
+from tests.support.swaps import put
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=35)
+
+
+# --- full disks -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["check/in", "check/out"])
+async def test_a_disk_that_was_full_for_a_moment_does_not_spoil_an_adoption(
+    env: MemoryEnv, step: str
+) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 3)
+        plan = await opened(broker)
+        carried_out(env, plan).leave_manifest(env)
+        fault = env.fail_on(lambda op, path: op == "mkdir" and path.endswith(step), errno.ENOSPC)
+        with pytest.raises(OfflineError) as refused:
+            await adopted(broker, plan)
+        assert refused.value.status == 503
+        fault.remove()
+        assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
+
+
+async def test_links_that_could_not_be_removed_do_not_spoil_the_next_adoption(
+    env: MemoryEnv,
+) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 3)
+        plan = await opened(broker)
+        carried_out(env, plan).leave_manifest(env)
+        faults = [
+            env.fail_on(lambda op, path: op == "link" and "/check/out/" in path, errno.EIO),
+            env.fail_on(lambda op, path: op == "unlink" and "/check/" in path, errno.EIO),
+        ]
+        with pytest.raises(OfflineError):
+            await adopted(broker, plan)
+        for fault in faults:
+            fault.remove()
+        assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
+
+
+# --- uploads at the same time ---------------------------------------------------------------------
+
+
+class SlowUpload:
+    """A file that is announced, and comes when it is let."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.go_on = asyncio.Event()
+        data = bytes(size_bytes)
+        self.upload = Upload(size_bytes, crc32c(data), self._chunks(data))
+
+    async def _chunks(self, data: bytes) -> AsyncIterator[bytes]:
+        await self.go_on.wait()
+        yield data
+
+
+async def both(broker: Broker, env: MemoryEnv, plan: RunPlan, size_bytes: int) -> list[int]:
+    """The statuses of two uploads that begin at the same time."""
+    transfers = Transfers(env, broker.offline)
+    part = broker.offline.files_of(plan.run_id, 0, plan.token)
+    uploads = [SlowUpload(size_bytes) for _ in range(2)]
+    tasks = [
+        asyncio.ensure_future(transfers.receive(part, "scratch-1", f"rows-{at}", one.upload))
+        for at, one in enumerate(uploads)
+    ]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=2)
+    for one in uploads:
+        one.go_on.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    return [one.status if isinstance(one, OfflineError) else 200 for one in found]
+
+
+async def test_uploads_at_the_same_time_keep_to_one_bound(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.offline.model.STAGED_BYTES_MIN", 1000)
+    monkeypatch.setattr("broker.offline.model.STAGED_FACTOR", 0)
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        plan = await opened(broker)
+        assert sorted(await both(broker, env, plan, 600)) == [200, 413]
+        assert broker.offline.files_of(plan.run_id, 0, plan.token).staged_bytes == 600
+
+
+async def test_room_that_was_promised_to_one_upload_is_not_promised_to_another(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        plan = await opened(broker)
+        monkeypatch.setattr("broker.offline.transfers.FREE_BYTES_MIN", 1000)
+        env.free_space_bytes = 2000
+        assert sorted(await both(broker, env, plan, 600)) == [200, 507]
+
+
+# --- leases that lie ------------------------------------------------------------------------------
+
+
+def sealed(body: bytes) -> bytes:
+    return seal_body(LEASE_MAGIC, LEASE_VERSION, body)
+
+
+def without_times(env: MemoryEnv, path: str) -> None:
+    record = read_lease(env, path.rpartition("/")[0])
+    assert not isinstance(record, str)
+    put(env, path, sealed(typed_json.dumps(replace(record, mtimes_ms=()))))
+
+
+def without_groups(env: MemoryEnv, path: str) -> None:
+    record = read_lease(env, path.rpartition("/")[0])
+    assert not isinstance(record, str)
+    job = replace(record.plan.job, groups=())
+    plan = replace(record.plan, job=job)
+    put(env, path, sealed(typed_json.dumps(replace(record, plan=plan, mtimes_ms=()))))
+
+
+def nested(env: MemoryEnv, path: str) -> None:
+    put(env, path, sealed(b'{"run_id":' + b"[" * 200_000 + b"]" * 200_000 + b"}"))
+
+
+def folder(env: MemoryEnv, path: str) -> None:
+    env.unlink(path)
+    env.mkdir(path)
+
+
+@pytest.mark.parametrize("lie", [without_times, without_groups, nested, folder])
+async def test_a_lease_that_lies_is_swept_and_holds_up_no_start(
+    env: MemoryEnv, lie: Callable[[MemoryEnv, str], None]
+) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 3)
+        plan = await opened(broker)
+    lie(env, f"{FOLDER}/varve.offline/{plan.run_id}/lease")
+    async with offline_broker(env) as broker:
+        assert broker.offline.stats.resumed == 0
+        assert staged(env) == []
+        assert served(broker).log.log_end_offset == 30
+        await opened(broker)
+
+
+# --- manifests ------------------------------------------------------------------------------------
+
+
+def bomb(size_bytes: int) -> bytes:
+    """A sealed manifest of many small things."""
+    return seal_body(MANIFEST_MAGIC, MANIFEST_VERSION, b'{"x":[' + b"[]," * (size_bytes // 3))
+
+
+async def test_a_manifest_too_large_for_its_job_is_not_read(env: MemoryEnv) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 3)
+        plan = await opened(broker)
+        part = broker.offline.files_of(plan.run_id, 0, plan.token)
+        with pytest.raises(OfflineError, match="its manifest has up to") as refused:
+            await Transfers(env, broker.offline).receive_manifest(part, bomb(2 << 20))
+        assert refused.value.status == 413
+        put(env, f"{part.folder}/manifest", bomb(2 << 20))
+        result = await adopted(broker, plan)
+        assert result.outcome is AdoptOutcome.INVALID
+        assert "is larger than" in result.reason
+
+
+# --- moving outputs -------------------------------------------------------------------------------
+
+
+async def test_outputs_that_cannot_be_moved_are_taken_back_and_may_be_adopted_later(
+    env: MemoryEnv,
+) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 3)
+        plan = await opened(broker)
+        carried_out(env, plan).leave_manifest(env)
+        before = log_files(env)
+        fault = env.fail_on(
+            lambda op, path: op == "rename" and path.endswith("cleaned") and ".timeindex" in path,
+            errno.ENOSPC,
+        )
+        with pytest.raises(OfflineError) as refused:
+            await adopted(broker, plan)
+        assert refused.value.status == 503
+        assert log_files(env) == before
+        fault.remove()
+        assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
