@@ -60,11 +60,10 @@ TASK_BYTES = 512 << 20
 SEGMENT_BYTES = 128 << 20
 TTL_SECONDS = 600
 QUICK_SHARE = 10  # of the records in a quick run
-BROKER_SETTINGS = {"cleaner": {"workers": 1, "nice": 0, "dedupe_buffer_bytes": "64MiB"}}
+BROKER_SETTINGS = {"cleaner": {"enabled": False, "dedupe_buffer_bytes": "128MiB"}}
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(SEGMENT_BYTES),
-    "min.cleanable.dirty.ratio": "1.0",  # the broker's own cleaner has nothing to do
 }
 COMPACTED = (TopicShape.of("c5", 5_000_000), TopicShape.of("c40", 40_000_000))
 TABLE = TopicShape.of("t10", 10_000_000)
