@@ -19,6 +19,7 @@ from typing import Final, Protocol
 from pipeline.stage_process import ProcessEndedError, StageProcess, TaskFailedError
 
 ATTEMPTS: Final = 2
+KILL_AGAIN_SECONDS: Final = 0.1  # a process may have been started since the last look
 NICE: Final = 10  # below the broker and its clients, above the broker's own cleaner
 
 
@@ -119,7 +120,9 @@ class LocalEngine:
         except BaseException:
             self._stop(running)
             raise
-        return [result for result in results if result is not None]
+        found = [result for result in results if result is not None]
+        assert len(found) == len(tasks)
+        return found
 
     def close(self) -> None:
         """See Engine."""
@@ -157,7 +160,10 @@ class LocalEngine:
     def _start(self) -> StageProcess:
         if self._closed:
             raise ProcessEndedError("the engine was closed")
-        process = StageProcess(nice=self._nice, registry=self._registry)
+        try:
+            process = StageProcess(nice=self._nice, registry=self._registry)
+        except OSError as error:
+            raise ProcessEndedError(f"no worker process can be started: {error}") from error
         self._started.add(process)
         return process
 
@@ -167,9 +173,10 @@ class LocalEngine:
 
     def _stop(self, running: dict[Future[bytes], int]) -> None:
         """End the tasks that nobody waits for any more; the next stage gets new processes."""
-        waiting = [future for future in running if not future.cancel()]
-        for process in list(self._started):
-            process.kill()
-        wait(waiting)
+        waiting = {future for future in running if not future.cancel()}
+        while waiting:
+            for process in list(self._started):
+                process.kill()
+            waiting = wait(waiting, KILL_AGAIN_SECONDS).not_done
         for process in list(self._started):
             self._forget(process)

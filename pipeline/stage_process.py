@@ -4,27 +4,34 @@
 
 Rules
 - One socket carries a task there and its result back, one at a time: eight bytes of length, then
-  the frame. A request is the stage's name, a newline, the task; an answer is "+" and the result, or
-  "-" and why it failed.
+  the frame, of FRAME_BYTES_MAX at the most. A request is the stage's name, a newline, the task; an
+  answer is "+" and the result, or "-" and why it failed.
 - The other end of `--life-fd` is held by the parent alone. When it closes, however the parent
   ended, the worker ends in the middle of what it does: nobody would take its result.
 - Interrupts are the parent's to handle: a Ctrl-C reaches the whole process group.
+- What a task keeps on this host lies in a folder that goes with the process, also if it is killed.
 """
 
 import argparse
 import importlib
 import os
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Final
 
+from pipeline.transport import SCRATCH_VARIABLE
+
 _LENGTH: Final = struct.Struct(">Q")
 _PACKAGES: Final = str(Path(__file__).resolve().parents[1])
+# A task names every segment of its partition: this is room for a million of them.
+FRAME_BYTES_MAX: Final = 256 << 20
 REAP_SECONDS: Final = 5.0  # a killed process that takes longer hangs in the kernel
 REASON_CHARS_MAX: Final = 2000
 
@@ -42,6 +49,8 @@ class StageProcess:
 
     def __init__(self, *, nice: int, registry: str) -> None:
         """Start the process. Raises OSError."""
+        scratch_parent = os.environ.get(SCRATCH_VARIABLE) or None
+        self._scratch = tempfile.mkdtemp(prefix="varve-stages-", dir=scratch_parent)
         ours, theirs = socket.socketpair()
         life_read, life_write = os.pipe()
         search = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -54,11 +63,16 @@ class StageProcess:
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), life_read],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(search),
+                    SCRATCH_VARIABLE: self._scratch,
+                },
             )
         except OSError:
             ours.close()
             os.close(life_write)
+            shutil.rmtree(self._scratch, ignore_errors=True)
             raise
         finally:
             theirs.close()
@@ -73,8 +87,11 @@ class StageProcess:
 
     def call(self, stage: str, task: bytes) -> bytes:
         """Run one task -> its result. Raises TaskFailedError, ProcessEndedError."""
+        head = stage.encode() + b"\n"
+        if len(head) + len(task) > FRAME_BYTES_MAX:
+            raise TaskFailedError(f"a task of {len(task)} bytes is over {FRAME_BYTES_MAX}")
         try:
-            _send(self._socket, stage.encode() + b"\n", task)
+            _send(self._socket, head, task)
             answer = _receive(self._socket)
         except OSError:
             answer = None
@@ -101,6 +118,7 @@ class StageProcess:
         if self._life_fd >= 0:
             os.close(self._life_fd)
             self._life_fd = -1
+        shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _reap(self) -> str:
         try:
@@ -118,7 +136,11 @@ def _send(sock: socket.socket, head: bytes, body: bytes) -> None:
 def _receive(sock: socket.socket) -> bytes | None:
     """One frame; None when the other side is gone. Raises OSError."""
     prefix = _exactly(sock, _LENGTH.size)
-    return None if prefix is None else _exactly(sock, _LENGTH.unpack(prefix)[0])
+    if prefix is None:
+        return None
+    size_bytes = _LENGTH.unpack(prefix)[0]
+    assert size_bytes <= FRAME_BYTES_MAX
+    return _exactly(sock, size_bytes)
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes | None:
@@ -144,6 +166,8 @@ def _serve(sock: socket.socket, registry: str) -> None:
         stage, _, task = request.partition(b"\n")
         try:
             head, body = b"+", run_stage(stage.decode(), task)
+            if len(body) >= FRAME_BYTES_MAX:
+                raise ValueError(f"a result of {len(body)} bytes is over {FRAME_BYTES_MAX}")
         except Exception as error:  # noqa: BLE001 - whatever it was, it costs this attempt only
             reason = f"{type(error).__name__}: {error}"
             head, body = b"-", reason[:REASON_CHARS_MAX].encode()

@@ -15,10 +15,19 @@ from cleaner.handoff import SCRATCH_PREFIX
 from cleaner.job import CleanJob
 from storage.env import Env
 
-__all__ = ["OUT", "SCRATCH", "InputsGoneError", "Transport", "TransportError", "transport_of"]
+__all__ = [
+    "OUT",
+    "SCRATCH",
+    "SCRATCH_VARIABLE",
+    "InputsGoneError",
+    "Transport",
+    "TransportError",
+    "transport_of",
+]
 
 SCRATCH: Final = SCRATCH_PREFIX
 OUT: Final = "out"
+SCRATCH_VARIABLE: Final = "VARVE_SCRATCH"  # the folder for what a transport keeps on this host
 
 
 class InputsGoneError(Exception):

@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
 from cleaner.job import CleanJob
-from pipeline.transport import InputsGoneError, TransportError
+from pipeline.transport import SCRATCH_VARIABLE, InputsGoneError, TransportError
 from storage import filenames
 from storage.env import Env
 from storage.swap import crc_of_file
@@ -30,7 +30,7 @@ CRC_HEADER: Final = "X-Varve-Crc32c"
 RANGE_BYTES: Final = 8 << 20
 ATTEMPTS: Final = 6
 PAUSE_SECONDS: Final = 0.2  # before the second attempt; doubled before each further one
-SCRATCH_VARIABLE: Final = "VARVE_SCRATCH"  # where files are kept meanwhile, if not in TMPDIR
+SPARK_DIRS_VARIABLE: Final = "SPARK_LOCAL_DIRS"  # set in an executor's workers; it empties them
 GONE: Final = (401, 403, 404, 409, 410)  # statuses that say: not any more
 
 T = TypeVar("T")
@@ -107,8 +107,7 @@ class HttpTransport:
 
     def _folder(self, name: str) -> str:
         if self._scratch is None:
-            parent = os.environ.get(SCRATCH_VARIABLE) or None
-            self._scratch = tempfile.mkdtemp(prefix="varve-", dir=parent)
+            self._scratch = tempfile.mkdtemp(prefix="varve-", dir=_scratch_parent())
         path = f"{self._scratch}/{name}"
         self._env.mkdir(path)
         return path
@@ -179,6 +178,12 @@ class HttpTransport:
 
 # 408: it came too slowly; 422: it was damaged on the way; 503: the broker starts.
 _WORTH_ANOTHER: Final = (408, 422, 503)
+
+
+def _scratch_parent() -> str | None:
+    """Where what is left of a process that was killed is removed by its parent; None: TMPDIR."""
+    of_spark = os.environ.get(SPARK_DIRS_VARIABLE, "").split(",")[0]
+    return os.environ.get(SCRATCH_VARIABLE) or of_spark or None
 
 
 def _partition(job: CleanJob) -> str:

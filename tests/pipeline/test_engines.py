@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import stage_process
 from pipeline.engines import LocalEngine, StageFailedError
+from pipeline.transport import SCRATCH_VARIABLE
 from tests.support.waiting import wait_until
 
 REGISTRY = "tests.pipeline.odd_stages"
@@ -82,23 +84,58 @@ def test_a_task_that_always_kills_its_process_fails_the_stage(engine: LocalEngin
 
 
 def test_a_stage_that_fails_ends_its_other_tasks(tmp_path: Path) -> None:
-    started = tmp_path / "started"
-    waiting = json.dumps({"started": str(started)}).encode()
+    started = [tmp_path / name for name in "ab"]
+    waiting = [json.dumps({"started": str(path)}).encode() for path in started]
     with LocalEngine(2, registry=REGISTRY, attempts=1) as engine:
         failed: list[StageFailedError] = []
 
         def run() -> None:
             try:
-                engine.run("wait", [waiting])
+                engine.run("wait", waiting)
             except StageFailedError as error:
                 failed.append(error)
 
         thread = threading.Thread(target=run)
         thread.start()
-        wait_until(lambda: started.exists() and started.read_text(), "the task has begun")
-        os.kill(int(started.read_text()), signal.SIGKILL)
+        for path in started:
+            wait_until(lambda path=path: path.exists() and path.read_text(), "a task has begun")
+        os.kill(int(started[0].read_text()), signal.SIGKILL)
         thread.join()
         assert [error.reason for error in failed] == ["the worker process was killed by signal 9"]
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(started[1].read_text()), 0)
+
+
+def test_what_a_killed_process_left_on_this_host_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path))
+    with LocalEngine(1, registry=REGISTRY, attempts=1) as engine:
+        with pytest.raises(StageFailedError):
+            engine.run("leave and die", [b""])
+        assert list(tmp_path.iterdir()) == []
+        assert engine.run("echo", [b"ab"]) == [b"ba"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_over_the_bound_of_a_frame_fails_its_stage(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_process, "FRAME_BYTES_MAX", 1000)
+    with pytest.raises(StageFailedError, match="a task of 2000 bytes is over 1000"):
+        engine.run("echo", [b"x" * 2000])
+    assert engine.run("echo", [b"ab"]) == [b"ba"], "the engine goes on"
+
+
+def test_a_host_that_starts_no_process_fails_the_stage(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("pipeline.engines.StageProcess", refuse)
+    with pytest.raises(StageFailedError, match="no worker process can be started"):
+        engine.run("echo", [b"x"])
 
 
 def test_closing_an_engine_ends_its_processes() -> None:

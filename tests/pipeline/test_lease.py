@@ -14,7 +14,7 @@ from broker.api_client import ApiClient, UnreachableError
 from broker.app import Broker
 from cleaner.engine.clean import run_clean
 from cleaner.handoff import AdoptOutcome, Purpose
-from cleaner.job import CleanedGroup, CleanJob
+from cleaner.job import CleanedGroup, CleanJob, SourceSegment
 from pipeline import exit_codes
 from pipeline.lease import (
     BrokerRuns,
@@ -28,7 +28,7 @@ from pipeline.transport import InputsGoneError, TransportError, transport_of
 from pipeline.transport.http import HttpTransport
 from storage import filenames
 from storage.env import RealEnv
-from tests.support.cleaning import Recorder
+from tests.support.cleaning import Recorder, clean_job
 from tests.support.logs import offsets_in
 from tests.support.memory_env import MemoryEnv
 from tests.support.offline import (
@@ -170,6 +170,23 @@ async def test_a_task_of_a_run_that_is_over_is_told_so_at_once(env: MemoryEnv) -
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
         await driven(broker, work)
+
+
+def test_files_kept_by_a_task_lie_where_what_a_killed_one_leaves_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/spark,{tmp_path}/second")
+    monkeypatch.delenv("VARVE_SCRATCH", raising=False)
+    for folder in ("spark", "ours"):  # what is said to us wins over what Spark says
+        parent = tmp_path / folder
+        parent.mkdir()
+        if folder == "ours":
+            monkeypatch.setenv("VARVE_SCRATCH", str(parent))
+        transport = HttpTransport(RealEnv(), "http://127.0.0.1:1", "run", "token")
+        job = clean_job([[SourceSegment(0, 1, 100, 0, 0)]])
+        assert parent in Path(transport.outputs(job, "out")).parents
+        transport.close()
+        assert list(parent.iterdir()) == []
 
 
 def test_a_descriptor_of_no_kind_is_refused() -> None:
