@@ -4,14 +4,19 @@ Rules
 - Writes are done in the order in which they are ordered. An output is synced when all of its writes
   are done; writes of the next output go on meanwhile.
 - What was ordered to be written belongs to the thread until its future is done.
-- Nothing that failed goes unnoticed: `wait` raises the first error there was.
+- There are never more than SYNCS_MAX outputs to be synced: each has up to four files open.
+- Nothing that failed goes unnoticed: `sync` and `wait` raise the first error there was.
 """
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 from cleaner.engine.output import CleanedOutput
 from cleaner.engine.output_files import OutputFile
+
+SYNCS_MAX: Final = 32  # of small outputs; of large ones the held memory is the bound
 
 
 class BackgroundWrites:
@@ -21,7 +26,7 @@ class BackgroundWrites:
         self._writer = ThreadPoolExecutor(1, "write")
         self._syncer = ThreadPoolExecutor(1, "sync")
         self._writes: list[Future[None]] = []  # of the output that is not ordered to be synced yet
-        self._syncs: list[Future[None]] = []
+        self._syncs: deque[Future[None]] = deque()
 
     def write(self, file: OutputFile, data: memoryview, position: int) -> None:
         """Order a write; `data` is not to be changed before it is done."""
@@ -33,7 +38,13 @@ class BackgroundWrites:
         return self._writes[-1]
 
     def sync(self, output: CleanedOutput, last_modified_ms: int) -> None:
-        """Order that the output all these writes were for be synced and closed."""
+        """Order that the output all these writes were for be synced and closed.
+
+        Waits where too many are to be synced; raises OSError then.
+        """
+        while len(self._syncs) >= SYNCS_MAX:
+            self._syncs[0].result()
+            self._syncs.popleft()
         writes, self._writes = self._writes, []
 
         def sync() -> None:
