@@ -1,0 +1,312 @@
+"""`varve pipeline latest --stream`: the state of a topic as a Delta table that follows the topic.
+
+Rules
+- The table is made once as `latest` makes it, and then every micro-batch is merged into it: the
+  last record of each key replaces, deletes or adds its row (pipeline/tables/upsert.py).
+- A query that ends anywhere and starts again, from its checkpoint or without one, goes on where the
+  table is: each record counts once.
+- What cannot be made good by reading on is refused: a checkpoint that is ahead of the table, and a
+  table that was left alone for longer than deletes stay in the topic.
+"""
+
+import json
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline import exit_codes
+from pipeline.cli import JobError, SparkOptions, show
+from pipeline.progress import Told, shown
+from pipeline.tables.columns import Forms
+from pipeline.tables.opening import Broker
+from pipeline.tables.publish import Format, Target, target
+from pipeline.tables.state import COLUMNS, cleaned_offset
+from pipeline.tables.upsert import Upserts, ends_of, last_ends, versions_in
+from pipeline.topics import partitions_of, settings_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+POLL_SECONDS: Final = 0.5
+SUFFIX: Final = ".checkpoint"
+_EARLIEST: Final = -2
+
+
+@dataclass(slots=True)
+class StreamResult:
+    """What a query has done. `rows` are in the table at its end; offsets are by partition."""
+
+    topic: str
+    out: str
+    checkpoint: str
+    was_made: bool  # the table: by this run
+    rows: int = 0
+    batches: int = 0
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    end_offsets: dict[int, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def follow_command(
+    broker: Broker,
+    topic: str,
+    out: str,
+    table_format: Format,
+    *,
+    overwrite: bool,
+    forms: Forms,
+    checkpoint: str | None,
+    every_seconds: float | None,
+    options: Mapping[str, Any],
+    spark_options: SparkOptions,
+    as_json: bool,
+) -> None:
+    """What `latest --stream` does; see `follow`."""
+    if table_format != "delta":
+        raise JobError(
+            "--stream needs --format delta: rows of other tables cannot be replaced in one commit",
+            exit_codes.USAGE,
+        )
+    if spark_options.master.startswith("sc://"):
+        raise JobError("--stream does not go by Spark Connect", exit_codes.USAGE)
+    forms = check_forms(forms)
+    with shown(quiet=as_json) as told:
+        told.note("starting Spark")
+        spark = spark_options.session("varve latest")
+        try:
+            result = follow(
+                spark, broker, topic, out, overwrite=overwrite, forms=forms,
+                checkpoint=checkpoint, every_seconds=every_seconds, options=options, told=told,
+            )  # fmt: skip
+        finally:
+            spark.stop()
+    show(asdict(result), as_json, lambda: lines(result))
+
+
+def check_forms(forms: Forms) -> Forms:
+    """Forms by which rows can be told apart. Raises JobError."""
+    if forms.key.kind == "json":
+        raise JobError("--stream takes --key-as binary or string", exit_codes.USAGE)
+    return Forms(forms.key, forms.value, forms.null_malformed, exact_keys=True)
+
+
+def follow(
+    spark: "SparkSession",
+    broker: Broker,
+    topic: str,
+    out: str,
+    *,
+    overwrite: bool = False,
+    forms: Forms,
+    checkpoint: str | None = None,
+    every_seconds: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    told: Told,
+) -> StreamResult:
+    """Bring a table up to date, and keep it so until this is interrupted.
+
+    `every_seconds` None: until all that is there now is taken in. `options` are those of `opened`,
+    for the table's making. Raises JobError, and what `make_table` raises.
+    """
+    numbers = partitions_of(broker.bootstrap, topic)
+    path = Path(out).expanduser().absolute()
+    places = path.parent / f"{path.name}{SUFFIX}" if checkpoint is None else Path(checkpoint)
+    places = places.expanduser().absolute()
+    result = StreamResult(topic, str(path), str(places), was_made=False)
+    started = time.monotonic()
+    if overwrite or not _is_there(path):
+        result.was_made = True
+        _make(spark, broker, topic, _target(out, overwrite=overwrite), places,
+              forms=forms, told=told, options=options or {})  # fmt: skip
+    result.seconds["table"] = time.monotonic() - started
+    versions = check_table(broker, topic, path, places, numbers)
+    upserts = Upserts(path, topic, forms, COLUMNS)
+    told.note("following the topic")
+    started = time.monotonic()
+    _run(
+        spark, broker, topic, upserts, checkpoint=places, versions=versions, partitions=numbers,
+        every_seconds=every_seconds,
+    )  # fmt: skip
+    result.seconds["stream"] = time.monotonic() - started
+    _tell(result, upserts, topic, numbers)
+    return result
+
+
+def _is_there(path: Path) -> bool:
+    return path.exists() and (not path.is_dir() or any(path.iterdir()))
+
+
+def _target(out: str, *, overwrite: bool) -> Target:
+    return target(out, "delta", overwrite=overwrite)
+
+
+def _make(
+    spark: "SparkSession",
+    broker: Broker,
+    topic: str,
+    place: Target,
+    checkpoint: Path,
+    *,
+    forms: Forms,
+    told: Told,
+    options: Mapping[str, Any],
+) -> None:
+    """Make the table anew. A checkpoint of one before would pass over what it has not."""
+    from pipeline.jobs.latest import make_table
+
+    if checkpoint.exists() and not (checkpoint / "metadata").is_file():
+        raise JobError(f"{checkpoint} is there, and is no checkpoint", exit_codes.USAGE)
+    if checkpoint.exists() and not place.exists:
+        raise JobError(
+            f"{checkpoint} is the checkpoint of a table that is gone: remove it, too",
+            exit_codes.USAGE,
+        )
+    make_table(spark, broker, topic, place, forms=forms, told=told, **options)
+    if checkpoint.exists():
+        shutil.rmtree(checkpoint)
+
+
+def check_table(
+    broker: Broker, topic: str, path: Path, checkpoint: Path, partitions: list[int]
+) -> dict[int, int]:
+    """See that a query can go on with a table -> how far its partitions are. Raises JobError."""
+    table = _table(path)
+    versions = versions_in(table, topic, partitions)
+    if partitions and not versions:
+        raise JobError(f"{path} is not a table of {topic} that was made by `latest`")
+    for number, end in last_ends(checkpoint, topic).items():
+        if end > versions.get(number, 0):
+            raise JobError(
+                f"{checkpoint} is ahead of the table: {topic}-{number} was read up to {end}, and is"
+                f" in the table up to {versions.get(number, 0)}. --overwrite makes both anew"
+            )
+    _check_deletes(broker, topic, table, versions)
+    return versions
+
+
+def _check_deletes(
+    broker: Broker, topic: str, table: "DeltaTable", versions: Mapping[int, int]
+) -> None:
+    """Deletes that the cleaner has removed can never be read any more."""
+    retention_ms = int(settings_of(broker.bootstrap, topic).get("delete.retention.ms", 0))
+    idle_ms = time.time() * 1000 - int(table.history(1)[0]["timestamp"])
+    if idle_ms <= retention_ms:
+        return
+    for number, version in versions.items():
+        cleaned = cleaned_offset(broker.client, topic, number)
+        if cleaned is not None and cleaned > version:
+            raise JobError(
+                f"{topic}-{number} is in the table up to {version}, and was cleaned up to {cleaned}"
+                f" since: deletes stay for {retention_ms / 1000:g} s, and some may have gone"
+                " unread. --overwrite makes the table anew",
+                exit_codes.STALE,
+            )
+
+
+def _table(path: Path) -> "DeltaTable":
+    from deltalake import DeltaTable
+    from deltalake.exceptions import DeltaError
+
+    try:
+        return DeltaTable(str(path))
+    except DeltaError as error:
+        raise JobError(f"{path} is no Delta table: {error}", exit_codes.USAGE) from error
+
+
+def _run(
+    spark: "SparkSession",
+    broker: Broker,
+    topic: str,
+    upserts: Upserts,
+    *,
+    checkpoint: Path,
+    versions: Mapping[int, int],
+    partitions: list[int],
+    every_seconds: float | None,
+) -> None:
+    """The query, until it ends or is interrupted."""
+    starts = {str(number): versions.get(number, _EARLIEST) for number in partitions}
+    source = (
+        spark.readStream.format("varve")
+        .option("kafka.bootstrap.servers", broker.bootstrap)
+        .option("kafka.isolation.level", "read_committed")
+        .option("subscribe", topic)
+        .option("columns", ",".join(COLUMNS))
+        .option("startingOffsets", json.dumps({topic: starts}))
+        .load()
+    )
+    failed: list[JobError] = []
+
+    def take_in(batch: "DataFrame", batch_id: int) -> None:
+        try:
+            upserts.take_in(batch, ends_of(checkpoint, topic, batch_id))
+        except JobError as error:
+            failed.append(error)
+            raise
+
+    writer = source.writeStream.foreachBatch(take_in)
+    writer = writer.option("checkpointLocation", checkpoint.as_uri())
+    if every_seconds is None:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{round(every_seconds * 1000)} milliseconds")
+    query = writer.start()
+    try:
+        with _asked_to_stop() as asked:
+            while query.isActive and not asked.wait(POLL_SECONDS):
+                pass
+        query.stop()
+        if (error := query.exception()) is not None and not asked.is_set():
+            raise failed[0] if failed else error
+    finally:
+        query.stop()
+    if asked.is_set() and every_seconds is None:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[threading.Event]:
+    """Set by Ctrl-C or SIGTERM within the block: an exception in the midst of a word with the JVM
+    would be told as an error of it."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: asked.set()) for number in numbers}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(result: StreamResult, upserts: Upserts, topic: str, partitions: list[int]) -> None:
+    import pyarrow as pa
+
+    table = _table(upserts.path)
+    result.batches = upserts.batches
+    result.inserted, result.updated = upserts.inserted, upserts.updated
+    result.deleted = upserts.deleted
+    result.end_offsets = versions_in(table, topic, partitions)
+    adds = pa.table(table.get_add_actions(flatten=True))
+    result.rows = sum(adds.column("num_records").to_pylist())
+
+
+def lines(result: StreamResult) -> list[str]:
+    """A result for people."""
+    ends = ", ".join(f"{number}: {end}" for number, end in sorted(result.end_offsets.items()))
+    return [
+        f"{result.topic}: {result.rows:,} rows in {result.out}, up to offsets {ends}",
+        f"{result.batches} batches: {result.inserted:,} rows added, {result.updated:,} replaced,"
+        f" {result.deleted:,} deleted",
+    ]

@@ -1,0 +1,69 @@
+"""Tables in Delta, by delta-rs: no JVM takes part, and none of Delta's jars.
+
+Rules
+- How far a topic has been taken in stands in the table itself, in the commit that took it in: an
+  application transaction per partition, whose version is the first offset that is not in it.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline.cli import JobError
+from pipeline.tables.publish import Target
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties
+
+NOTES_KEY: Final = "varve"
+
+# Else it says of each commit that a column of bytes gets no statistics.
+os.environ.setdefault("RUST_LOG", "error")
+
+
+def version_id(topic: str, partition: int) -> str:
+    """The id of the application transaction that says how far a partition has been taken in."""
+    return f"varve:{topic}:{partition}"
+
+
+def commit_of(notes: Mapping[str, Any], versions: Mapping[str, int]) -> "CommitProperties":
+    """What goes into a commit beside the data."""
+    from deltalake import CommitProperties, Transaction
+
+    return CommitProperties(
+        custom_metadata={NOTES_KEY: json.dumps(dict(notes))},
+        app_transactions=[Transaction(name, version) for name, version in versions.items()],
+    )
+
+
+def publish_delta(
+    data: Path, place: Target, notes: Mapping[str, Any], versions: Mapping[str, int]
+) -> None:
+    """Make a folder of Parquet the table, or its new content. Raises JobError."""
+    from deltalake import convert_to_deltalake, write_deltalake
+    from deltalake.exceptions import DeltaError
+
+    commit = commit_of(notes, versions)
+    try:
+        if place.exists:
+            import pyarrow.dataset as ds
+
+            found = ds.dataset(str(data), format="parquet")
+            write_deltalake(
+                str(place.path),
+                found.scanner().to_reader(),
+                mode="overwrite",
+                schema_mode="overwrite",
+                commit_properties=commit,
+            )
+            return
+        for one in data.glob("[._]*"):  # Spark's marks; no part of the table
+            one.unlink()
+        convert_to_deltalake(str(data), commit_properties=commit)
+    except (DeltaError, OSError) as error:
+        raise JobError(f"{place.path} is not published: {error}") from error
+    if place.path.exists():
+        place.path.rmdir()  # it was empty
+    data.rename(place.path)

@@ -1,0 +1,61 @@
+"""Tables in Iceberg, by pyiceberg, with a catalog of their own: an SQLite file beside the data.
+
+Rules
+- The Parquet that Spark wrote is moved to where it stays and then added in one commit: before that
+  no reader of the catalog knows of it.
+- Paths in an Iceberg table are absolute: the folder is not to be moved.
+"""
+
+import json
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline.cli import JobError
+from pipeline.tables.publish import Target
+
+NAMESPACE: Final = "varve"
+CATALOG: Final = "catalog.db"
+TABLE: Final = "table"
+
+
+def catalog_of(path: Path) -> Any:
+    """The catalog of a table's folder; its one table is NAMESPACE.TABLE."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    return SqlCatalog("varve", uri=f"sqlite:///{path / CATALOG}", warehouse=path.as_uri())
+
+
+def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None:
+    """Make a folder of Parquet the table, or its new content. Raises JobError."""
+    import pyarrow.parquet as pq
+    from pyiceberg.exceptions import CommitFailedException
+    from pyiceberg.expressions import AlwaysTrue
+
+    path = place.path
+    path.mkdir(exist_ok=True)
+    folder = path / f"data-{uuid.uuid4().hex[:12]}"
+    data.rename(folder)
+    files = [one.as_uri() for one in sorted(folder.glob("*.parquet"))]
+    schema = pq.read_schema(next(folder.glob("*.parquet")))
+    properties = {"varve": json.dumps(dict(notes))}
+    catalog = catalog_of(path)
+    try:
+        if place.exists:
+            table = catalog.load_table((NAMESPACE, TABLE))
+            with table.transaction() as change:
+                with change.update_schema() as update:
+                    update.union_by_name(schema)
+                change.delete(AlwaysTrue())
+                change.add_files(files, snapshot_properties=properties)
+            return
+        catalog.create_namespace_if_not_exists(NAMESPACE)
+        with catalog.create_table_transaction(
+            (NAMESPACE, TABLE), schema=schema, location=path.as_uri()
+        ) as change:
+            change.add_files(files, snapshot_properties=properties)
+    except (CommitFailedException, ValueError, OSError) as error:
+        raise JobError(f"{path} is not published: {error}") from error
+    finally:
+        catalog.close()

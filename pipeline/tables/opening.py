@@ -1,0 +1,75 @@
+"""Opening a topic to read it as a table: its bounds, then a leased run over what is closed."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from broker.api_client import ApiClient
+from cleaner.handoff import Purpose
+from pipeline.cli import interrupts_wait
+from pipeline.jobs.compact import choose_transport
+from pipeline.lease import BrokerRuns, RunError
+from pipeline.progress import Told
+from pipeline.stages.planning import TASK_BYTES, TASK_MEMORY_BYTES, Limits
+from pipeline.tables.state import Reading
+from pipeline.topics import TopicBounds, bounds_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AUTO: Final = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The two addresses of a broker: of its HTTP API, and of Kafka's protocol."""
+
+    client: ApiClient
+    bootstrap: str
+
+
+@contextmanager
+def opened(
+    spark: "SparkSession",
+    broker: Broker,
+    topic: str,
+    *,
+    partitions: Sequence[int] | None = None,
+    transport: str = AUTO,
+    master: str | None = None,
+    task_memory: int = TASK_MEMORY_BYTES,
+    task_bytes: int = TASK_BYTES,
+    told: Told,
+) -> Iterator[tuple[Reading, TopicBounds]]:
+    """A topic whose segments stay where they are until the block ends, and its bounds before.
+
+    The active segments are closed first, so that all that is decided is covered. `master`: Spark's,
+    if it is not the session's. Raises UnknownTopicError, WireError, RunError.
+    """
+    from pipeline.spark_engine import SparkEngine
+
+    bounds = bounds_of(broker.bootstrap, topic, partitions=partitions)
+    told.note("the broker leases segments")
+    with ExitStack() as held:
+        with interrupts_wait():
+            runs = BrokerRuns.of(broker.client)
+            run = held.enter_context(
+                runs.open(topic, sorted(bounds.end), purpose=Purpose.READ, roll=True)
+            )
+        engine = SparkEngine(spark)
+        way = choose_transport(transport, engine.name, master or master_of(spark), run)
+        limits = Limits(task_memory, task_bytes, engine.parallelism)
+        reading = Reading(spark, engine, run, way, limits, told, broker.bootstrap)
+        try:
+            yield reading, bounds
+        except RunError:
+            raise
+        except Exception:
+            run.check()  # what failed because the run is over fails for that reason
+            raise
+
+
+def master_of(spark: "SparkSession") -> str:
+    """The master of a session."""
+    return str(spark.conf.get("spark.master", ""))

@@ -1,0 +1,142 @@
+"""Rows of leased segments as a Spark DataFrame: each task decodes a few segments where it runs.
+
+Rules
+- A task gets a descriptor, not records: it reads the segments through the run's transport, keeps
+  the survivors of an index where one is named, and hands Arrow batches to Spark.
+- The DataFrame is lazy, and may be evaluated again: the run has to live as long as it is used.
+- A segment that cannot be read ends the query: a table never lacks rows silently.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from cleaner.job import CleanJob, SourceSegment
+from pipeline.records.columns import arrow_schema
+from pipeline.records.decode import decode_segment
+from pipeline.stages.planning import TASK_BYTES, sources_of, stretches
+from pipeline.stages.survivors import SurvivorsFile, read_survivors
+from pipeline.stages.tasks import SurvivorFiles, decode, encode
+from pipeline.stages.workplace import Workplace, workplace
+from storage.env import Env, RealEnv
+from storage.filenames import LOG, file_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_TASKS: Final = pa.schema([("task", pa.int64()), ("payload", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class RowTask:
+    """Decode the committed records of [first_offset, end_offset) of a job's segments.
+
+    `survivors`: only those that are live by it; None: all of them.
+    """
+
+    source: dict[str, str]  # transport descriptor
+    job: CleanJob  # with the segments that are read, and no others
+    survivors: tuple[SurvivorFiles, ...] | None
+    columns: tuple[str, ...]
+    first_offset: int
+    end_offset: int
+
+
+def row_tasks(
+    job: CleanJob,
+    source: dict[str, str],
+    columns: Sequence[str],
+    *,
+    survivors: tuple[SurvivorFiles, ...] | None = None,
+    skip: frozenset[int] = frozenset(),
+    task_bytes: int = TASK_BYTES,
+) -> list[RowTask]:
+    """Cut what a job covers into tasks; segments with a base offset in `skip` have no rows."""
+    wanted = [one for one in sources_of(job) if one.base_offset not in skip]
+    return [
+        RowTask(
+            source=source,
+            job=_narrowed(job, together, keep_aborted=survivors is None),
+            survivors=survivors,
+            columns=tuple(columns),
+            first_offset=job.log_start_offset,
+            end_offset=job.end_offset,
+        )
+        for together in stretches([(one, one.size_bytes) for one in wanted], task_bytes)
+    ]
+
+
+def _narrowed(job: CleanJob, wanted: Sequence[SourceSegment], *, keep_aborted: bool) -> CleanJob:
+    """A task's job is sent to it: it has what the task needs, and not the rest of the log."""
+    aborted = job.aborted if keep_aborted else ()
+    return replace(job, groups=(tuple(wanted),), aborted=aborted, last_records=())
+
+
+def rows_of(spark: "SparkSession", tasks: Sequence[RowTask], columns: Sequence[str]) -> "DataFrame":
+    """What the tasks read, in columns as Spark's Kafka source has them."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(arrow_schema(columns))
+    if not tasks:
+        return spark.createDataFrame([], schema)
+    payloads = [encode(task) for task in tasks]
+    table = pa.table([range(len(payloads)), payloads], schema=_TASKS)
+    frame = spark.createDataFrame(table).repartitionByRange(len(tasks), "task")
+    return frame.mapInArrow(_read_all, schema)
+
+
+def _read_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    env = RealEnv()
+    for batch in batches:
+        for payload in batch.column(1).to_pylist():
+            yield from read_rows(env, decode(RowTask, payload))
+
+
+def read_rows(env: Env, task: RowTask) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Raises DamagedSegmentError, CorruptSurvivorsError, InputsGoneError,
+    TransportError, OSError."""
+    sources = sources_of(task.job)
+    with workplace(env, task.source, task.job) as place:
+        local = place.job_over(source.base_offset for source in sources)
+        found = None if task.survivors is None else list(_files(env, place, task.survivors))
+        for source in sources:
+            yield from _segment_rows(env, task, source, local.directory, found)
+
+
+def _files(
+    env: Env, place: Workplace, survivors: Sequence[SurvivorFiles]
+) -> Iterator[SurvivorsFile]:
+    for one in survivors:
+        folder = place.fetch(one.folder, one.names)
+        for name in one.names:
+            yield SurvivorsFile(env, f"{folder}/{name}")
+
+
+def _segment_rows(
+    env: Env,
+    task: RowTask,
+    source: SourceSegment,
+    directory: str,
+    files: list[SurvivorsFile] | None,
+) -> Iterator[pa.RecordBatch]:
+    options: dict[str, Any] = {"aborted": task.job.aborted}
+    if files is not None:
+        live = read_survivors(files, source.base_offset, source.next_base_offset)
+        if live.count == 0:
+            return
+        options = {"keep": live.contains}
+    yield from decode_segment(
+        env,
+        f"{directory}/{file_name(source.base_offset, LOG)}",
+        topic=task.job.partition.topic,
+        partition=task.job.partition.partition,
+        columns=task.columns,
+        first_offset=max(task.first_offset, source.base_offset),
+        end_offset=min(task.end_offset, source.next_base_offset),
+        size_bytes=source.size_bytes,
+        next_base_offset=source.next_base_offset,
+        unpacked_bytes_max=task.job.decompressed_batch_bytes,
+        **options,
+    )

@@ -1,0 +1,276 @@
+"""The state of a topic: each key's last committed record, from a leased log, as of some offsets.
+
+Rules
+- A state is one of partitions: the same key in two of them is two rows.
+- What is closed is leased, indexed, and read by its survivors. What follows, because a transaction
+  is undecided or because the offsets asked for lie within a segment, is less than a segment as a
+  rule: its last records are found by Spark, and supersede those of the index.
+- A state as of an offset can be had where nothing was taken from below it by what came after it:
+  from the first dirty offset on, and anywhere in a log that lacks no offset. Else it is refused.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from broker.api_client import ApiClient
+from cleaner.job import CleanJob
+from pipeline import exit_codes
+from pipeline.cli import JobError
+from pipeline.engines import Engine
+from pipeline.lease import Run
+from pipeline.progress import Told
+from pipeline.stages.indexing import PartitionIndex, index_partitions
+from pipeline.stages.planning import Limits, sources_of
+from pipeline.stages.tasks import SegmentCounts
+from pipeline.tables.rows import RowTask, row_tasks, rows_of
+from pipeline.topics import TopicBounds, read_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """What one partition's state is made of. Offsets: [first_offset, end_offset) was looked at.
+
+    The counts are of the closed segments; -1 where they were not indexed.
+    """
+
+    partition: int
+    first_offset: int
+    end_offset: int
+    records: int = -1
+    live: int = -1
+    tombstones: int = -1
+    keyless: int = -1
+
+
+@dataclass(slots=True)
+class TopicState:
+    """A state that can be read as long as the run lives. `frame` has the columns asked for."""
+
+    frame: "DataFrame"
+    partitions: list[PartitionState]
+    tails: dict[int, int] = field(default_factory=dict)  # partition -> where its open part ends
+
+    @property
+    def end_offsets(self) -> dict[int, int]:
+        """Where each partition's state ends: the first offset that is not in it."""
+        return {one.partition: one.end_offset for one in self.partitions}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """With what a leased topic is read."""
+
+    spark: "SparkSession"
+    engine: Engine
+    run: Run
+    transport: str
+    limits: Limits
+    told: Told
+    bootstrap: str
+
+
+def state_of(
+    reading: Reading,
+    bounds: TopicBounds,
+    columns: Sequence[str],
+    *,
+    as_of: Mapping[int, int] | None = None,
+) -> TopicState:
+    """The state below `as_of`, or of all that was decided when `bounds` were taken.
+
+    `bounds` are from before the run was opened. Raises JobError for damage, StageFailedError.
+    """
+    ends = dict(bounds.end if as_of is None else as_of)
+    jobs = _jobs(reading, bounds)
+    wanted = tuple(dict.fromkeys((*columns, "key", "value", "partition", "offset")))
+    whole = {n: below(job, ends[n] if as_of is not None else None) for n, job in jobs.items()}
+    indexes = _indexed(reading, [job for job in whole.values() if job is not None])
+    source = reading.run.source(reading.transport)
+    tasks: list[RowTask] = []
+    for index in indexes.values():
+        empty = frozenset(one.base_offset for one in index.counts if not one.live)
+        tasks += row_tasks(
+            index.job, source, wanted, survivors=index.survivors, skip=empty,
+            task_bytes=reading.limits.task_bytes,
+        )  # fmt: skip
+    state = TopicState(rows_of(reading.spark, tasks, wanted), [])
+    parts: list[RowTask] = []
+    open_first: dict[int, int] = {}
+    for number in sorted(ends):
+        job, covered = jobs.get(number), whole.get(number)
+        reached = bounds.first[number] if covered is None else covered.end_offset
+        if job is not None and as_of is not None and reached < ends[number]:
+            part = _part(job, reached, ends[number])
+            parts += row_tasks(part, source, wanted, task_bytes=reading.limits.task_bytes)
+            reached = max(reached, min(job.end_offset, ends[number]))
+        if reached < ends[number]:
+            open_first[number], state.tails[number] = reached, ends[number]
+        end = max(reached, ends[number])
+        state.partitions.append(_told(number, bounds.first[number], end, indexes.get(number)))
+    tail = rows_of(reading.spark, parts, wanted) if parts else None
+    if open_first:
+        rest = read_topic(
+            reading.spark, reading.bootstrap, reading.run.plan.topic, open_first, state.tails,
+            columns=wanted,
+        )  # fmt: skip
+        tail = rest if tail is None else tail.unionByName(rest)
+    if tail is not None:
+        state.frame = _superseded(state.frame, tail, wanted)
+    state.frame = state.frame.select(*columns)
+    return state
+
+
+def all_records(
+    reading: Reading,
+    bounds: TopicBounds,
+    columns: Sequence[str],
+    *,
+    as_of: Mapping[int, int] | None = None,
+) -> TopicState:
+    """Every committed record, with and without a key, below `as_of`; see `state_of`."""
+    ends = dict(bounds.end if as_of is None else as_of)
+    jobs = _jobs(reading, bounds)
+    source = reading.run.source(reading.transport)
+    tasks: list[RowTask] = []
+    rest: dict[int, int] = {}
+    partitions, tails = [], {}
+    for number, end in sorted(ends.items()):
+        reached = bounds.first[number]
+        if (job := jobs.get(number)) is not None:
+            stop = job.end_offset if as_of is None else min(end, job.end_offset)
+            part = _part(job, job.log_start_offset, stop)
+            tasks += row_tasks(part, source, columns, task_bytes=reading.limits.task_bytes)
+            reached = max(reached, stop)
+        if reached < end:
+            rest[number], tails[number] = reached, end
+        first = bounds.first[number]
+        partitions.append(PartitionState(number, first, max(reached, end)))
+    frame = rows_of(reading.spark, tasks, columns)
+    if rest:
+        open_part = read_topic(
+            reading.spark, reading.bootstrap, reading.run.plan.topic, rest, tails, columns=columns
+        )
+        frame = frame.unionByName(open_part)
+    return TopicState(frame, partitions, tails)
+
+
+def _jobs(reading: Reading, bounds: TopicBounds) -> dict[int, CleanJob]:
+    return {
+        one.job.partition.partition: one.job
+        for one in reading.run.plan.partitions
+        if one.job.partition.partition in bounds.end
+    }
+
+
+def below(job: CleanJob, end: int | None) -> CleanJob | None:
+    """The job of the segments that lie wholly below `end`; None where there is none."""
+    if end is None or end >= job.end_offset:
+        return job
+    groups = tuple(
+        kept
+        for group in job.groups
+        if (kept := tuple(one for one in group if one.next_base_offset <= end))
+    )
+    if not groups:
+        return None
+    return replace(job, groups=groups, end_offset=groups[-1][-1].next_base_offset)
+
+
+def _part(job: CleanJob, first: int, end: int) -> CleanJob:
+    """The job of the segments that hold offsets of [first, end), and ends there."""
+    wanted = tuple(
+        one for one in sources_of(job) if one.next_base_offset > first and one.base_offset < end
+    )
+    start = max(first, job.log_start_offset)
+    return replace(job, groups=(wanted,), log_start_offset=start, end_offset=end)
+
+
+def _indexed(reading: Reading, jobs: Sequence[CleanJob]) -> dict[int, PartitionIndex]:
+    source = reading.run.source(reading.transport)
+    found = index_partitions(
+        reading.engine, jobs, lambda _: source, reading.limits, progress=reading.told
+    )
+    for index in found:
+        if index.damaged:
+            one = index.damaged[0]
+            raise JobError(
+                f"{one.path} is damaged at byte {one.position} ({one.reason}): what stands behind"
+                " is not known, and a table would lack it"
+            )
+    return {index.job.partition.partition: index for index in found}
+
+
+def _told(number: int, first: int, end: int, index: PartitionIndex | None) -> PartitionState:
+    counts: Sequence[SegmentCounts] = () if index is None else index.counts
+    return PartitionState(
+        partition=number,
+        first_offset=first,
+        end_offset=end,
+        records=sum(one.records for one in counts),
+        live=sum(one.live for one in counts),
+        tombstones=sum(one.tombstones for one in counts),
+        keyless=sum(one.keyless for one in counts),
+    )
+
+
+def _superseded(before: "DataFrame", tail: "DataFrame", columns: Sequence[str]) -> "DataFrame":
+    """What is live after `tail`, which comes behind all of `before`."""
+    from pyspark.sql import functions as sql
+
+    # Not twice from one DataFrame: what the source has read must be the same for both uses.
+    last = last_by_key(tail, columns)
+    keys = last.select("partition", "key")
+    left = before.join(keys, ["partition", "key"], "left_anti").select(*columns)
+    return left.unionByName(last.where(sql.col("value").isNotNull()))
+
+
+def last_by_key(frame: "DataFrame", columns: Sequence[str]) -> "DataFrame":
+    """Of the records of each key of each partition the one with the largest offset."""
+    from pyspark.sql import functions as sql
+
+    held = sql.struct(*(sql.col(name) for name in columns))
+    return (
+        frame.where(sql.col("key").isNotNull())
+        .groupBy(sql.col("partition").alias("_partition"), sql.col("key").alias("_key"))
+        .agg(sql.max_by(held, sql.col("offset")).alias("_last"))
+        .select(*(sql.col("_last")[name].alias(name) for name in columns))
+    )
+
+
+def cleaned_offset(client: ApiClient, topic: str, partition: int) -> int | None:
+    """Below it the cleaner has been; None where the broker does not say. To be asked after the run
+    was opened: then it is no less than it was when the segments were pinned. Raises
+    ApiRefusedError, UnreachableError."""
+    answer = client.get(f"/partitions/{topic}/{partition}")
+    found = answer.get("first_dirty_offset")
+    return None if found is None else int(found)
+
+
+def check_open_part(client: ApiClient, topic: str, state: TopicState) -> None:
+    """See after reading that nothing of an open part was cleaned meanwhile by what came behind it.
+
+    Raises JobError (STALE).
+    """
+    for partition, end in state.tails.items():
+        cleaned = cleaned_offset(client, topic, partition)
+        if cleaned is not None and cleaned > end:
+            raise JobError(
+                f"{topic}-{partition} was cleaned up to {cleaned} while it was read up to {end}:"
+                " try again",
+                exit_codes.STALE,
+            )
+
+
+def lacks_offsets(job: CleanJob, counts: Sequence[SegmentCounts]) -> bool:
+    """Whether records have been taken from these segments: some of their offsets are missing."""
+    start = job.log_start_offset
+    return any(
+        one.records + one.control < one.next_base_offset - max(one.base_offset, start)
+        for one in counts
+    )

@@ -1,0 +1,134 @@
+"""Taking a batch of records into a Delta table, exactly once.
+
+Rules
+- How far each partition is in the table stands in the table's own commits
+  (pipeline/tables/delta.py): what was taken in already changes nothing when it comes again.
+- A row never goes back: it is replaced or deleted only by a record with a larger offset.
+- Of a batch only the last record of each key counts. One commit takes in all of it, also where it
+  has no rows: offsets of markers are offsets, too.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pipeline import exit_codes
+from pipeline.cli import JobError
+from pipeline.tables.columns import Forms
+from pipeline.tables.delta import commit_of, version_id
+from pipeline.tables.publish import write_beside
+from pipeline.tables.state import last_by_key
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame
+
+DELETED: Final = "_deleted"
+_SAME_ROW: Final = "t.`partition` = s.`partition` AND t.`key` = s.`key`"
+_IS_NEWER: Final = "s.`offset` > t.`offset`"
+
+
+def versions_in(table: "DeltaTable", topic: str, partitions: Sequence[int]) -> dict[int, int]:
+    """How far these partitions are in a table; those that it knows nothing of are left out."""
+    found = {n: table.transaction_version(version_id(topic, n)) for n in partitions}
+    return {number: int(version) for number, version in found.items() if version is not None}
+
+
+def ends_of(checkpoint: Path, topic: str, batch_id: int) -> dict[int, int]:
+    """Where a micro-batch ends, as Spark noted before it began. Raises JobError."""
+    path = checkpoint / "offsets" / str(batch_id)
+    try:
+        # A version, settings of the query, and a line for its one source.
+        found = json.loads(path.read_text().splitlines()[2])[topic]
+        return {int(number): int(end) for number, end in found.items()}
+    except (OSError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise JobError(f"{path} is no list of offsets of {topic}: {error!r}") from error
+
+
+def last_ends(checkpoint: Path, topic: str) -> dict[int, int]:
+    """Where the last micro-batch that is done ended; {} where none is. Raises JobError."""
+    commits = checkpoint / "commits"
+    done = [int(name) for name in os.listdir(commits) if name.isdigit()] if commits.is_dir() else []
+    return ends_of(checkpoint, topic, max(done)) if done else {}
+
+
+class Upserts:
+    """Merges batches of one topic into one table."""
+
+    def __init__(self, path: Path, topic: str, forms: Forms, columns: Sequence[str]) -> None:
+        self.path = path
+        self.batches = 0  # that were taken in
+        self.updated = self.inserted = self.deleted = 0  # rows
+        self._topic = topic
+        self._forms = forms
+        self._columns = tuple(columns)
+
+    def take_in(self, batch: "DataFrame", ends: Mapping[int, int]) -> bool:
+        """Merge a batch whose partitions end at `ends`; False: it was there already.
+
+        Raises JobError, PySparkException.
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        table = DeltaTable(str(self.path))
+        before = versions_in(table, self._topic, list(ends))
+        if all(number in before and before[number] >= end for number, end in ends.items()):
+            return False
+        rows = self._last(batch, before)
+        reached = {
+            version_id(self._topic, number): max(end, before.get(number, 0))
+            for number, end in ends.items()
+        }
+        notes = {"job": "latest --stream", "topic": self._topic}
+        try:
+            with write_beside(rows, self.path) as data:
+                self._merge(table, data, commit_of(notes, reached))
+        except DeltaError as error:
+            raise JobError(f"{self.path}: {error}", exit_codes.FAILED) from error
+        self.batches += 1
+        return True
+
+    def _last(self, batch: "DataFrame", before: Mapping[int, int]) -> "DataFrame":
+        from pyspark.sql import functions as sql
+
+        # Partitions that the table does not know are new, from their beginning.
+        known = [
+            (sql.col("partition") != number) | (sql.col("offset") >= version)
+            for number, version in sorted(before.items())
+        ]
+        if known:
+            batch = batch.where(reduce(lambda one, other: one & other, known))
+        last = last_by_key(batch, self._columns)
+        marked = last.withColumn(DELETED, sql.col("value").isNull())
+        return self._forms.applied(marked)
+
+    def _merge(self, table: "DeltaTable", data: Path, commit: Any) -> None:
+        import pyarrow.dataset as ds
+        from deltalake import write_deltalake
+
+        found = ds.dataset(str(data), format="parquet")
+        if found.count_rows() == 0:
+            empty = found.schema.empty_table().drop_columns([DELETED])
+            write_deltalake(table, empty, mode="append", commit_properties=commit)
+            return
+        values = {f"`{name}`": f"s.`{name}`" for name in self._columns}
+        merging = table.merge(
+            found.scanner().to_reader(),
+            predicate=_SAME_ROW,
+            source_alias="s",
+            target_alias="t",
+            commit_properties=commit,
+        )
+        told = (
+            merging.when_matched_delete(f"s.{DELETED} AND {_IS_NEWER}")
+            .when_matched_update(values, predicate=f"NOT s.{DELETED} AND {_IS_NEWER}")
+            .when_not_matched_insert(values, predicate=f"NOT s.{DELETED}")
+            .execute()
+        )
+        self.inserted += int(told["num_target_rows_inserted"])
+        self.updated += int(told["num_target_rows_updated"])
+        self.deleted += int(told["num_target_rows_deleted"])

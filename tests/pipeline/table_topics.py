@@ -1,0 +1,161 @@
+"""Random topics for tables, and what they hold in plain Python: records in order, the last of each
+key."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from storage.batch import (
+    CONTROL,
+    TRANSACTIONAL,
+    ControlType,
+    Record,
+    build_batch,
+    marker_record,
+)
+from tests.support.varve import VarveBroker
+
+START_MS = 1_700_000_000_000
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+# The broker's own cleaner has nothing to do: no log is more dirty than wholly so.
+CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(1 << 20),
+    "min.cleanable.dirty.ratio": "1.0",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One committed record."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp: int
+
+
+@dataclass
+class Model:
+    """Every committed record of a topic, by partition and offset."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def state(self, ends: dict[int, int] | None = None) -> dict[tuple[int, bytes], Row]:
+        """The last record of each key, deletes left out; below `ends`."""
+        last = {
+            (row.partition, row.key): row
+            for row in self.rows
+            if row.key is not None and (ends is None or row.offset < ends[row.partition])
+        }
+        return {(number, key): row for (number, key), row in last.items() if row.value is not None}
+
+
+def make_topic(broker: VarveBroker, topic: str, partitions: int = 2, **config: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    settings = {**CONFIG, **{name.replace("_", "."): value for name, value in config.items()}}
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=settings)
+    for future in admin.create_topics([new]).values():
+        future.result(30)
+
+
+def fill(
+    broker: VarveBroker,
+    topic: str,
+    rng: random.Random,
+    *,
+    records: int,
+    keys: int = 200,
+    partitions: int = 2,
+    rounds: int = 5,
+    keyless: float = 0.03,
+) -> None:
+    """Random records in batches of all codecs; some are deletes, some have no key."""
+    for number in range(rounds):
+        settings = {
+            "bootstrap.servers": broker.bootstrap,
+            "compression.type": CODECS[number % len(CODECS)],
+            "linger.ms": 5,
+        }
+        producer = Producer(settings)
+        for _ in range(records // rounds):
+            key = None if rng.random() < keyless else b"key-%d" % int(keys * rng.random() ** 2)
+            value = None if key is not None and rng.random() < 0.2 else rng.randbytes(60)
+            producer.produce(
+                topic, key=key, value=value, partition=rng.randrange(partitions),
+                timestamp=START_MS + rng.randrange(10**9),
+            )  # fmt: skip
+        assert producer.flush(30) == 0
+
+
+def transaction(
+    producer: int,
+    first_offset: int,
+    records: Iterable[tuple[bytes, bytes | None]],
+    end: ControlType | None,
+) -> tuple[list[bytes], int]:
+    """Batches of one transaction from `first_offset` on, its marker behind, and what comes next."""
+    rows = [
+        Record(first_offset + place, START_MS, key, value)
+        for place, (key, value) in enumerate(records)
+    ]
+    options = {"producer_id": producer, "producer_epoch": 0}
+    batches = [
+        bytes(build_batch(rows, base_sequence=0, codec=4, attributes=TRANSACTIONAL, **options))
+    ]
+    after = first_offset + len(rows)
+    if end is not None:
+        marker = marker_record(end, 0, START_MS)._replace(offset=after)
+        batches.append(bytes(build_batch([marker], attributes=TRANSACTIONAL | CONTROL, **options)))
+        after += 1
+    return batches, after
+
+
+def write(
+    broker: VarveBroker,
+    topic: str,
+    records: Iterable[tuple[bytes | None, bytes | None]],
+    *,
+    partition: int = 0,
+    timestamp: int = 0,
+) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
+    for key, value in records:
+        producer.produce(topic, key=key, value=value, partition=partition, timestamp=timestamp)
+    assert producer.flush(30) == 0
+
+
+def read_model(broker: VarveBroker, topic: str, partitions: int = 2) -> Model:
+    """What a consumer reads to the end, committed records only."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "none",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    model, ended = Model(), set()
+    try:
+        while len(ended) < partitions:
+            message = consumer.poll(30)
+            assert message is not None
+            if message.error() is not None:
+                ended.add(message.partition())
+                continue
+            offset, number = message.offset(), message.partition()
+            assert offset is not None
+            assert number is not None
+            model.rows.append(
+                Row(number, offset, message.key(), message.value(), message.timestamp()[1])
+            )
+    finally:
+        consumer.close()
+    return model
