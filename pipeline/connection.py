@@ -1,12 +1,14 @@
 """One connection to a broker, and what can go wrong on it.
 
-Rules: one request at a time; an answer larger than FRAME_BYTES_MAX is refused before memory is
-taken for it; plain connections only, as the broker knows no others.
+Rules: one request at a time; all of an answer is there in time, or none of it counts; one larger
+than FRAME_BYTES_MAX is refused before memory is taken for it; plain connections only, as the broker
+knows no others.
 """
 
 import itertools
 import socket
 import struct
+import time
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
@@ -121,21 +123,22 @@ class Connection:
         """The answer to what was sent. Raises OSError, WireError, ProtocolError."""
         assert self._waiting is not None
         key, version, correlation_id = self._waiting
-        self._socket.settimeout(max(timeout_seconds, 0.001))
-        (size,) = struct.unpack(">i", self._exactly(4))
+        deadline = time.monotonic() + timeout_seconds
+        (size,) = struct.unpack(">i", self._exactly(4, deadline))
         if not 0 < size <= FRAME_BYTES_MAX:
             raise WireError(f"{self.address} announces an answer of {size} bytes")
-        answered, body = decode_response(key, version, self._exactly(size))
+        answered, body = decode_response(key, version, self._exactly(size, deadline))
         if answered != correlation_id:
             raise ProtocolError("answer to another request", key, version)
         assert isinstance(body, kind)
         self._waiting = None
         return body
 
-    def _exactly(self, count: int) -> bytearray:
+    def _exactly(self, count: int, deadline: float) -> bytearray:
         data = bytearray(count)
         view = memoryview(data)
         while view:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
             got = self._socket.recv_into(view)
             if got == 0:
                 raise ConnectionError("the broker closed the connection")
