@@ -10,6 +10,7 @@ What is kept from start to start (launchers, class archives) lies in a folder of
 nobody else may write to: what lies there is executed.
 """
 
+import atexit
 import hashlib
 import os
 import re
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -125,7 +127,15 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     ):
         if os.path.isabs(candidate) and _is_ours(candidate):
             return Path(candidate)
-    return Path(tempfile.mkdtemp(prefix="varve-pipeline-"))
+    return _private_folder()
+
+
+@cache
+def _private_folder() -> Path:
+    """Of this process; it goes when that ends."""
+    folder = tempfile.mkdtemp(prefix="varve-pipeline-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _is_ours(folder: str) -> bool:

