@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 ADMIN_SECONDS: Final = 30.0
+REACH_SECONDS: Final = 5.0  # for a first answer
 
 Bounds = Mapping[int, int]  # partition -> offset
 P = ParamSpec("P")
@@ -107,6 +108,21 @@ def partitions_of(bootstrap: str, topic: str) -> list[int]:
     """The partitions of a topic. Raises UnknownTopicError, WireError."""
     with WireClient(bootstrap) as client:
         return client.partitions([topic])[topic]
+
+
+def reach_topic(bootstrap: str, topic: str) -> list[int]:
+    """The partitions of a topic, asked for once, before anything long is begun.
+
+    Raises UnknownTopicError; UnreachableBrokerError after REACH_SECONDS.
+    """
+    with WireClient(bootstrap, timeout_seconds=REACH_SECONDS) as client:
+        return client.partitions([topic])[topic]
+
+
+def reach_cluster(bootstrap: str) -> None:
+    """As `reach_topic`, where the topic is yet to be made. Raises UnreachableBrokerError."""
+    with WireClient(bootstrap, timeout_seconds=REACH_SECONDS) as client:
+        client.topics()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ from pipeline.topics import (
     bounds_of,
     cluster_errors,
     create_topic,
-    partitions_of,
+    reach_cluster,
+    reach_topic,
     read_topic,
     settings_of,
     with_bootstrap,
@@ -436,4 +437,6 @@ def _check_options(
     if settings and create is None:
         raise click.UsageError("--config is for a topic that is made: --create PARTITIONS")
     if create is None:
-        partitions_of(target.bootstrap, target.topic)  # raises where there is none
+        reach_topic(target.bootstrap, target.topic)  # raises where there is none
+    else:
+        reach_cluster(target.bootstrap)

@@ -50,6 +50,7 @@ from pipeline.topics import (
     as_job_errors,
     bounds_of,
     cluster_errors,
+    reach_topic,
     read_topic,
     settings_of,
     with_bootstrap,
@@ -348,6 +349,7 @@ def command(
     """
     if (table is None) == (key_file is None):
         raise click.UsageError("the keys are in a table (--keys) or in a file (--key-file)")
+    reach_topic(bootstrap, topic)
     Rules.of(topic, settings_of(bootstrap, topic))  # refuses before Spark is started
     with shown(quiet=as_json) as told:
         told.note("starting Spark")

@@ -96,7 +96,10 @@ def holdings(
     below: Mapping[int, int] | None = None,
     version_header: str = "",
 ) -> list[Holding]:
-    """Where the keys are among `records` (COLUMNS, and headers where a version is asked for)."""
+    """Where the keys are among `records` (COLUMNS, and headers where a version is asked for).
+
+    `below`: what counts as older, by partition, and nothing in others; None: everything does.
+    """
     from pyspark.sql import functions as f
 
     if not keys:
@@ -104,7 +107,7 @@ def holdings(
     spark = records.sparkSession
     wanted = spark.createDataFrame([(key,) for key in keys], "key binary")
     has_value = f.col("value").isNotNull()
-    older = f.lit(True)
+    older = f.lit(below is None)
     if below:
         pairs = [f.lit(one) for item in sorted(below.items()) for one in item]
         limit = f.try_element_at(f.create_map(*pairs), f.col("partition")).cast("bigint")

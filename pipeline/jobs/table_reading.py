@@ -6,6 +6,7 @@ Rules
   refused and not misread.
 """
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from urllib.parse import unquote, urlsplit
 from pipeline import exit_codes
 from pipeline.cli import JobError
 from pipeline.session import first_line
+from pipeline.tables.delta import version_id
+from pipeline.tables.publish import NOTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +45,31 @@ def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFram
                 return spark.read.parquet(path)
     except PySparkException as error:
         raise JobError(f"{path} cannot be read as {table_format}: {first_line(error)}") from error
+
+
+def reach_of(path: str, table_format: str, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+    """How far a topic is in a table that was made of it, by partition, as the table itself says.
+
+    Empty where it says nothing of that topic.
+    """
+    if table_format == "delta":
+        from deltalake import DeltaTable
+
+        table = DeltaTable(path)
+        found = {n: table.transaction_version(version_id(topic, n)) for n in partitions}
+        return {n: end for n, end in found.items() if end is not None}
+    notes: Any = {}
+    if table_format == "parquet" and (Path(path) / NOTES).is_file():
+        notes = json.loads((Path(path) / NOTES).read_text())
+    elif table_format == "iceberg":
+        from pyiceberg.table import StaticTable
+
+        snapshot = StaticTable.from_metadata(_newest_metadata(path)).current_snapshot()
+        summary = snapshot.summary if snapshot is not None else None
+        notes = json.loads((summary and summary.get("varve")) or "{}")
+    if notes.get("topic") != topic:
+        return {}
+    return {int(number): int(end) for number, end in notes.get("end_offsets", {}).items()}
 
 
 def _delta(spark: "SparkSession", path: str) -> "DataFrame":

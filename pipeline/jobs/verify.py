@@ -29,7 +29,7 @@ from pipeline.cli import (
     with_broker,
 )
 from pipeline.jobs.key_text import key_json, key_text
-from pipeline.jobs.table_reading import FORMATS, read_table
+from pipeline.jobs.table_reading import FORMATS, reach_of, read_table
 from pipeline.jobs.verify_batches import BatchFault, Walk, walk_all
 from pipeline.jobs.verify_rules import (
     COLUMNS,
@@ -46,6 +46,7 @@ from pipeline.topics import (
     TopicBounds,
     bounds_of,
     cluster_errors,
+    reach_topic,
     read_offsets,
     read_topic,
     settings_of,
@@ -299,8 +300,10 @@ class Verifier:
             served = served.where(served["partition"].isin(list(self.partitions)))
         bounds = self._bounds(self.topic)
         if as_of is None:
-            as_of = dict.fromkeys(bounds.end, 0) | _reach(served)
-            notes.append("of each partition up to the table's last record: --as-of says otherwise")
+            as_of = reach_of(path, table_format, self.topic, list(bounds.end))
+            if not as_of:
+                as_of = dict.fromkeys(bounds.end, 0) | _reach(served)
+                notes.append("as far as the table's last record goes: --as-of says otherwise")
         ends = _until(bounds, as_of)
         rule = Rule(
             keeps_keyless=keyless,
@@ -508,11 +511,14 @@ def command(
     """
     if table is not None and against is not None:
         raise click.UsageError("--table and --against are two different things")
+    if table is None and against is None and topic.endswith(RESERVED_SUFFIX):
+        base = topic.removesuffix(RESERVED_SUFFIX)
+        raise click.UsageError(f"say `verify {base}`: that is what the view is compared with")
+    there = reach_topic(bootstrap, topic)
     mode = "table" if table is not None else _mode(client, topic, against)
     if as_of is not None and mode in ("view", "alone"):
         raise click.UsageError("--as-of is for tables and other topics: a view has one state only")
-    there = bounds_of(bootstrap, topic, partitions=partitions).end
-    ends = None if as_of is None else read_offsets(as_of, list(there))
+    ends = None if as_of is None else read_offsets(as_of, there)
     with shown(quiet=as_json) as told:
         session = _started(spark_options, told)
         try:
@@ -547,9 +553,6 @@ def _mode(client: ApiClient, topic: str, against: str | None) -> str:
         return "alone"
     if against is not None:
         return "view" if against == view_name(topic) else "topic"
-    if topic.endswith(RESERVED_SUFFIX):
-        base = topic.removesuffix(RESERVED_SUFFIX)
-        raise click.UsageError(f"say `verify {base}`: that is what the view is compared with")
     try:
         return "view" if client.below(VIEWS).get("", topic=topic)["views"] else "alone"
     except ApiRefusedError as error:

@@ -2,6 +2,9 @@
 
 import json
 import random
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline import exit_codes
-from pipeline.cli import JobError
+from pipeline.cli import JobError, pipeline
 from pipeline.jobs import verify
 from pipeline.jobs.verify import Verifier, VerifyResult, answer, lines
 from pipeline.jobs.verify_batches import DISORDER, EXPIRED, Walk, walk
+from pipeline.tables.delta import version_id
+from pipeline.tables.publish import publish, target
 from pipeline.wire import Fetched, WireClient
 from storage.batch import (
     CONTROL,
@@ -39,7 +44,7 @@ from tests.pipeline.planted import (
     write,
 )
 from tests.support.draws import seed_of_test
-from tests.support.varve import VarveBroker, running_varve
+from tests.support.varve import ROOT, VarveBroker, running_varve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -429,6 +434,27 @@ def test_a_table_is_compared_by_the_columns_it_has(
         check.table(f"{path}-not", "parquet", None, keyless=False)
 
 
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+def test_a_table_says_itself_how_far_it_goes(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path, table_format: str
+) -> None:
+    """Notes as `latest` leaves them: what came later is not missing."""
+    make_topic(broker, topic, 2)
+    rows = [(n % 2, b"k%d" % (n % 30), b"%d" % n, START_MS + n, None) for n in range(90)]
+    write(broker, topic, rows)
+    check = verifier(spark, broker, topic)
+    bounds = check._bounds(topic)
+    every = check._read(topic, bounds.first, bounds.end).drop("headers").where("offset >= 30")
+    place = target(str(tmp_path / "table"), table_format, overwrite=False)  # type: ignore[arg-type]
+    notes = {"topic": topic, "end_offsets": {str(n): end for n, end in bounds.end.items()}}
+    publish(every, place, notes, versions={version_id(topic, n): 45 for n in range(2)})
+    write(broker, topic, [(0, b"k0", b"later", START_MS, None)])
+    result = check.table(str(place.path), table_format, None, keyless=False)
+    assert (result.kinds, result.notes) == ({"same": 30}, [])
+    other = check.table(str(place.path), table_format, {0: 46, 1: 45}, keyless=False)
+    assert other.kinds == {"older_record_served": 1, "same": 29}
+
+
 def test_nothing_to_compare_is_right_and_says_so(
     spark: "SparkSession", broker: VarveBroker, topic: str
 ) -> None:
@@ -508,6 +534,40 @@ def test_a_command_line_without_sense_is_refused(broker: VarveBroker, topic: str
     ):
         done = invoke(broker, *arguments)
         assert (done.exit_code, reason in done.output) == (code, True), done.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", "t", "--against", "t"],
+        ["bootstrap", "t", "--from", "x"],
+        ["bootstrap", "t", "--from", "x", "--create", "1"],
+        ["erase", "t", "--key-file", "x"],
+    ],
+    ids=lambda arguments: "-".join(arguments[::4]),
+)
+def test_no_broker_is_told_before_spark_is_started(arguments: list[str]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    done = CliRunner().invoke(pipeline, [*arguments, "--bootstrap", address])
+    assert done.exit_code == exit_codes.UNREACHABLE, done.output
+    assert len(done.output.splitlines()) == 1
+    assert address in done.output
+
+
+def test_the_program_itself_ends_with_the_code(broker: VarveBroker, topic: str) -> None:
+    """A process of its own, with a session of its own."""
+    make_topic(broker, topic, 1, cleanup_policy="compact")
+    write(broker, topic, [(0, b"k", b"v", START_MS, None)])
+    command = [sys.executable, "-m", "pipeline", "verify", topic, "--master", "local[1]", "--json"]
+    where = ["--http", f"127.0.0.1:{broker.http_port}", "--bootstrap", broker.bootstrap]
+    done = subprocess.run(
+        [*command, *where], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert found["notes"] == ["nothing was cleaned yet of partitions 0"]
 
 
 def test_a_result_is_told_in_lines() -> None:
