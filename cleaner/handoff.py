@@ -20,6 +20,8 @@ from storage import filenames, sealed_json
 from storage.errors import CorruptCheckpointError, NewerFormatError
 from storage.model import TopicPartition
 
+RUNS_PATH: Final = "/api/v1/offline-runs"  # below it a run's files and manifests travel by HTTP
+CRC_HEADER: Final = "X-Varve-Crc32c"  # of what travels, in hexadecimal digits
 MANIFEST_NAME: Final = "manifest"  # in the folder of a run
 MANIFEST_MAGIC: Final = "varve-offline-manifest"
 MANIFEST_VERSION: Final = 1

@@ -287,7 +287,7 @@ def telling(function: Callable[P, None]) -> Callable[P, None]:
         except StageFailedError as error:
             fail(str(error), exit_codes.FAILED)
         except ApiRefusedError as error:
-            fail(str(error), _code_of(error.status))
+            fail(str(error), exit_codes.of_status(error.status))
         except UnreachableError as error:
             fail(str(error), exit_codes.UNREACHABLE)
         except KeyboardInterrupt:
@@ -315,12 +315,6 @@ def interrupts_wait() -> Iterator[None]:
             signal.signal(number, handler)
     if waiting:
         raise KeyboardInterrupt
-
-
-def _code_of(status: int) -> int:
-    if status in (404, 409, 410):  # the run is unknown, stale or over
-        return exit_codes.STALE
-    return exit_codes.UNVERIFIED if status == 422 else exit_codes.FAILED
 
 
 def show(answer: Any, as_json: bool, lines: Callable[[], Sequence[str]]) -> None:

@@ -10,12 +10,13 @@ Rules
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
 from cleaner.handoff import (
+    RUNS_PATH,
     AdoptOutcome,
     AdoptResult,
     MalformedHandoffError,
@@ -29,14 +30,11 @@ from cleaner.handoff import (
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from pipeline import exit_codes
 
-ROOT: Final = "/api/v1/offline-runs"
 TTL_SECONDS: Final = 120
 LEFT_SECONDS: Final = 3600  # for a run that nobody keeps alive
 RENEWALS: Final = 3  # in the time of a lease
 RETRY_SECONDS: Final = 1.0  # where the broker could not be reached
 UNREACHABLE_SECONDS: Final = 60.0  # that an adoption goes on asking; the broker may be restarting
-
-Progress = Callable[[Mapping[str, Any]], None]
 
 
 class RunError(Exception):
@@ -67,15 +65,15 @@ class BrokerUnreachableError(RunError):
     code = exit_codes.UNREACHABLE
 
 
-_LOST: Final = (404, 409, 410)
-
-
 def _as_run_error(error: ApiRefusedError | UnreachableError) -> RunError:
     if isinstance(error, UnreachableError):
         return BrokerUnreachableError(str(error))
-    if error.status in _LOST:
+    code = exit_codes.of_status(error.status)
+    if code == exit_codes.STALE:
         return LeaseLostError(str(error))
-    return OutputsRefusedError(str(error)) if error.status == 422 else RunError(str(error))
+    return (
+        OutputsRefusedError(str(error)) if code == exit_codes.UNVERIFIED else RunError(str(error))
+    )
 
 
 class BrokerRuns:
@@ -83,13 +81,13 @@ class BrokerRuns:
 
     def __init__(self, url: str, token: str | None = None) -> None:
         """`url` is the broker's HTTP address, `token` the operator's. Raises ValueError."""
-        self._client = ApiClient(url, token).below(ROOT)
+        self._client = ApiClient(url, token).below(RUNS_PATH)
 
     @classmethod
     def of(cls, client: ApiClient) -> "BrokerRuns":
         """With a client that is there."""
-        made = cls.__new__(cls)
-        made._client = client.below(ROOT)
+        made = cls(client.url)
+        made._client = client.below(RUNS_PATH)
         return made
 
     def open(
@@ -146,9 +144,8 @@ class Run:
 
     def __init__(self, client: ApiClient, plan: RunPlan, ttl_seconds: int) -> None:
         self.plan = plan
-        self._runs = client
-        self._client = client.below(f"{ROOT}/{plan.run_id}")
-        self._files = ApiClient(client.url, plan.token).below(f"{ROOT}/{plan.run_id}")
+        self._client = client.below(f"{RUNS_PATH}/{plan.run_id}")
+        self._files = ApiClient(client.url, plan.token).below(f"{RUNS_PATH}/{plan.run_id}")
         self._ttl_seconds = ttl_seconds
         self._lost: RunError | None = None
         self._is_over = threading.Event()
@@ -217,15 +214,13 @@ class Run:
         except (ApiRefusedError, UnreachableError) as error:
             raise _as_run_error(error) from error
 
-    def adopt(
-        self, partition: int | None = None, *, progress: Progress | None = None
-    ) -> list[AdoptResult]:
+    def adopt(self, partition: int | None = None) -> list[AdoptResult]:
         """Have the broker check and publish what was handed back: of one partition, or of all.
 
         Every result is ADOPTED. Raises OutputsRefusedError, LeaseLostError, RunError; what was
         adopted of other partitions stays so, and is told in the error's `results`.
         """
-        results = self.try_adopt(partition, progress=progress)
+        results = self.try_adopt(partition)
         for outcome, kind in _ERRORS:
             refused = [one for one in results if one.outcome is outcome]
             if refused:
@@ -234,9 +229,7 @@ class Run:
                 raise error
         return results
 
-    def try_adopt(
-        self, partition: int | None = None, *, progress: Progress | None = None
-    ) -> list[AdoptResult]:
+    def try_adopt(self, partition: int | None = None) -> list[AdoptResult]:
         """As `adopt`, but what was refused is told in the results. Raises RunError."""
         wanted = {} if partition is None else {"partition": partition}
         try:
@@ -244,8 +237,6 @@ class Run:
                 found = self._persistently(lambda: self._client.post("/adopt", wanted))
                 if found["done"]:
                     return [result_of(one) for one in found["results"]]
-                if progress is not None:
-                    progress(found)
         except (ApiRefusedError, UnreachableError) as error:
             raise _as_run_error(error) from error
         except (MalformedHandoffError, KeyError, TypeError) as error:
@@ -267,7 +258,7 @@ class Run:
         try:
             self._client.delete("")
         except ApiRefusedError as error:
-            if error.status not in _LOST:
+            if exit_codes.of_status(error.status) != exit_codes.STALE:
                 raise _as_run_error(error) from error
         except UnreachableError as error:
             raise _as_run_error(error) from error
@@ -315,7 +306,7 @@ class Run:
             try:
                 self._client.post("/renew", {"ttl_seconds": self._ttl_seconds})
             except ApiRefusedError as error:
-                if error.status in _LOST:
+                if exit_codes.of_status(error.status) == exit_codes.STALE:
                     self._lost = LeaseLostError(str(error))
                     return
                 pause = RETRY_SECONDS

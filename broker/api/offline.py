@@ -23,15 +23,20 @@ from broker.offline.issue import Wanted
 from broker.offline.leases import OfflineRuns
 from broker.offline.model import LeasedPartition, OfflineError
 from broker.offline.transfers import FileRange, Transfers, Upload
-from cleaner.handoff import Purpose, encode_plan, manifest_bytes_max, result_json
+from cleaner.handoff import (
+    CRC_HEADER,
+    RUNS_PATH,
+    Purpose,
+    encode_plan,
+    manifest_bytes_max,
+    result_json,
+)
 
-ROOT: Final = "/api/v1/offline-runs"
-FILES: Final = f"{ROOT}/{{run}}/partitions/{{partition}}"
+FILES: Final = f"{RUNS_PATH}/{{run}}/partitions/{{partition}}"
 INPUT: Final = f"{FILES}/inputs/{{name}}"
 OUTPUT: Final = f"{FILES}/outputs/{{folder}}/{{name}}"
 MANIFEST: Final = f"{FILES}/manifest"
 TRANSFERS: Final = frozenset({INPUT, OUTPUT, MANIFEST})  # guarded by the token of the run
-CRC_HEADER: Final = "X-Varve-Crc32c"
 TTL_SECONDS: Final = 120
 CHUNK_BYTES: Final = 256 << 10
 
@@ -50,12 +55,12 @@ class OfflineApi:
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Every route, for the server."""
-        yield web.post(ROOT, _telling(self._open))
-        yield web.get(ROOT, _telling(self._list))
-        yield web.get(f"{ROOT}/{{run}}", _telling(self._one))
-        yield web.delete(f"{ROOT}/{{run}}", _telling(self._abandon))
-        yield web.post(f"{ROOT}/{{run}}/renew", _telling(self._renew))
-        yield web.post(f"{ROOT}/{{run}}/adopt", _telling(self._adopt))
+        yield web.post(RUNS_PATH, _telling(self._open))
+        yield web.get(RUNS_PATH, _telling(self._list))
+        yield web.get(f"{RUNS_PATH}/{{run}}", _telling(self._one))
+        yield web.delete(f"{RUNS_PATH}/{{run}}", _telling(self._abandon))
+        yield web.post(f"{RUNS_PATH}/{{run}}/renew", _telling(self._renew))
+        yield web.post(f"{RUNS_PATH}/{{run}}/adopt", _telling(self._adopt))
         yield web.get(INPUT, _telling(self._get_input), allow_head=False)
         yield web.get(OUTPUT, _telling(self._get_output), allow_head=False)
         yield web.put(OUTPUT, _telling(self._put_output))

@@ -5,6 +5,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from cleaner.handoff import RUNS_PATH
+
 PATH: Final = "/api/v1/openapi.json"
 
 _OBJECT: Final = {"application/json": {"schema": {"type": "object"}}}
@@ -91,7 +93,7 @@ def _post(
 
 def _runs() -> dict[str, Any]:
     """Work on logs outside of the broker."""
-    root = "/api/v1/offline-runs"
+    root = RUNS_PATH
     files = f"{root}/{{run}}/partitions/{{partition}}"
     ttl = {"ttl_seconds": {"type": "integer", "minimum": 1, "maximum": 3600}}
     return {

@@ -19,14 +19,13 @@ from typing import Final, TypeVar
 from crc32c import crc32c
 
 from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
+from cleaner.handoff import CRC_HEADER, RUNS_PATH
 from cleaner.job import CleanJob
 from pipeline.transport import SCRATCH_VARIABLE, InputsGoneError, TransportError
 from storage import filenames
 from storage.env import Env
 from storage.swap import crc_of_file
 
-ROOT: Final = "/api/v1/offline-runs"
-CRC_HEADER: Final = "X-Varve-Crc32c"
 RANGE_BYTES: Final = 8 << 20
 ATTEMPTS: Final = 6
 PAUSE_SECONDS: Final = 0.2  # before the second attempt; doubled before each further one
@@ -56,7 +55,7 @@ class HttpTransport:
         self._env = env
         self._run = run
         self._nap = nap
-        self._client = ApiClient(url, token).below(f"{ROOT}/{run}")
+        self._client = ApiClient(url, token).below(f"{RUNS_PATH}/{run}")
         self._scratch: str | None = None
 
     def inputs(self, job: CleanJob, bases: Sequence[int]) -> CleanJob:

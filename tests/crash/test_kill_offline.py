@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from broker.api_client import ApiClient, UnreachableError
 from cleaner.engine.clean import run_clean
-from cleaner.handoff import AdoptOutcome
-from pipeline.lease import ROOT, BrokerRuns, LeaseLostError, Run
+from cleaner.handoff import RUNS_PATH, AdoptOutcome
+from pipeline.lease import BrokerRuns, LeaseLostError, Run
 from storage.env import RealEnv
 from tests.support.cleaning import Recorder
 from tests.support.draws import seed_of_test
@@ -82,7 +82,9 @@ class Asking(threading.Thread):
 
     def __init__(self, broker: VarveBroker, run_id: str) -> None:
         super().__init__()
-        self._client = ApiClient(f"http://127.0.0.1:{broker.http_port}").below(f"{ROOT}/{run_id}")
+        self._client = ApiClient(f"http://127.0.0.1:{broker.http_port}").below(
+            f"{RUNS_PATH}/{run_id}"
+        )
 
     def run(self) -> None:
         with suppress(UnreachableError):
