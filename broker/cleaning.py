@@ -8,6 +8,7 @@ what it left of the sources is replaced.
 
 import asyncio
 import os.path
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -65,6 +66,7 @@ class Cleaning:
         self._limit = limit
         self._checkpoints = Checkpoints(manager, fail_directory)
         self._flushed_for: dict[TopicPartition, str] = {}  # run id
+        self._swaps = Counter[TopicPartition]()  # begun
         self._mending: set[asyncio.Task[None]] = set()
 
     def facts(self) -> Iterable[LogFacts]:
@@ -127,6 +129,10 @@ class Cleaning:
             tuple(found.log.aborted_transactions(first, end)),
         )
 
+    def swaps_begun(self, partition: TopicPartition) -> int:
+        """How many there were: whoever links files sees by it that none came in between."""
+        return self._swaps[partition]
+
     def foreground(self) -> Foreground:
         """What was done for clients so far."""
         return self._foreground()
@@ -174,6 +180,7 @@ class Cleaning:
         assert present == sources[-len(present) :], (job.partition, present)
         left = [group for group in groups if group.source_base_offsets[-1] in facts]
         found.log.pin(present)
+        self._swaps[job.partition] += 1
         plan = plan_swap(
             found.log.directory,
             [facts[base] for base in present],

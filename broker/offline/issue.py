@@ -2,8 +2,9 @@
 
 Rules
 - What is planned is flushed before: a run never knows more than its log after a loss of power.
-- While segments are linked the broker's cleaner is held off: it would put other files under their
-  names. It stays held off where the run compacts.
+- Where the run compacts the broker's cleaner is held off from here on. To read, no clean is given
+  up: if one puts other files under the names of segments while they are linked, they are linked
+  anew. A mixture could bring deleted keys back.
 - Retention may take a segment before it is linked: then what is left is planned anew.
 - A lease stands durably before anybody is told of it.
 """
@@ -40,7 +41,9 @@ from storage.env import Env
 from storage.errors import LogDirectoryError, NoRoomError, StorageError
 from storage.model import TopicPartition
 
-ATTEMPTS: Final = 3  # at linking what retention may take
+ATTEMPTS: Final = 5  # at linking what retention may take, and the cleaner replace
+SWAP_SECONDS: Final = 60.0  # that a swap under way is waited for
+SWAP_STEP_SECONDS: Final = 0.02
 TOKEN_BYTES: Final = 32
 
 Hold = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
@@ -55,6 +58,10 @@ class Wanted:
     purpose: Purpose
     roll: bool
     ttl_seconds: int
+
+
+class _SwappedError(Exception):
+    """The cleaner replaced segments while they were linked."""
 
 
 class Issuer:
@@ -148,7 +155,7 @@ class Issuer:
         """
         where = partition.partition
         async with AsyncExitStack() as holds:
-            if partition.log.config.compacts:
+            if wanted.purpose is Purpose.COMPACT:
                 hold = self._pool.paused(where, held_for(run.run_id))
                 await holds.enter_async_context(hold)
             try:
@@ -160,9 +167,11 @@ class Issuer:
                 raise OfflineError(409, f"{where} is offline: {error}") from error
             except NoRoomError as error:
                 raise OfflineError(507, f"there is no room: {error}") from error
+            except _SwappedError as error:
+                raise OfflineError(503, str(error)) from error
             except (StorageError, TopicError, OSError) as error:
                 raise OfflineError(409, f"{where} cannot be leased: {error}") from error
-            if part is not None and wanted.purpose is Purpose.COMPACT:
+            if part is not None:
                 part.holds = holds.pop_all()
             return part
 
@@ -174,7 +183,7 @@ class Issuer:
             partition.log.roll(self._env.wall_ms())
         for attempt in range(ATTEMPTS):
             await partition.flush()
-            self._check_there(partition)
+            await self._wait_for_swap(partition)
             facts = self._cleaning.facts_of(partition.partition)
             assert facts is not None, partition.partition
             job, dirty_bytes = self._plan(wanted.purpose, facts, partition, run.run_id)
@@ -186,9 +195,19 @@ class Issuer:
                 return await self._link(run, partition, facts, job, dirty_bytes=dirty_bytes)
             except BaseException as error:
                 await asyncio.to_thread(remove_run, self._env, folder)
-                if attempt == ATTEMPTS - 1 or not isinstance(error, FileNotFoundError):
+                is_passing = isinstance(error, FileNotFoundError | _SwappedError)
+                if attempt == ATTEMPTS - 1 or not is_passing:
                     raise
         raise AssertionError
+
+    async def _wait_for_swap(self, partition: Partition) -> None:
+        """Until the cleaner is not just putting files in place. Raises OfflineError."""
+        for _ in range(int(SWAP_SECONDS / SWAP_STEP_SECONDS)):
+            self._check_there(partition)
+            if not partition.log.is_being_swapped:
+                return
+            await asyncio.sleep(SWAP_STEP_SECONDS)
+        raise OfflineError(503, f"the cleaner is busy with {partition.partition}: ask again")
 
     async def _link(
         self,
@@ -202,8 +221,11 @@ class Issuer:
         folder = run_path(facts.directory, run.run_id)
         sources = sources_of(job)
         bases = [base for base, _ in sources]
+        swaps = self._cleaning.swaps_begun(facts.partition)
         mtimes = await asyncio.to_thread(link_inputs, self._env, facts.directory, folder, bases)
         self._check_there(partition)
+        if self._cleaning.swaps_begun(facts.partition) != swaps:
+            raise _SwappedError(f"{facts.partition} is cleaned all the time: ask again")
         record = LeaseRecord(
             run_id=run.run_id,
             topic=run.topic,

@@ -356,6 +356,37 @@ async def test_what_retention_takes_before_it_is_linked_is_planned_anew(
         assert staged(env) == [plan.run_id]
 
 
+async def test_segments_that_the_cleaner_replaces_while_they_are_linked_are_linked_anew(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read, no clean is given up; and no link is of a file that came in its midst."""
+    from broker.offline import issue
+
+    async with offline_broker(env) as broker:
+        fill(env, broker, 4)
+        compacting = await opened(broker)
+        carried_out(env, compacting).leave_manifest(env)
+        link, count = issue.link_inputs, 0
+        loop = asyncio.get_running_loop()
+
+        def in_the_midst(env: MemoryEnv, directory: str, folder: str, bases: list[int]) -> object:
+            nonlocal count
+            count += 1
+            if count == 1:
+                link(env, directory, folder, bases[:1])
+                task = asyncio.run_coroutine_threadsafe(adopted(broker, compacting), loop)
+                assert task.result(20).groups_published == 1
+                return link(env, directory, folder, bases[1:])
+            return link(env, directory, folder, bases)
+
+        monkeypatch.setattr(issue, "link_inputs", in_the_midst)
+        part = only(await opened(broker, purpose=Purpose.READ))
+        assert count == 2
+        assert [s.base_offset for group in part.job.groups for s in group] == [0]
+        name = filenames.file_name(0, filenames.LOG)
+        assert env.read_file(f"{part.job.directory}/{name}") == env.read_file(f"{FOLDER}/{name}")
+
+
 async def test_a_disk_that_fails_at_staging_leaves_no_lease(env: MemoryEnv) -> None:
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
