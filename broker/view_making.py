@@ -5,6 +5,8 @@ Rules
   taken over. A run that fails or is given up leaves the view as it was, and says why.
 - Nothing of the log is touched or held up: appends, retention and cleaning go on.
 - What is compacted is flushed before: a view never knows more than its log after a loss of power.
+- A run keeps to the settings that it began with: its rounds, and what the manifest says, are of one
+  strategy. A change meanwhile makes the next one.
 - A view whose strategy was changed is made anew of the log, if all that it was made of is still
   there; else it is refused, since what would be lost is nowhere else.
 """
@@ -36,7 +38,7 @@ from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage.deleted_keys import DELETED_KEYS_NAME
 from storage.env import Env
-from storage.errors import InvalidViewError
+from storage.errors import InvalidViewError, NoRoomError
 from storage.model import TopicPartition
 from storage.retention import SegmentFacts
 from storage.swap import CleanedFile
@@ -88,6 +90,7 @@ class _Run:
     """One compaction under way."""
 
     view: ViewPartition
+    config: TopicConfig  # as it was when it began
     run_id: str
     now_ms: int  # of all its rounds
     clock_trusted: bool
@@ -150,10 +153,12 @@ class ViewMaker:
         if on_demand:
             one.roll(self._env.wall_ms())
         await base.flush()
+        config = one.config
         previous = None if from_scratch else _carried_over(view)
         is_anew = view.log.ledger is not None and previous is None
         generation = one.generation
-        run = await self._staged(view, last, previous, is_wanted=from_scratch or is_anew)
+        is_wanted = from_scratch or is_anew
+        run = await self._staged(view, config, last, previous, is_wanted=is_wanted)
         if run is None:
             return
         try:
@@ -167,7 +172,11 @@ class ViewMaker:
         finally:
             self._run = None
         # From here on the folder belongs to the manifest, also if the disk then fails.
-        await asyncio.to_thread(publish, self._env, one.directory, manifest)
+        try:
+            await asyncio.to_thread(publish, self._env, one.directory, manifest)
+        except NoRoomError:  # the old manifest stands; each attempt would leave a folder
+            await self._discard(run)
+            raise
         await self._take_over(view, last)
         log.info(
             "view compacted",
@@ -183,7 +192,13 @@ class ViewMaker:
     # Staging ------------------------------------------------------------------------------
 
     async def _staged(
-        self, view: ViewPartition, last: LastRun, previous: Ledger | None, *, is_wanted: bool
+        self,
+        view: ViewPartition,
+        config: TopicConfig,
+        last: LastRun,
+        previous: Ledger | None,
+        *,
+        is_wanted: bool,
     ) -> _Run | None:
         """A run with its sources in place; None if there is nothing to do and it is not wanted.
 
@@ -197,7 +212,7 @@ class ViewMaker:
                 section = section_of(view, 0 if previous is None else previous.horizon)
                 if section.horizon <= view.log.horizon and not is_wanted:
                     return None
-                run = self._run = self._begin(view, section, previous)
+                run = self._run = self._begin(view, config, section, previous)
                 try:
                     await self._stage(run, last)
                 except BaseException as error:
@@ -233,7 +248,13 @@ class ViewMaker:
                 reason=done.reason,
             )
 
-    def _begin(self, view: ViewPartition, section: ViewSection, previous: Ledger | None) -> _Run:
+    def _begin(
+        self,
+        view: ViewPartition,
+        config: TopicConfig,
+        section: ViewSection,
+        previous: Ledger | None,
+    ) -> _Run:
         """Make the run's folder, here on the loop: a topic that is there now keeps its folder."""
         one = view.base.log
         staged: list[Source] = []
@@ -258,6 +279,7 @@ class ViewMaker:
         run_id = f"{now_ms:x}-{self._env.random_bytes(4).hex()}"
         return _Run(
             view=view,
+            config=config,
             run_id=run_id,
             now_ms=now_ms,
             clock_trusted=self._tools.clock_trusted(),
@@ -318,7 +340,7 @@ class ViewMaker:
             deleted_keys=remembered,
             clock_trusted=run.clock_trusted,
         )
-        job = view_job(part, run.view.log.config, self._tools.settings())
+        job = view_job(part, run.config, self._tools.settings())
         stages = stages_of(job)
         run.progress = ViewProgress(number + 1, "map", 0, sum(stages.values()))
 
@@ -349,7 +371,7 @@ class ViewMaker:
 
     def _describe(self, run: _Run, previous: Ledger | None) -> ViewManifest:
         """The manifest of a finished run; in a thread."""
-        config, one = run.view.log.config, run.view.base.log
+        config, one = run.config, run.view.base.log
         missed: tuple[tuple[int, int], ...] = ()
         first_offset = run.section.first_dirty_offset
         if previous is not None:

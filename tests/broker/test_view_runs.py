@@ -233,3 +233,23 @@ async def test_a_slow_reader_comes_to_the_end_over_many_publications_and_expired
                 await broker.view_runs.tidy()
             seen.update({key: value for _, key, value in await read_on(consumer)})
         assert seen == latest
+
+
+async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        await broker.view_runs.compact(WHERE)
+        await produce(broker, (b"a", b"2"))
+        fault = env.fail_on(
+            lambda operation, path: operation == "pwrite" and "manifest" in path, errno.ENOSPC
+        )
+        folder = view_path(f"/disk1/{WHERE}")
+        before = set(env.listdir(folder))
+        with pytest.raises(ViewError, match="No space"):
+            await broker.view_runs.compact(WHERE)
+        assert set(env.listdir(folder)) == before
+        assert await read_all(broker) == [(0, b"a", b"1"), (1, b"a", b"2")]
+        fault.remove()
+        await broker.view_runs.compact(WHERE)
+        assert await read_all(broker) == [(1, b"a", b"2")]

@@ -1,6 +1,8 @@
 """Views that go by timestamp or by a version in a header, in the whole broker."""
 
 import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 from broker.app import Broker
 from broker.topics import TopicError
 from broker.view_making import ViewError
+from cleaner.job import CleanJob
+from cleaner.workers.solo import CleanedJob, Heard, JobRunner, unheard
 from storage.deleted_keys import DELETED_KEYS_NAME
 from storage.view_ledger import view_path
 from tests.support.memory_env import MemoryEnv
@@ -21,6 +25,7 @@ from tests.support.view_broker import (
     producing,
     read_all,
 )
+from tests.support.view_worker import ThreadRunner
 
 BY_TIME = {"varve.view.strategy": "timestamp"}
 BY_VERSION = {"varve.view.strategy": "header", "varve.view.version.header": "version"}
@@ -194,3 +199,35 @@ async def test_a_compacted_topic_is_not_cleaned_by_offset_before_its_view_has_se
         assert cleanable() == 0
         await broker.view_runs.compact(WHERE)
         assert cleanable() == 2
+
+
+class _Changing(ThreadRunner):
+    """Has the topic's rule changed while a round of a run is under way."""
+
+    def __init__(self, env: MemoryEnv, broker: Callable[[], Broker]) -> None:
+        super().__init__(env)
+        self._broker = broker
+
+    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
+        done = await super().run(job, heard)
+        if len(self.jobs) == 1:
+            await change(self._broker(), BY_TIME)
+        return done
+
+
+async def test_a_run_keeps_to_the_strategy_it_began_with() -> None:
+    env = MemoryEnv()
+    brokers: list[Broker] = []
+
+    @asynccontextmanager
+    async def worker() -> AsyncIterator[JobRunner]:
+        yield _Changing(env, lambda: brokers[0])
+
+    async with broker_with_view(env, worker=worker) as broker:
+        brokers.append(broker)
+        await send(broker, (b"a", b"new", 9), (b"a", b"old", 1))
+        status = await broker.view_runs.compact(WHERE)
+        assert status.strategy == "offset", "that is what it was made by"
+        assert await read_all(broker) == [(1, b"a", b"old")]
+        assert (await broker.view_runs.compact(WHERE)).strategy == "timestamp"
+        assert await read_all(broker) == [(0, b"a", b"new")]
