@@ -95,11 +95,33 @@ def test_help_names_every_command() -> None:
     assert [name for name in main.commands if name not in shown] == []
 
 
+def test_environment_variables_are_documented() -> None:
+    code = "".join(
+        path.read_text()
+        for folder in ("config", "storage", "broker", "pipeline", "pyspark_varve")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    named = set(re.findall(r"\"(VARVE_[A-Z_]+)\"", code))
+    assert len(named) > 5
+    pages = "".join(path.read_text() for path in PAGES)
+    assert [name for name in sorted(named) if f"`{name}`" not in pages] == []
+
+
+def test_options_of_the_spark_source_are_documented() -> None:
+    code = (ROOT / "pyspark_varve/options.py").read_text()
+    named = set(re.findall(r"\.(?:text|flag|number|duration_ms)\(\s*\"([\w.]+)\"", code))
+    assert len(named) > 12
+    page = (ROOT / "docs/pipeline.md").read_text()
+    refused = {"kafka.security.protocol"}
+    assert [name for name in sorted(named - refused) if f"`{name}`" not in page] == []
+
+
 def test_the_glossary_has_every_word_once_and_in_order() -> None:
     rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
     words = [word for word in rows if word != "word"]
     assert len(words) > 30
     assert len(words) == len(set(words))
+    assert words == sorted(words, key=str.casefold)
 
 
 def leaves(model: type[BaseModel]) -> list[str]:
