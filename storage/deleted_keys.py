@@ -18,6 +18,7 @@ CHECK_TEXT: Final = b"varve deleted keys"
 CHECK_BYTES: Final = 16
 DELETED_KEYS_HEADER_BYTES: Final = len(DELETED_KEYS_MAGIC) + CHECK_BYTES
 ROW_WORDS: Final = 5
+ROW_OFFSET: Final = 3  # the word
 ROW_BYTES: Final = ROW_WORDS * 8
 
 

@@ -32,6 +32,7 @@ from storage.deleted_keys import (
     DELETED_KEYS_MAGIC,
     DELETED_KEYS_NAME,
     ROW_BYTES,
+    ROW_OFFSET,
     ROW_WORDS,
     rows_in,
 )
@@ -154,8 +155,13 @@ class RankedPass:
                 context.charge_read(count)
                 context.reader.bytes_read += count
                 data = file.pread(count, at)
+                if len(data) < count:
+                    raise CorruptCheckpointError(path, "it was cut while it was read")
                 crc = crc32c(data, crc)
-                yield np.frombuffer(data, dtype="<i8").astype(np.int64), count // ROW_BYTES
+                rows = np.frombuffer(data, dtype="<i8").astype(np.int64)
+                if (rows[ROW_OFFSET::ROW_WORDS] < 0).any():  # to the map a slot that is free
+                    raise CorruptCheckpointError(path, f"a delete at no offset, from byte {at} on")
+                yield rows, count // ROW_BYTES
             if crc != before.crc:
                 raise CorruptCheckpointError(path, "the checksum does not match")
             if header != self._header:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.job import CleanJob, CleanReport, SourceSegment, ViewOrder
 from storage.batch import LOG_APPEND_TIME, Record, build_batch
 from storage.compression import GZIP, LZ4, SNAPPY, ZSTD
-from storage.deleted_keys import DELETED_KEYS_NAME, rows_in
+from storage.deleted_keys import DELETED_KEYS_HEADER_BYTES, DELETED_KEYS_NAME, rows_in
 from storage.errors import CorruptCheckpointError
 from storage.filenames import LOG, file_name
 from storage.swap import CleanedFile
@@ -325,6 +326,20 @@ def test_remembered_deletes_that_are_damaged_fail_the_job(place: int) -> None:
     with pytest.raises(CorruptCheckpointError, match="bytes instead of"):
         run_clean(env, damaged_job(env, ledger), Recorder())
     assert not [n for n in env.listdir(DIRECTORY) if n.startswith(f"{DELETED_KEYS_NAME}.")]
+
+
+@pytest.mark.parametrize("offset", [-1, -2, -(1 << 63)])
+def test_remembered_deletes_at_no_offset_fail_the_job(offset: int) -> None:
+    """Their size and checksum are right; the map would take them for free slots."""
+    ledger, _ = rounds_of([[at(0, 1, b"a", None)], [at(1, 0, b"a", b"x")]], TIMESTAMP)
+    path = f"{DIRECTORY}/{DELETED_KEYS_NAME}"
+    data = bytearray(ledger.env.read_file(path))
+    struct.pack_into("<q", data, DELETED_KEYS_HEADER_BYTES + 3 * 8, offset)
+    ledger.env.open(path, write=True).pwrite(bytes(data), 0)
+    assert ledger.deleted is not None
+    ledger.deleted = replace(ledger.deleted, crc=crc32c(data))
+    with pytest.raises(CorruptCheckpointError, match="at no offset"):
+        run_clean(ledger.env, damaged_job(ledger.env, ledger), Recorder())
 
 
 def test_remembered_deletes_of_another_data_directory_fail_the_job() -> None:
