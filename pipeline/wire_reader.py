@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pipeline.connection import FRAME_BYTES_MAX, OffsetsGoneError, WireError
 from pipeline.records.columns import COLUMNS
-from pipeline.records.decode import BATCH_ROWS, BatchDecoder, Keep, with_slack
+from pipeline.records.decode import BATCH_ROWS, LARGEST_OFFSET, BatchDecoder, Keep, with_slack
 from pipeline.records.kernels import offset_behind
 from pipeline.wire import FETCH_BYTES, Fetched, Isolation, WireClient
 from storage.batch import ControlType, control_type, decode_records, walk_headers
@@ -25,7 +25,6 @@ from storage.model import TopicPartition
 from storage.txn_index import TxnIndexEntry
 
 STALL_SECONDS: Final = 120.0  # Spark's own source waits as long
-LARGEST_OFFSET: Final = (1 << 63) - 1
 
 
 class StalledError(WireError):

@@ -18,7 +18,7 @@ from cleaner.engine.offset_map import SLOT_BYTES, SLOTS_MIN
 from cleaner.engine.outcome import CleanOutcome, RewriteTotals
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from pipeline.engines import Engine
-from pipeline.stages.planning import Cut, Limits, cut_up, is_one_task, sources_of
+from pipeline.stages.planning import Cut, Limits, bytes_of, cut_up, is_one_task, sources_of
 from pipeline.stages.running import Progress, Source, StageRuns
 from pipeline.stages.tasks import (
     CombineResult,
@@ -35,6 +35,7 @@ from pipeline.stages.tasks import (
 )
 
 COMBINE_SHARE: Final = 0.5  # of a task's memory, for the map; the rest is for sorting and buffers
+_EVERY: Final = -1  # the reader of what all readers of a partition read
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def clean_partitions(
     results = stages.run(
         "whole",
         [WholeTask(sources[place], jobs[place]) for place in whole],
-        [_size(jobs[place]) for place in whole],
+        [bytes_of(jobs[place]) for place in whole],
         WholeResult,
     )
     for place, result in zip(whole, results, strict=True):
@@ -114,10 +115,6 @@ def clean_partitions(
     return [done[place] for place in range(len(jobs))]
 
 
-def _size(job: CleanJob) -> int:
-    return sum(source.size_bytes for source in sources_of(job))
-
-
 def _combine(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits) -> None:
     tasks = [
         CombineTask(
@@ -130,24 +127,22 @@ def _combine(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits
         for one in partitions
         for bases in one.cut.combines
     ]
-    sizes = {
-        id(one): {source.base_offset: source.size_bytes for source in sources_of(one.job)}
-        for one in partitions
-    }
     results = iter(
-        stages.run(
-            "combine",
-            tasks,
-            [
-                sum(sizes[id(one)][base] for base in bases)
-                for one in partitions
-                for bases in one.cut.combines
-            ],
-            CombineResult,
-        )
+        stages.run("combine", tasks, [bytes_read_by(one) for one in tasks], CombineResult)
     )
     for one in partitions:
         one.combined = [next(results) for _ in one.cut.combines]
+
+
+def bytes_read_by(task: CombineTask) -> int:
+    """The bytes of a task's segments."""
+    bases = set(task.bases)
+    return sum(one.size_bytes for one in sources_of(task.job) if one.base_offset in bases)
+
+
+def rows_read_by(task: MergeTask) -> int:
+    """How many rows a task has to go through."""
+    return sum(file.rows for rows in task.rows for file in (rows.dirty, rows.clean) if file)
 
 
 def rows_of(combined: Sequence[CombineResult], shard: int) -> tuple[RowSource, ...]:
@@ -178,11 +173,7 @@ def _merge(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits) 
                     MergeTask(one.source, one.job, shard, rows, ranges, limits.memory_bytes)
                 )
                 owners.append(one)
-    sizes = [
-        sum(file.rows for rows in task.rows for file in (rows.dirty, rows.clean) if file)
-        for task in tasks
-    ]
-    results = stages.run("merge", tasks, sizes, MergeResult)
+    results = stages.run("merge", tasks, [rows_read_by(task) for task in tasks], MergeResult)
     for owner, result in zip(owners, results, strict=True):
         owner.merged.append(result)
 
@@ -204,9 +195,6 @@ def _rewrite_task(one: _Partition, reader: int, places: tuple[int, ...]) -> Rewr
     return RewriteTask(
         one.source, one.job, places, survivors, one.damaged, one.keyless_met, one.in_order
     )
-
-
-_EVERY: Final = -1
 
 
 def _rewrite(stages: StageRuns, partitions: Sequence[_Partition]) -> list[Cleaned]:

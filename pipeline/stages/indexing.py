@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from cleaner.job import CleanJob
 from pipeline.engines import Engine
-from pipeline.stages.cleaning import COMBINE_SHARE, rows_of
-from pipeline.stages.planning import Cut, Limits, cut_up, is_one_task, sources_of
+from pipeline.stages.cleaning import COMBINE_SHARE, bytes_read_by, rows_of, rows_read_by
+from pipeline.stages.planning import Cut, Limits, bytes_of, cut_up, is_one_task, sources_of
 from pipeline.stages.running import Progress, Source, StageRuns
 from pipeline.stages.tasks import (
     CombineResult,
@@ -63,7 +63,7 @@ def index_partitions(
     results = stages.run(
         "survey",
         [SurveyTask(sources[place], jobs[place], limits.memory_bytes) for place in whole],
-        [_size(jobs[place]) for place in whole],
+        [bytes_of(jobs[place]) for place in whole],
         SurveyResult,
     )
     for place, result in zip(whole, results, strict=True):
@@ -77,10 +77,6 @@ def index_partitions(
     return [done[place] for place in range(len(jobs))]
 
 
-def _size(job: CleanJob) -> int:
-    return sum(source.size_bytes for source in sources_of(job))
-
-
 def _index_in_shards(
     stages: StageRuns, pairs: Sequence[tuple[CleanJob, dict[str, str]]], limits: Limits
 ) -> list[PartitionIndex]:
@@ -92,14 +88,16 @@ def _index_in_shards(
         for (job, source), cut in zip(pairs, cuts, strict=True)
         for bases in cut.combines
     ]
-    results = iter(stages.run("combine", tasks, [len(task.bases) for task in tasks], CombineResult))
+    results = iter(
+        stages.run("combine", tasks, [bytes_read_by(one) for one in tasks], CombineResult)
+    )
     combined = [[next(results) for _ in cut.combines] for cut in cuts]
     merges = [
         _merges(job, source, cut, found, limits)
         for (job, source), cut, found in zip(pairs, cuts, combined, strict=True)
     ]
     flat = [task for ones in merges for task in ones]
-    merged = iter(stages.run("merge", flat, [len(task.rows) for task in flat], MergeResult))
+    merged = iter(stages.run("merge", flat, [rows_read_by(task) for task in flat], MergeResult))
     return [
         _indexed(job, found, [next(merged) for _ in ones])
         for (job, _), found, ones in zip(pairs, combined, merges, strict=True)

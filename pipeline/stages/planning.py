@@ -61,6 +61,11 @@ def sources_of(job: CleanJob) -> list[SourceSegment]:
     return [source for group in job.groups for source in group]
 
 
+def bytes_of(job: CleanJob) -> int:
+    """Of all its segments."""
+    return sum(source.size_bytes for source in sources_of(job))
+
+
 def is_one_task(job: CleanJob, limits: Limits, *, first_offset: int | None = None) -> bool:
     """Whether the partition is to be tried as a whole.
 
