@@ -29,7 +29,10 @@ _REFUSED: Final = {
     "kafka.value.serializer": "values are bytes or strings",
 }
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION: Final = re.compile(r"\s*(\d+)\s*(ms|s|m|h|d)?\s*")
+_DURATION: Final = re.compile(r"\s*(\d{1,18})\s*(ms|s|m|h|d)?\s*")
+_NUMBER_MAX: Final = (1 << 63) - 1
+_PARTITION_MAX: Final = (1 << 31) - 1
+_PARTITION: Final = re.compile(r"[0-9]{1,9}")
 
 
 class OptionError(ValueError):
@@ -129,8 +132,8 @@ class _Reader:
             number = int(value)
         except ValueError:
             number = least - 1
-        if number < least:
-            raise OptionError(f"{name} is {value!r}, not a whole number of at least {least}")
+        if not least <= number <= _NUMBER_MAX:
+            raise OptionError(f"{name} is {value!r}, not a whole number from {least} to 2^63-1")
         return number
 
     def duration_ms(self, name: str, default_ms: int) -> int:
@@ -236,7 +239,7 @@ def _subscription(given: _Reader) -> Subscription:
     if said[0] == "subscribePattern":
         try:
             re.compile(value)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             raise OptionError(f"subscribePattern is no regular expression: {error}") from error
         return Subscription(pattern=value)
     return Subscription(assigned=_assigned(value))
@@ -246,7 +249,9 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
     found = _json("assign", text)
     partitions: set[TopicPartition] = set()
     for topic, numbers in found.items():
-        if not isinstance(numbers, list) or not all(_is_number(n) and n >= 0 for n in numbers):
+        if not isinstance(numbers, list) or not all(
+            _is_number(n) and 0 <= n <= _PARTITION_MAX for n in numbers
+        ):
             raise OptionError(f'assign is {text!r}, not like {{"topic": [0, 1]}}')
         partitions.update(TopicPartition(topic, number) for number in numbers)
     if not partitions:
@@ -289,7 +294,8 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
         if not isinstance(numbers, dict):
             raise OptionError(f'{name} is {text!r}, not like {{"topic": {{"0": 23}}}}')
         for partition, number in numbers.items():
-            if not partition.isdecimal() or not _is_number(number) or number < least:
+            is_partition = _PARTITION.fullmatch(partition) is not None
+            if not is_partition or not _is_number(number) or not least <= number <= _NUMBER_MAX:
                 raise OptionError(f"{name}: {topic} {partition!r}: {number!r} is no offset")
             found[TopicPartition(topic, int(partition))] = number
     return found
@@ -298,7 +304,7 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
 def _json(name: str, text: str) -> dict[str, object]:
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OptionError(f"{name} is neither a word it knows nor JSON: {text!r}") from error
     if not isinstance(found, dict):
         raise OptionError(f"{name} is no JSON object: {text!r}")

@@ -102,6 +102,13 @@ def test_bounds_are_read_in_sparks_order() -> None:
         ({"kafka.ssl.truststore.location": "/x"}, "connections are plain"),
         ({"kafka.auto.offset.reset": "latest"}, "say startingOffsets"),
         ({"kafka.value.deserializer": "x"}, "values are bytes"),
+        ({"assign": "[" * 100_000}, "nor JSON"),
+        ({"assign": '{"t": [4294967296]}'}, "not like"),
+        ({"startingOffsets": '{"t":{"0":9223372036854775808}}'}, "is no offset"),
+        ({"startingOffsets": '{"t":{"%s":1}}' % ("9" * 5000)}, "is no offset"),
+        ({"startingTimestamp": "9223372036854775808"}, "startingTimestamp is"),
+        ({"maxTriggerDelay": "9" * 5000}, "not a time like"),
+        ({"subscribePattern": "(" * 20_000 + ")" * 20_000}, "no regular expression"),
     ],
 )
 def test_an_option_that_cannot_be_honoured_is_refused(options: dict[str, str], reason: str) -> None:
