@@ -84,11 +84,12 @@ def start_varve(
     settings: dict[str, Any] | None = None,
     *,
     port: int | None = None,
+    http_port: int | None = None,
     environment: dict[str, str] | None = None,
 ) -> VarveBroker:
     """Start the daemon on `directory`/data, as left by an earlier one; wait until it is ready."""
     directory.mkdir(parents=True, exist_ok=True)
-    port, http_port = port or free_port(), free_port()
+    port, http_port = port or free_port(), http_port or free_port()
     config = {
         "listeners": [f"127.0.0.1:{port}"],
         "http": f"127.0.0.1:{http_port}",
