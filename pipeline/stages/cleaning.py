@@ -18,7 +18,15 @@ from cleaner.engine.offset_map import SLOT_BYTES, SLOTS_MIN
 from cleaner.engine.outcome import CleanOutcome, RewriteTotals
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from pipeline.engines import Engine
-from pipeline.stages.planning import Cut, Limits, bytes_of, cut_up, is_one_task, sources_of
+from pipeline.stages.planning import (
+    Cut,
+    Limits,
+    bytes_of,
+    cut_up,
+    is_one_task,
+    over_groups,
+    over_segments,
+)
 from pipeline.stages.running import Progress, Source, StageRuns
 from pipeline.stages.tasks import (
     CombineResult,
@@ -119,8 +127,7 @@ def _combine(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits
     tasks = [
         CombineTask(
             one.source,
-            one.job,
-            bases,
+            over_segments(one.job, bases),
             one.cut.shards,
             int(limits.memory_bytes * COMBINE_SHARE),
         )
@@ -128,16 +135,10 @@ def _combine(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits
         for bases in one.cut.combines
     ]
     results = iter(
-        stages.run("combine", tasks, [bytes_read_by(one) for one in tasks], CombineResult)
+        stages.run("combine", tasks, [bytes_of(one.job) for one in tasks], CombineResult)
     )
     for one in partitions:
         one.combined = [next(results) for _ in one.cut.combines]
-
-
-def bytes_read_by(task: CombineTask) -> int:
-    """The bytes of a task's segments."""
-    bases = set(task.bases)
-    return sum(one.size_bytes for one in sources_of(task.job) if one.base_offset in bases)
 
 
 def rows_read_by(task: MergeTask) -> int:
@@ -170,7 +171,14 @@ def _merge(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits) 
             rows = rows_of(one.combined, shard)
             if rows:
                 tasks.append(
-                    MergeTask(one.source, one.job, shard, rows, ranges, limits.memory_bytes)
+                    MergeTask(
+                        one.source,
+                        over_groups(one.job, ()),
+                        shard,
+                        rows,
+                        ranges,
+                        limits.memory_bytes,
+                    )
                 )
                 owners.append(one)
     results = stages.run("merge", tasks, [rows_read_by(task) for task in tasks], MergeResult)
@@ -193,17 +201,22 @@ def _rewrite_task(one: _Partition, reader: int, places: tuple[int, ...]) -> Rewr
         )
     )
     return RewriteTask(
-        one.source, one.job, places, survivors, one.damaged, one.keyless_met, one.in_order
+        one.source,
+        over_groups(one.job, places),
+        survivors,
+        one.damaged,
+        one.keyless_met,
+        one.in_order,
     )
 
 
 def _rewrite(stages: StageRuns, partitions: Sequence[_Partition]) -> list[Cleaned]:
-    planned = [
-        (one, _rewrite_task(one, reader, places))
+    tasks = [
+        _rewrite_task(one, reader, places)
         for one in partitions
         for reader, places in enumerate(one.readers)
     ]
-    results = iter(_run_rewrites(stages, planned))
+    results = iter(_run_rewrites(stages, tasks))
     found = [[next(results) for _ in one.readers] for one in partitions]
     # Damage that nobody had met before: what comes behind it must know.
     surprised = [
@@ -212,7 +225,7 @@ def _rewrite(stages: StageRuns, partitions: Sequence[_Partition]) -> list[Cleane
         if len(ones) > 1 and any(one.damaged for one in ones)
     ]
     again = [
-        (one, _rewrite_task(one, _EVERY, tuple(range(len(one.job.groups)))))
+        _rewrite_task(one, _EVERY, tuple(range(len(one.job.groups))))
         for one in (partitions[place] for place in surprised)
     ]
     for place, result in zip(surprised, _run_rewrites(stages, again), strict=True):
@@ -220,14 +233,8 @@ def _rewrite(stages: StageRuns, partitions: Sequence[_Partition]) -> list[Cleane
     return [_cleaned(one, ones) for one, ones in zip(partitions, found, strict=True)]
 
 
-def _run_rewrites(
-    stages: StageRuns, planned: Sequence[tuple[_Partition, RewriteTask]]
-) -> list[RewriteResult]:
-    sizes = [
-        sum(source.size_bytes for place in task.groups for source in one.job.groups[place])
-        for one, task in planned
-    ]
-    return stages.run("rewrite", [task for _, task in planned], sizes, RewriteResult)
+def _run_rewrites(stages: StageRuns, tasks: Sequence[RewriteTask]) -> list[RewriteResult]:
+    return stages.run("rewrite", tasks, [bytes_of(task.job) for task in tasks], RewriteResult)
 
 
 def _cleaned(one: _Partition, results: Sequence[RewriteResult]) -> Cleaned:

@@ -19,8 +19,9 @@ from cleaner.engine.listing import Listing
 from cleaner.engine.outcome import Damage
 from cleaner.engine.scan import scan_segment
 from cleaner.engine.spilling_map import SpillingMap
-from cleaner.job import CleanJob, SourceSegment
+from cleaner.job import SourceSegment
 from pipeline.stages.counting import KeysDoNotFitError, survey_job, survey_segment
+from pipeline.stages.planning import sources_of
 from pipeline.stages.rows import RowWriter
 from pipeline.stages.tasks import (
     CombineResult,
@@ -44,14 +45,15 @@ def combine(env: Env, task: CombineTask) -> CombineResult:
     """Write the rows of the task's segments. Raises StorageError, InputsGoneError, OSError."""
     started = env.monotonic()
     with workplace(env, task.source, task.job) as place:
-        local = place.job_over(task.bases)
+        bases = [source.base_offset for source in sources_of(task.job)]
+        local = place.job_over(bases)
         name, path = place.folder("combine", scratch=True)
         work = _Combination(env, replace(task, job=local), path)
         try:
             counts = work.run()
         finally:
             files = work.close()
-        place.check_inputs(local, task.bases)
+        place.check_inputs(local, bases)
         place.deliver(name, [file.name for one in files for file in one.values()])
         state = work.context.state
         return CombineResult(
@@ -83,7 +85,7 @@ class _Combination:
     def run(self) -> tuple[SegmentCounts, ...]:
         """Take the keys of all segments -> what they hold, if that is wanted."""
         counted: list[SegmentCounts] = []
-        for source in segments_of(self._job, self._task.bases):
+        for source in sources_of(self._job):
             try:
                 if self._task.survey:
                     counted.append(survey_segment(self.context, source, self.damaged))
@@ -120,9 +122,3 @@ class _Combination:
         """Let go of all files -> the dirty and the clean section's rows."""
         self.context.reader.close()
         return self._dirty.close(), self._clean.close()
-
-
-def segments_of(job: CleanJob, bases: tuple[int, ...]) -> list[SourceSegment]:
-    """The job's segments with these base offsets, in order."""
-    wanted = set(bases)
-    return [one for group in job.groups for one in group if one.base_offset in wanted]

@@ -10,8 +10,17 @@ from dataclasses import dataclass, replace
 
 from cleaner.job import CleanJob
 from pipeline.engines import Engine
-from pipeline.stages.cleaning import COMBINE_SHARE, bytes_read_by, rows_of, rows_read_by
-from pipeline.stages.planning import Cut, Limits, bytes_of, cut_up, is_one_task, sources_of
+from pipeline.stages.cleaning import COMBINE_SHARE, rows_of, rows_read_by
+from pipeline.stages.planning import (
+    Cut,
+    Limits,
+    bytes_of,
+    cut_up,
+    is_one_task,
+    over_groups,
+    over_segments,
+    sources_of,
+)
 from pipeline.stages.running import Progress, Source, StageRuns
 from pipeline.stages.tasks import (
     CombineResult,
@@ -83,13 +92,17 @@ def _index_in_shards(
     cuts = [cut_up(job, limits, first_offset=job.log_start_offset) for job, _ in pairs]
     tasks = [
         CombineTask(
-            source, job, bases, cut.shards, int(limits.memory_bytes * COMBINE_SHARE), survey=True
+            source,
+            over_segments(job, bases),
+            cut.shards,
+            int(limits.memory_bytes * COMBINE_SHARE),
+            survey=True,
         )
         for (job, source), cut in zip(pairs, cuts, strict=True)
         for bases in cut.combines
     ]
     results = iter(
-        stages.run("combine", tasks, [bytes_read_by(one) for one in tasks], CombineResult)
+        stages.run("combine", tasks, [bytes_of(one.job) for one in tasks], CombineResult)
     )
     combined = [[next(results) for _ in cut.combines] for cut in cuts]
     merges = [
@@ -114,7 +127,7 @@ def _merges(
     ranges = (tuple((one.base_offset, one.next_base_offset) for one in sources_of(job)),)
     by_shard = ((shard, rows_of(combined, shard)) for shard in range(cut.shards))
     return [
-        MergeTask(source, job, shard, rows, ranges, limits.memory_bytes)
+        MergeTask(source, over_groups(job, ()), shard, rows, ranges, limits.memory_bytes)
         for shard, rows in by_shard
         if rows
     ]

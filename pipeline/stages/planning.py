@@ -7,11 +7,13 @@ Rules
   the partition is cut up after all if they do not.
 - Else its segments are read in stretches of about TASK_BYTES, its keys are merged in shards, and
   its groups are rewritten in stretches of about TASK_BYTES.
+- A task's job names only the segments that it reads: descriptors of all tasks together are then as
+  long as the partition's job, and not as its square.
 - The result does not depend on any of this.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from cleaner.engine.offset_map import SLOT_BYTES
@@ -64,6 +66,18 @@ def sources_of(job: CleanJob) -> list[SourceSegment]:
 def bytes_of(job: CleanJob) -> int:
     """Of all its segments."""
     return sum(source.size_bytes for source in sources_of(job))
+
+
+def over_segments(job: CleanJob, bases: Collection[int]) -> CleanJob:
+    """The job of a task that reads only the segments with these base offsets."""
+    wanted = set(bases)
+    groups = (tuple(one for one in group if one.base_offset in wanted) for group in job.groups)
+    return replace(job, groups=tuple(group for group in groups if group))
+
+
+def over_groups(job: CleanJob, places: Iterable[int]) -> CleanJob:
+    """The job of a task that reads only the groups at these places."""
+    return replace(job, groups=tuple(job.groups[place] for place in places))
 
 
 def is_one_task(job: CleanJob, limits: Limits, *, first_offset: int | None = None) -> bool:

@@ -16,6 +16,7 @@ from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.rewrite_pass import RewritePass
 from cleaner.engine.scan import scan_segment
 from cleaner.job import SourceSegment
+from pipeline.stages.planning import sources_of
 from pipeline.stages.survivors import SegmentSurvivors, Survivors, SurvivorsFile, read_survivors
 from pipeline.stages.tasks import DamageFound, RewriteResult, RewriteTask, decode, encode
 from pipeline.stages.workplace import Collected, Workplace, delivered_names, workplace
@@ -30,8 +31,7 @@ def run_task(task: bytes) -> bytes:
 def rewrite(env: Env, task: RewriteTask) -> RewriteResult:
     """Rewrite groups into a folder of their own. Raises StorageError, InputsGoneError, OSError."""
     started = env.monotonic()
-    groups = [task.job.groups[number] for number in task.groups]
-    segments = [source for group in groups for source in group]
+    segments = sources_of(task.job)
     bases = [source.base_offset for source in segments]
     with workplace(env, task.source, task.job) as place:
         local = place.job_over(bases)
@@ -50,7 +50,7 @@ def rewrite(env: Env, task: RewriteTask) -> RewriteResult:
             if task.check_markers:
                 _check_markers(context, segments, task.damaged)
             work = RewritePass(context, dict(known))
-            work.run(groups)
+            work.run(local.groups)
         finally:
             context.reader.close()
         place.check_inputs(local, bases)

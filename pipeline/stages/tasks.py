@@ -55,14 +55,13 @@ class WholeResult:
 
 @dataclass(frozen=True, slots=True)
 class CombineTask:
-    """Fingerprint the keys of some segments of a partition, by shard.
+    """Fingerprint the keys of some segments of a partition, by shard; the job names only these.
 
     `survey`: as a table wants them, all from the log's start on, with counts; else as a clean does.
     """
 
     source: dict[str, str]
     job: CleanJob
-    bases: tuple[int, ...]  # of the segments, neighbours
     shards: int
     memory_bytes: int
     survey: bool = False
@@ -129,7 +128,10 @@ class RowSource:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """Find the survivors among the rows of one shard, in as many rounds as memory asks for."""
+    """Find the survivors among the rows of one shard, in as many rounds as memory asks for.
+
+    The job names no segments: none is read.
+    """
 
     source: dict[str, str]
     job: CleanJob
@@ -161,13 +163,15 @@ class SurvivorFiles:
 
 @dataclass(frozen=True, slots=True)
 class RewriteTask:
-    """Rewrite some groups of a job by survivors; all groups, in order, with `check_markers`."""
+    """Rewrite some groups of a partition, which the job names, by survivors.
+
+    With `check_markers` these are all groups, in order.
+    """
 
     source: dict[str, str]
     job: CleanJob
-    groups: tuple[int, ...]  # places in the job
     survivors: tuple[SurvivorFiles, ...]
-    damaged: tuple[DamageFound, ...]  # of the whole job, found before
+    damaged: tuple[DamageFound, ...]  # of the whole partition, found before
     keyless_met: bool
     check_markers: bool  # there are transactions: hold them against the indexes first
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from cleaner.engine.clean import run_clean
 from cleaner.engine.outcome import MapFullError
+from pipeline.stages.planning import sources_of
 from pipeline.stages.tasks import WholeResult, WholeTask, decode, encode
 from pipeline.stages.workplace import Collected, delivered_names, workplace
 from storage.env import Env, RealEnv
@@ -17,7 +18,7 @@ def run_task(task: bytes) -> bytes:
 def clean_whole(env: Env, task: WholeTask) -> WholeResult:
     """Clean the partition into a folder of its own. Raises StorageError, OSError."""
     with workplace(env, task.source, task.job) as place:
-        bases = [source.base_offset for group in task.job.groups for source in group]
+        bases = [source.base_offset for source in sources_of(task.job)]
         job = place.job_over(bases)
         name, path = place.folder("whole")
         control = Collected()

@@ -1,6 +1,9 @@
 """Single rules of cleaning by stages, each beside the cleaner itself."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -41,6 +44,22 @@ def test_groups_are_rewritten_apart_where_there_are_no_transactions() -> None:
         segment(4, [batch(record(4, "a"))], 5),
     )
     assert cleaned(env, job).count("rewrite") == 3
+
+
+def test_every_task_is_told_of_the_segments_that_it_reads_alone() -> None:
+    env, job = prepared(*(segment(n, [batch(record(n, "a"))], n + 1) for n in range(6)))
+    named: dict[str, list[list[int]]] = {}
+
+    class Noting(DirectEngine):
+        def run(self, stage: str, tasks: Sequence[bytes], **more: Any) -> list[bytes]:
+            told = [json.loads(task)["job"]["groups"] for task in tasks]
+            named[stage] = [[one["base_offset"] for group in job for one in group] for job in told]
+            return super().run(stage, tasks, **more)
+
+    clean_partitions(Noting(env), [job], source_of, IN_SHARDS)
+    apart = [[n] for n in range(6)]
+    assert sorted(named["combine"]) == sorted(named["rewrite"]) == apart
+    assert not any(named["merge"])
 
 
 def test_one_task_rewrites_a_partition_with_transactions() -> None:
