@@ -19,12 +19,24 @@ from pipeline.records.columns import COLUMNS
 from pipeline.records.decode import BATCH_ROWS, LARGEST_OFFSET, BatchDecoder, Keep, with_slack
 from pipeline.records.kernels import offset_behind
 from pipeline.wire import FETCH_BYTES, Fetched, Isolation, WireClient
-from storage.batch import ControlType, control_type, decode_records, walk_headers
-from storage.errors import CorruptBatchError
+from storage.batch import (
+    BatchHeader,
+    ControlType,
+    Record,
+    control_type,
+    iterate_records,
+    walk_headers,
+)
+from storage.errors import (
+    CorruptBatchError,
+    DecompressionLimitError,
+    UnsupportedCompressionError,
+)
 from storage.model import TopicPartition
 from storage.txn_index import TxnIndexEntry
 
 STALL_SECONDS: Final = 120.0  # Spark's own source waits as long
+MARKER_BYTES_MAX: Final = 64 << 10  # unpacked; a marker has some twenty
 
 
 class StalledError(WireError):
@@ -167,7 +179,7 @@ def _aborted_in(fetched: Fetched) -> list[TxnIndexEntry]:
     for position, header in walk_headers(fetched.records):
         if not header.is_control or header.producer_id not in producers or not header.record_count:
             continue
-        record = decode_records(fetched.records, header, position)[0]
+        record = _marker(fetched.records, header, position)
         if control_type(record) in (ControlType.ABORT, ControlType.COMMIT):
             markers[header.producer_id].append(record.offset)
     entries = []
@@ -175,3 +187,11 @@ def _aborted_in(fetched: Fetched) -> list[TxnIndexEntry]:
         last = next((at for at in markers[producer] if at >= first), LARGEST_OFFSET)
         entries.append(TxnIndexEntry(producer, first, last, last))
     return entries
+
+
+def _marker(data: bytes, header: BatchHeader, position: int) -> Record:
+    """The first record of a control batch: more than that it has only to make trouble."""
+    try:
+        return next(iterate_records(data, header, position, MARKER_BYTES_MAX))
+    except (DecompressionLimitError, UnsupportedCompressionError) as error:
+        raise CorruptBatchError(str(error), position) from error
