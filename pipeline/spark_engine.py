@@ -45,8 +45,8 @@ _NOT_THERE: Final = re.compile(r"ModuleNotFoundError: No module named '(?:pipeli
 _LOST: Final = re.compile(r"most recent failure: (?:Lost task [^:]*: )?(?P<text>[^\n]+)")
 
 
-class TaskFailedError(Exception):
-    """Raised in a worker: carries the reason through the JVM, in a form that is found again."""
+class TaskReasonError(Exception):
+    """Raised in a worker: carries why a task failed through the JVM, so that it is found again."""
 
     def __init__(self, error: BaseException) -> None:
         reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
@@ -87,10 +87,10 @@ class SparkEngine:
             return []
         dealt = deal(len(tasks), self.parallelism)
         sizes = sorted((len(places) for places in dealt), reverse=True)
-        watch = _Watch(self._spark, self._context, sizes, progress)
+        told = None if progress is None else _Told(sizes, progress)
         carry = self._by_frame if self._context is None else self._by_rdd
         try:
-            with watch:
+            with self._watched(told):
                 results = carry(stage, [[(at, tasks[at]) for at in places] for places in dealt])
         except Exception as error:
             reason = _reason(error)
@@ -100,6 +100,11 @@ class SparkEngine:
         if progress is not None:
             progress(len(tasks))
         return [results[index] for index in range(len(tasks))]
+
+    def _watched(self, told: "_Told | None") -> "_JobWatch | _ConnectWatch":
+        if self._context is None:
+            return _ConnectWatch(self._spark, told)
+        return _JobWatch(self._context, told)
 
     def _by_rdd(self, stage: str, dealt: "list[list[_Task]]") -> dict[int, bytes]:
         work = _work(stage, self._registry, code_version())
@@ -134,73 +139,86 @@ class SparkEngine:
         return int(self._spark.range(10_000).select(spark_partition_id()).distinct().count())
 
 
-class _Watch:
-    """For the length of a block: tells how many tasks are done; ends them if the block fails."""
+class _Told:
+    """Passes on how many of our tasks are done, where of Spark's some are."""
 
-    def __init__(
-        self,
-        spark: "SparkSession",
-        context: Any,
-        sizes: Sequence[int],
-        progress: Callable[[int], None] | None,
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], progress: Callable[[int], None]) -> None:
         """`sizes`: how many of our tasks each of Spark's has, the most first."""
-        self._spark = spark
-        self._context = context
+        self.bundles = len(sizes)
         self._sizes = sizes
         self._progress = progress
-        self._name = f"varve-{uuid.uuid4()}"
+        self._done = 0
+
+    def __call__(self, bundles: int) -> None:
+        # Which ones are done is not known: no more than this is claimed.
+        done = sum(self._sizes[len(self._sizes) - bundles :])
+        if done > self._done:
+            self._done = done
+            self._progress(done)
+
+
+class _JobWatch:
+    """For the length of a block: tells how many tasks are done; ends them if the block fails."""
+
+    def __init__(self, context: Any, told: _Told | None) -> None:
+        self._context = context
+        self._told = told
+        self._group = f"varve-{uuid.uuid4()}"
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._told = 0
 
     def __enter__(self) -> None:
-        if self._context is None:
-            self._spark.addTag(self._name)
-            if self._progress is not None:
-                self._spark.registerProgressHandler(self._handle)
-            return
-        self._context.setJobGroup(self._name, "varve", interruptOnCancel=True)
-        if self._progress is not None:
-            self._thread = threading.Thread(target=self._poll, name="spark-progress", daemon=True)
+        self._context.setJobGroup(self._group, "varve", interruptOnCancel=True)
+        if self._told is not None:
+            self._thread = threading.Thread(
+                target=self._poll, args=(self._told,), name="spark-progress", daemon=True
+            )
             self._thread.start()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._over.set()
         if self._thread is not None:
             self._thread.join()
-        if self._context is None:
-            self._spark.removeTag(self._name)
-            if self._progress is not None:
-                self._spark.removeProgressHandler(self._handle)
-            if kind is not None:
-                self._spark.interruptTag(self._name)
-            return
         if kind is not None:
-            self._context.cancelJobGroup(self._name)
+            self._context.cancelJobGroup(self._group)
         self._context.setLocalProperty("spark.jobGroup.id", None)
 
-    def _poll(self) -> None:
+    def _poll(self, told: _Told) -> None:
         tracker = self._context.statusTracker()
         while not self._over.wait(POLL_SECONDS):
-            for job in tracker.getJobIdsForGroup(self._name):
+            for job in tracker.getJobIdsForGroup(self._group):
                 info = tracker.getJobInfo(job)
                 for stage in [] if info is None else info.stageIds:
                     found = tracker.getStageInfo(stage)
-                    if found is not None and found.numTasks == len(self._sizes):
-                        self._tell(found.numCompletedTasks)
+                    if found is not None and found.numTasks == told.bundles:
+                        told(found.numCompletedTasks)
+
+
+class _ConnectWatch:
+    """The same for a session by Spark Connect, which tells by itself."""
+
+    def __init__(self, spark: "SparkSession", told: _Told | None) -> None:
+        self._spark = spark
+        self._told = told
+        self._tag = f"varve-{uuid.uuid4()}"
+
+    def __enter__(self) -> None:
+        self._spark.addTag(self._tag)
+        if self._told is not None:
+            self._spark.registerProgressHandler(self._handle)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._spark.removeTag(self._tag)
+        if self._told is not None:
+            self._spark.removeProgressHandler(self._handle)
+        if kind is not None:
+            self._spark.interruptTag(self._tag)
 
     def _handle(self, stages: Any, **_: object) -> None:
+        assert self._told is not None
         for stage in stages or ():
-            if stage.num_tasks == len(self._sizes):
-                self._tell(stage.num_completed_tasks)
-
-    def _tell(self, bundles: int) -> None:
-        # Which ones are done is not known: no more than this is claimed.
-        done = sum(self._sizes[len(self._sizes) - bundles :])
-        if done > self._told and self._progress is not None:
-            self._told = done
-            self._progress(done)
+            if stage.num_tasks == self._told.bundles:
+                self._told(stage.num_completed_tasks)
 
 
 def _is_connect(spark: "SparkSession") -> bool:
@@ -240,7 +258,7 @@ def _work(stage: str, registry: str, version: str) -> Callable[[Sequence[_Task]]
 def run_tasks(stage: str, registry: str, version: str, tasks: Sequence[_Task]) -> Iterator[_Task]:
     """In a worker: run some tasks. `version` is that of the driver's code.
 
-    Raises TaskFailedError, also for a result that is too large for the driver to gather.
+    Raises TaskReasonError, also for a result that is too large for the driver to gather.
     """
     try:
         here = code_version()
@@ -248,14 +266,14 @@ def run_tasks(stage: str, registry: str, version: str, tasks: Sequence[_Task]) -
             raise VersionError(f"the executor has varve {here}, the driver {version}")
         run_stage = importlib.import_module(registry).run_stage
     except (VersionError, ImportError) as error:
-        raise TaskFailedError(error) from error
+        raise TaskReasonError(error) from error
     for task, payload in tasks:
         try:
             result = run_stage(stage, payload)
             if len(result) > RESULT_BYTES_MAX:
                 raise ValueError(f"a result of {len(result)} bytes is over {RESULT_BYTES_MAX}")
         except Exception as error:
-            raise TaskFailedError(error) from error
+            raise TaskReasonError(error) from error
         yield task, result
 
 
