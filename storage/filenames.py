@@ -118,6 +118,15 @@ def cleaned_name(base_offset: int, kind: str, run_id: str) -> str:
     return f"{file_name(base_offset, kind)}.{run_id}{CLEANED}"
 
 
+def scratch_name(base_offset: int, run_id: str) -> str:
+    """The name of what a clean only needs meanwhile: never synced, never published.
+
+    It is that of a cleaned file of the one kind that no cleaned segment has, so that whatever
+    removes a run's cleaned files removes it, too.
+    """
+    return cleaned_name(base_offset, SNAPSHOT, run_id)
+
+
 def parse_file_name(name: str) -> SegmentFile | None:
     """Take a file name of a partition folder apart; None for anything that is no segment file."""
     match = _SEGMENT_FILE.fullmatch(name)

@@ -4,8 +4,7 @@ Rules
 - It is held in stretches, the newest first: each is in order, and filled from its end. There is
   memory for PIECES of them; where that is not enough the newest move to a scratch file.
 - What is laid down is written in the background. Its memory is used again when that is done.
-- The scratch file is named as one of the run's cleaned files (with the one kind that no cleaned
-  segment has), so whatever removes those removes it too. It is never synced and never published.
+- The scratch file is named so (filenames.py): whatever removes the run's cleaned files removes it.
 """
 
 from collections import deque
@@ -137,7 +136,7 @@ class HeldOutput:
         if len(data) == 0:
             return
         if self._file is None:
-            name = filenames.cleaned_name(base_offset, filenames.SNAPSHOT, self._run_id)
+            name = filenames.scratch_name(base_offset, self._run_id)
             path = f"{self._directory}/{name}"
             self._file = self._env.open(path, create=True, write=True, truncate=True)
         charge(len(data))

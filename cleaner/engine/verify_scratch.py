@@ -4,8 +4,7 @@ Rules
 - The file only grows. It holds sorted pieces of rows (kernels/shards.py), then runs of ascending
   offsets; what stands where is known in memory alone: 8 bytes for each piece and shard, 16 for
   each run. It is never synced.
-- It is named as one of the run's cleaned files (with the one kind that no cleaned segment has), so
-  whatever removes those removes it too.
+- Its name is that of scratch (filenames.py): whatever removes the run's cleaned files removes it.
 - Memory: two pieces of rows, and one of a run.
 """
 
@@ -34,7 +33,7 @@ class Scratch:
 
     def __init__(self, env: Env, job: CleanJob, control: JobControl) -> None:
         base_offset = job.groups[0][0].base_offset
-        name = filenames.cleaned_name(base_offset, filenames.SNAPSHOT, job.run_id)
+        name = filenames.scratch_name(base_offset, job.run_id)
         self._env = env
         self._path = f"{job.outputs}/{name}"
         self._control = control
