@@ -15,7 +15,8 @@ from pipeline.progress import Told
 VIEWS: Final = "/api/v1/view"
 POLL_SECONDS: Final = 0.2
 AGAIN_SECONDS: Final = 5.0  # until the broker is asked once more to do it
-_BUSY: Final = ("waiting", "running")
+_BUSY: Final = ("waiting", "running")  # states of a view
+_ALIVE: Final = ("open", "adopting")  # and of a run
 
 
 @dataclass(slots=True)
@@ -108,4 +109,6 @@ def pinned_runs(client: ApiClient, topic: str) -> list[str] | None:
         found = client.below("/api/v1/offline-runs").get("")["runs"]
     except (ApiRefusedError, UnreachableError):
         return None
-    return [str(run["run_id"]) for run in found if run.get("topic") == topic]
+    # Those that ended lately are told of, too.
+    alive = [run for run in found if run["state"] in _ALIVE]
+    return [str(run["run_id"]) for run in alive if run["topic"] == topic]

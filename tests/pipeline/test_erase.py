@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from cleaner.handoff import Purpose
 from pipeline import exit_codes
 from pipeline.cli import JobError
 from pipeline.jobs import erase
@@ -17,6 +18,7 @@ from pipeline.jobs.erase import Eraser
 from pipeline.jobs.erase_files import scan_files
 from pipeline.jobs.erase_keys import keys_of_lines, keys_of_table
 from pipeline.jobs.erase_receipt import COMPLETE, DRY_RUN, PENDING, lines, now_ms
+from pipeline.lease import BrokerRuns
 from pipeline.progress import Silent
 from storage.batch import TRANSACTIONAL, Record, build_batch
 from tests.pipeline.planted import (
@@ -191,6 +193,23 @@ def test_the_cleaner_that_must_not_leaves_it_pending(
     assert (receipt.state, "paused by an operator" in receipt.reasons[0]) == (PENDING, True)
     client_of(broker).post(f"/partitions/{topic}/0/resume")
     assert eraser(spark, broker, topic).run([b"k"]).state == COMPLETE
+
+
+def test_files_that_a_run_has_pinned_are_found_and_told(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    make_topic(broker, topic, 1, **COMPACTED)
+    write(broker, topic, [(0, b"k", b"v", START_MS, None)])
+    runs = BrokerRuns.of(client_of(broker))
+    with runs.open(topic, purpose=Purpose.READ, roll=True) as run:
+        receipt = eraser(spark, broker, topic, data=str(broker.data), wait_seconds=5).run([b"k"])
+        assert receipt.partitions[0].records_left == 0
+        assert receipt.state == PENDING
+        assert f"varve.offline/{run.plan.run_id}/in/" in receipt.reasons[0]
+        assert any(run.plan.run_id in one.text for one in receipt.copies)
+    receipt = eraser(spark, broker, topic, data=str(broker.data)).run([b"k"])
+    assert receipt.state == COMPLETE
+    assert {one.kind for one in receipt.copies} == {"tombstones", "elsewhere"}
 
 
 def test_files_are_looked_through_wherever_they_lie(

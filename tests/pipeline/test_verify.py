@@ -386,6 +386,25 @@ def test_what_expired_in_the_log_cannot_be_held_against_it(
     assert "begins at 70" in result.notes[0]
 
 
+def test_a_view_that_changes_whenever_it_is_read_is_given_up(
+    spark: "SparkSession", broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that changes once is read again."""
+    make_topic(broker, topic, 1, **VIEW)
+    told = iter(range(100))
+    changes = [2]
+
+    def views(_: Verifier) -> dict[int, Any]:
+        return {0: (0, "offset", "", "keep", min(next(told), changes[0]))}
+
+    monkeypatch.setattr(Verifier, "_views", views)
+    assert verifier(spark, broker, topic).view().faults == 0
+    changes[0] = 100
+    with pytest.raises(JobError, match="changed whenever it was read") as raised:
+        verifier(spark, broker, topic).view()
+    assert raised.value.code == exit_codes.STALE
+
+
 # Topics, tables, nothing --------------------------------------------------------------------
 
 
