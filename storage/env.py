@@ -250,6 +250,9 @@ CALL_BYTES_MAX: Final = 256 << 10
 # At a time: the journal of a file system writes what several wait for at one stroke.
 SYNC_THREADS: Final = 8
 _sync_data = getattr(os, "fdatasync", os.fsync)
+# Folders of runs are in reach of others: a pipe under the name of a file would hold up whoever
+# opens it, for good. To files it makes no difference.
+_AT_ONCE: Final = os.O_NONBLOCK
 
 
 class RealFile:
@@ -383,7 +386,7 @@ class RealEnv:
         self, path: str, *, create: bool = False, write: bool = False, truncate: bool = False
     ) -> RealFile:
         """See Env."""
-        flags = os.O_RDWR if write or create or truncate else os.O_RDONLY
+        flags = _AT_ONCE | (os.O_RDWR if write or create or truncate else os.O_RDONLY)
         if create:
             flags |= os.O_CREAT
         if truncate:
@@ -505,7 +508,7 @@ class RealEnv:
 
     def read_file(self, path: str) -> bytes:
         """See Env."""
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | _AT_ONCE)) as file:
             return file.read()
 
     def wall_ms(self) -> int:

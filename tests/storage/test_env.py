@@ -334,3 +334,13 @@ def test_a_file_is_synced_before_it_gets_its_name(
     monkeypatch.setattr(RealEnv, "sync_dir", lambda self, path: done.append("sync_dir"))
     write_file_atomically(env, str(tmp_path / "a"), b"x")
     assert done == ["sync a.tmp", "rename a.tmp a", "sync_dir"]
+
+
+def test_a_pipe_under_the_name_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
+    path = str(tmp_path / "a")
+    os.mkfifo(path)
+    file = RealEnv().open(path)
+    with raises_errno(errno.ESPIPE):
+        file.pread(10, 0)
+    file.close()
+    assert RealEnv().read_file(path) == b""
