@@ -4,16 +4,14 @@ Exit codes: 0 done, or nothing to do; 1 refused, or failed, or not in time; 2 th
 no sense; 3 no broker answered. Plain columns, not boxes: they go through grep, cut and a mail.
 """
 
-import json
 import sys
 import time
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, NoReturn, ParamSpec
 
 import click
 
-from broker.api_client import ApiClient, ApiRefusedError, Json, UnreachableError, partition_path
+from broker.api_client import ApiClient, Json, partition_path
+from broker.api_command import POLL_SECONDS, P, asking, fail, longest_wait, of_partition, show
 from broker.cleaner_text import (
     clean_text,
     explanation_lines,
@@ -22,12 +20,6 @@ from broker.cleaner_text import (
     progress_text,
     status_lines,
 )
-
-DEFAULT_URL = "http://127.0.0.1:9644"
-EXIT_REFUSED = 1
-EXIT_UNREACHABLE = 3
-POLL_SECONDS = 0.25
-P = ParamSpec("P")
 
 
 @click.group(short_help="What the cleaner does and why; run, pause, resume, abort, retry.")
@@ -38,66 +30,6 @@ def cleaner() -> None:
     """
 
 
-def _client(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
-    try:
-        ApiClient(url)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return url
-
-
-def asking(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the options that every command has, and turns errors into exit codes."""
-
-    @click.option(
-        "--url",
-        envvar="VARVE_HTTP",
-        default=DEFAULT_URL,
-        show_default=True,
-        callback=_client,
-        metavar="URL",
-        help="The broker's HTTP address (VARVE_HTTP).",
-    )
-    @click.option(
-        "--token-file",
-        envvar="VARVE_TOKEN_FILE",
-        metavar="FILE",
-        help="File with the broker's HTTP token (VARVE_TOKEN_FILE).",
-    )
-    @click.option("--json", "as_json", is_flag=True, help="The API's answer as it is.")
-    @wraps(function)
-    def run(*args: Any, url: str, token_file: str | None, **options: Any) -> None:
-        from config.token import TokenFileError, read_token
-
-        try:
-            token = None if token_file is None else read_token(token_file).decode()
-            function(*args, client=ApiClient(url, token), **options)  # type: ignore[arg-type]
-        except TokenFileError as error:
-            _fail(str(error), EXIT_REFUSED)
-        except ApiRefusedError as error:
-            _fail(str(error), EXIT_REFUSED)
-        except UnreachableError as error:
-            _fail(str(error), EXIT_UNREACHABLE)
-
-    return run  # type: ignore[return-value]
-
-
-longest_wait = click.option(
-    "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    default=3600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Longest wait.",
-)
-
-
-def of_partition(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the arguments that name a partition."""
-    function = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1))(function)
-    return click.argument("topic")(function)
-
-
 @cleaner.command(short_help="Workers, and every compacted partition.")
 @click.option("--topic", help="Only partitions of this topic, compacted or not.")
 @asking
@@ -105,7 +37,7 @@ def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
     """Workers, and every compacted partition: how dirty, what stands in the way."""
     found = client.get("")
     rows = list(client.pages("/partitions", "partitions", topic=topic))
-    _show({**found, "rows": rows}, as_json, lambda answer: status_lines(answer, rows, topic))
+    show({**found, "rows": rows}, as_json, lambda answer: status_lines(answer, rows, topic))
 
 
 @cleaner.command(short_help="Why is this partition not being cleaned?")
@@ -113,7 +45,7 @@ def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
 @asking
 def explain(client: ApiClient, topic: str, partition: int, as_json: bool) -> None:
     """Why is this partition not being cleaned? The whole chain of reasons."""
-    _show(client.get(partition_path(topic, partition)), as_json, explanation_lines)
+    show(client.get(partition_path(topic, partition)), as_json, explanation_lines)
 
 
 @cleaner.command(short_help="Clean a partition next, whatever its ratio.")
@@ -143,13 +75,13 @@ def run(
     if wanted is None:
         text = nothing_to_clean(began, rolled=roll)
         if wait and began["hindrance"] is not None:
-            _fail(f"{name}: {text}", EXIT_REFUSED)
-        _show(began, as_json, lambda _: [f"{name}: {text}"])
+            fail(f"{name}: {text}")
+        show(began, as_json, lambda _: [f"{name}: {text}"])
     elif not wait:
-        _show(began, as_json, lambda _: [f"{name} is cleaned next, up to offset {wanted}"])
+        show(began, as_json, lambda _: [f"{name} is cleaned next, up to offset {wanted}"])
     else:
         done = _wait_cleaned(client, path, began, timeout, quiet=as_json)
-        _show(done, as_json, lambda answer: [clean_text(answer)])
+        show(done, as_json, lambda answer: [clean_text(answer)])
 
 
 def of_partition_or_all(function: Callable[P, None]) -> Callable[P, None]:
@@ -216,7 +148,7 @@ def end_transaction(
     """
     path = f"{partition_path(topic, partition)}/transactions/{producer_id}/abort"
     text = f"{topic}-{partition}: the transaction of producer {producer_id} is aborted"
-    _show(client.post(path), as_json, lambda _: [text])
+    show(client.post(path), as_json, lambda _: [text])
 
 
 @cleaner.command(short_help="Jobs that are over, newest first.")
@@ -229,7 +161,7 @@ def history(
 ) -> None:
     """Jobs that are over, newest first; they survive a restart of the broker."""
     found = client.get("/history", topic=topic, partition=partition, limit=limit)
-    _show(found, as_json, lambda answer: history_lines(answer["jobs"]))
+    show(found, as_json, lambda answer: history_lines(answer["jobs"]))
 
 
 def _one_or_all(
@@ -260,7 +192,7 @@ def _act(
         text = f"{where[0]}-{where[1]} {yes if done['changed'] else no}"
     if not done.get("durable", True):
         text += "; it is in force, but could not be written: a restart now would forget it"
-    _show(done, as_json, lambda _: [text])
+    show(done, as_json, lambda _: [text])
 
 
 def _wait_cleaned(
@@ -273,11 +205,11 @@ def _wait_cleaned(
         now = client.get(path)
         stuck = _stuck(now, began, end)
         if stuck:
-            _fail(stuck, EXIT_REFUSED)
+            fail(stuck)
         if _is_clean(now, end):
             break
         if time.monotonic() >= deadline:
-            _fail(f"not clean after {timeout:g} s: {now['sentences'][0]}", EXIT_REFUSED)
+            fail(f"not clean after {timeout:g} s: {now['sentences'][0]}")
         if not quiet and sys.stderr.isatty():
             click.echo(f"\r\033[K{progress_text(client.get(''), now)}", nl=False, err=True)
             shown = True
@@ -310,15 +242,3 @@ def _stuck(now: Json, began: Json, end: int) -> str:
             return f"the job was given up: {job['reason']}"
         return f"it is not wanted any more; {now['sentences'][0]}"
     return ""
-
-
-def _show(answer: Json, as_json: bool, lines: Callable[[Json], list[str]]) -> None:
-    if as_json:
-        click.echo(json.dumps(answer, indent=2))
-    else:
-        click.echo("\n".join(lines(answer)))
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"varve: {message}", err=True)
-    sys.exit(code)

@@ -1,19 +1,20 @@
-"""`varve view`: compacted views and their compaction, over the HTTP API.
+"""`varve view`: compacted views and their compaction, over the HTTP API; see api_command.py."""
 
-Exit codes as those of `varve cleaner`: 0 done; 1 refused, or failed, or not in time; 2 the command
-line makes no sense; 3 no broker answered.
-"""
-
-import json
 import sys
 import time
-from collections.abc import Sequence
-from typing import NoReturn
 
 import click
 
-from broker.api_client import ApiClient, Json, partition_path
-from broker.cleaner_cli import EXIT_REFUSED, POLL_SECONDS, asking, longest_wait, of_partition
+from broker.api_client import ApiClient, partition_path
+from broker.api_command import (
+    EXIT_REFUSED,
+    POLL_SECONDS,
+    asking,
+    fail,
+    longest_wait,
+    of_partition,
+    show,
+)
 from broker.view_text import compacted_text, view_lines
 
 ROOT = "/api/v1/view"
@@ -35,7 +36,7 @@ def view() -> None:
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
     """Every view, or those of a topic: how far it reaches, its size, what waits."""
     found = client.below(ROOT).get("", topic=topic)
-    _show(found, as_json, view_lines(found["views"]))
+    show(found, as_json, lambda answer: view_lines(answer["views"]))
 
 
 @view.command()
@@ -61,7 +62,7 @@ def compact(
     if partition is None:
         indexes = [row["partition"] for row in api.get("", topic=topic)["views"]]
     if not indexes:
-        _fail(f"topic {topic} has no view; set varve.view=compacted first")
+        fail(f"topic {topic} has no view; set varve.view=compacted first")
     deadline = time.monotonic() + timeout
     done = []
     for index in indexes:
@@ -70,11 +71,11 @@ def compact(
         row = api.post(f"{path}/compact", {"from_scratch": from_scratch})
         while not no_wait and (row["state"] in UNDER_WAY or row["place"]):
             if time.monotonic() >= deadline:
-                _fail(f"{topic}-{index}: not done after {timeout:g} s; it goes on")
+                fail(f"{topic}-{index}: not done after {timeout:g} s; it goes on")
             time.sleep(POLL_SECONDS)
             row = api.get(path)
         done.append(row)
-    _show({"views": done}, as_json, [compacted_text(row) for row in done])
+    show({"views": done}, as_json, lambda _: [compacted_text(row) for row in done])
     if any(row["state"] in ("failed", "aborted") for row in done):
         sys.exit(EXIT_REFUSED)
 
@@ -86,13 +87,4 @@ def abort(client: ApiClient, topic: str, partition: int, as_json: bool) -> None:
     """Give up the compaction that runs; the view stays as it was."""
     done = client.below(ROOT).post(f"{partition_path(topic, partition)}/abort")
     text = "is given up" if done["changed"] else "was not being compacted"
-    _show(done, as_json, [f"{topic}-{partition} {text}"])
-
-
-def _show(answer: Json, as_json: bool, lines: Sequence[str]) -> None:
-    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines))
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"varve: {message}", err=True)
-    sys.exit(EXIT_REFUSED)
+    show(done, as_json, lambda _: [f"{topic}-{partition} {text}"])
