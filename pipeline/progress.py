@@ -14,6 +14,7 @@ WORDS: Final = {  # stages, as people are told of them
     "merge": "finding survivors",
     "rewrite": "rewriting",
     "survey": "surveying",
+    "histories": "following keys",
     "adopt": "broker checks",
 }
 

@@ -23,6 +23,7 @@ STAGES: Final[Mapping[str, Stage]] = {
     "combine": _stage_of("combine"),  # some segments' fingerprints, by shard
     "merge": _stage_of("merge"),  # the survivors of one shard of the keys
     "rewrite": _stage_of("rewrite"),  # some groups of a partition, by their survivors
+    "histories": _stage_of("histories"),  # how often keys recur, and how long records stay live
     "survey": _stage_of("survey"),  # index a partition in one task: survivors and counts
 }
 

@@ -26,6 +26,7 @@ CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(1 << 20),
     "min.cleanable.dirty.ratio": "1.0",
+    "retention.ms": "-1",
 }
 
 
@@ -73,9 +74,16 @@ def fill(
     keys: int = 200,
     partitions: int = 2,
     rounds: int = 5,
-    keyless: float = 0.03,
+    keyless: float = 0.0,
 ) -> None:
-    """Random records in batches of all codecs; some are deletes, some have no key."""
+    """Random records in batches of all codecs; some are deletes, and a part `keyless` has no key:
+    a compacted topic takes none of those."""
+    failed: list[object] = []
+
+    def delivered(error: object, _: object) -> None:
+        if error is not None:
+            failed.append(error)
+
     for number in range(rounds):
         settings = {
             "bootstrap.servers": broker.bootstrap,
@@ -88,9 +96,11 @@ def fill(
             value = None if key is not None and rng.random() < 0.2 else rng.randbytes(60)
             producer.produce(
                 topic, key=key, value=value, partition=rng.randrange(partitions),
-                timestamp=START_MS + rng.randrange(10**9),
+                timestamp=START_MS + rng.randrange(10**8),
+                on_delivery=delivered,
             )  # fmt: skip
         assert producer.flush(30) == 0
+    assert not failed, failed[0]
 
 
 def transaction(

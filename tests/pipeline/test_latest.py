@@ -84,8 +84,8 @@ def test_a_table_is_what_reading_to_the_end_gives(
     *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
     rng: random.Random, table_format: Format, transport: str,
 ) -> None:  # fmt: skip
-    make_topic(broker, topic)
-    fill(broker, topic, rng, records=3000)
+    make_topic(broker, topic, cleanup_policy="delete")
+    fill(broker, topic, rng, records=3000, keyless=0.03)
     place = target(str(tmp_path / "t"), table_format, overwrite=False)
     limits: dict[str, Any] = rng.choice([{}, {"task_memory": 1 << 15, "task_bytes": 1 << 15}])
     result = make_table(

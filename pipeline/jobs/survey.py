@@ -1,0 +1,319 @@
+"""`varve pipeline survey`: what topics hold, how long records live, and how they should be kept.
+
+Rules
+- Nothing of a log is changed, but that the active segment is closed first, so that all that is
+  decided is counted (`--no-roll`: it is left out).
+- Counts are exact. Damaged segments are counted up to the damage, and told.
+"""
+
+import os
+import time
+from base64 import b64decode
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from broker.api_client import ApiClient
+from cleaner.handoff import Purpose
+from cleaner.job import CleanJob
+from config.units import about_size
+from pipeline import exit_codes
+from pipeline.cli import (
+    JobError,
+    SparkOptions,
+    engine_of,
+    interrupts_wait,
+    of_size,
+    on_engine,
+    show,
+    telling,
+    with_broker,
+)
+from pipeline.engines import Engine
+from pipeline.jobs.compact import choose_transport
+from pipeline.jobs.key_text import key_text
+from pipeline.lease import BrokerRuns
+from pipeline.progress import Told, shown
+from pipeline.report.figures import (
+    PartitionFigures,
+    SegmentFigures,
+    TopicFigures,
+    segment_figures,
+    skew_of,
+    survival_of,
+    whole_from,
+)
+from pipeline.report.policy import advise
+from pipeline.stages.histories import HistoriesResult, HistoriesTask
+from pipeline.stages.indexing import PartitionIndex, index_partitions
+from pipeline.stages.planning import Limits
+from pipeline.stages.running import StageRuns
+from pipeline.tables.opening import Broker
+from pipeline.topics import TopicBounds, bounds_of, cluster_errors, settings_of, with_bootstrap
+from pipeline.wire import WireClient
+
+TOP_KEYS: Final = 20
+
+
+@dataclass(slots=True)
+class SurveyResult:
+    """Topics, in the order they were named."""
+
+    topics: list[TopicFigures]
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def survey_topic(
+    engine: Engine,
+    broker: Broker,
+    topic: str,
+    *,
+    limits: Limits,
+    engine_name: str,
+    master: str = "",
+    transport: str = "auto",
+    roll: bool = True,
+    told: Told,
+) -> TopicFigures:
+    """Survey one topic. Raises UnknownTopicError, WireError, RunError, StageFailedError."""
+    bounds = bounds_of(broker.bootstrap, topic)
+    figures = TopicFigures(topic, settings=settings_of(broker.bootstrap, topic))
+    with ExitStack() as held:
+        with interrupts_wait():
+            runs = BrokerRuns.of(broker.client)
+            run = held.enter_context(runs.open(topic, purpose=Purpose.READ, roll=roll))
+        way = choose_transport(transport, engine_name, master, run)
+        source = run.source(way)
+        jobs = [one.job for one in run.plan.partitions]
+        indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=told)
+        histories = _histories(engine, indexes, source, limits, told)
+        run.check()
+    by_partition = {index.job.partition.partition: index for index in indexes}
+    for number in sorted(bounds.end):
+        _add_partition(figures, number, bounds, by_partition.get(number))
+    figures.skew = skew_of(histories, TOP_KEYS)
+    figures.survival = survival_of(histories)
+    advise(figures)
+    return figures
+
+
+def _histories(
+    engine: Engine,
+    indexes: Sequence[PartitionIndex],
+    source: dict[str, Any],
+    limits: Limits,
+    told: Told,
+) -> list[HistoriesResult]:
+    """Follow the keys where nothing was cleaned; all of a partition where everything was."""
+    tasks, sizes = [], []
+    for index in indexes:
+        first = whole_from(index.counts, index.job.log_start_offset)
+        if first >= index.job.end_offset:
+            first = index.job.log_start_offset
+        tasks.append(HistoriesTask(source, index.job, first, limits.memory_bytes, TOP_KEYS))
+        sizes.append(sum(one.size_bytes for one in index.counts))
+    return StageRuns(engine, told).run("histories", tasks, sizes, HistoriesResult)
+
+
+def _add_partition(
+    figures: TopicFigures, number: int, bounds: TopicBounds, index: PartitionIndex | None
+) -> None:
+    counts = () if index is None else index.counts
+    job: CleanJob | None = None if index is None else index.job
+    segments = segment_figures(figures.topic, number, counts)
+    figures.segments += segments
+    first = bounds.first[number] if job is None else job.log_start_offset
+    figures.partitions.append(
+        PartitionFigures(
+            partition=number,
+            first_offset=first,
+            end_offset=first if job is None else job.end_offset,
+            **{name: _sum(segments, name) for name in _SUMMED},
+            keys=0 if index is None else index.keys,
+            whole_from=whole_from(counts, first),
+            damaged=[]
+            if index is None
+            else [f"{one.path} at byte {one.position}: {one.reason}" for one in index.damaged],
+        )
+    )
+
+
+_SUMMED: Final = ("records", "live", "tombstones", "garbage", "keyless", "aborted", "size_bytes",
+                  "live_bytes")  # fmt: skip
+
+
+def _sum(segments: Sequence[SegmentFigures], name: str) -> int:
+    return sum(int(getattr(one, name)) for one in segments)
+
+
+def answer(result: SurveyResult) -> dict[str, Any]:
+    """A result as JSON. Keys are in Base64, with their text beside."""
+    topics = []
+    for topic in result.topics:
+        told = asdict(topic)
+        told["totals"] = {name: topic.total(name) for name in (*_SUMMED, "keys")}
+        told["skew"]["top"] = [
+            {"key": key, "key_text": key_text(b64decode(key)), "records": count, "share": share}
+            for key, count, share in topic.skew.top
+        ]
+        topics.append(told)
+    return {"topics": topics, "seconds": result.seconds}
+
+
+def print_tables(result: SurveyResult) -> None:
+    """A result on the terminal."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from pipeline.report.words import percent
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=140)
+    table = Table(box=None, pad_edge=False)
+    for name in ("topic", "records", "keys", "live", "superseded", "deletes", "keyless", "on disk",
+                 "of it live", "advice"):  # fmt: skip
+        table.add_column(name, justify="left" if name in ("topic", "advice") else "right")
+    for topic in result.topics:
+        table.add_row(
+            escape(topic.topic), f"{topic.total('records'):,}", f"{topic.total('keys'):,}",
+            percent(topic.share("live")), percent(topic.share("garbage")),
+            f"{topic.total('tombstones'):,}", f"{topic.total('keyless'):,}",
+            about_size(topic.total("size_bytes")), about_size(topic.total("live_bytes")),
+            topic.policy,
+        )  # fmt: skip
+    console.print(table)
+    for topic in result.topics:
+        console.print(f"\n[bold]{escape(topic.topic)}[/]: {escape(topic.policy_why)}")
+        for one in topic.advice[1:]:
+            what = f"{one.setting}={one.advised} (now {one.now})"
+            console.print(f"  [bold]{escape(what)}[/] {escape(one.why)}")
+        console.print(f"  [bold]slack[/] {escape(topic.slack.why)}")
+        for key, count, share in topic.skew.top[:3]:
+            name = escape(key_text(b64decode(key)))
+            console.print(f"  key {name} has {count:,} records, {percent(share)}")
+        for text in (text for one in topic.partitions for text in one.damaged):
+            console.print(f"  [red]damaged[/] {escape(text)}")
+
+
+def write_segments(result: SurveyResult, path: Path) -> None:
+    """The segments as a Parquet file, a row each. Raises OSError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [asdict(one) for topic in result.topics for one in topic.segments]
+    kinds = {"topic": pa.string(), "partition": pa.int32(), "live_share": pa.float64()}
+    schema = pa.schema(
+        [(one.name, kinds.get(one.name, pa.int64())) for one in fields(SegmentFigures)]
+    )
+    _write_whole(path, lambda beside: pq.write_table(pa.Table.from_pylist(rows, schema), beside))
+
+
+def write_report(result: SurveyResult, path: Path) -> None:
+    """The report as an HTML file. Raises OSError."""
+    from pipeline.report.page import page
+
+    text = page(result.topics, made_ms=int(time.time() * 1000))
+    _write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def _write_whole(path: Path, write: Any) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _wanted(topics: Sequence[str], is_all: bool, bootstrap: str) -> list[str]:
+    if bool(topics) == is_all:
+        raise JobError("name topics, or say --all", exit_codes.USAGE)
+    if not is_all:
+        return list(dict.fromkeys(topics))
+    with WireClient(bootstrap) as client:
+        return [one for one in client.topics() if not one.endswith(".compacted")]
+
+
+@click.command("survey", short_help="What topics hold, and how they should be kept.")
+@telling
+@cluster_errors
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--all", "is_all", is_flag=True, help="Every topic there is.")
+@click.option("--html", "html_path", metavar="FILE", help="Write a report with plots.")
+@click.option("--out", metavar="FILE", help="Write the segments as Parquet, a row each.")
+@click.option("--no-roll", is_flag=True, help="Leave the active segment open, and out.")
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "disk", "http"]),
+    default="auto",
+    show_default=True,
+    help="How workers get at the log: the broker's disk, or its HTTP address.",
+)
+@of_size("--task-memory", "1GiB", "Memory for keys, of each task.")
+@of_size("--task-size", "512MiB", "Log that one task reads, where a partition is cut up.")
+@on_engine
+@with_bootstrap
+@with_broker
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(
+    *,
+    topics: Sequence[str],
+    is_all: bool,
+    html_path: str | None,
+    out: str | None,
+    no_roll: bool,
+    transport: str,
+    task_memory: int,
+    task_size: int,
+    engine_name: str,
+    processes: int | None,
+    spark_options: SparkOptions,
+    bootstrap: str,
+    client: ApiClient,
+    as_json: bool,
+) -> None:
+    """Count what topics hold: live records, garbage, deletes, keys; see how long records stay live;
+    and say which cleanup policy fits, with which settings, and why.
+    """
+    wanted = _wanted(topics, is_all, bootstrap)
+    for path in (html_path, out):
+        if path is not None and not Path(path).absolute().parent.is_dir():
+            raise JobError(f"{Path(path).absolute().parent} is no folder", exit_codes.USAGE)
+    result = SurveyResult([])
+    with (
+        shown(quiet=as_json) as told,
+        engine_of(engine_name, processes, spark_options, told) as engine,
+    ):
+        limits = Limits(task_memory, task_size, engine.parallelism)
+        for topic in wanted:
+            started = time.monotonic()
+            result.topics.append(
+                survey_topic(
+                    engine,
+                    Broker(client, bootstrap),
+                    topic,
+                    limits=limits,
+                    engine_name=engine_name,
+                    master=spark_options.master,
+                    transport=transport,
+                    roll=not no_roll,
+                    told=told,
+                )
+            )
+            result.seconds[topic] = time.monotonic() - started
+    if out is not None:
+        write_segments(result, Path(out))
+    if html_path is not None:
+        write_report(result, Path(html_path))
+    if as_json:
+        show(answer(result), as_json, list)
+    else:
+        print_tables(result)
+    if any(one.damaged for topic in result.topics for one in topic.partitions):
+        raise SystemExit(exit_codes.UNVERIFIED)

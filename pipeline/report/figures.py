@@ -1,0 +1,298 @@
+"""The figures of a surveyed topic. Pure.
+
+Rules
+- Bytes of live records are not counted by record: a segment's bytes are shared out by its records.
+- Survival is a product-limit estimate by bins, as in a life table: records cut off by the end of
+  the log count as at risk for half of the bin in which they are cut off. It says how likely a
+  record is to be its key's last after so long.
+- Ages are by the records' own timestamps, and end with the latest of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.stages.histories import HistoriesResult, edge_of
+from pipeline.stages.tasks import SegmentCounts
+
+Curve = list[tuple[float, float]]  # (age in ms or distance in offsets, share still live)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFigures:
+    """One segment. `live_share` is of its records, `age_ms` from its middle to the log's end."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    next_base_offset: int
+    size_bytes: int
+    records: int
+    live: int
+    tombstones: int
+    garbage: int
+    keyless: int
+    aborted: int
+    first_ms: int
+    last_ms: int
+    age_ms: int
+    live_share: float
+    live_bytes: int
+
+
+@dataclass(slots=True)
+class PartitionFigures:
+    """One partition; `whole_from`: from there on no offset is missing, nothing was cleaned."""
+
+    partition: int
+    first_offset: int
+    end_offset: int
+    records: int
+    live: int
+    tombstones: int
+    garbage: int
+    keyless: int
+    aborted: int
+    keys: int
+    size_bytes: int
+    live_bytes: int
+    whole_from: int
+    damaged: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class KeySkew:
+    """How records are spread over keys. `top`: (key in Base64, records, share of those with a key).
+
+    `missed_max` above 0: not every key was counted, and one that was not has no more records.
+    """
+
+    keys: int = 0
+    records: int = 0
+    missed_max: int = 0
+    is_exact: bool = True
+    shares: dict[str, float] = field(default_factory=dict)  # rank -> of the keys with the most
+    top: list[tuple[str, int, float]] = field(default_factory=list)
+    by_records: list[tuple[float, int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Survival:
+    """How long records stay live. `keys_share`: of the keys, whose records were followed."""
+
+    by_age: Curve = field(default_factory=list)
+    by_distance: Curve = field(default_factory=list)
+    ended: int = 0
+    cut: int = 0
+    keys_share: float = 1.0
+    half_life_ms: float | None = None  # None: more than half live on as far as can be seen
+    half_life_offsets: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A setting, as it is and as the figures suggest, and why."""
+
+    setting: str
+    now: str
+    advised: str
+    why: str
+
+
+@dataclass(slots=True)
+class Slack:
+    """Disk beside the live records: as it is, and as the advised policy would let it swing."""
+
+    now_bytes: int = 0
+    least_bytes: int = 0
+    most_bytes: int = 0
+    why: str = ""
+
+
+@dataclass(slots=True)
+class TopicFigures:
+    """A topic."""
+
+    topic: str
+    partitions: list[PartitionFigures] = field(default_factory=list)
+    segments: list[SegmentFigures] = field(default_factory=list)
+    skew: KeySkew = field(default_factory=KeySkew)
+    survival: Survival = field(default_factory=Survival)
+    settings: dict[str, str] = field(default_factory=dict)
+    policy: str = ""
+    policy_why: str = ""
+    advice: list[Advice] = field(default_factory=list)
+    slack: Slack = field(default_factory=Slack)
+
+    def total(self, name: str) -> int:
+        """The sum of a count over the partitions."""
+        return sum(int(getattr(one, name)) for one in self.partitions)
+
+    def share(self, name: str) -> float:
+        """A count as a share of the records; 0 where there are none."""
+        records = self.total("records")
+        return self.total(name) / records if records else 0.0
+
+    @property
+    def first_ms(self) -> int:
+        """The earliest timestamp; -1 where there is none."""
+        return min((one.first_ms for one in self.segments if one.first_ms >= 0), default=-1)
+
+    @property
+    def last_ms(self) -> int:
+        """The latest timestamp; -1 where there is none."""
+        return max((one.last_ms for one in self.segments), default=-1)
+
+    @property
+    def is_cleaned(self) -> bool:
+        """Whether something was taken out of it already."""
+        return any(one.whole_from > one.first_offset for one in self.partitions)
+
+
+def segment_figures(
+    topic: str, partition: int, counts: Sequence[SegmentCounts]
+) -> list[SegmentFigures]:
+    """What the segments of a partition hold."""
+    end_ms = max((one.last_ms for one in counts), default=-1)
+    found = []
+    for one in counts:
+        middle_ms = (one.first_ms + one.last_ms) // 2
+        records = one.records + one.control
+        share = one.live / one.records if one.records else 0.0
+        found.append(
+            SegmentFigures(
+                topic=topic,
+                partition=partition,
+                base_offset=one.base_offset,
+                next_base_offset=one.next_base_offset,
+                size_bytes=one.size_bytes,
+                records=one.records,
+                live=one.live,
+                tombstones=one.tombstones,
+                garbage=max(one.garbage - one.aborted, 0),
+                keyless=one.keyless,
+                aborted=one.aborted,
+                first_ms=one.first_ms,
+                last_ms=one.last_ms,
+                age_ms=end_ms - middle_ms if one.last_ms >= 0 else 0,
+                live_share=share,
+                live_bytes=one.size_bytes * one.live // records if records else 0,
+            )
+        )
+    return found
+
+
+def whole_from(counts: Sequence[SegmentCounts], log_start_offset: int) -> int:
+    """The base offset from which on no segment lacks an offset; the end where the last one does."""
+    found = counts[-1].next_base_offset if counts else log_start_offset
+    for one in reversed(counts):
+        start = max(one.base_offset, log_start_offset)
+        if one.records + one.control < one.next_base_offset - start:
+            break
+        found = start
+    return found
+
+
+def survival_of(results: Sequence[HistoriesResult]) -> Survival:
+    """The lives of a topic's records, partitions together. Sampled ones count for all they stand
+    for."""
+
+    def bins(name: str) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for one in results:
+            for place, count in getattr(one, name).items():
+                found[int(place)] = found.get(int(place), 0) + count * 2**one.sampled_bits
+        return found
+
+    ages = survival_curve(bins("ages_ended"), bins("ages_cut"))
+    distances = survival_curve(bins("distances_ended"), bins("distances_cut"))
+    most = max((one.sampled_bits for one in results), default=0)
+    return Survival(
+        by_age=ages,
+        by_distance=distances,
+        ended=int(sum(bins("ages_ended").values())),
+        cut=int(sum(bins("ages_cut").values())),
+        keys_share=0.5**most,
+        half_life_ms=reached(ages, 0.5),
+        half_life_offsets=reached(distances, 0.5),
+    )
+
+
+def survival_curve(ended: Mapping[int, float], cut: Mapping[int, float]) -> Curve:
+    """The share still live at the end of each bin, from 1 at 0 on; [] without any lives."""
+    at_risk = sum(ended.values()) + sum(cut.values())
+    if not at_risk:
+        return []
+    share, curve = 1.0, [(0.0, 1.0)]
+    for place in range(max(max(ended, default=0), max(cut, default=0)) + 1):
+        died, gone = ended.get(place, 0), cut.get(place, 0)
+        if died:
+            share *= max(1 - died / max(at_risk - gone / 2, died), 0.0)
+        if died or gone:
+            curve.append((edge_of(place + 1), share))
+        at_risk -= died + gone
+    return curve
+
+
+def reached(curve: Curve, share: float) -> float | None:
+    """Where a curve has come down to a share; None: nowhere."""
+    before = (0.0, 1.0)
+    for at, level in curve:
+        if level <= share:
+            fall = before[1] - level
+            part = (before[1] - share) / fall if fall else 1.0
+            return before[0] + part * (at - before[0])
+        before = (at, level)
+    return None
+
+
+def level_at(curve: Curve, at: float) -> float:
+    """The share at a place of a curve; behind its end that of its end; 1 without one."""
+    level = 1.0
+    for place, share in curve:
+        if place > at:
+            break
+        level = share
+    return level
+
+
+def skew_of(results: Sequence[HistoriesResult], top: int) -> KeySkew:
+    """The keys of a topic, partitions together: a key in two of them counts as two."""
+    records = sum(one.records for one in results)
+    named = sorted(
+        ((key.key, key.records) for one in results for key in one.top), key=lambda one: -one[1]
+    )
+    bins: dict[int, list[int]] = {}
+    for one in results:
+        for place, (keys, count) in one.by_records.items():
+            both = bins.setdefault(int(place), [0, 0])
+            both[0] += keys
+            both[1] += count
+    missed = max((one.missed_max for one in results), default=0)
+    return KeySkew(
+        keys=sum(one.keys for one in results),
+        records=records,
+        missed_max=missed,
+        is_exact=missed == 0,
+        shares=_shares(bins, records),
+        top=[(key, count, count / records) for key, count in named[:top]],
+        by_records=[(edge_of(place), bins[place][0], bins[place][1]) for place in sorted(bins)],
+    )
+
+
+def _shares(bins: Mapping[int, Sequence[int]], records: int) -> dict[str, float]:
+    """The share of the records that belongs to the busiest part of the keys."""
+    keys = sum(one[0] for one in bins.values())
+    if not keys or not records:
+        return {}
+    found = {}
+    for part in (0.001, 0.01, 0.1, 0.5):
+        wanted, held = keys * part, 0.0
+        for place in sorted(bins, reverse=True):
+            count, together = bins[place]
+            taken = min(count, wanted)
+            held += together * taken / count
+            wanted -= taken
+            if wanted <= 0:
+                break
+        found[f"{part:.1%}"] = held / records
+    return found

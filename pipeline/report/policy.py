@@ -1,0 +1,180 @@
+"""What a topic's figures say of how it should be kept: a policy, its settings, and the reasons.
+
+Rules
+- Advice is worked out from the figures alone, and says which; where there are too few records for
+  it, it says that.
+- It is advice: whether old state may be deleted is for those to say who know what the topic is for.
+"""
+
+import math
+from typing import Final
+
+from config.units import about_size, about_span
+from pipeline.report.figures import Advice, Slack, TopicFigures, level_at
+from pipeline.report.words import percent
+
+RECORDS_MIN: Final = 1000  # below that a topic tells nothing
+KEYLESS_MOST: Final = 0.5
+GARBAGE_LEAST: Final = 0.05
+SLACK_WANTED: Final = 0.3  # garbage at its most, as a share of the log
+SEGMENT_MIN: Final = 4 << 20
+SEGMENT_MAX: Final = 1 << 30
+READ_BYTES_PER_SECOND: Final = 5 << 20  # of a slow consumer that reads the whole topic
+DAY_MS: Final = 86_400_000
+HOUR_MS: Final = 3_600_000
+_NOT_SAID: Final = "not known"
+
+
+def advise(topic: TopicFigures) -> None:
+    """Fill in the policy, the advice and the slack of a topic."""
+    written = sum(one.end_offset - one.first_offset for one in topic.partitions)
+    live_bytes, size_bytes = topic.total("live_bytes"), topic.total("size_bytes")
+    topic.slack.now_bytes = max(size_bytes - live_bytes, 0)
+    if written < RECORDS_MIN or not topic.total("records"):
+        topic.policy = "too few records to tell"
+        topic.policy_why = (
+            f"{written:,} offsets were written to what is closed, and {topic.total('records'):,}"
+            f" records stand there; advice needs {RECORDS_MIN:,}."
+        )
+        topic.slack.least_bytes = topic.slack.most_bytes = topic.slack.now_bytes
+        topic.slack.why = "The log as it is, less its live records."
+        return
+    topic.policy, topic.policy_why = _policy(topic)
+    now = topic.settings.get("cleanup.policy", _NOT_SAID)
+    topic.advice.append(Advice("cleanup.policy", now, topic.policy, topic.policy_why))
+    if "compact" not in topic.policy:
+        topic.slack.least_bytes = topic.slack.most_bytes = topic.slack.now_bytes
+        topic.slack.why = "Without compaction the log holds what retention leaves in it."
+        return
+    ratio = _dirty_ratio(topic)
+    segment_bytes = _segment_bytes(topic)
+    _lag(topic)
+    _delete_retention(topic)
+    topic.slack = _slack(topic, ratio, segment_bytes)
+
+
+def _policy(topic: TopicFigures) -> tuple[str, str]:
+    keyless, garbage = topic.share("keyless"), topic.share("garbage")
+    if keyless > KEYLESS_MOST:
+        return "delete", (
+            f"{percent(keyless)} of the records have no key: compaction refuses new ones and"
+            " removes old ones. Time or size should bound this log."
+        )
+    if topic.total("live") == 0:
+        return "compact", (
+            "Every key was deleted: compaction would leave nothing but deletes, and those for"
+            " delete.retention.ms only."
+        )
+    if garbage < GARBAGE_LEAST and not topic.is_cleaned:
+        return "delete", (
+            f"{percent(garbage)} of the records are superseded: nearly every record is the only one"
+            " of its key. Compaction would read all of it again and again, and free next to"
+            " nothing."
+        )
+    level = topic.survival.by_age[-1][1] if topic.survival.by_age else 1.0
+    if level > 0.5 and topic.total("keys") > 0.3 * topic.total("records") and garbage < 0.5:
+        return "compact,delete", (
+            f"{percent(garbage)} of the records are superseded, but {percent(level)} of them are"
+            " likely to live on for good: the number of keys grows with the log. Compaction"
+            " removes the updates; without retention.ms as well the log still grows."
+        )
+    return "compact", (
+        f"{percent(garbage)} of the records are superseded, {percent(topic.share('live'))} are the"
+        f" last of their key: the state fits into {about_size(topic.total('live_bytes'))} of"
+        f" {about_size(topic.total('size_bytes'))}."
+    )
+
+
+def _dirty_ratio(topic: TopicFigures) -> float:
+    """The share of new data at which a clean is worth its reading."""
+    die = 1 - level_at(topic.survival.by_age, math.inf)
+    if topic.survival.ended == 0:
+        die = topic.share("garbage")
+    ratio = min(max(SLACK_WANTED / max(die, 0.01), 0.1), 0.9)
+    ratio = round(ratio * 20) / 20
+    topic.advice.append(
+        Advice(
+            "min.cleanable.dirty.ratio",
+            topic.settings.get("min.cleanable.dirty.ratio", _NOT_SAID),
+            f"{ratio:g}",
+            f"{percent(die)} of what is written is superseded within the time that can be seen. A"
+            f" clean at {ratio:g} finds about {percent(ratio * die)} of the log to be garbage, and"
+            f" each byte that was written is read {1 / ratio:.1f} times by cleans.",
+        )
+    )
+    return ratio
+
+
+def _segment_bytes(topic: TopicFigures) -> int:
+    live = topic.total("live_bytes") // max(len(topic.partitions), 1)
+    wanted = min(max(live // 10, SEGMENT_MIN), SEGMENT_MAX)
+    wanted = 1 << (wanted - 1).bit_length()
+    spent_ms = topic.last_ms - topic.first_ms
+    size = topic.total("size_bytes") // max(len(topic.partitions), 1)
+    fills = ""
+    if size and spent_ms > 0:
+        span = about_span(int(spent_ms * wanted / size))
+        fills = f" At the rate of this log one fills in {span}."
+    topic.advice.append(
+        Advice(
+            "segment.bytes",
+            topic.settings.get("segment.bytes", _NOT_SAID),
+            str(wanted),
+            "The active segment is never cleaned, so it should be small beside the state of a"
+            f" partition, which is {about_size(live)}.{fills}",
+        )
+    )
+    return wanted
+
+
+def _lag(topic: TopicFigures) -> None:
+    half_ms = topic.survival.half_life_ms
+    if half_ms is None or half_ms > DAY_MS:
+        advised = 0
+        why = (
+            "No half of the records is superseded within a day: there is no burst to wait out."
+            " Set it if consumers are to see every update for a while."
+        )
+    else:
+        advised = int(max(half_ms, 1000)) // 1000 * 1000
+        why = (
+            f"Half of the records are superseded within {about_span(int(half_ms))}: what is cleaned"
+            " sooner is copied, and soon after copied once more or dropped."
+        )
+    now = topic.settings.get("min.compaction.lag.ms", _NOT_SAID)
+    topic.advice.append(Advice("min.compaction.lag.ms", now, str(advised), why))
+
+
+def _delete_retention(topic: TopicFigures) -> None:
+    read_ms = topic.total("size_bytes") / READ_BYTES_PER_SECOND * 1000
+    advised = int(min(max(10 * read_ms, HOUR_MS), 7 * DAY_MS)) // 60_000 * 60_000
+    deletes = topic.total("tombstones")
+    topic.advice.append(
+        Advice(
+            "delete.retention.ms",
+            topic.settings.get("delete.retention.ms", _NOT_SAID),
+            str(advised),
+            f"A consumer that reads {about_size(READ_BYTES_PER_SECOND)}/s has all of the topic in"
+            f" {about_span(int(read_ms))}, and must meet the deletes of what it has read before."
+            f" Ten times that, an hour at least; {deletes:,} keys are deletes now. Consumers that"
+            " may be away for longer need more.",
+        )
+    )
+
+
+def _slack(topic: TopicFigures, ratio: float, segment_bytes: int) -> Slack:
+    live = topic.total("live_bytes")
+    die = 1 - level_at(topic.survival.by_age, math.inf)
+    garbage = min(ratio * die, 0.95)
+    active = segment_bytes * len(topic.partitions)
+    most = int(live * garbage / (1 - garbage)) + active
+    return Slack(
+        now_bytes=topic.slack.now_bytes,
+        least_bytes=0,
+        most_bytes=most,
+        why=(
+            f"Between nothing, just after a clean, and {about_size(most)} just before the next:"
+            f" garbage of {percent(garbage)} of the log, and {len(topic.partitions)} active"
+            f" segments. Now there are {about_size(topic.slack.now_bytes)} beside the live records."
+        ),
+    )
