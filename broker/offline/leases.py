@@ -30,6 +30,7 @@ from broker.offline.model import (
 )
 from broker.offline.resumption import Found, find_runs, why_not_resumed
 from broker.offline.staging import (
+    LeaseRecord,
     is_token,
     remove_if_empty,
     remove_run,
@@ -129,8 +130,11 @@ class OfflineRuns:
         directory = partition.log.directory
         try:
             found = await asyncio.to_thread(find_runs, self._env, directory)
-            for one in found:
+            # The newest first: of an older one that ended, the files may not have gone in time.
+            for one in sorted(found, key=_created_ms, reverse=True):
                 reason = why_not_resumed(one, self._issuer.facts_of(partition))
+                if not reason and one.record is not None:
+                    reason = self._why_taken(one.record)
                 if not reason:
                     await self._resume(one, partition)
                     continue
@@ -141,6 +145,12 @@ class OfflineRuns:
         except OSError as error:
             where = str(partition.partition)
             log.error("runs not looked at", partition=where, reason=str(error))
+
+    def _why_taken(self, record: LeaseRecord) -> str:
+        other = self._leased.get(record.plan.job.partition)
+        if record.purpose is not Purpose.COMPACT or other is None:
+            return ""
+        return f"run {other} has its partition"
 
     async def _resume(self, found: Found, partition: Partition) -> None:
         record = found.record
@@ -511,3 +521,7 @@ class OfflineRuns:
         run = self._runs.get(run_id)
         part = None if run is None else run.parts.get(where.partition)
         return part is not None and part.is_alive and part.where == where
+
+
+def _created_ms(found: Found) -> int:
+    return -1 if found.record is None else found.record.created_ms

@@ -25,6 +25,7 @@ from tests.support.offline import (
     offline_broker,
     opened,
     served,
+    settled,
     staged,
 )
 from tests.support.swaps import put
@@ -215,3 +216,25 @@ async def test_outputs_that_cannot_be_moved_are_taken_back_and_may_be_adopted_la
         assert log_files(env) == before
         fault.remove()
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
+
+
+async def test_of_two_leases_of_one_partition_that_a_start_finds_one_goes_on(
+    env: MemoryEnv,
+) -> None:
+    """The first one ended, and its files could not be removed before the broker was killed."""
+    async with offline_broker(env) as broker:
+        fill(env, broker, 3)
+        first = await opened(broker)
+        fault = env.fail_on(lambda op, path: op == "unlink" and "varve.offline" in path, errno.EIO)
+        broker.offline.abandon(first.run_id)
+        await settled(broker)
+        env.advance_ms(5)
+        second = await opened(broker)
+        assert staged(env) == sorted([first.run_id, second.run_id])
+        fault.remove()
+    async with offline_broker(env) as broker:
+        assert [run.run_id for run in broker.offline.alive()] == [second.run_id]
+        assert staged(env) == [second.run_id]
+        carried_out(env, second).leave_manifest(env)
+        assert (await adopted(broker, second)).outcome is AdoptOutcome.ADOPTED
+        assert broker.pool.registry.in_progress() == {}
