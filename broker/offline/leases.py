@@ -325,13 +325,14 @@ class OfflineRuns:
     async def _keep_ttl(self, run: LeasedRun, ttl_seconds: int) -> None:
         """For the next start, which gives the run so much time again."""
         for part in run.parts.values():
-            if part.state is not PartState.OPEN:
-                continue
-            part.record = replace(part.record, ttl_seconds=ttl_seconds)
-            try:
-                await asyncio.to_thread(write_lease, self._env, part.folder, part.record)
-            except OSError as error:  # then it has as much as before
-                log.warning("lease not written", partition=str(part.where), reason=str(error))
+            async with part.writing:
+                if part.state is not PartState.OPEN or run.ttl_seconds != ttl_seconds:
+                    continue  # a later renewal writes its own
+                part.record = replace(part.record, ttl_seconds=ttl_seconds)
+                try:
+                    await asyncio.to_thread(write_lease, self._env, part.folder, part.record)
+                except OSError as error:  # then it has as much as before
+                    log.warning("lease not written", partition=str(part.where), reason=str(error))
 
     def _over(self, run: LeasedRun) -> OfflineError:
         is_stale = any(part.state is PartState.STALE for part in run.parts.values())
@@ -465,10 +466,11 @@ class OfflineRuns:
 
     async def _remove(self, part: LeasedPartition) -> None:
         """Of a topic that was deleted the folder is elsewhere by now, and goes with it."""
-        try:
-            await asyncio.to_thread(remove_run, self._env, part.folder)
-        except OSError as error:  # the sweeper tries again
-            log.warning("files of a run not removed", folder=part.folder, reason=str(error))
+        async with part.writing:  # or a lease that is being written would come back
+            try:
+                await asyncio.to_thread(remove_run, self._env, part.folder)
+            except OSError as error:  # the sweeper tries again
+                log.warning("files of a run not removed", folder=part.folder, reason=str(error))
 
     def _remember(self, run: LeasedRun) -> None:
         self._ended[run.run_id] = run

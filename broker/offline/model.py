@@ -4,6 +4,7 @@ A run is open until each of its partitions has ended. A partition ends once: ado
 expired, refused or abandoned; then nothing of it is held any more, and its files go.
 """
 
+import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -67,6 +68,7 @@ class LeasedPartition:
     staged_bytes: int = 0  # that came by HTTP, or are coming
     staged_files: int = 0  # that were sent since the broker started
     runner: JobRunner | None = None  # while it is compared
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the lease, or its removal
 
     @property
     def where(self) -> TopicPartition:

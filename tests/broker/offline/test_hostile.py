@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -9,8 +10,9 @@ import pytest
 from crc32c import crc32c
 
 from broker.app import Broker
+from broker.offline import leases
 from broker.offline.model import OfflineError
-from broker.offline.staging import LEASE_MAGIC, LEASE_VERSION, read_lease
+from broker.offline.staging import LEASE_MAGIC, LEASE_VERSION, LeaseRecord, read_lease
 from broker.offline.transfers import Transfers, Upload
 from cleaner import typed_json
 from cleaner.handoff import MANIFEST_MAGIC, MANIFEST_VERSION, AdoptOutcome, RunPlan
@@ -238,3 +240,57 @@ async def test_of_two_leases_of_one_partition_that_a_start_finds_one_goes_on(
         carried_out(env, second).leave_manifest(env)
         assert (await adopted(broker, second)).outcome is AdoptOutcome.ADOPTED
         assert broker.pool.registry.in_progress() == {}
+
+
+# --- renewals -------------------------------------------------------------------------------------
+
+
+class SlowWrites:
+    """Leases are written slowly, and it is told how many at the same time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most = 0
+        self._active = 0
+        self._write = leases.write_lease
+        self._never = threading.Event()
+        monkeypatch.setattr(leases, "write_lease", self.write)
+
+    def write(self, env: MemoryEnv, folder: str, record: LeaseRecord) -> None:
+        self._active += 1
+        self.most = max(self.most, self._active)
+        self._never.wait(0.1)
+        try:
+            self._write(env, folder, record)
+        finally:
+            self._active -= 1
+
+
+async def test_a_lease_is_written_by_one_renewal_after_the_other(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        plan = await opened(broker)
+        writes = SlowWrites(monkeypatch)
+        for ttl_seconds in (70, 80, 90):
+            broker.offline.renew(plan.run_id, ttl_seconds)
+        await settled(broker)
+        assert writes.most == 1
+        record = read_lease(env, f"{FOLDER}/varve.offline/{plan.run_id}")
+        assert not isinstance(record, str)
+        assert record.ttl_seconds == 90
+
+
+async def test_a_renewal_brings_no_lease_back_that_has_ended(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        plan = await opened(broker)
+        writes = SlowWrites(monkeypatch)
+        broker.offline.renew(plan.run_id, 70)
+        while not writes.most:  # noqa: ASYNC110 - it is begun in a thread
+            await asyncio.sleep(0)
+        broker.offline.abandon(plan.run_id)
+        await settled(broker)
+        assert staged(env) == []
