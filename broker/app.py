@@ -41,6 +41,7 @@ from broker.offline.adoption import Adopter
 from broker.offline.issue import Issuer
 from broker.offline.leases import OfflineRuns
 from broker.offline.metrics import offline_families
+from broker.offline.spark_cleaning import SparkCleaning
 from broker.offline.transfers import Transfers
 from broker.offsets_topic import OffsetsTopic
 from broker.partition import Partition
@@ -135,6 +136,7 @@ class Broker:
         self.pool = CleanerPool(self.cleaning, settings.cleaner, env)
         self.view_runs = self._make_view_runs(view_worker or self._view_worker)
         self.offline = self._make_offline(view_worker or self._offline_worker)
+        self.spark = self._make_spark()
         self.reloader: Reloader | None = None
         if load is not None:
             self.reloader = Reloader(
@@ -175,6 +177,16 @@ class Broker:
         )
         adopter = Adopter(self._env, self.cleaning, self.pool, worker)
         return OfflineRuns(self._env, self.topics, issuer, adopter, hold=self.pool.paused)
+
+    def _make_spark(self) -> SparkCleaning:
+        return SparkCleaning(
+            self._env,
+            self.pool,
+            self.cleaning,
+            settings=lambda: self.topics.cleaner_settings,
+            url=lambda: f"http://{self.http_address.here}",
+            token_file=lambda: self.settings.http_token_file,
+        )
 
     # Start --------------------------------------------------------------------
 
@@ -250,6 +262,7 @@ class Broker:
         self.housekeeping.start()
         self.offsets_topic.start()
         await self.pool.start()
+        self.spark.start()
         self.view_runs.start()
         self._ready = True
         gc.collect()
@@ -359,6 +372,7 @@ class Broker:
             ("reload", self._stop_reloading),
             ("topics", lambda: self.topics.wait_idle(budget)),
             ("offsets topic", self.offsets_topic.stop),
+            ("spark", self.spark.stop),
             ("views", self.view_runs.stop),
             ("offline runs", self.offline.stop),
             ("cleaner", self.pool.stop),

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from broker.api_client import Json
-from config.units import about_size, format_size
+from config.units import about_size, about_span, format_size
 
 ROWS_MAX: Final = 5000  # of a table; who has more asks for a topic, or for --json
 
@@ -23,6 +23,7 @@ def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -
         else:
             doing = f"{job['topic']}-{job['partition']}: {_stage(job)}"
         lines.append(f"  worker {worker['index']} (pid {worker['pid']}): {doing}")
+    lines += _spark_lines(answer["spark"])
     for key, text in (("quarantined", "in quarantine"), ("paused", "paused by an operator"),
                       ("offline", "offline"), ("policy_unknown", "without a cleanup.policy"),
                       ("over_max_lag", "over max.compaction.lag.ms"),
@@ -31,6 +32,31 @@ def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -
             lines.append(f"  {partitions[key]} {text}")
     if rows:
         lines += ["", *_table(rows)]
+    return lines
+
+
+def _spark_lines(spark: Json) -> list[str]:
+    """What Spark does; nothing where it is not used."""
+    lines = []
+    if job := spark["job"]:
+        numbers = ", ".join(map(str, job["partitions"]))
+        where = f"{job['topic']}-{numbers}"
+        lines.append(f"  spark ({job['master']}): {where}, {job['seconds']:.0f} s")
+    elif spark["unavailable"]:
+        wait = about_span(spark["wait_ms"])
+        lines.append(
+            f"  spark ({spark['master']}): no job can be started, tried again in {wait}; "
+            f"the workers have its partitions: {spark['unavailable']}"
+        )
+    elif spark["enabled"]:
+        lines.append(f"  spark ({spark['master']}): idle")
+    if spark["waiting"]:
+        lines.append(f"  {len(spark['waiting'])} waiting for Spark")
+    if spark["given_up"]:
+        names = ", ".join(f"{one['topic']}-{one['partition']}" for one in spark["given_up"][:10])
+        lines.append(
+            f"  {len(spark['given_up'])} with the workers after failures on Spark: {names}"
+        )
     return lines
 
 

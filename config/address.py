@@ -25,6 +25,13 @@ class Address:
         return ip is not None and ip.is_unspecified
 
     @property
+    def here(self) -> "Address":
+        """By which this machine reaches it: the loopback address for a wildcard."""
+        if not self.is_wildcard:
+            return self
+        return Address("::1" if ":" in self.host else "127.0.0.1", self.port)
+
+    @property
     def is_loopback(self) -> bool:
         """True if only this machine can reach it. Of names only `localhost` counts."""
         ip = _ip(self.host)

@@ -56,6 +56,19 @@ class _Model(BaseModel):
     )
 
 
+class SparkSettings(_Model):
+    """Jobs that go to Spark instead of a worker: where to, which ones, and what they may use."""
+
+    master: Annotated[str, Field(pattern=r"^[!-~]{1,1000}$")] = "local[*]"
+    min_bytes: Annotated[_Bytes, Field(ge=0, le=LONG_MAX)] = 5 << 30
+    transport: Literal["auto", "disk", "http"] = "auto"
+    broker_url: Annotated[str, Field(pattern=r"^https?://[!-~]{1,1000}$")] | None = None
+    memory_bytes: Annotated[_Bytes, Field(ge=512 * MIB, le=1 << 40)] = 2 << 30
+    task_memory_bytes: Annotated[_Bytes, Field(ge=MIB, le=1 << 40)] = 1 << 30
+    timeout_ms: Annotated[_PeriodMs, Field(ge=1_000)] = 21_600_000
+    attempts: Annotated[int, Field(ge=1, le=100)] = 3
+
+
 class CleanerSettings(_Model):
     """The workers that compact, and what they may use."""
 
@@ -72,6 +85,8 @@ class CleanerSettings(_Model):
     retry_backoff_ms: _PeriodMs = 10_000
     retry_backoff_max_ms: _PeriodMs = 3_600_000
     nice: Annotated[int, Field(ge=0, le=19)] = 19
+    engine: Literal["local", "spark"] = "local"
+    spark: SparkSettings = Field(default_factory=SparkSettings)
 
     @model_validator(mode="after")
     def _agree(self) -> "CleanerSettings":

@@ -95,6 +95,7 @@ class TopicConfig:
     min_insync_replicas: int = 1
     unclean_leader_election_enable: bool = False
     varve_flush_on_ack: bool = False
+    varve_cleaner_engine: str = "default"
     varve_cleaner_strategy: str = "default"
     varve_decompressed_batch_bytes: int = 64 * MIB
     varve_view: str = "none"

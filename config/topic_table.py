@@ -17,6 +17,7 @@ MIB: Final = 1 << 20
 POLICIES: Final = ("compact", "delete")
 CODECS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 TIMESTAMP_TYPES: Final = ("CreateTime", "LogAppendTime")
+CLEANER_ENGINES: Final = ("default", "local", "spark")
 CLEANER_STRATEGIES: Final = ("default", "dirty-ratio", "survivorship")
 VIEWS: Final = ("none", "compacted")
 NULL_KEYS: Final = ("keep", "drop")
@@ -295,6 +296,16 @@ def _own_keys() -> Iterator[TopicKey]:
         ValueKind.BOOLEAN,
         "false",
         "An acknowledgement means that the record has been forced to disk (by group commit).",
+    )
+    yield TopicKey(
+        "varve.cleaner.engine",
+        "varve.cleaner.engine",
+        ValueKind.STRING,
+        "default",
+        "Who compacts its partitions: `local`, the broker's workers; `spark`, jobs on Spark "
+        "whatever their size; `default` is what `cleaner.engine` and `cleaner.spark.min_bytes` of "
+        "the settings file say.",
+        choices=CLEANER_ENGINES,
     )
     yield TopicKey(
         "varve.cleaner.strategy",

@@ -9,6 +9,7 @@ USAGE: Final = 2
 STALE: Final = 3
 UNVERIFIED: Final = 4  # what was made, or looked at, is not what it should be
 UNREACHABLE: Final = 5  # no broker answered
+NO_SPARK: Final = 6  # no session: no Java, or a master that does not answer
 INTERRUPTED: Final = 130  # Ctrl-C, as a shell says it
 
 _OF_STATUS: Final = {404: STALE, 409: STALE, 410: STALE, 422: UNVERIFIED}

@@ -30,6 +30,7 @@ from broker.api.shapes import (
     named,
     offline_json,
     partition_json,
+    spark_json,
     state_name,
     status_json,
 )
@@ -101,9 +102,12 @@ class CleanerApi:
             counts["offline"] += len(topic.offline)
             await turns.take()
         return json_response(
-            status_json(
-                self._pool.status(), self._pool.stats, self._topics.cleaner_settings, counts
-            )
+            {
+                **status_json(
+                    self._pool.status(), self._pool.stats, self._topics.cleaner_settings, counts
+                ),
+                "spark": spark_json(self._pool.handover.status()),
+            }
         )
 
     async def _partitions(self, request: web.Request) -> web.Response:

@@ -8,6 +8,7 @@ from broker.partition import Partition
 from cleaner.planning.findings import Reason
 from cleaner.planning.plan import Verdict
 from cleaner.pool.explain import Explanation, hindrance, said, sentences
+from cleaner.pool.handover import HandoverStatus
 from cleaner.pool.history import JobRecord
 from cleaner.pool.job_run import PoolStatus, WorkerStatus
 from cleaner.pool.registry import StoryEntry
@@ -57,6 +58,28 @@ def status_json(
             "worker_deaths": stats.worker_deaths,
         },
         "settings": settings.model_dump(mode="json"),
+    }
+
+
+def spark_json(status: HandoverStatus) -> Json:
+    """What is cleaned on Spark, and what was to be."""
+    job = None
+    if status.job is not None:
+        job = {
+            "topic": status.job.partitions[0].topic,
+            "partitions": [one.partition for one in status.job.partitions],
+            "master": status.job.master,
+            "seconds": round(status.seconds, 3),
+        }
+    return {
+        "enabled": status.wanted,
+        "master": status.master,
+        "min_bytes": status.min_bytes,
+        "job": job,
+        "waiting": [named(one) for one in status.waiting],
+        "given_up": [named(one) for one in status.given_up],
+        "unavailable": status.unavailable or None,
+        "wait_ms": status.wait_ms if status.unavailable else None,
     }
 
 

@@ -78,6 +78,7 @@ _UNTIMED = frozenset(
         Reason.HELD,
         Reason.PAUSED,
         Reason.IN_PROGRESS,
+        Reason.SPARK,
     }
 )
 
@@ -224,6 +225,29 @@ def _damaged(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     )
 
 
+def _spark(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
+    text = f"Its {about_size(int(v['bytes']))} are for Spark ({v['master']})"
+    wait = about_span(int(v.get("wait_ms", 0)))
+    match v["state"]:
+        case "unavailable":
+            return (
+                f"{text}, where no job can be started ({v['reason']}). The workers clean it; Spark "
+                f"is tried again in {wait}."
+            )
+        case "given up":
+            return (
+                f"{text}, where {_count(int(v['failures']), 'attempt')} failed in a row "
+                f"({v['reason']}). The workers clean it for another {wait}."
+            )
+        case "running":
+            return f"{text}, where a job has it."
+    if int(v.get("wait_ms", 0)):
+        return (
+            f"{text}; the last attempt came to nothing ({v['reason']}), the next one is in {wait}."
+        )
+    return f"{text}; it waits for its turn there."
+
+
 _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.POLICY: _policy,
     Reason.POLICY_UNKNOWN: lambda v, b, at, _: (
@@ -251,6 +275,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     ),
     Reason.RUN_NOW: lambda v, b, at, _: "An operator asked for a clean.",
     Reason.RATIO: _ratio,
+    Reason.SPARK: _spark,
     Reason.EXPIRED: lambda v, b, at, _: (
         f"Tombstones or markers in {_count(int(v['segments']), 'segment')} may have expired, the "
         f"first {about_span(at - int(v['since_ms']))} ago."

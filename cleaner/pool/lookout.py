@@ -7,14 +7,16 @@ in the next look.
 
 import asyncio
 import heapq
+from dataclasses import replace
 from typing import Final
 
 import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
-from cleaner.planning.findings import Moment
+from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.plan import Strategy, Verdict, assess, ranked
+from cleaner.pool.handover import Handover
 from cleaner.pool.keeping import Memory
 from cleaner.pool.registry import CleanerRegistry
 from cleaner.pool.wishes import Wishes
@@ -84,6 +86,11 @@ class _Tally:
         stats.over_lag_ms_max = self._late_ms_max
 
 
+def _is_handed_over(verdict: Verdict) -> bool:
+    """Whether all that keeps the workers from it is that it is Spark's."""
+    return {one.reason for one in verdict.findings if one.blocks} == {Reason.SPARK}
+
+
 class Lookout:
     """Verdicts of the last look, and those who wait for a partition to be clean."""
 
@@ -94,6 +101,8 @@ class Lookout:
         env: Env,
         stats: PoolStats,
         memory: Memory,
+        *,
+        handover: Handover,
     ) -> None:
         self.verdicts: dict[TopicPartition, Verdict] = {}
         self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
@@ -102,6 +111,7 @@ class Lookout:
         self.strategy: Strategy = "dirty-ratio"
         self.wishes = Wishes()
         self._memory = memory
+        self._handover = handover
         self._host = host
         self._registry = registry
         self._env = env
@@ -119,6 +129,7 @@ class Lookout:
         verdicts: dict[TopicPartition, Verdict] = {}
         known: dict[TopicPartition, LogFacts] = {}
         seen: set[TopicPartition] = set()
+        handed: list[Verdict] = []
         turns, tally = _Turns(), _Tally()
         for facts in self._host.facts():
             seen.add(facts.partition)
@@ -128,11 +139,16 @@ class Lookout:
                 tally.add(verdict)
                 if verdict.to_clean:
                     known[facts.partition] = facts
+                elif _is_handed_over(verdict):
+                    handed.append(verdict)
             await turns.take()
         order = await self._ranked([verdicts[partition] for partition in known], turns)
         await turns.end()
         self.verdicts, self.seen = verdicts, frozenset(seen)
         self.wishes.keep_only(self.seen)
+        now_ms = self._env.wall_ms()
+        handed.sort(key=lambda one: one.urgency(now_ms))
+        self._handover.looked((one.partition for one in handed), self.seen)
         tally.tell(self._stats)
         self.queue = [verdict.partition for verdict in order]
         self.busy_seconds = turns.busy_seconds
@@ -143,7 +159,7 @@ class Lookout:
         partition = facts.partition
         now = Moment(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
         try:
-            return assess(
+            verdict = assess(
                 facts,
                 self._registry.state(partition),
                 now,
@@ -151,11 +167,13 @@ class Lookout:
                 strategy=self.strategy,
                 run_now=self.wishes.of(facts) is not None,
             )
+            found = self._handover.judged(facts, verdict)
         except Exception:
             # One log with impossible numbers must not keep the others from being cleaned.
             self._stats.scan_failures += 1
             log.exception("log cannot be judged", partition=str(partition))
             return None
+        return verdict if found is None else replace(verdict, findings=(*verdict.findings, found))
 
     def _judge(self, facts: LogFacts) -> Verdict | None:
         """Judge, put the checkpoint right, and tell whoever waits."""

@@ -19,9 +19,10 @@ from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.findings import Moment
 from cleaner.planning.offline_plan import compaction_job
 from cleaner.planning.plan import Verdict
-from cleaner.pool.control import AT_STOP, BY_OPERATOR, Control
+from cleaner.pool.control import AT_STOP, BY_OPERATOR, PAUSED_BY_OPERATOR, Control
 from cleaner.pool.dispatch import Runs
 from cleaner.pool.explain import Explanation, next_attempt
+from cleaner.pool.handover import Handover
 from cleaner.pool.history import History, JobRecord
 from cleaner.pool.job_run import PoolLimits, PoolStatus, WorkerStatus, worker_status
 from cleaner.pool.keeping import Memory
@@ -57,7 +58,10 @@ class CleanerPool:
         self.registry = CleanerRegistry()
         self.stats = PoolStats()
         self._memory = Memory(env)
-        self._lookout = Lookout(host, self.registry, env, self.stats, self._memory)
+        self.handover = Handover(settings, lambda: int(asyncio.get_running_loop().time() * 1000))
+        self._lookout = Lookout(
+            host, self.registry, env, self.stats, self._memory, handover=self.handover
+        )
         self._lookout.strategy = settings.strategy
         self._host = host
         self._settings = settings
@@ -137,6 +141,7 @@ class CleanerPool:
         """Take other settings; running jobs go on. `enabled` is read at the start only."""
         self._settings = settings
         self._lookout.strategy = settings.strategy
+        self.handover.configure(settings)
         self._runs.configure(settings)
         if self._scheduler is not None:
             self._crew.resize(settings.workers, settings.nice)
@@ -199,6 +204,13 @@ class CleanerPool:
         self.stats.adoptions += 1
         self.wake()
 
+    def failed_elsewhere(self, facts: LogFacts, record: JobRecord) -> None:
+        """A job that was done outside did not come to its end: keep it like one of a worker."""
+        self._history.add(record)
+        self._memory.record(facts.data_directory, record)
+        self.stats.failures += record.outcome == "failed"
+        self.wake()
+
     def hold(self, partition: TopicPartition) -> bool:
         """An operator's pause: until `release`, also across restarts. False if there is one.
 
@@ -209,6 +221,7 @@ class CleanerPool:
         known = self._memory.recall(facts, now_ms)
         if known.held_since_ms is None:
             self._memory.put(facts, replace(known, held_since_ms=now_ms), at_once=True)
+        self.handover.give_up(partition, PAUSED_BY_OPERATOR)
         return self._control.hold(partition)
 
     def release(self, partition: TopicPartition) -> bool:
@@ -232,11 +245,13 @@ class CleanerPool:
         The partition may be chosen again at once.
         """
         wanted = self._lookout.wishes.withdraw(partition)
-        return self._control.abort(partition, reason) or wanted
+        elsewhere = self.handover.give_up(partition, reason)
+        return self._control.abort(partition, reason) or wanted or elsewhere
 
     def forgive(self, partition: TopicPartition) -> None:
         """Forget earlier failures: the partition was replaced, or its trouble was removed."""
         self._control.handle(partition, states.Forgiven())
+        self.handover.forgive(partition)
 
     def run_now(self, partition: TopicPartition) -> int | None:
         """Clean it next: earlier failures and the ratio do not matter. Raises KeyError.
@@ -361,7 +376,7 @@ class CleanerPool:
         candidates = await self._lookout.look()
         seen = self._lookout.seen
         for partition in self.registry.quarantines().keys() - seen:
-            self.forgive(partition)  # it exists no more
+            self._control.handle(partition, states.Forgiven())  # it exists no more
         self._memory.keep_only(seen, self._host.exists)
         self._history.keep_only(seen)
         self._match_holds()
