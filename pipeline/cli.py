@@ -81,7 +81,7 @@ def pipeline() -> None:
 
     Exit codes: 0 done; 1 failed; 2 the command line makes no sense; 3 the log went on without
     the run, or its lease is over: nothing has changed, try again; 4 a check failed; 5 no broker
-    answered.
+    answered; 6 Spark could not be started, or its master does not answer.
     """
 
 
@@ -108,7 +108,7 @@ class SparkOptions:
                 settings=self.settings,
             )
         except (NoJavaError, SessionError) as error:
-            raise JobError(str(error)) from error
+            raise JobError(str(error), exit_codes.NO_SPARK) from error
 
 
 def _settings(
