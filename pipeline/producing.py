@@ -28,11 +28,9 @@ DEFAULTS: Final[Mapping[str, str | int | bool]] = {
 # Java's names of what librdkafka calls otherwise.
 JAVA_NAMES: Final[Mapping[str, str]] = {
     "max.request.size": "message.max.bytes",
-    "buffer.memory": "",  # bounded by its own setting
-    "max.block.ms": "",
-    "key.serializer": "",
-    "value.serializer": "",
+    "max.block.ms": "",  # a full queue is waited for until delivery times out
 }
+BUFFER_MEMORY: Final = "buffer.memory"  # Java's, in bytes; librdkafka counts kilobytes
 POLL_SECONDS: Final = 0.5
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -80,11 +78,7 @@ class BulkProducer:
 
         Raises ProduceError for a setting that there is not, or that has no such value.
         """
-        config: dict[str, str | int | bool] = dict(DEFAULTS)
-        for name, value in (settings or {}).items():
-            known = JAVA_NAMES.get(name, name)
-            if known:
-                config[known] = value
+        config: dict[str, str | int | bool] = {**DEFAULTS, **_translated(settings or {})}
         config["bootstrap.servers"] = bootstrap
         self._outcome = _Outcome()
         config["log_level"] = 3  # errors reach us; connections that come and go are no news
@@ -170,6 +164,21 @@ class BulkProducer:
         if outcome.first_failure is not None:
             self.abandon()
             raise ProduceError(outcome.first_failure, outcome.failed)
+
+
+def _translated(settings: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
+    """Settings by librdkafka's names. Raises ProduceError."""
+    found: dict[str, str | int | bool] = {}
+    for name, value in settings.items():
+        known = JAVA_NAMES.get(name, name)
+        if name == BUFFER_MEMORY:
+            try:
+                found["queue.buffering.max.kbytes"] = max(1, int(value) >> 10)
+            except ValueError:
+                raise ProduceError(f"{name} is {value!r}, not a number of bytes", 0) from None
+        elif known:
+            found[known] = value
+    return found
 
 
 def _reason(error: KafkaError) -> str:
