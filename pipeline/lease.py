@@ -271,11 +271,14 @@ class Run:
         """Go, without giving it up: it can be adopted until its time is over. Raises RunError."""
         self.check()
         wanted = {"ttl_seconds": ttl_seconds}
+        self._is_over.set()
+        self._keeper.join(UNREACHABLE_SECONDS)  # a renewal of its own would shorten the time again
         try:
             self._persistently(lambda: self._client.post("/renew", wanted))
         except (ApiRefusedError, UnreachableError) as error:
+            with suppress(RunError):
+                self.abandon()
             raise _as_run_error(error) from error
-        self._is_over.set()
 
     def close(self) -> None:
         """Stop keeping it alive, and give it up if it is not over; to the broker it is all one."""

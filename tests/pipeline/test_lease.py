@@ -13,7 +13,7 @@ import pytest
 from broker.api_client import ApiClient, UnreachableError
 from broker.app import Broker
 from cleaner.engine.clean import run_clean
-from cleaner.handoff import AdoptOutcome, Purpose
+from cleaner.handoff import AdoptOutcome, Purpose, RunPlan
 from cleaner.job import CleanedGroup, CleanJob, SourceSegment
 from pipeline import exit_codes
 from pipeline.lease import (
@@ -324,6 +324,37 @@ async def test_a_run_that_is_left_waits_for_its_adoption_also_behind_a_restart(
         broker.offline.look()
         results = await driven(broker, lambda runs: runs.again(run_id).try_adopt())
         assert [one.outcome for one in results] == [AdoptOutcome.ADOPTED]
+
+
+class SlowClient(ApiClient):
+    """Its first renewal arrives late; in which order they come is what counts."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.is_asked = threading.Event()
+        self.may_arrive = threading.Event()
+        self.arrived: list[int] = []
+
+    def below(self, path: str) -> "SlowClient":
+        return self
+
+    def post(self, path: str, body: Any = None) -> Any:
+        if not self.is_asked.is_set():
+            self.is_asked.set()
+            assert self.may_arrive.wait(20)
+        self.arrived.append(body["ttl_seconds"])
+        return {}
+
+
+def test_no_renewal_that_is_under_way_shortens_the_time_of_a_run_that_is_left() -> None:
+    client = SlowClient()
+    run = Run(client, RunPlan("r", "", Purpose.COMPACT, 0, 0, "", ()), ttl_seconds=1)
+    assert client.is_asked.wait(20)
+    threading.Timer(0.2, client.may_arrive.set).start()
+    run.leave(600)
+    assert client.may_arrive.wait(20)
+    run.close()
+    assert client.arrived == [1, 600]
 
 
 def test_without_a_broker_there_is_a_code_of_its_own() -> None:
