@@ -118,7 +118,7 @@ def test_what_is_read_equals_what_a_consumer_gets(
     fill(broker, topic, 700, **{"compression.type": codec})
     wanted = as_consumed(broker, topic, 700)
     place = TopicPartition(topic, 0)
-    with WireClient(broker.address) as client:
+    with WireClient(broker.bootstrap) as client:
         for fetch_bytes in (100, 10_000, 8 << 20):
             options = ReadOptions(columns=ALL_COLUMNS, fetch_bytes=fetch_bytes)
             assert rows_of(read_range(client, place, 0, 700, options)) == wanted
@@ -131,7 +131,7 @@ def test_bounds_are_those_of_the_log(broker: VarveBroker, topic: str) -> None:
     create(broker, topic, 3)
     fill(broker, topic, 100)
     first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
-    with WireClient(broker.address) as client:
+    with WireClient(broker.bootstrap) as client:
         assert topic in client.topics()
         assert client.partitions([topic]) == {topic: [0, 1, 2]}
         assert client.offsets({first: EARLIEST, second: LATEST}) == {first: 0, second: 0}
@@ -142,7 +142,7 @@ def test_bounds_are_those_of_the_log(broker: VarveBroker, topic: str) -> None:
 
 
 def test_a_topic_that_is_not_there_is_named(broker: VarveBroker, topic: str) -> None:
-    with WireClient(broker.address) as client:
+    with WireClient(broker.bootstrap) as client:
         with pytest.raises(UnknownTopicError, match=topic):
             client.partitions([topic])
         with pytest.raises(UnknownTopicError, match=topic):
@@ -159,7 +159,7 @@ def test_offsets_that_are_gone_are_named_with_what_is_there(
     for future in admin.delete_records([Place(topic, 0, 20)]).values():
         future.result()
     place = TopicPartition(topic, 0)
-    with WireClient(broker.address) as client:
+    with WireClient(broker.bootstrap) as client:
         with pytest.raises(OffsetsGoneError) as caught:
             rows_of(read_range(client, place, 5, 50))
         assert (caught.value.log_start_offset, caught.value.end_offset) == (20, 50)
@@ -509,7 +509,7 @@ def test_keys_go_where_javas_default_partitioner_puts_them(broker: VarveBroker, 
         for key in keys:
             producer.send(topic, key, b"v")
         assert producer.flush() == len(keys)
-    with WireClient(broker.address) as client:
+    with WireClient(broker.bootstrap) as client:
         ends = client.offsets({TopicPartition(topic, n): LATEST for n in range(7)})
         for place, end in ends.items():
             for row in rows_of(read_range(client, place, 0, end)):
@@ -544,7 +544,7 @@ def test_headers_times_and_partitions_are_written_as_given(broker: VarveBroker, 
             headers=[("a", b"1"), ("b", None)],
             timestamp_ms=START_MS,
         )
-    with WireClient(broker.address) as client:
+    with WireClient(broker.bootstrap) as client:
         options = ReadOptions(columns=ALL_COLUMNS)
         (row,) = rows_of(read_range(client, TopicPartition(topic, 2), 0, 1, options))
     assert row["key"] is None
