@@ -1,0 +1,224 @@
+"""`varve pipeline snapshot`: a topic as a table, as of offsets or a time, or all of its records.
+
+Rules
+- A state as of offsets is each key's last committed record below them, of each partition. Whether a
+  transaction was decided by then is not asked: it counts as it ended.
+- A state that compaction has merged into a later one is refused, or the nearest is taken where that
+  was asked for: never is a table something else than it says.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from broker.api_client import ApiClient
+from pipeline import exit_codes
+from pipeline.cli import (
+    JobError,
+    SparkOptions,
+    of_partitions,
+    of_size,
+    on_spark,
+    show,
+    telling,
+    with_broker,
+)
+from pipeline.jobs.latest import TableResult, lines, notes_of, result_of, versions_of
+from pipeline.progress import Told, shown
+from pipeline.tables.as_of import (
+    Moved,
+    check_offsets,
+    offsets_at,
+    offsets_text,
+    parse_offsets,
+    parse_time,
+)
+from pipeline.tables.columns import Form, Forms
+from pipeline.tables.opening import Broker, opened
+from pipeline.tables.options import table_options
+from pipeline.tables.publish import Format, Target, publish, target
+from pipeline.tables.state import COLUMNS, all_records, check_open_part, state_of
+from pipeline.topics import bounds_of, cluster_errors, with_bootstrap
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """What is asked for. With neither offsets nor a time: what is there now."""
+
+    offsets: Mapping[int, int] | None = None
+    time_ms: int | None = None
+    nearest: bool = False
+    all_records: bool = False
+
+
+@dataclass(slots=True)
+class SnapshotResult:
+    """A table that was made, as of which offsets, and which of them are not those asked for."""
+
+    table: TableResult
+    end_offsets: dict[int, int]
+    moved: list[Moved] = field(default_factory=list)
+
+
+def snapshot(
+    spark: "SparkSession",
+    broker: Broker,
+    topic: str,
+    place: Target,
+    as_of: AsOf,
+    *,
+    forms: Forms | None = None,
+    told: Told,
+    **options: Any,
+) -> SnapshotResult:
+    """Publish a topic as it was. `options` as in `opened`. Raises JobError, as `make_table`."""
+    started = time.monotonic()
+    asked = as_of.offsets
+    if as_of.time_ms is not None:
+        # Before segments are closed: a closed one may be cleaned, and then begins at a later time.
+        known = bounds_of(broker.bootstrap, topic, partitions=options.get("partitions"))
+        asked = offsets_at(broker.bootstrap, topic, known, as_of.time_ms)
+    with opened(spark, broker, topic, told=told, **options) as (reading, bounds):
+        moved: list[Moved] = []
+        if asked is not None:
+            asked = {number: asked.get(number, bounds.first[number]) for number in bounds.end}
+            asked, moved = check_offsets(
+                reading, broker.client, bounds, asked, nearest=as_of.nearest
+            )
+        read = all_records if as_of.all_records else state_of
+        state = read(reading, bounds, COLUMNS, as_of=asked)
+        frame = state.frame if forms is None else forms.applied(state.frame)
+        indexed = time.monotonic()
+        told.note("writing the table")
+        made = publish(
+            frame,
+            place,
+            notes_of(
+                "snapshot", topic, state, all_records=as_of.all_records, time_ms=as_of.time_ms
+            ),
+            versions={} if as_of.all_records else versions_of(topic, state),
+            before=lambda: check_open_part(broker.client, topic, state),
+        )
+        seconds = {"index": indexed - started, "table": time.monotonic() - indexed}
+        table = result_of(topic, made, reading.transport, state.partitions, seconds)
+        return SnapshotResult(table, state.end_offsets, moved)
+
+
+def _asked(
+    broker: Broker, topic: str, partitions: Sequence[int] | None, offsets: str | None,
+    moment: str | None, *, nearest: bool, every_record: bool,
+) -> AsOf:  # fmt: skip
+    if offsets is not None and moment is not None:
+        raise JobError("--as-of-offsets and --as-of exclude each other", exit_codes.USAGE)
+    if nearest and offsets is None and moment is None:
+        raise JobError("--nearest goes with --as-of-offsets or --as-of", exit_codes.USAGE)
+    time_ms = None if moment is None else parse_time(moment)
+    found = None
+    if offsets is not None:
+        bounds = bounds_of(broker.bootstrap, topic, partitions=partitions)
+        found = parse_offsets(offsets, sorted(bounds.end))
+    return AsOf(found, time_ms, nearest, every_record)
+
+
+@click.command("snapshot", short_help="A topic as a table, as of offsets or a time.")
+@telling
+@cluster_errors
+@click.argument("topic")
+@table_options
+@click.option(
+    "--as-of-offsets",
+    "offsets",
+    metavar="FILE|JSON",
+    help='As of these offsets, which are not in it: {"0": 12, "1": 7}.',
+)
+@click.option(
+    "--as-of",
+    "moment",
+    metavar="TIME",
+    help="As of a time: 2026-05-01T12:00:00Z, or ms since 1970.",
+)
+@click.option("--nearest", is_flag=True, help="Else the earliest state that can still be had.")
+@click.option("--all-records", "every_record", is_flag=True, help="Every record, not the last.")
+@of_partitions
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "disk", "http"]),
+    default="auto",
+    show_default=True,
+    help="How executors get at the log: the broker's disk, or its HTTP address.",
+)
+@of_size("--task-memory", "1GiB", "Memory for keys, of each task.")
+@of_size("--task-size", "512MiB", "Log that one task reads.")
+@on_spark
+@with_bootstrap
+@with_broker
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(
+    *,
+    topic: str,
+    out: str,
+    table_format: Format,
+    overwrite: bool,
+    key_as: Form,
+    value_as: Form,
+    null_malformed: bool,
+    offsets: str | None,
+    moment: str | None,
+    nearest: bool,
+    every_record: bool,
+    partitions: Sequence[int] | None,
+    transport: str,
+    task_memory: int,
+    task_size: int,
+    spark_options: SparkOptions,
+    bootstrap: str,
+    client: ApiClient,
+    as_json: bool,
+) -> None:
+    """Make a table of a topic as it was at some offsets, or at a time: each key's last record below
+    them, or all records.
+    """
+    broker = Broker(client, bootstrap)
+    as_of = _asked(
+        broker, topic, partitions, offsets, moment, nearest=nearest, every_record=every_record
+    )
+    place = target(out, table_format, overwrite=overwrite)
+    with shown(quiet=as_json) as told:
+        started = time.monotonic()
+        told.note("starting Spark")
+        spark = spark_options.session("varve snapshot")
+        session = time.monotonic() - started
+        try:
+            result = snapshot(
+                spark, broker, topic, place, as_of, forms=Forms(key_as, value_as, null_malformed),
+                told=told, partitions=partitions, transport=transport,
+                master=spark_options.master, task_memory=task_memory, task_bytes=task_size,
+            )  # fmt: skip
+        finally:
+            spark.stop()
+    result.table.seconds = {"session": session, **result.table.seconds}
+    show(answer(result), as_json, lambda: told_lines(result))
+
+
+def answer(result: SnapshotResult) -> dict[str, Any]:
+    """A result as JSON."""
+    found = asdict(result)
+    return {**found.pop("table"), **found}
+
+
+def told_lines(result: SnapshotResult) -> list[str]:
+    """A result for people."""
+    return [
+        *(
+            f"partition {one.partition}: as of {one.asked} is gone, {one.taken} was taken"
+            for one in result.moved
+        ),
+        *lines(result.table),
+        f"as of the offsets {offsets_text(result.end_offsets)}",
+    ]

@@ -1,0 +1,148 @@
+"""As of which offsets a topic can be read: from offsets or a time that somebody asks for.
+
+Rules
+- An offset is exclusive: the state as of 12 is made of the records with offsets below 12. As of a
+  time it is made of what stands before the first record that is later.
+- Where records below an offset were removed because of later ones, the state as of it is gone: it
+  is refused with the earliest that can still be had, or that is taken where it was asked for.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from broker.api_client import ApiClient
+from cleaner.job import CleanJob
+from pipeline import exit_codes
+from pipeline.cli import JobError
+from pipeline.stages.indexing import index_partitions
+from pipeline.stages.planning import sources_of
+from pipeline.tables.state import Reading, below, cleaned_offset, lacks_offsets
+from pipeline.topics import TopicBounds, read_offsets
+from pipeline.wire import NO_OFFSET, Isolation, WireClient
+from storage.model import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A partition whose state as of `asked` is gone, and was taken as of `taken`."""
+
+    partition: int
+    asked: int
+    taken: int
+
+
+def parse_offsets(text: str, partitions: Sequence[int]) -> dict[int, int]:
+    """Offsets by partition, of all of them: JSON, or the path of a file with it. Raises JobError
+    (USAGE)."""
+    given = text if text.lstrip().startswith("{") or text.startswith("@") else f"@{text}"
+    found = read_offsets(given, partitions)
+    if missing := sorted(set(partitions) - set(found)):
+        raise JobError(
+            f"the offsets name no partition {missing[0]}; --partitions leaves some out",
+            exit_codes.USAGE,
+        )
+    return found
+
+
+def parse_time(text: str) -> int:
+    """A time in ms: ISO 8601, in UTC where it names no zone, or ms since 1970. Raises JobError."""
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise JobError(
+            f"a time is such as 2026-05-01T12:00:00Z, or ms since 1970, not {text[:60]!r}",
+            exit_codes.USAGE,
+        ) from None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)
+    return int(found.timestamp() * 1000)
+
+
+def offsets_at(bootstrap: str, topic: str, bounds: TopicBounds, time_ms: int) -> dict[int, int]:
+    """The first offset of each partition whose record is later; its end where none is. Raises
+    WireError."""
+    places = [TopicPartition(topic, number) for number in bounds.end]
+    with WireClient(bootstrap) as client:
+        found = client.offsets(dict.fromkeys(places, time_ms + 1), Isolation.READ_COMMITTED)
+    return {
+        one.partition: bounds.end[one.partition]
+        if offset == NO_OFFSET
+        else min(max(offset, bounds.first[one.partition]), bounds.end[one.partition])
+        for one, offset in found.items()
+    }
+
+
+def check_offsets(
+    reading: Reading,
+    client: ApiClient,
+    bounds: TopicBounds,
+    asked: Mapping[int, int],
+    *,
+    nearest: bool,
+) -> tuple[dict[int, int], list[Moved]]:
+    """See that the state as of these offsets can be had -> as of which it is taken, and what moved.
+
+    To be asked when the run is open. Raises JobError.
+    """
+    topic = reading.run.plan.topic
+    jobs = {one.job.partition.partition: one.job for one in reading.run.plan.partitions}
+    taken, moved, refused = dict(asked), [], []
+    for number, offset in sorted(asked.items()):
+        where = f"{topic}-{number}"
+        first, end = bounds.first[number], bounds.end[number]
+        if offset > end:
+            raise JobError(
+                f"{where} as of {offset}: what is decided of it ends at {end}", exit_codes.USAGE
+            )
+        earliest = max(first, _earliest(reading, client, jobs.get(number), number, offset))
+        if earliest <= offset:
+            continue
+        if nearest and earliest <= end:
+            taken[number] = earliest
+            moved.append(Moved(number, offset, earliest))
+            continue
+        why = (
+            f"its log begins at {first}"
+            if offset < first
+            else f"it was compacted up to {earliest}, and what stood below {offset} then was merged"
+        )
+        refused.append(f"{where} as of {offset} is gone: {why}")
+    if refused:
+        hint = "; --nearest takes the earliest state that can be had"
+        raise JobError("; ".join(refused) + hint * (not nearest), exit_codes.FAILED)
+    return taken, moved
+
+
+def _earliest(
+    reading: Reading, client: ApiClient, job: CleanJob | None, number: int, offset: int
+) -> int:
+    """The earliest offset at or behind `offset` whose state is whole."""
+    if job is None or not job.groups:
+        return offset
+    topic = reading.run.plan.topic
+    cleaned = cleaned_offset(client, topic, number)
+    if cleaned is not None and cleaned <= offset:
+        return offset
+    # The segments with any of the offsets below: where they lack none, nothing was removed.
+    edges = [one.next_base_offset for one in sources_of(job)]
+    edge = next((one for one in edges if one >= offset), edges[-1])
+    prefix = below(job, edge)
+    if prefix is None or offset <= job.log_start_offset:
+        return offset
+    source = reading.run.source(reading.transport)
+    (index,) = index_partitions(
+        reading.engine, [prefix], lambda _: source, reading.limits, progress=reading.told
+    )
+    if not lacks_offsets(prefix, index.counts):
+        return offset
+    # Of a topic that is not compacted any more nobody knows how far it was.
+    return job.end_offset if cleaned is None else cleaned
+
+
+def offsets_text(offsets: Mapping[int, int]) -> str:
+    """Offsets as `parse_offsets` takes them."""
+    return json.dumps({str(number): offset for number, offset in sorted(offsets.items())})
