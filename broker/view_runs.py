@@ -242,7 +242,7 @@ class ViewRuns:
             raise _given_up(where) from None
         except (ViewError, JobFailedError, StorageError, OSError) as error:
             last.state, last.reason = RunState.FAILED, str(error)
-            pause = min(RETRY_SECONDS * 2**last.failures, RETRY_SECONDS_MAX)
+            pause = pause_after(last.failures)
             last.failures += 1
             last.failed += 1
             last.retry_at = self._env.monotonic() + pause
@@ -253,6 +253,14 @@ class ViewRuns:
             last.runs += 1
         finally:
             last.ended_ms = self._env.wall_ms()
+
+
+def pause_after(failures: int) -> float:
+    """Seconds until the next attempt after so many failures before this one. Pure."""
+    pause = RETRY_SECONDS
+    while failures > 0 and pause < RETRY_SECONDS_MAX:
+        pause, failures = 2 * pause, failures - 1
+    return min(pause, RETRY_SECONDS_MAX)
 
 
 def _state_of(view: ViewPartition, last: LastRun, place: int) -> RunState:

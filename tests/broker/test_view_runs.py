@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from broker.api.views import status_json
 from broker.app import Broker
 from broker.view_making import ViewError
+from broker.view_runs import pause_after
 from broker.view_status import ViewStatus
 from broker.view_text import compacted_text, view_lines
 from cleaner.job import CleanJob
@@ -253,3 +254,8 @@ async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else()
         fault.remove()
         await broker.view_runs.compact(WHERE)
         assert await read_all(broker) == [(1, b"a", b"2")]
+
+
+def test_a_view_that_fails_for_months_is_still_tried_every_hour() -> None:
+    pauses = [pause_after(failures) for failures in (0, 1, 2, 5, 6, 100, 1100, 1 << 40)]
+    assert pauses == [60, 120, 240, 1920, 3600, 3600, 3600, 3600]
