@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from pipeline.java import cache_folder, class_archive, find_java
+from pipeline.java import CACHE_VARIABLE, class_archive, find_java, kept_folder
 from pipeline.session import build_session, stop_session
 
 SESSION_SECONDS: Final = 300.0  # a slow machine, and the JVM sorts the classes when it ends
@@ -30,7 +30,9 @@ def make_archive() -> Path:
     """
     import pyspark
 
-    java, cache = find_java(), cache_folder()
+    java, cache = find_java(), kept_folder()
+    if cache is None:
+        raise ArchiveError(f"there is no folder to keep it in; name one by {CACHE_VARIABLE}")
     archive = class_archive(
         java, cache, os.path.dirname(pyspark.__file__ or ""), pyspark.__version__
     )

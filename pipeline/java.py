@@ -113,9 +113,14 @@ def _probe(found: str, executable: str) -> Java:
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where launchers and class archives are kept: VARVE_PIPELINE_CACHE, the installation, the
-    user's cache; else a private folder for this process. A folder that is named must be usable
-    (OSError)."""
+    """Where launchers and class archives are: see `kept_folder`; else a private folder of this
+    process. Raises OSError for a folder that is named and cannot be used."""
+    return kept_folder(environ) or _private_folder()
+
+
+def kept_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Where they are kept from start to start: VARVE_PIPELINE_CACHE, the installation, the user's
+    cache; None: nowhere. Raises OSError for a folder that is named and cannot be used."""
     environ = os.environ if environ is None else environ
     if named := environ.get(CACHE_VARIABLE):
         os.makedirs(named, mode=0o700, exist_ok=True)
@@ -127,7 +132,7 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     ):
         if os.path.isabs(candidate) and _is_ours(candidate):
             return Path(candidate)
-    return _private_folder()
+    return None
 
 
 @cache

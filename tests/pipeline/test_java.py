@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import java
+from pipeline import archive, java
 from pipeline.java import NoJavaError, cache_folder, find_java, launcher_home
 
 
@@ -107,8 +107,9 @@ def test_where_nothing_can_be_kept_one_folder_serves_the_process_and_goes_with_i
 ) -> None:
     said = """
 import os, sys
-from pipeline.java import cache_folder
+from pipeline.java import cache_folder, kept_folder
 sys.prefix = os.path.join(os.environ["HOME"], "none")
+assert kept_folder() is None
 assert cache_folder() == cache_folder()
 print(cache_folder())
 """
@@ -125,3 +126,12 @@ print(cache_folder())
     folder = Path(done.stdout.strip())
     assert folder.parent == tmp_path
     assert not folder.exists()
+
+
+def test_no_archive_is_made_where_it_could_not_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "java", "21", "21.0.2")))
+    monkeypatch.setattr(archive, "kept_folder", lambda: None)
+    with pytest.raises(archive.ArchiveError, match="VARVE_PIPELINE_CACHE"):
+        archive.make_archive()
