@@ -30,7 +30,7 @@ from storage import filenames
 from storage.env import Env, File
 from storage.errors import NoRoomError, is_scarcity
 
-RANGE_BYTES_MAX: Final = 16 << 20  # of one answer
+RANGE_BYTES_MAX: Final = 4 << 20  # of one answer: as much is held for each that reads slowly
 WRITE_BYTES: Final = 1 << 20  # gathered before a thread is asked to write
 FREE_BYTES_MIN: Final = 1 << 30  # that stay free whatever comes, or
 FREE_SHARE: Final = 20  # this part of the disk, where that is less
@@ -174,11 +174,11 @@ class Transfers:
         """The checksum of what came; all of it is written."""
         position, crc, held, size_bytes = 0, 0, bytearray(), upload.size_bytes
         async for chunk in upload.chunks:
+            self._check_open(part)
             held += chunk
             if position + len(held) > size_bytes:
                 raise OfflineError(400, f"more came than {size_bytes} bytes")
             if len(held) >= WRITE_BYTES:
-                self._check_open(part)
                 crc = await asyncio.to_thread(_write_out, file, held, position, crc)
                 position += len(held)
                 coming.bytes_left -= len(held)

@@ -26,7 +26,7 @@ from storage import filenames
 from storage.env import Env
 from storage.swap import crc_of_file
 
-RANGE_BYTES: Final = 8 << 20
+RANGE_BYTES: Final = 4 << 20  # no more than the broker gives at a time
 ATTEMPTS: Final = 6
 PAUSE_SECONDS: Final = 0.2  # before the second attempt; doubled before each further one
 SPARK_DIRS_VARIABLE: Final = "SPARK_LOCAL_DIRS"  # set in an executor's workers; it empties them

@@ -300,7 +300,7 @@ async def test_outputs_are_kept_and_given_back(env: MemoryEnv) -> None:
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
-        data = bytes(range(256)) * 20_000  # some five pieces
+        data = bytes(range(256)) * 15_000  # some four pieces
         for folder, name in (("attempt-1", cleaned(plan)), ("scratch-1", "rows.bin")):
             path = f"{files(plan)}/outputs/{folder}/{name}"
             status, _, _ = await raw(broker, "PUT", path, data, **told(data, plan))

@@ -130,6 +130,42 @@ async def test_room_that_was_promised_to_one_upload_is_not_promised_to_another(
         assert sorted(await both(broker, env, plan, 600)) == [200, 507]
 
 
+class Dripping:
+    """A file that comes byte by byte, as long as somebody takes it."""
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.wanted = asyncio.Semaphore(0)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            await self.wanted.acquire()
+            self.came += 1
+            yield b"x"
+
+
+async def test_an_upload_that_never_ends_ends_with_its_run(env: MemoryEnv) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        plan = await opened(broker)
+        part = broker.offline.files_of(plan.run_id, 0, plan.token)
+        dripping = Dripping()
+        upload = Upload(1000, 0, dripping.chunks())
+        transfers = Transfers(env, broker.offline)
+        task = asyncio.ensure_future(transfers.receive(part, "scratch-1", "rows", upload))
+        dripping.wanted.release()
+        while not dripping.came:  # noqa: ASYNC110 - the folder is made in a thread
+            await asyncio.sleep(0)
+        broker.offline.abandon(plan.run_id)
+        dripping.wanted.release()
+        with pytest.raises(OfflineError) as refused:
+            await asyncio.wait_for(task, 20)
+        assert refused.value.status == 410
+        await settled(broker)
+        await broker.offline.sweep()
+        assert staged(env) == []
+
+
 # --- leases that lie ------------------------------------------------------------------------------
 
 
