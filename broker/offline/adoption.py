@@ -229,7 +229,7 @@ class Adopter:
         facts = self._cleaning.facts_of(part.where)
         if facts is None or facts.generation != part.generation:
             return  # it was cut, or deleted, directly behind the journal
-        report, engine = verified.report, manifest.engine[:ENGINE_CHARS_MAX] or "offline"
+        report, engine = verified.report, _plain(manifest.engine) or "offline"
         job = replace(part.job, directory=part.directory, generation=part.generation)
         damage = damage_text(report) if report.damaged else ""
         record = JobRecord(
@@ -268,6 +268,11 @@ class Adopter:
         )
         self._pool.adopted(facts, job, report, record)
         self._cleaning.finished(job, report, damage=damage, engine=engine)
+
+
+def _plain(told: str) -> str:
+    """What a manifest says for people, fit for a line of a log or of a terminal."""
+    return "".join(c if " " <= c <= "~" else "?" for c in told[:ENGINE_CHARS_MAX])
 
 
 def _check_stale(why_stale: Callable[[], str]) -> None:

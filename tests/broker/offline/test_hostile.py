@@ -20,6 +20,7 @@ from storage.sealed_json import seal_body
 from tests.support.memory_env import MemoryEnv
 from tests.support.offline import (
     FOLDER,
+    ORDERS,
     adopted,
     carried_out,
     fill,
@@ -231,6 +232,16 @@ async def test_a_manifest_too_large_for_its_job_is_not_read(env: MemoryEnv) -> N
         result = await adopted(broker, plan)
         assert result.outcome is AdoptOutcome.INVALID
         assert "is larger than" in result.reason
+
+
+async def test_who_made_it_is_told_in_plain_characters(env: MemoryEnv) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 3)
+        plan = await opened(broker)
+        carried_out(env, plan).leave_manifest(env, engine="me\n\x1b[31m\ud800" + "x" * 1000)
+        assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
+        (job,) = broker.pool.history(ORDERS)
+        assert job.engine == "me??[31m?" + "x" * 31
 
 
 # --- moving outputs -------------------------------------------------------------------------------
