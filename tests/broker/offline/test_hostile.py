@@ -10,9 +10,8 @@ import pytest
 from crc32c import crc32c
 
 from broker.app import Broker
-from broker.offline import leases
 from broker.offline.model import OfflineError
-from broker.offline.staging import LEASE_MAGIC, LEASE_VERSION, LeaseRecord, read_lease
+from broker.offline.staging import LEASE_MAGIC, LEASE_VERSION, LeaseRecord, read_lease, write_lease
 from broker.offline.transfers import Transfers, Upload
 from cleaner import typed_json
 from cleaner.handoff import MANIFEST_MAGIC, MANIFEST_VERSION, AdoptOutcome, RunPlan
@@ -298,9 +297,9 @@ class SlowWrites:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = 0
         self._active = 0
-        self._write = leases.write_lease
+        self._write = write_lease
         self._never = threading.Event()
-        monkeypatch.setattr(leases, "write_lease", self.write)
+        monkeypatch.setattr("broker.offline.leases.write_lease", self.write)
 
     def write(self, env: MemoryEnv, folder: str, record: LeaseRecord) -> None:
         self._active += 1
