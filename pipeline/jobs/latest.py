@@ -38,7 +38,7 @@ from pipeline.tables.opening import Broker, opened
 from pipeline.tables.options import table_options
 from pipeline.tables.publish import Format, Published, Target, publish, target
 from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, state_of
-from pipeline.topics import DEFAULT_BOOTSTRAP, cluster_errors, with_bootstrap
+from pipeline.topics import DEFAULT_BOOTSTRAP, cluster_errors, reach_topic, with_bootstrap
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -274,6 +274,7 @@ def command(
     if available_now or checkpoint is not None:
         raise JobError("--available-now and --checkpoint go with --stream", exit_codes.USAGE)
     place = target(out, table_format, overwrite=overwrite)
+    reach_topic(bootstrap, topic)
     with shown(quiet=as_json) as told:
         started = time.monotonic()
         told.note("starting Spark")

@@ -41,7 +41,7 @@ from pipeline.tables.opening import Broker, opened
 from pipeline.tables.options import table_options
 from pipeline.tables.publish import Format, Target, publish, target
 from pipeline.tables.state import COLUMNS, all_records, check_open_part, state_of
-from pipeline.topics import bounds_of, cluster_errors, with_bootstrap
+from pipeline.topics import bounds_of, cluster_errors, reach_topic, with_bootstrap
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,6 +119,7 @@ def _asked(
     if nearest and offsets is None and moment is None:
         raise JobError("--nearest goes with --as-of-offsets or --as-of", exit_codes.USAGE)
     time_ms = None if moment is None else parse_time(moment)
+    reach_topic(broker.bootstrap, topic)
     found = None
     if offsets is not None:
         bounds = bounds_of(broker.bootstrap, topic, partitions=partitions)

@@ -28,7 +28,7 @@ from pipeline.tables.opening import Broker
 from pipeline.tables.publish import Format, Target, target
 from pipeline.tables.state import COLUMNS, cleaned_offset
 from pipeline.tables.upsert import Upserts, ends_of, last_ends, versions_in
-from pipeline.topics import partitions_of, settings_of
+from pipeline.topics import partitions_of, reach_topic, settings_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -79,6 +79,7 @@ def follow_command(
     if spark_options.master.startswith("sc://"):
         raise JobError("--stream does not go by Spark Connect", exit_codes.USAGE)
     forms = check_forms(forms)
+    reach_topic(broker.bootstrap, topic)
     with shown(quiet=as_json) as told:
         told.note("starting Spark")
         spark = spark_options.session("varve latest")

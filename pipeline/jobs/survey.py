@@ -53,7 +53,15 @@ from pipeline.stages.indexing import PartitionIndex, index_partitions
 from pipeline.stages.planning import Limits
 from pipeline.stages.running import StageRuns
 from pipeline.tables.opening import Broker
-from pipeline.topics import TopicBounds, bounds_of, cluster_errors, settings_of, with_bootstrap
+from pipeline.topics import (
+    TopicBounds,
+    bounds_of,
+    cluster_errors,
+    reach_cluster,
+    reach_topic,
+    settings_of,
+    with_bootstrap,
+)
 from pipeline.wire import WireClient
 
 TOP_KEYS: Final = 20
@@ -235,7 +243,10 @@ def _wanted(topics: Sequence[str], is_all: bool, bootstrap: str) -> list[str]:
     if bool(topics) == is_all:
         raise JobError("name topics, or say --all", exit_codes.USAGE)
     if not is_all:
+        for topic in topics:
+            reach_topic(bootstrap, topic)
         return list(dict.fromkeys(topics))
+    reach_cluster(bootstrap)
     with WireClient(bootstrap) as client:
         return [one for one in client.topics() if not one.endswith(".compacted")]
 

@@ -48,9 +48,9 @@ def advise(topic: TopicFigures) -> None:
         return
     ratio = _dirty_ratio(topic)
     segment_bytes = _segment_bytes(topic)
-    _lag(topic)
+    lag_ms = _lag(topic)
     _delete_retention(topic)
-    topic.slack = _slack(topic, ratio, segment_bytes)
+    topic.slack = _slack(topic, ratio, segment_bytes, lag_ms)
 
 
 def _policy(topic: TopicFigures) -> tuple[str, str]:
@@ -127,7 +127,7 @@ def _segment_bytes(topic: TopicFigures) -> int:
     return wanted
 
 
-def _lag(topic: TopicFigures) -> None:
+def _lag(topic: TopicFigures) -> int:
     half_ms = topic.survival.half_life_ms
     if half_ms is None or half_ms > DAY_MS:
         advised = 0
@@ -143,6 +143,7 @@ def _lag(topic: TopicFigures) -> None:
         )
     now = topic.settings.get("min.compaction.lag.ms", _NOT_SAID)
     topic.advice.append(Advice("min.compaction.lag.ms", now, str(advised), why))
+    return advised
 
 
 def _delete_retention(topic: TopicFigures) -> None:
@@ -162,19 +163,22 @@ def _delete_retention(topic: TopicFigures) -> None:
     )
 
 
-def _slack(topic: TopicFigures, ratio: float, segment_bytes: int) -> Slack:
-    live = topic.total("live_bytes")
+def _slack(topic: TopicFigures, ratio: float, segment_bytes: int, lag_ms: int) -> Slack:
+    live, size = topic.total("live_bytes"), topic.total("size_bytes")
     die = 1 - level_at(topic.survival.by_age, math.inf)
     garbage = min(ratio * die, 0.95)
     active = segment_bytes * len(topic.partitions)
-    most = int(live * garbage / (1 - garbage)) + active
+    spent_ms = topic.last_ms - topic.first_ms
+    too_young = min(size * lag_ms // spent_ms, size) if spent_ms > 0 else 0
+    most = int(live * garbage / (1 - garbage)) + active + too_young
     return Slack(
         now_bytes=topic.slack.now_bytes,
-        least_bytes=0,
+        least_bytes=too_young,
         most_bytes=most,
         why=(
-            f"Between nothing, just after a clean, and {about_size(most)} just before the next:"
-            f" garbage of {percent(garbage)} of the log, and {len(topic.partitions)} active"
-            f" segments. Now there are {about_size(topic.slack.now_bytes)} beside the live records."
+            f"Up to {about_size(most)} just before a clean: garbage of {percent(garbage)} of the"
+            f" log, {about_size(active)} of active segments, {about_size(too_young)} too young to"
+            f" be cleaned. Now there are {about_size(topic.slack.now_bytes)} beside the live"
+            " records."
         ),
     )
