@@ -92,6 +92,7 @@ class OfflineRuns:
         self._ended: OrderedDict[str, LeasedRun] = OrderedDict()
         self._leased: dict[TopicPartition, str] = {}  # to runs that compact
         self._opening: set[str] = set()  # whose folders are being made
+        self._begun = 0  # that are being opened, or are about to
         self._adoptions: dict[tuple[str, int], asyncio.Task[AdoptResult]] = {}
         self._one = asyncio.Lock()  # adoption at a time: it takes a worker's memory
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -186,12 +187,17 @@ class OfflineRuns:
         if not TTL_SECONDS_MIN <= wanted.ttl_seconds <= TTL_SECONDS_MAX:
             bounds = f"{TTL_SECONDS_MIN} to {TTL_SECONDS_MAX}"
             raise OfflineError(400, f"ttl_seconds: expected {bounds}, not {wanted.ttl_seconds}")
-        if len(self._runs) + len(self._opening) >= RUNS_MAX:
+        if len(self._runs) + self._begun >= RUNS_MAX:
             raise OfflineError(429, f"there are {RUNS_MAX} runs already")
         task = asyncio.create_task(self._open(wanted), name=f"lease {wanted.topic}")
+        self._begun += 1
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._open_done)
         return await asyncio.shield(task)  # to its end though whoever asked leaves
+
+    def _open_done(self, task: asyncio.Task[RunPlan]) -> None:
+        self._begun -= 1
+        self._tasks.discard(task)
 
     async def _open(self, wanted: Wanted) -> RunPlan:
         partitions = self._issuer.find(wanted)

@@ -14,7 +14,7 @@ from broker.offline.model import OfflineError
 from broker.offline.staging import LEASE_MAGIC, LEASE_VERSION, LeaseRecord, read_lease, write_lease
 from broker.offline.transfers import Transfers, Upload
 from cleaner import typed_json
-from cleaner.handoff import MANIFEST_MAGIC, MANIFEST_VERSION, AdoptOutcome, RunPlan
+from cleaner.handoff import MANIFEST_MAGIC, MANIFEST_VERSION, AdoptOutcome, Purpose, RunPlan
 from storage.sealed_json import seal_body
 from tests.support.memory_env import MemoryEnv
 from tests.support.offline import (
@@ -340,3 +340,19 @@ async def test_a_renewal_brings_no_lease_back_that_has_ended(
         broker.offline.abandon(plan.run_id)
         await settled(broker)
         assert staged(env) == []
+
+
+async def test_there_are_only_so_many_runs_also_of_those_that_come_at_the_same_time(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.offline.leases.RUNS_MAX", 3)
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        attempts = [opened(broker, purpose=Purpose.READ) for _ in range(10)]
+        found = await asyncio.gather(*attempts, return_exceptions=True)
+        refused = [one.status for one in found if isinstance(one, OfflineError)]
+        assert refused == [429] * 7
+        assert len(broker.offline.alive()) == 3
+        for run in broker.offline.alive():
+            broker.offline.abandon(run.run_id)
+        await opened(broker)
