@@ -3,9 +3,11 @@
 Rules
 - Records are read with format("varve"), bounds fixed by whoever asks: two reads of the same bounds
   are about the same offsets.
-- Every error of a cluster, a producer or Spark becomes a JobError with its exit code, in one line.
+- Every error of a cluster, a producer, Spark or a disk becomes a JobError with its exit code, in
+  one line.
 """
 
+import errno
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,7 +77,7 @@ def cluster_errors(function: Callable[P, None]) -> Callable[P, None]:
 
 @contextmanager
 def as_job_errors() -> Iterator[None]:
-    """What a cluster, a producer or Spark raises in the block becomes a JobError."""
+    """What a cluster, a producer, Spark or a disk raises in the block becomes a JobError."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -91,6 +93,11 @@ def as_job_errors() -> Iterator[None]:
         kind, said = _said(error)
         code = exit_codes.STALE if kind == _DATA_LOSS else exit_codes.FAILED
         raise JobError(said, code) from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # whoever read the results has gone: click ends quietly
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        raise JobError(f"{where}{error.strerror or first_line(error)}") from error
 
 
 def _said(error: BaseException) -> tuple[str, str]:
@@ -147,13 +154,16 @@ def bounds_of(
 ) -> TopicBounds:
     """The first offset of each partition, and the first that this isolation cannot see.
 
-    Raises UnknownTopicError, also for a partition that there is not; WireError.
+    Raises UnknownTopicError, JobError for a partition that there is not, WireError.
     """
     with WireClient(bootstrap) as client:
         there = client.partitions([topic])[topic]
         wanted = there if partitions is None else sorted(partitions)
         if missing := set(wanted) - set(there):
-            raise UnknownTopicError(str(TopicPartition(topic, n)) for n in missing)
+            raise JobError(
+                f"topic {topic} has {len(there)} partitions, from 0 on, and no {min(missing)}",
+                exit_codes.USAGE,
+            )
         places = [TopicPartition(topic, n) for n in wanted]
         first = client.offsets(dict.fromkeys(places, EARLIEST))
         end = client.offsets(dict.fromkeys(places, LATEST), isolation)

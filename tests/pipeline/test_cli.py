@@ -1,5 +1,6 @@
 """The command line of the pipeline: hand-over, options, exit codes. No broker, no Spark."""
 
+import errno
 import importlib.util
 import os
 import socket
@@ -13,9 +14,10 @@ from click.testing import CliRunner
 from broker.cli import main
 from cleaner.handoff import AdoptOutcome
 from pipeline import exit_codes
-from pipeline.cli import JOBS, pipeline
+from pipeline.cli import JOBS, JobError, pipeline
 from pipeline.jobs.adopt import exit_code_of
 from pipeline.jobs.compact import CompactResult, PartitionResult, lines
+from pipeline.topics import as_job_errors
 
 
 def invoke(*arguments: str, **options: Any) -> tuple[int, str]:
@@ -101,7 +103,7 @@ def test_a_token_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 
 def test_a_master_that_is_not_there_is_told_before_anything_is_leased(nobody: str) -> None:
     code, text = invoke("compact", "t", "--engine", "spark", "--master", f"spark://{nobody}")
-    assert code == exit_codes.FAILED
+    assert code == exit_codes.NO_SPARK
     assert text.startswith(f"varve: no Spark master answers: {nobody}")
     assert len(text.splitlines()) == 1
 
@@ -145,3 +147,11 @@ def test_people_are_told_what_became_of_each_partition() -> None:
     assert any("varve pipeline adopt run1" in line for line in lines(result(outcome="handed back")))
     empty = CompactResult("run1", "t", "local", "disk", False)
     assert (lines(empty), empty.exit_code) == (["t: nothing to compact"], exit_codes.DONE)
+
+
+def test_a_disk_that_refuses_is_told_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(JobError) as caught, as_job_errors():
+        tmp_path.write_text("")
+    assert (str(caught.value), caught.value.code) == (f"{tmp_path}: Is a directory", 1)
+    with pytest.raises(BrokenPipeError), as_job_errors():  # nobody reads any more: no error of ours
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
