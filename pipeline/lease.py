@@ -34,6 +34,7 @@ TTL_SECONDS: Final = 120
 LEFT_SECONDS: Final = 3600  # for a run that nobody keeps alive
 RENEWALS: Final = 3  # in the time of a lease
 RETRY_SECONDS: Final = 1.0  # where the broker could not be reached
+NOT_THERE: Final = 404
 UNREACHABLE_SECONDS: Final = 60.0  # that an adoption goes on asking; the broker may be restarting
 
 
@@ -115,6 +116,8 @@ class BrokerRuns:
         try:
             found = self._client.post("", wanted)
         except (ApiRefusedError, UnreachableError) as error:
+            if isinstance(error, ApiRefusedError) and error.status == NOT_THERE:
+                raise RunError(str(error)) from error  # no log that went on: trying again is vain
             raise _as_run_error(error) from error
         try:
             plan = plan_of(found)

@@ -357,6 +357,18 @@ def test_no_renewal_that_is_under_way_shortens_the_time_of_a_run_that_is_left() 
     assert client.arrived == [1, 600]
 
 
+async def test_what_is_not_there_is_no_log_that_went_on(env: MemoryEnv) -> None:
+    """Code 3 says: try again. That would be in vain."""
+    async with offline_broker(env) as broker:
+        for topic, partitions in (("nothing", None), ("orders", [99])):
+            with pytest.raises(RunError) as error:
+                await driven(
+                    broker,
+                    lambda runs, t=topic, p=partitions: runs.open(t, p),  # type: ignore[misc]
+                )
+            assert error.value.code == exit_codes.FAILED
+
+
 def test_without_a_broker_there_is_a_code_of_its_own() -> None:
     with pytest.raises(BrokerUnreachableError) as error:
         BrokerRuns("http://127.0.0.1:1").open("orders")
