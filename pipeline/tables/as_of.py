@@ -10,7 +10,8 @@ Rules
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 from broker.api_client import ApiClient
 from cleaner.job import CleanJob
@@ -22,6 +23,9 @@ from pipeline.tables.state import Reading, below, cleaned_offset, lacks_offsets
 from pipeline.topics import TopicBounds, read_offsets
 from pipeline.wire import NO_OFFSET, Isolation, WireClient
 from storage.model import TopicPartition
+
+TIME_DIGITS: Final = 18  # of ms, which are 64 bits
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +52,23 @@ def parse_offsets(text: str, partitions: Sequence[int]) -> dict[int, int]:
 
 def parse_time(text: str) -> int:
     """A time in ms: ISO 8601, in UTC where it names no zone, or ms since 1970. Raises JobError."""
+    refused = JobError(
+        f"a time is such as 2026-05-01T12:00:00Z, or ms since 1970, not {text[:60]!r}",
+        exit_codes.USAGE,
+    )
     if text.isascii() and text.isdecimal():
+        if len(text) > TIME_DIGITS:
+            raise refused
         return int(text)
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
-        raise JobError(
-            f"a time is such as 2026-05-01T12:00:00Z, or ms since 1970, not {text[:60]!r}",
-            exit_codes.USAGE,
-        ) from None
+        raise refused from None
     if found.tzinfo is None:
         found = found.replace(tzinfo=UTC)
-    return int(found.timestamp() * 1000)
+    if found < _EPOCH:  # below 0 the protocol has no times, but names of places
+        raise refused
+    return (found - _EPOCH) // timedelta(milliseconds=1)  # as whole numbers: not a ms is lost
 
 
 def offsets_at(bootstrap: str, topic: str, bounds: TopicBounds, time_ms: int) -> dict[int, int]:

@@ -155,6 +155,10 @@ def test_offsets_and_times_are_read_as_people_write_them(tmp_path: Path) -> None
     assert parse_time("1970-01-01 00:00:01") == 1000
     with pytest.raises(JobError, match="ms since 1970"):
         parse_time("yesterday")
+    for text in ("1969-12-31T23:59:59.999Z", "9" * 5000):  # -1 and -2 are ends of the log, no times
+        with pytest.raises(JobError, match="a time is"):
+            parse_time(text)
+    assert parse_time("1971-01-29T12:40:34.958Z") == 34_000_834_958  # as a float it is a ms less
 
 
 @pytest.mark.spark
