@@ -199,8 +199,10 @@ def _wanted(body: Mapping[str, Any]) -> Wanted:
 
 
 def _integer(body: Mapping[str, Any], key: str, default: int | None) -> int | None:
-    found = body.get(key, default)
-    if found is None or (isinstance(found, int) and not isinstance(found, bool)):
+    found = body.get(key)
+    if found is None:
+        return default
+    if isinstance(found, int) and not isinstance(found, bool):
         return found
     raise ApiError(400, f"{key}: expected a number")
 

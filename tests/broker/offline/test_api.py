@@ -157,6 +157,14 @@ async def test_a_request_that_makes_no_sense_is_refused(
         assert (status, reason in found["error"]) == (400, True), found
 
 
+async def test_what_is_null_is_what_is_not_said(env: MemoryEnv) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        plan = await opened(broker, ttl_seconds=None, partitions=None)
+        status, found = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
+        assert (status, found["ttl_seconds"]) == (200, 120)
+
+
 # --- who may --------------------------------------------------------------------------------------
 
 
