@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from bench.live_scan import live_rows
 from bench.pipeline_topics import TopicShape, fill
 from bench.report import markdown_table
 from cleaner.handoff import Purpose
@@ -45,11 +44,13 @@ from cleaner.workers.solo import SoloWorker, solo_worker
 from cleaner.workers.throttle import Throttle
 from pipeline.engines import Engine, LocalEngine
 from pipeline.lease import BrokerRuns, Run
+from pipeline.records.columns import COLUMNS
 from pipeline.session import build_session, stop_session
 from pipeline.spark_engine import SparkEngine
 from pipeline.stages.cleaning import clean_partitions
-from pipeline.stages.indexing import index_partitions
+from pipeline.stages.indexing import PartitionIndex, index_partitions
 from pipeline.stages.planning import Limits
+from pipeline.tables.rows import row_tasks, rows_of
 from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
@@ -210,13 +211,13 @@ def table_part(bench: Bench, shape: TopicShape) -> dict[str, Any]:
             source = run.source("disk")
             # Spark ends Python workers that were idle for a minute, and max_by takes long.
             indexes = index_partitions(bench.spark, jobs, lambda _: source, bench.whole)  # noqa: B023
-            totals(live_rows(bench.session, indexes, TASK_BYTES))
+            totals(live_rows(bench, indexes))
             for engine in (bench.local, bench.spark):
                 began = time.perf_counter()
                 indexes = index_partitions(engine, jobs, lambda _: source, bench.whole)  # noqa: B023
                 spent[f"index, {engine.name}"] = time.perf_counter() - began
             began = time.perf_counter()
-            found.add(totals(live_rows(bench.session, indexes, TASK_BYTES)))
+            found.add(totals(live_rows(bench, indexes)))
             spent["live scan, spark"] = time.perf_counter() - began
         spent["latest"] = spent["index, spark"] + spent["live scan, spark"]
         began = time.perf_counter()
@@ -230,6 +231,23 @@ def table_part(bench: Bench, shape: TopicShape) -> dict[str, Any]:
         raise AssertionError(f"rows and bytes of values differ: {found}")
     ((rows, _),) = found
     return {"records": shape.records, "rows": rows, "seconds": dict(seconds)}
+
+
+def live_rows(bench: Bench, indexes: Sequence[PartitionIndex]) -> "DataFrame":
+    """Every record that is the last of its key, and no delete, as `latest` reads them."""
+    tasks = [
+        task
+        for index in indexes
+        for task in row_tasks(
+            index.job,
+            {"kind": "disk"},
+            COLUMNS,
+            survivors=index.survivors,
+            skip=frozenset(one.base_offset for one in index.counts if not one.live),
+            task_bytes=TASK_BYTES,
+        )
+    ]
+    return rows_of(bench.session, tasks, COLUMNS)
 
 
 def by_max_by(bench: Bench, shape: TopicShape) -> "DataFrame":
