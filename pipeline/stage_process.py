@@ -50,9 +50,14 @@ class StageProcess:
     def __init__(self, *, nice: int, registry: str) -> None:
         """Start the process. Raises OSError."""
         scratch_parent = os.environ.get(SCRATCH_VARIABLE) or None
-        self._scratch = tempfile.mkdtemp(prefix="varve-stages-", dir=scratch_parent)
+        # Descriptors first, that close themselves: a folder would stay.
         ours, theirs = socket.socketpair()
-        life_read, life_write = os.pipe()
+        self._scratch = tempfile.mkdtemp(prefix="varve-stages-", dir=scratch_parent)
+        try:
+            life_read, life_write = os.pipe()
+        except OSError:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
         search = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
         command = [
             *(sys.executable, "-P", "-m", "pipeline.stage_process", "--fd", str(theirs.fileno())),
@@ -170,7 +175,7 @@ def _serve(sock: socket.socket, registry: str) -> None:
                 raise ValueError(f"a result of {len(body)} bytes is over {FRAME_BYTES_MAX}")
         except Exception as error:  # noqa: BLE001 - whatever it was, it costs this attempt only
             reason = f"{type(error).__name__}: {error}"
-            head, body = b"-", reason[:REASON_CHARS_MAX].encode()
+            head, body = b"-", reason[:REASON_CHARS_MAX].encode(errors="backslashreplace")
         _send(sock, head, body)
 
 

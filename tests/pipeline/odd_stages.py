@@ -16,7 +16,7 @@ def run_stage(name: str, task: bytes) -> bytes:
         case "pid":
             return str(os.getpid()).encode()
         case "fail":
-            raise ValueError(f"no good: {task.decode()}")
+            raise ValueError(f"no good: {os.fsdecode(task)}")
         case "fail once":
             if _first_time(task):
                 raise ValueError("the first time")

@@ -1,5 +1,6 @@
 """The local engine: tasks on processes that may fail or end at any time."""
 
+import errno
 import json
 import os
 import signal
@@ -55,6 +56,29 @@ def test_a_task_that_fails_for_good_fails_the_stage_with_its_reason(engine: Loca
     assert failed.value.stage == "fail"
     assert failed.value.reason == "ValueError: no good: 7"
     assert engine.run("echo", [b"ab"]) == [b"ba"], "the engine goes on"
+
+
+def test_a_reason_may_name_a_file_whose_name_is_no_text(engine: LocalEngine) -> None:
+    with pytest.raises(StageFailedError) as failed:
+        engine.run("fail", [b"\xff.log"])
+    assert failed.value.reason == "ValueError: no good: \\udcff.log"
+
+
+def test_a_process_that_cannot_be_started_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SCRATCH_VARIABLE, str(tmp_path))
+
+    def none_left() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(stage_process.socket, "socketpair", none_left)
+    with (
+        LocalEngine(1, registry=REGISTRY) as engine,
+        pytest.raises(StageFailedError, match="Too many open files"),
+    ):
+        engine.run("echo", [b"x"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_after_a_stage_failed_every_task_finds_a_process(engine: LocalEngine) -> None:
