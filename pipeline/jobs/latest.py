@@ -43,7 +43,8 @@ from pipeline.topics import DEFAULT_BOOTSTRAP, cluster_errors, reach_topic, with
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_HELD: Final[dict[int, ExitStack]] = {}  # what `latest` pins, by the id of its run's frame
+# What `latest` pins, by the id of its frame; which is kept, so that no other gets its id.
+_HELD: Final[dict[int, "tuple[DataFrame, ExitStack]"]] = {}
 
 
 @dataclass(slots=True)
@@ -104,7 +105,8 @@ def latest(
         wanted = open_latest(spark, broker, topic, columns=columns, forms=forms, **options)
         state, _ = held.enter_context(wanted)
         frame = state.frame
-        _HELD[id(frame)] = kept = held.pop_all()
+        kept = held.pop_all()
+    _HELD[id(frame)] = frame, kept
     atexit.register(kept.close)
     return frame
 
@@ -112,10 +114,10 @@ def latest(
 def release(frame: "DataFrame") -> None:
     """Let go of what `latest` keeps for a frame; it, and what was made of it, cannot be read any
     more."""
-    held = _HELD.pop(id(frame), None)
-    if held is not None:
-        atexit.unregister(held.close)
-        held.close()
+    _, kept = _HELD.pop(id(frame), (None, None))
+    if kept is not None:
+        atexit.unregister(kept.close)
+        kept.close()
 
 
 def make_table(

@@ -31,6 +31,7 @@ from pipeline.records.columns import (
     HeadersColumn,
     arrow_schema,
 )
+from pipeline.records.fingerprints import fingerprints
 from pipeline.records.kernels import (
     COMPRESSED,
     COUNT,
@@ -474,4 +475,5 @@ def warm_up() -> None:
         )
         assert sum(part.num_rows for part in found) == 3
     offset_behind(with_slack(batch), len(batch))
+    fingerprints(pa.array([b"k"], pa.binary()), bytes(16))
     partition_of(b"k", 1)

@@ -9,7 +9,7 @@ from base64 import b64decode
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,9 @@ from tests.pipeline.table_topics import Model, fill, make_topic, read_model, wri
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -50,6 +53,21 @@ def surveyed(addresses: Broker, topic: str, **limits: int) -> TopicFigures:
         return survey_topic(
             engine, addresses, topic, limits=Limits(**limits), engine_name="local", told=Silent()
         )
+
+
+@pytest.mark.spark
+def test_spark_finds_what_processes_find(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str
+) -> None:
+    from pipeline.spark_engine import SparkEngine
+
+    make_topic(broker, topic, cleanup_policy="delete")
+    fill(broker, topic, random.Random(4), records=1000, keyless=0.03)
+    found = survey_topic(
+        SparkEngine(spark), addresses, topic, limits=Limits(), engine_name="spark",
+        transport="http", told=Silent(),
+    )  # fmt: skip
+    assert found == surveyed(addresses, topic)
 
 
 def lives_of(model: Model) -> tuple[list[int], int]:
