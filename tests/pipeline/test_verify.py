@@ -453,6 +453,27 @@ def test_a_table_is_compared_by_the_columns_it_has(
         check.table(f"{path}-not", "parquet", None, keyless=False)
 
 
+def test_deleted_keys_are_not_missing_in_a_table_without_values(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, 1)
+    rows = [(0, b"k%d" % n, b"v", START_MS, None) for n in range(10)]
+    write(broker, topic, [*rows, (0, b"k3", None, START_MS, None)])
+    check = verifier(spark, broker, topic)
+    bounds = check._bounds(topic)
+    every = check._read(topic, bounds.first, bounds.end)
+    path = str(tmp_path / "table")
+    live = every.where("offset < 10 and offset <> 3").select("key", "partition", "offset")
+    live.write.parquet(path)
+    result = check.table(path, "parquet", {0: 11}, keyless=False)
+    assert result.kinds == {"same": 10}
+    every.where("offset < 10").select("key", "partition", "offset").write.mode("overwrite").parquet(
+        path
+    )
+    result = check.table(path, "parquet", {0: 11}, keyless=False)
+    assert result.kinds == {"deleted_key_served": 1, "same": 9}
+
+
 @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
 def test_a_table_says_itself_how_far_it_goes(
     spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path, table_format: str
@@ -548,7 +569,7 @@ def test_a_command_line_without_sense_is_refused(broker: VarveBroker, topic: str
         ([topic, "--against", topic, "--as-of", "{}"], 2, "--as-of is for tables"),
         ([topic, "--table", "t", "--against", "x"], 2, "two different things"),
         ([topic, "--against", f"{topic}-not"], 1, "there is no topic"),
-        ([topic, "--against", topic, "--partitions", "7"], 1, "there is no topic"),
+        ([topic, "--against", topic, "--partitions", "7"], 2, "and no 7"),
         ([topic, "--table", "t", "--as-of", "[]"], 2, "offsets are JSON such as"),
     ):
         done = invoke(broker, *arguments)
