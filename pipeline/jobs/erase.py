@@ -9,6 +9,7 @@ Rules
 - Run again, it goes on: it does no harm.
 """
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -349,15 +350,16 @@ def command(
     """
     if (table is None) == (key_file is None):
         raise click.UsageError("the keys are in a table (--keys) or in a file (--key-file)")
+    if receipt_path is not None:
+        _check_place(Path(receipt_path))
     reach_topic(bootstrap, topic)
     Rules.of(topic, settings_of(bootstrap, topic))  # refuses before Spark is started
+    keys = [] if key_file is None else keys_of_lines(key_file, key_encoding)
     with shown(quiet=as_json) as told:
         told.note("starting Spark")
         session = _session(spark_options)
         try:
-            if key_file is not None:
-                keys = keys_of_lines(key_file, key_encoding)
-            else:
+            if key_file is None:
                 keys = keys_of_table(session, str(table), table_format, column)
             eraser = Eraser(
                 session, client, bootstrap, topic, told=told, data=data, wait_seconds=wait
@@ -366,15 +368,24 @@ def command(
         finally:
             session.stop()
     document: dict[str, Any] = receipt.to_json()
+    show(document, as_json, lambda: lines(receipt))  # first: it is told, whatever the disk does
     if receipt_path is not None:
         _write(receipt_path, document)
-    show(document, as_json, lambda: lines(receipt))
     if receipt.state == PENDING:
         raise SystemExit(exit_codes.UNVERIFIED)
 
 
 def _session(spark_options: SparkOptions) -> "SparkSession":
     return spark_options.session("varve-erase")
+
+
+def _check_place(path: Path) -> None:
+    """Before anything is erased: the receipt cannot be had again."""
+    folder = path.absolute().parent
+    while not folder.exists():  # it is made
+        folder = folder.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise JobError(f"no receipt can be written to {path}", exit_codes.USAGE)
 
 
 def _write(path: str, document: dict[str, Any]) -> None:

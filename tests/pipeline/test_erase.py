@@ -337,6 +337,8 @@ def test_a_command_line_without_sense_is_refused(
         ([topic], 2, "the keys are in a table"),
         ([topic, "--keys", "t", "--key-file", keys], 2, "the keys are in a table"),
         ([topic, "--key-file", keys], 2, "is not compacted"),
+        ([topic, "--key-file", keys, "--receipt", str(tmp_path)], 2, "no receipt can be written"),
+        ([topic, "--key-file", keys, "--receipt", f"{keys}/r"], 2, "no receipt can be written"),
     ):
         done = invoke(broker, *arguments)
         assert (done.exit_code, reason in done.output) == (code, True), done.output
