@@ -205,6 +205,11 @@ def _write(
             found = told.collect()
             if failures := [row.failure for row in found if row.failure is not None]:
                 raise JobError(failures[0])
+    except KeyboardInterrupt as error:
+        if dry_run:
+            raise
+        said = "interrupted; what was written stays, and --resume writes what is missing"
+        raise JobError(said, exit_codes.INTERRUPTED) from error
     except JobError as error:
         if dry_run:
             raise

@@ -22,6 +22,7 @@ from cleaner.handoff import AdoptOutcome, AdoptResult, PartitionPlan, Purpose
 from config.units import about_size
 from pipeline import exit_codes
 from pipeline.cli import (
+    JobError,
     SparkOptions,
     engine_of,
     interrupts_wait,
@@ -107,7 +108,15 @@ def compact(
     if adopt and jobs:
         told.note("the broker checks and publishes")
         started = time.monotonic()
-        adopted = {one.partition.partition: one for one in run.try_adopt()}
+        try:
+            results = run.try_adopt()
+        except KeyboardInterrupt as error:  # what is handed back is the broker's matter
+            raise JobError(
+                "interrupted while the broker checks what was handed back, which it may publish all"
+                f" the same: varve pipeline adopt {plan.run_id} tells",
+                exit_codes.INTERRUPTED,
+            ) from error
+        adopted = {one.partition.partition: one for one in results}
         result.seconds["adoption"] = time.monotonic() - started
     for planned, one in zip(plan.partitions, cleaned, strict=True):
         number = planned.job.partition.partition

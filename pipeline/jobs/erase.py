@@ -133,7 +133,14 @@ class Eraser:
             found = joined(in_log, in_view)
             self._tell_found(receipt, in_log, in_view)
             if not dry_run and found:
-                self._erase(receipt, keys, list(found.values()))
+                try:
+                    self._erase(receipt, keys, list(found.values()))
+                except KeyboardInterrupt as error:
+                    raise JobError(
+                        "interrupted; tombstones that were written stay, and there is no receipt:"
+                        " run it again with the same keys",
+                        exit_codes.INTERRUPTED,
+                    ) from error
         receipt.finished_ms = now_ms()
         return receipt
 

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,11 @@ from broker.cli import main
 from cleaner.handoff import AdoptOutcome
 from pipeline import exit_codes
 from pipeline.cli import JOBS, JobError, pipeline
+from pipeline.jobs import compact
 from pipeline.jobs.adopt import exit_code_of
 from pipeline.jobs.compact import CompactResult, PartitionResult, lines
+from pipeline.progress import Silent
+from pipeline.stages.planning import Limits
 from pipeline.topics import as_job_errors
 
 
@@ -155,3 +159,26 @@ def test_a_disk_that_refuses_is_told_in_a_line(tmp_path: Path) -> None:
     assert (str(caught.value), caught.value.code) == (f"{tmp_path}: Is a directory", 1)
     with pytest.raises(BrokenPipeError), as_job_errors():  # nobody reads any more: no error of ours
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def test_who_interrupts_the_check_is_not_told_that_nothing_was_handed_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broker goes on with it."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    done = SimpleNamespace(groups=(), folders=(), report=None)
+    monkeypatch.setattr(compact, "clean_partitions", lambda *_, **__: [done])
+    plan = SimpleNamespace(run_id="r-1", topic="t", partitions=[SimpleNamespace(job=None)])
+    run: Any = SimpleNamespace(
+        plan=plan,
+        source=lambda _: {},
+        hand_back=lambda *_, **__: None,
+        try_adopt=interrupted,
+    )
+    engine: Any = SimpleNamespace(name="local")
+    with pytest.raises(JobError, match="varve pipeline adopt r-1 tells") as caught:
+        compact.compact(run, engine, Limits(), transport="disk", adopt=True, told=Silent())
+    assert caught.value.code == exit_codes.INTERRUPTED
