@@ -28,6 +28,16 @@ BROKER_SETTINGS = {
 }
 
 
+SPARK_TEST_SECONDS = 300  # a first query on two busy cores takes a minute
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on Spark have more time, unless they say how much."""
+    for item in items:
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SPARK_TEST_SECONDS))
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """The session that all tests share: two tasks at a time, each tried twice."""

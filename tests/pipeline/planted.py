@@ -19,6 +19,8 @@ from tests.support.waiting import wait_until
 
 VIEW_ROOT = "/api/v1/view"
 SECONDS = 60
+START_MS = 1_700_000_000_000
+VIEW = {"varve_view": "compacted", "varve_view_min_bytes": "-1"}
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 Rows = list[Record]
 Plant = Callable[[dict[int, Rows]], None]  # changes the records of each partition

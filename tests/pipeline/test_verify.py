@@ -1,21 +1,15 @@
 """`verify` against a real broker: sound views and topics pass, every planted fault is named."""
 
-import json
 import random
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from click.testing import CliRunner
 
 from pipeline import exit_codes
-from pipeline.cli import JobError, pipeline
-from pipeline.jobs import verify
-from pipeline.jobs.verify import Verifier, VerifyResult, answer, lines
+from pipeline.cli import JobError
+from pipeline.jobs.verify import Verifier, answer, lines
 from pipeline.jobs.verify_batches import DISORDER, EXPIRED, Walk, walk
 from pipeline.tables.delta import version_id
 from pipeline.tables.publish import publish, target
@@ -30,6 +24,8 @@ from storage.batch import (
 )
 from tests.pipeline.planted import (
     CODECS,
+    START_MS,
+    VIEW,
     Rows,
     append_raw,
     clean,
@@ -44,17 +40,15 @@ from tests.pipeline.planted import (
     write,
 )
 from tests.support.draws import seed_of_test
-from tests.support.varve import ROOT, VarveBroker, running_varve
+from tests.support.varve import VarveBroker, running_varve
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
-START_MS = 1_700_000_000_000
 SETTINGS = {"cleaner": {"workers": 1, "dedupe_buffer_bytes": "16MiB", "backoff_ms": 200}}
 PARTITIONS = 2
-VIEW = {"varve_view": "compacted", "varve_view_min_bytes": "-1"}
 
 
 def random_rows(rng: random.Random, count: int, first: int = 0) -> Iterator[tuple[Any, ...]]:
@@ -504,112 +498,3 @@ def test_nothing_to_compare_is_right_and_says_so(
     write(broker, topic, [(0, b"k", None, START_MS, None), (0, None, b"v", START_MS, None)])
     compact_view(broker, topic, 0)
     assert check.view().kinds == {"same": 2}
-
-
-# The command line ---------------------------------------------------------------------------
-
-
-@pytest.fixture
-def lent_session(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands run on the session of the tests, and leave it running."""
-
-    class Lent:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(spark, name)
-
-        def stop(self) -> None:
-            pass
-
-    monkeypatch.setattr(verify, "_started", lambda *_: Lent())
-
-
-def invoke(broker: VarveBroker, *arguments: str) -> Any:
-    where = ["--http", f"127.0.0.1:{broker.http_port}", "--bootstrap", broker.bootstrap]
-    return CliRunner().invoke(verify.command, [*arguments, *where], catch_exceptions=False)
-
-
-@pytest.mark.usefixtures("lent_session")
-def test_the_command_ends_with_four_where_something_is_wrong(
-    broker: VarveBroker, topic: str
-) -> None:
-    copy = f"{topic}-copy"
-    for name in (topic, copy):
-        make_topic(broker, name, 1, **VIEW)
-        write(broker, name, [(0, b"k", b"v", START_MS, None)])
-    done = invoke(broker, topic, "--json")
-    assert (done.exit_code, json.loads(done.stdout)["mode"]) == (0, "view")
-    done = invoke(broker, topic, "--against", copy, "--json")
-    assert done.exit_code == 0
-    write(broker, copy, [(0, b"\xff\x00", b"v", START_MS, None)])
-    done = invoke(broker, topic, "--against", copy, "--json")
-    assert done.exit_code == exit_codes.UNVERIFIED
-    found = json.loads(done.stdout)
-    assert found["same"] is False
-    assert found["examples"] == [
-        {
-            "found": "extra_key",
-            "partition": 0,
-            "key": "/wA=",
-            "key_text": "0xff00",
-            "wanted_offset": None,
-            "served_offset": 1,
-        }
-    ]
-    done = invoke(broker, topic, "--against", copy)
-    assert done.stdout.splitlines()[-1] == f"{copy} is not what it has to be"
-
-
-@pytest.mark.usefixtures("lent_session")
-def test_a_command_line_without_sense_is_refused(broker: VarveBroker, topic: str) -> None:
-    assert invoke(broker, topic).exit_code == exit_codes.FAILED
-    make_topic(broker, topic, 1)
-    for arguments, code, reason in (
-        ([topic], 2, "has neither a view nor is it compacted: its policy is delete"),
-        ([f"{topic}.compacted"], 2, f"say `verify {topic}`"),
-        ([topic, "--against", topic, "--as-of", "{}"], 2, "--as-of is for tables"),
-        ([topic, "--table", "t", "--against", "x"], 2, "two different things"),
-        ([topic, "--against", f"{topic}-not"], 1, "there is no topic"),
-        ([topic, "--against", topic, "--partitions", "7"], 2, "and no 7"),
-        ([topic, "--table", "t", "--as-of", "[]"], 2, "offsets are JSON such as"),
-    ):
-        done = invoke(broker, *arguments)
-        assert (done.exit_code, reason in done.output) == (code, True), done.output
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["verify", "t", "--against", "t"],
-        ["bootstrap", "t", "--from", "x"],
-        ["bootstrap", "t", "--from", "x", "--create", "1"],
-        ["erase", "t", "--key-file", "x"],
-    ],
-    ids=lambda arguments: "-".join(arguments[::4]),
-)
-def test_no_broker_is_told_before_spark_is_started(arguments: list[str]) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{closed.getsockname()[1]}"
-    done = CliRunner().invoke(pipeline, [*arguments, "--bootstrap", address])
-    assert done.exit_code == exit_codes.UNREACHABLE, done.output
-    assert len(done.output.splitlines()) == 1
-    assert address in done.output
-
-
-def test_the_program_itself_ends_with_the_code(broker: VarveBroker, topic: str) -> None:
-    """A process of its own, with a session of its own."""
-    make_topic(broker, topic, 1, cleanup_policy="compact")
-    write(broker, topic, [(0, b"k", b"v", START_MS, None)])
-    command = [sys.executable, "-m", "pipeline", "verify", topic, "--master", "local[1]", "--json"]
-    where = ["--http", f"127.0.0.1:{broker.http_port}", "--bootstrap", broker.bootstrap]
-    done = subprocess.run(
-        [*command, *where], cwd=ROOT, capture_output=True, text=True, timeout=110, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert found["notes"] == ["nothing was cleaned yet of partitions 0"]
-
-
-def test_a_result_is_told_in_lines() -> None:
-    result = VerifyResult("t", "t.compacted", "view", {})
-    assert lines(result) == ["t.compacted is what it has to be"]
