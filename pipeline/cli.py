@@ -36,8 +36,8 @@ JOBS: Final[Mapping[str, str]] = {  # command -> what it does, in a line
     "compact": "Compact a topic here or on Spark; the broker checks and publishes.",
     "erase": "Erase keys from a topic, with a receipt.",
     "latest": "Make a table of the current state of a topic, once or kept up to date.",
-    "survey": "Say what topics hold, how long it lives, and how they should be kept.",
     "snapshot": "Make a table of a topic as of offsets or a time, or of all of its records.",
+    "survey": "Say what topics hold, how long it lives, and how they should be kept.",
     "verify": "Check that what is compacted is the latest of what it was compacted from.",
 }
 P = ParamSpec("P")
