@@ -8,6 +8,7 @@ and Python's sockets are on; Spark's log is errors only. No web page is served u
 Importing this module imports no Spark.
 """
 
+import logging
 import os
 import re
 import socket
@@ -64,6 +65,12 @@ class SessionError(Exception):
     """No session with this master; the message says why."""
 
 
+_RAISED_AS_WELL: Final = (
+    "KeyboardInterrupt while sending command.",
+    "Exception while sending command.",
+)
+
+
 def build_session(
     master: str = "local[*]",
     *,
@@ -99,6 +106,7 @@ def build_session(
         **(settings or {}),
     }
     _prepare_jvm(conf, log_level, archive_to)
+    logging.getLogger().addFilter(is_news)
     spark = _start(conf)
     if conf["spark.master"].startswith("spark://"):
         _wait_for_executors(spark, conf["spark.executor.memory"])
@@ -207,6 +215,12 @@ def _log_settings(cache: Path) -> Path:
     if not path.exists() or path.read_text() != text:
         write_whole(path, text)
     return path
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of the root logger says what no exception does: Py4J writes the stacks of
+    those that it raises, two for each Ctrl-C."""
+    return record.msg not in _RAISED_AS_WELL
 
 
 def _quoted(option: str) -> str:

@@ -1,5 +1,6 @@
 """A session is what the jobs rely on, on each kind of Java and of master; and it is quiet."""
 
+import logging
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import pyspark
 import pytest
 
 from pipeline.java import CACHE_VARIABLE, class_archive, find_java
-from pipeline.session import SessionError, _placement, build_session, first_line
+from pipeline.session import SessionError, _placement, build_session, first_line, is_news
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,6 +30,15 @@ system = spark.sparkContext._jvm.java.lang.System
 print(system.getProperty("java.home"))
 stop_session(spark)
 """
+
+
+def test_an_interrupt_is_told_without_the_stacks_of_py4j() -> None:
+    def told(text: str) -> bool:
+        return is_news(logging.LogRecord("root", logging.ERROR, "", 0, text, (), None))
+
+    assert not told("KeyboardInterrupt while sending command.")
+    assert not told("Exception while sending command.")
+    assert told("something else")
 
 
 def test_a_local_master_tries_its_tasks_twice_and_stays_on_loopback() -> None:
