@@ -99,7 +99,7 @@ def compact(
     started = time.monotonic()
     jobs = [one.job for one in plan.partitions]
     source = run.source(transport)
-    with _told_when_lost(run):
+    with told_when_lost(run):
         cleaned = clean_partitions(engine, jobs, lambda _: source, limits, progress=told)
     result.seconds["stages"] = time.monotonic() - started
     for job, one in zip(jobs, cleaned, strict=True):
@@ -125,7 +125,7 @@ def compact(
 
 
 @contextmanager
-def _told_when_lost(run: Run) -> Iterator[None]:
+def told_when_lost(run: Run) -> Iterator[None]:
     """A task that finds its files gone fails for a reason that is not the task's."""
     try:
         yield
@@ -166,7 +166,7 @@ def look(run: Run, engine: Engine, limits: Limits, *, transport: str, told: Told
     started = time.monotonic()
     source = run.source(transport)
     jobs = [one.job for one in plan.partitions]
-    with _told_when_lost(run):
+    with told_when_lost(run):
         indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=told)
     for index in indexes:
         bytes_before = sum(one.size_bytes for one in index.counts)

@@ -34,7 +34,7 @@ from pipeline.cli import (
     with_broker,
 )
 from pipeline.engines import Engine
-from pipeline.jobs.compact import choose_transport
+from pipeline.jobs.compact import choose_transport, told_when_lost
 from pipeline.jobs.key_text import key_text
 from pipeline.lease import BrokerRuns
 from pipeline.progress import Told, shown
@@ -97,8 +97,9 @@ def survey_topic(
         way = choose_transport(transport, engine_name, master, run)
         source = run.source(way)
         jobs = [one.job for one in run.plan.partitions]
-        indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=told)
-        histories = _histories(engine, indexes, source, limits, told)
+        with told_when_lost(run):
+            indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=told)
+            histories = _histories(engine, indexes, source, limits, told)
         run.check()
     by_partition = {index.job.partition.partition: index for index in indexes}
     for number in sorted(bounds.end):
