@@ -96,7 +96,8 @@ def as_job_errors() -> Iterator[None]:
     except OSError as error:
         if error.errno == errno.EPIPE:  # whoever read the results has gone: click ends quietly
             raise
-        where = "" if error.filename is None else f"{error.filename}: "
+        path = error.filename2 or error.filename  # of two the one that was wanted
+        where = "" if path is None else f"{path}: "
         raise JobError(f"{where}{error.strerror or first_line(error)}") from error
 
 

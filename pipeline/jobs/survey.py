@@ -297,6 +297,8 @@ def command(
     for path in (html_path, out):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise JobError(f"{Path(path).absolute().parent} is no folder", exit_codes.USAGE)
+        if path is not None and Path(path).is_dir():
+            raise JobError(f"{path} is a folder", exit_codes.USAGE)
     result = SurveyResult([])
     with (
         shown(quiet=as_json) as told,

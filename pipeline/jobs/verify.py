@@ -197,8 +197,8 @@ class Verifier:
         """The view of the topic, up to its horizon. Raises JobError, ApiRefusedError."""
         settings = settings_of(self.bootstrap, self.topic)
         for _ in range(TRIES):
+            bounds = self._bounds(self.topic)  # first: it refuses partitions that are not there
             views = self._views()
-            bounds = self._bounds(self.topic)
             result = self._view(views, bounds, settings)
             if self._views() == views and self._bounds(self.topic).first == bounds.first:
                 return result

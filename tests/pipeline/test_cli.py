@@ -157,6 +157,10 @@ def test_a_disk_that_refuses_is_told_in_a_line(tmp_path: Path) -> None:
     with pytest.raises(JobError) as caught, as_job_errors():
         tmp_path.write_text("")
     assert (str(caught.value), caught.value.code) == (f"{tmp_path}: Is a directory", 1)
+    (tmp_path / "here").touch()
+    (tmp_path / "there").mkdir()
+    with pytest.raises(JobError, match=rf"^{tmp_path / 'there'}: "), as_job_errors():
+        (tmp_path / "here").replace(tmp_path / "there")
     with pytest.raises(BrokenPipeError), as_job_errors():  # nobody reads any more: no error of ours
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
