@@ -5,7 +5,7 @@ from datetime import datetime
 
 from broker.api_client import Json
 from broker.cleaner_text import columns
-from config.units import format_size
+from config.units import about_size
 
 
 def view_lines(rows: Sequence[Json]) -> list[str]:
@@ -23,8 +23,8 @@ def view_lines(rows: Sequence[Json]) -> list[str]:
                 f"{row['horizon']:,}",
                 f"{row['log_end_offset']:,}",
                 f"{row['ledger_records']:,}",
-                format_size(row["ledger_bytes"]),
-                format_size(row["backlog_bytes"]),
+                about_size(row["ledger_bytes"]),
+                about_size(row["backlog_bytes"]),
                 _when(row["made_ms"]),
             )
         )
@@ -64,7 +64,7 @@ def compacted_text(row: Json) -> str:
         return f"the view of {name} is being compacted{then}"
     if row["state"] != "done":
         return f"the view of {name} was not compacted: {row['error'] or row['state']}"
-    size = format_size(row["ledger_bytes"])
+    size = about_size(row["ledger_bytes"])
     return (
         f"the view of {name} is compacted up to offset {row['horizon']:,}: "
         f"{row['ledger_records']:,} records, {size}"

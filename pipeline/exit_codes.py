@@ -12,7 +12,7 @@ UNREACHABLE: Final = 5  # no broker answered
 NO_SPARK: Final = 6  # no session: no Java, or a master that does not answer
 INTERRUPTED: Final = 130  # Ctrl-C, as a shell says it
 
-_OF_STATUS: Final = {404: STALE, 409: STALE, 410: STALE, 422: UNVERIFIED}
+_OF_STATUS: Final = {400: USAGE, 404: STALE, 409: STALE, 410: STALE, 422: UNVERIFIED}
 
 
 def of_status(status: int) -> int:

@@ -3,9 +3,9 @@
 Rules
 - Opening, renewing, adopting and giving up are an operator's, guarded as the cleaner's API is.
 - Files move with the token of their run, which ends with it, whatever the broker's own token is.
-- 400 the request, 401 no or a wrong token, 404 no such thing, 409 it makes no sense now or is
-  stale, 410 the lease is over, 413 too much, 422 not what it claims to be, 429 too many runs, 503
-  try again, 507 no room.
+- 400 the request, or a topic that is not compacted, 401 no or a wrong token, 404 no such thing, 409
+  it makes no sense now or is stale, 410 the lease is over, 413 too much, 422 not what it claims to
+  be, 429 too many runs, 503 try again, 507 no room.
 """
 
 import asyncio

@@ -118,10 +118,10 @@ class Issuer:
         where, config = partition.partition, partition.log.config
         if not config.policy_known:
             reason = f"the cleanup.policy of {where} is not known: nobody gave one yet"
-            raise OfflineError(409, reason)
+            raise OfflineError(400, reason)
         if not config.compacts:
             policy = ",".join(config.cleanup_policy) or "empty"
-            raise OfflineError(409, f"{where} is not compacted: its cleanup.policy is {policy}")
+            raise OfflineError(400, f"{where} is not compacted: its cleanup.policy is {policy}")
         if self._pool.is_held(where):
             raise OfflineError(409, f"{where} is paused by an operator: resume it first")
 

@@ -67,6 +67,7 @@ def opened(
             raise
         except Exception:
             run.check()  # what failed because the run is over fails for that reason
+            run.status()  # raises where the broker is gone
             raise
 
 

@@ -133,7 +133,7 @@ async def test_the_job_is_the_one_that_the_pool_would_give_a_worker(env: MemoryE
     [
         (Wanted("nothing", None, Purpose.COMPACT, False, 60), 404, "no topic nothing"),
         (Wanted("orders", (9,), Purpose.COMPACT, False, 60), 404, "has 1 partitions"),
-        (Wanted("audit", None, Purpose.COMPACT, False, 60), 409, "is not compacted"),
+        (Wanted("audit", None, Purpose.COMPACT, False, 60), 400, "is not compacted"),
         (Wanted("orders", None, Purpose.COMPACT, False, 0), 400, "ttl_seconds"),
         (Wanted("orders", None, Purpose.COMPACT, False, 3601), 400, "ttl_seconds"),
     ],
