@@ -140,6 +140,7 @@ def _placement(master: str) -> dict[str, str]:
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.sql.shuffle.partitions": str(2 * count),
+            "spark.python.daemon.module": "pipeline.spark_daemon",
         }
     found = {"spark.master": master, "spark.executorEnv.PYTHONPATH": code}
     if master.startswith("spark://"):

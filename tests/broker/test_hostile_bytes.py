@@ -543,8 +543,10 @@ def test_two_thousand_connections_opened_and_dropped_leave_nothing_behind(
 ) -> None:
     name = "kafka_server_socket_server_metrics_connection_count"
     files = psutil.Process(attacked.daemon.process.pid).num_fds()
-    before = attacked.resident_bytes()
-    for wave in range(8):
+    before = 0
+    for wave in range(10):
+        if wave == 2:  # what a few hundred at a time take at the most is taken by then
+            before = attacked.resident_bytes()
         clients = [attacked.client() for _ in range(250)]
         for number, client in enumerate(clients):
             if number % 3 == 0:

@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.java import CACHE_VARIABLE, class_archive, find_java
 from pipeline.session import SessionError, _placement, build_session, first_line, is_news
+from pipeline.spark_daemon import print_unless_gone
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -84,6 +85,17 @@ def test_the_session_is_set_up_as_the_jobs_rely_on(spark: "SparkSession") -> Non
     assert spark.sparkContext.getConf().get("spark.driver.bindAddress") == "127.0.0.1"
     found = spark.range(2, numPartitions=2).mapInArrow(_interpreters, "python string").collect()
     assert {row.python for row in found} == {sys.executable}
+
+
+def test_a_worker_whose_jvm_has_gone_has_no_last_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (BrokenPipeError(), ConnectionResetError(), EOFError(), ValueError("a fault")):
+        try:
+            raise error
+        except Exception:
+            print_unless_gone()
+    told = capsys.readouterr().err
+    assert told.count("Traceback") == 1
+    assert "ValueError: a fault" in told
 
 
 def _interpreters(batches):  # type: ignore[no-untyped-def]
