@@ -24,21 +24,17 @@ from pipeline.cli import (
     DEFAULT_URL,
     JobError,
     SparkOptions,
-    of_partitions,
-    of_size,
-    on_spark,
     show,
     telling,
-    with_broker,
 )
 from pipeline.progress import Silent, Told, shown
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delta import version_id
 from pipeline.tables.opening import Broker, opened
-from pipeline.tables.options import table_options
+from pipeline.tables.options import reading_options, table_options
 from pipeline.tables.publish import Format, Published, Target, publish, target
 from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, state_of
-from pipeline.topics import DEFAULT_BOOTSTRAP, cluster_errors, reach_topic, with_bootstrap
+from pipeline.topics import DEFAULT_BOOTSTRAP, cluster_errors, reach_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -212,20 +208,7 @@ def lines(result: TableResult) -> list[str]:
     metavar="SECONDS",
     help="With --stream: how often.",
 )
-@of_partitions
-@click.option(
-    "--transport",
-    type=click.Choice(["auto", "disk", "http"]),
-    default="auto",
-    show_default=True,
-    help="How executors get at the log: the broker's disk, or its HTTP address.",
-)
-@of_size("--task-memory", "1GiB", "Memory for keys, of each task.")
-@of_size("--task-size", "512MiB", "Log that one task reads.")
-@on_spark
-@with_bootstrap
-@with_broker
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@reading_options
 def command(
     *,
     topic: str,

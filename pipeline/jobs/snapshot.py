@@ -19,12 +19,8 @@ from pipeline import exit_codes
 from pipeline.cli import (
     JobError,
     SparkOptions,
-    of_partitions,
-    of_size,
-    on_spark,
     show,
     telling,
-    with_broker,
 )
 from pipeline.jobs.latest import TableResult, lines, notes_of, result_of, versions_of
 from pipeline.progress import Told, shown
@@ -38,10 +34,10 @@ from pipeline.tables.as_of import (
 )
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.opening import Broker, opened
-from pipeline.tables.options import table_options
+from pipeline.tables.options import reading_options, table_options
 from pipeline.tables.publish import Format, Target, publish, target
 from pipeline.tables.state import COLUMNS, all_records, check_open_part, state_of
-from pipeline.topics import bounds_of, cluster_errors, reach_topic, with_bootstrap
+from pipeline.topics import bounds_of, cluster_errors, reach_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,20 +142,7 @@ def _asked(
 )
 @click.option("--nearest", is_flag=True, help="Else the earliest state that can still be had.")
 @click.option("--all-records", "every_record", is_flag=True, help="Every record, not the last.")
-@of_partitions
-@click.option(
-    "--transport",
-    type=click.Choice(["auto", "disk", "http"]),
-    default="auto",
-    show_default=True,
-    help="How executors get at the log: the broker's disk, or its HTTP address.",
-)
-@of_size("--task-memory", "1GiB", "Memory for keys, of each task.")
-@of_size("--task-size", "512MiB", "Log that one task reads.")
-@on_spark
-@with_bootstrap
-@with_broker
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@reading_options
 def command(
     *,
     topic: str,

@@ -5,8 +5,10 @@ from typing import ParamSpec
 
 import click
 
+from pipeline.cli import of_partitions, of_size, on_spark, with_broker
 from pipeline.tables.columns import Form, FormType
 from pipeline.tables.publish import FORMATS
+from pipeline.topics import with_bootstrap
 
 P = ParamSpec("P")
 
@@ -41,3 +43,27 @@ def _form(name: str, text: str) -> Callable[[Callable[P, None]], Callable[P, Non
     return click.option(
         name, type=FormType(), default=Form(), show_default="binary", metavar="FORM", help=text
     )
+
+
+def reading_options(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds what is read and by whom: the command gets `partitions`, `transport`, `task_memory`,
+    `task_size`, `spark_options`, `bootstrap`, `client`, `as_json`."""
+    options: list[Callable[[Callable[P, None]], Callable[P, None]]] = [
+        of_partitions,
+        click.option(
+            "--transport",
+            type=click.Choice(["auto", "disk", "http"]),
+            default="auto",
+            show_default=True,
+            help="How executors get at the log: the broker's disk, or its HTTP address.",
+        ),
+        of_size("--task-memory", "1GiB", "Memory for keys, of each task."),
+        of_size("--task-size", "512MiB", "Log that one task reads."),
+        on_spark,
+        with_bootstrap,
+        with_broker,
+        click.option("--json", "as_json", is_flag=True, help="One JSON document."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
