@@ -1,4 +1,4 @@
-"""The stops of the house style: length of functions and files, words that mark unfinished work."""
+"""The limits of the house style: length of functions, words that mark unfinished work."""
 
 import ast
 import re
@@ -9,9 +9,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FUNCTION_LINES_MAX = 70
-FILE_LINES_MAX = 600
-# Data, not code: one row for each field of a protocol message; stubs made from them.
-DATA_TABLES = re.compile(r"broker/protocol/(tables_\w+\.py|messages\.pyi)")
 PACKAGES = ("config", "storage", "cleaner", "broker", "pipeline", "pyspark_varve")
 FOLDERS = (*PACKAGES, "bench", "tests", "deploy", "docs", ".ci")
 TEXTS = {".py", ".pyi", ".md", ".yaml", ".toml", ".service", ".txt", ""}
@@ -53,18 +50,6 @@ def long_functions(path: Path) -> Iterator[str]:
 
 def test_no_function_is_longer_than_a_page() -> None:
     assert [where for path in ours(".py") for where in long_functions(path)] == []
-
-
-def test_no_file_is_longer_than_ten_pages() -> None:
-    lengths = {
-        path.relative_to(ROOT).as_posix(): path.read_text().count("\n")
-        for path in ours(".py", ".pyi")
-    }
-    assert {
-        name: lines
-        for name, lines in lengths.items()
-        if lines > FILE_LINES_MAX and not DATA_TABLES.fullmatch(name)
-    } == {}
 
 
 @pytest.mark.parametrize("words", [UNFINISHED, PRIVATE], ids=["unfinished", "private"])
