@@ -21,7 +21,9 @@ SIZES = (100, 1000, 10_000)
 FETCHES = 5  # of the same records: one of 100 MB takes a tenth of a second, at the mercy of chance
 
 
-def produce(broker: Broker, topic: str, size: int, count: int) -> float:
+def produce(
+    broker: Broker, topic: str, size: int, count: int, *, batch_bytes: int = 1_000_000
+) -> float:
     """Seconds from the first record to the last acknowledgement."""
     producer = Producer(
         {
@@ -30,7 +32,7 @@ def produce(broker: Broker, topic: str, size: int, count: int) -> float:
             "acks": "all",
             "queue.buffering.max.messages": 1_000_000,
             "queue.buffering.max.kbytes": 1_048_576,
-            "batch.size": 1_000_000,
+            "batch.size": batch_bytes,
         }
     )
     value = b"x" * size
@@ -50,7 +52,7 @@ def produce(broker: Broker, topic: str, size: int, count: int) -> float:
     return time.perf_counter() - started
 
 
-def fetch(broker: Broker, topic: str, count: int) -> float:
+def fetch(broker: Broker, topic: str, count: int, *, fetch_bytes: int = 4_000_000) -> float:
     """Seconds from assignment to the last record."""
     consumer = Consumer(
         {
@@ -60,7 +62,7 @@ def fetch(broker: Broker, topic: str, count: int) -> float:
             "fetch.wait.max.ms": 100,
             "queued.min.messages": 1_000_000,
             "queued.max.messages.kbytes": 262_144,
-            "fetch.message.max.bytes": 4_000_000,
+            "fetch.message.max.bytes": fetch_bytes,
         }
     )
     consumer.list_topics(topic, timeout=10)

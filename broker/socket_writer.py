@@ -20,6 +20,11 @@ MAX_BUFFERS = 64  # per writev: enough for a pipelined burst, far below IOV_MAX 
 # Per call, so that one fast reader cannot hold the loop: about a millisecond. A socket takes no
 # more at once (net.ipv4.tcp_wmem), so an answer of that size needs no second turn.
 MAX_SENDFILE_BYTES = 4 << 20
+# Bytes that the kernel queues beyond what the peer's window admits. Without a bound it takes 4 MiB,
+# and whoever processes the acknowledgements then transmits them: over loopback that is the client,
+# which copies and transmits in turn while the broker sleeps. With a small queue the broker
+# transmits and the client copies at the same time.
+UNSENT_BYTES_MAX = 64 << 10
 
 
 class TruncatedFileError(OSError):
@@ -39,6 +44,8 @@ class SocketWriter:
         self._loop = loop
         self._socket = socket.socket(fileno=os.dup(fd))
         self._socket.setblocking(False)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT") and self._socket.family != socket.AF_UNIX:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
         self._armed = False
         self._parts: deque[memoryview | FetchSlice] = deque()
         self._on_drained = on_drained

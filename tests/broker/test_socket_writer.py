@@ -1,11 +1,16 @@
 """The sending half of a connection, over real socket pairs and real files."""
 
 import asyncio
+import fcntl
 import random
 import socket
+import struct
+import sys
 from pathlib import Path
 
-from broker.socket_writer import Part, SocketWriter
+import pytest
+
+from broker.socket_writer import UNSENT_BYTES_MAX, Part, SocketWriter
 from storage.env import RealEnv
 from storage.log_reader import FetchSlice
 
@@ -101,3 +106,39 @@ async def test_a_file_that_is_shorter_than_promised_fails_the_connection(tmp_pat
     assert len(ends.errors) == 1
     assert ends.writer.closed
     ends.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP_NOTSENT_LOWAT and SIOCOUTQNSD are Linux's")
+async def test_the_kernel_queues_little_beyond_what_the_client_can_receive(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"x" * (8 << 20))
+    file = RealEnv().open(str(tmp_path / "log"))
+    ours, theirs = tcp_pair()
+    loop = asyncio.get_running_loop()
+    drained = asyncio.Event()
+    writer = SocketWriter(loop, ours.fileno(), drained.set, lambda error: None)
+    writer.write([FetchSlice(file, 0, 8 << 20)])
+    assert not writer.idle
+    # One buffer of the socket (64 KiB) may be begun while the limit is not reached yet.
+    assert unsent_bytes(ours) <= UNSENT_BYTES_MAX + (64 << 10)
+    received = 0
+    while received < 8 << 20:
+        received += len(await loop.sock_recv(theirs, 1 << 20))
+    await drained.wait()
+    writer.close()
+    ours.close()
+    theirs.close()
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends over loopback, both non-blocking."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        theirs = socket.create_connection(server.getsockname())
+        ours, _ = server.accept()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    return ours, theirs
+
+
+def unsent_bytes(connection: socket.socket) -> int:
+    """What the kernel holds and has not transmitted yet (SIOCOUTQNSD, tcp(7))."""
+    return int(struct.unpack("i", fcntl.ioctl(connection, 0x894B, b"\0" * 4))[0])
