@@ -15,12 +15,13 @@ import structlog
 
 from broker.context import RequestContext
 from broker.framing import FrameReader
+from broker.logging import RateLimitedLogger
 from broker.protocol.api import ApiKey
 from broker.protocol.errors import ProtocolError
 from broker.socket_writer import Part, SocketWriter
 from storage.log import FetchSlice
 
-log = structlog.get_logger("broker.connection")
+log = RateLimitedLogger(structlog.get_logger("broker.connection"))
 
 # One client's turn on the loop, before others have theirs: so many requests (a few milliseconds),
 # and answers of so many bytes, which are gathered and sent together. A hundred bytes of requests
@@ -193,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
             return
         except Exception as error:
-            log.exception("request failed", peer=self._peer())
+            log.error("request failed", peer=self._peer(), exc_info=error)
             self._flush(out)
             self.close(f"internal error: {type(error).__name__}")
             return

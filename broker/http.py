@@ -7,17 +7,21 @@ JSON, elsewhere a line of text.
 
 import asyncio
 import json
+import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
+from aiohttp.web_protocol import RequestPayloadError
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from broker.http_guard import OPEN_PATHS, SAFE_METHODS, Asked, Guard, Refusal
+from broker.logging import RateLimitedLogger
 from broker.turns import Turns
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -32,7 +36,10 @@ API_PREFIX: Final = "/api/"
 ENCODED_SAMPLES: Final = 64  # at once: some 10 us each
 OPENMETRICS_END: Final = b"# EOF\n"
 
-log = structlog.get_logger("broker.http")
+# What aiohttp raises for bytes of a client that are not HTTP, or not the body that they announce.
+CLIENT_ERRORS: Final = (HttpProcessingError, RequestPayloadError)
+
+log = RateLimitedLogger(structlog.get_logger("broker.http"))
 
 
 class Health(Protocol):
@@ -91,6 +98,7 @@ class HttpServer:
             access_log=None,
             shutdown_timeout=2.0,
             keepalive_timeout=IDLE_SECONDS,
+            logger=_server_logger(),
         )
         self._listening: asyncio.Server | None = None
 
@@ -127,8 +135,14 @@ class HttpServer:
                 allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
                 return error_response(error.status, reason, allow)
             raise
-        except Exception:
-            log.exception("request failed", method=request.method, path=request.path)
+        except CLIENT_ERRORS as error:
+            return error_response(400, f"the body cannot be read: {_first_line(error)}")
+        except ConnectionError:
+            return error_response(400, "the connection was closed")  # nobody reads it
+        except Exception as error:
+            log.error(
+                "request failed", method=request.method, path=request.path[:200], exc_info=error
+            )
             return error_response(500, "internal error; the broker's log says more")
 
     @web.middleware
@@ -201,8 +215,33 @@ class _OneTooMany(asyncio.Protocol):
     """Closed as soon as it is there."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.abort()
+        # A cast: the transports of uvloop are no subclasses of asyncio's.
+        cast(asyncio.Transport, transport).abort()
+
+
+class _ServerErrors(logging.Handler):
+    """Takes what aiohttp logs about a connection: faults of clients, and what it did not expect."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, CLIENT_ERRORS):
+            log.info("request malformed", reason=_first_line(error))
+        else:
+            log.error("request failed", reason=record.getMessage()[:200], exc_info=error)
+
+
+def _server_logger() -> logging.Logger:
+    logger = logging.getLogger("broker.http.server")
+    logger.handlers = [_ServerErrors(logging.WARNING)]
+    logger.propagate = False
+    return logger
+
+
+def _first_line(error: BaseException) -> str:
+    """What aiohttp says of a fault, without the bytes of the client that follow."""
+    text = error.message if isinstance(error, HttpProcessingError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
 
 
 class _Nothing(Collector):

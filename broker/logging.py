@@ -3,19 +3,30 @@
 JSON when standard error is no terminal, aligned text when it is. Lines of libraries that use the
 standard library's logging come out the same way. A reader that went away (a closed pipe) never
 stops the broker: such lines are counted and dropped.
+
+Lines that a client can cause at will are written through a `RateLimitedLogger`, so that no client
+can fill the disk with them.
 """
 
 import logging
 import sys
-from typing import Literal, TextIO
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal, TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import FilteringBoundLogger, Processor
 
 Format = Literal["auto", "json", "text"]
 
 # Libraries whose debug lines would drown ours.
 _QUIET_LIBRARIES = ("asyncio", "aiohttp", "numba", "urllib3")
+
+# Of one event: a burst, then one line a second. A flood of rejected connections writes about 20 MB
+# of log a day; an ordinary day's closed connections are all written.
+LINES_PER_BURST: Final = 100
+LINES_PER_SECOND: Final = 1.0
 
 
 class LogStream:
@@ -79,6 +90,65 @@ def configure(
     for name in _QUIET_LIBRARIES:
         logging.getLogger(name).setLevel(max(numeric, logging.WARNING))
     return output
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """How many lines of one event may be written now, and how many were left out."""
+
+    lines: float
+    updated: float  # seconds of the clock
+    suppressed: int = 0
+
+
+class RateLimitedLogger:
+    """Writes at most so many lines of each event; counts the others.
+
+    The first line after a gap carries the number of lines that were left out as `suppressed`.
+    """
+
+    suppressed_total = 0  # of all these loggers of the process, for the metrics
+
+    def __init__(
+        self, logger: FilteringBoundLogger, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._allowances: dict[str, _Allowance] = {}  # by event: as many as the code has
+
+    def info(self, event: str, **fields: object) -> None:
+        """Write a line at level info, or count it."""
+        allowance = self._take(event)
+        if allowance is not None:
+            self._logger.info(event, **self._with_gap(allowance, fields))
+
+    def error(self, event: str, **fields: object) -> None:
+        """Write a line at level error, or count it."""
+        allowance = self._take(event)
+        if allowance is not None:
+            self._logger.error(event, **self._with_gap(allowance, fields))
+
+    def _take(self, event: str) -> _Allowance | None:
+        now = self._clock()
+        allowance = self._allowances.get(event)
+        if allowance is None:
+            allowance = self._allowances[event] = _Allowance(LINES_PER_BURST, now)
+        refill = (now - allowance.updated) * LINES_PER_SECOND
+        allowance.lines = min(LINES_PER_BURST, allowance.lines + refill)
+        allowance.updated = now
+        if allowance.lines < 1:
+            allowance.suppressed += 1
+            RateLimitedLogger.suppressed_total += 1
+            return None
+        allowance.lines -= 1
+        return allowance
+
+    @staticmethod
+    def _with_gap(allowance: _Allowance, fields: dict[str, object]) -> dict[str, object]:
+        if allowance.suppressed:
+            fields["suppressed"] = allowance.suppressed
+            allowance.suppressed = 0
+        return fields
 
 
 class _NamedLogger(structlog.WriteLogger):

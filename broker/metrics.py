@@ -18,6 +18,7 @@ from broker.cleaner_metrics import CleanerMetrics
 from broker.context import Services
 from broker.housekeeping import Housekeeping
 from broker.listener import Listener
+from broker.logging import RateLimitedLogger
 from broker.metric_families import counter, gauge
 from broker.stats import QUANTILES, TopicStats
 from broker.turns import Turns
@@ -210,6 +211,8 @@ class BrokerMetrics:
              self._listener.stats.closed_stalled),
             ("kafka_server_fetchsessioncache_incrementalfetchsessionevictions",
              "Fetch sessions that gave way to others", self._services.sessions.evictions),
+            ("varve_log_lines_suppressed", "Log lines left out because clients caused too many",
+             RateLimitedLogger.suppressed_total),
             ("varve_timer_flushes", "Flushes asked for by flush.ms and flush.messages",
              stats.flushes),
             ("varve_retention_segments", "Segments removed by retention", stats.segments_expired),

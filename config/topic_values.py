@@ -68,7 +68,8 @@ def _whole_number(key: TopicKey, raw: object, units: bool) -> str:
     if isinstance(raw, int):
         value = raw
     elif _WHOLE.fullmatch(raw.strip()):
-        value = int(raw)
+        # Stripped as it was matched: str.strip removes separators that int() does not take.
+        value = int(raw.strip())
     elif units and key.unit:
         try:
             value = parse_size(raw) if key.unit == "bytes" else parse_duration_ms(raw)
@@ -91,7 +92,7 @@ def _decimal(key: TopicKey, raw: object) -> str:
     if isinstance(raw, str) and not _DECIMAL.fullmatch(raw.strip()):
         raise InvalidTopicConfigError(key.name, f"expected a number, not {_shown(raw)}")
     try:
-        value = float(raw)
+        value = float(raw.strip() if isinstance(raw, str) else raw)
     except OverflowError:
         value = math.inf
     if not math.isfinite(value):

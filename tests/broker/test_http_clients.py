@@ -1,13 +1,19 @@
 """Clients of HTTP that are many, slow or silent take nothing from the others."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import io
+import json
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
+import structlog
+import uvloop
 
 from broker import http
 from broker.app import Broker
+from broker.logging import RateLimitedLogger, configure
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.memory_env import MemoryEnv
 
@@ -76,3 +82,89 @@ async def test_one_connection_too_many_is_closed_and_room_is_made_in_time(broker
         async with asyncio.timeout(20):
             while not answer.startswith(b"HTTP/1.1 200"):
                 answer = await ask(broker, "/healthz")
+
+
+@pytest.fixture
+def log_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What the HTTP side logs, from loggers that no other test has used."""
+    stream = io.StringIO()
+    configure("info", "json", stream)
+    monkeypatch.setattr(http, "log", RateLimitedLogger(structlog.get_logger("broker.http")))
+    yield stream
+    structlog.reset_defaults()
+
+
+def log_lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_http_connections_above_the_limit_are_closed_without_a_log_line(
+    monkeypatch: pytest.MonkeyPatch, log_stream: io.StringIO
+) -> None:
+    """On the loop that the daemon uses: its transports are classes of their own."""
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 1)
+
+    async def fill() -> None:
+        async with broker_in_memory(MemoryEnv(seed=2)) as broker, AsyncExitStack() as stack:
+            _, writer = await connect(broker)
+            stack.callback(writer.close)
+            log_stream.truncate(0)
+            for _ in range(20):
+                assert await ask(broker, "/healthz") == b""
+            assert [line["event"] for line in log_lines(log_stream)] == []
+
+    uvloop.run(fill())
+
+
+GZIPPED = HEAD + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nxxxxx"
+MALFORMED = {
+    "a version that does not exist": b"GET / HTTP/9.9\r\n\r\n",
+    "a request of Kafka": b"\0\0\0\x10\0\3\0\1\0\0\0\1\0\0\r\n\r\n",
+    "a line that is too long": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    "a length that is no number": HEAD + b"Content-Length: abc\r\n\r\n",
+    "two lengths": HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    "a chunk without a size": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzzz\r\n",
+    "a URL that does not end": b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a header with a zero": b"GET / HTTP/1.1\r\nHost: localhost\r\nA\0b: c\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "a body that is not compressed": GZIPPED,
+    "a chunk that ends early": HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{xx\r\n",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_malformed_http_is_a_client_error_and_never_a_traceback(
+    log_stream: io.StringIO, broker: Broker, name: str
+) -> None:
+    reader, writer = await connect(broker)
+    writer.write(MALFORMED[name])
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    assert answer[:13] in (b"HTTP/1.0 400 ", b"HTTP/1.1 400 ")
+    told = log_lines(log_stream)
+    assert [line for line in told if line["level"] == "error" or "exception" in line] == []
+
+
+async def test_a_client_that_goes_away_within_a_body_causes_no_traceback(
+    log_stream: io.StringIO, broker: Broker
+) -> None:
+    reader, writer = await connect(broker)
+    writer.write(HEAD + b"Expect: 100-continue\r\nContent-Length: 10\r\n\r\n{")
+    await asyncio.wait_for(reader.readline(), 20)  # the handler has begun to wait for the body
+    writer.transport.abort()
+    assert (await ask(broker, "/healthz")).startswith(b"HTTP/1.1 200")
+    told = log_lines(log_stream)
+    assert [line for line in told if line["level"] == "error" or "exception" in line] == []
+
+
+async def test_a_flood_of_malformed_http_is_written_at_a_limited_rate(
+    log_stream: io.StringIO, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.logging.LINES_PER_BURST", 5)
+    monkeypatch.setattr("broker.logging.LINES_PER_SECOND", 0.0)
+    for _ in range(20):
+        reader, writer = await connect(broker)
+        writer.write(MALFORMED["no host"])
+        assert await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    assert [line["event"] for line in log_lines(log_stream)].count("request malformed") == 5

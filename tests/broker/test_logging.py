@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from broker.logging import LogStream, configure
+from broker.logging import LINES_PER_BURST, LogStream, RateLimitedLogger, configure
 
 
 class Terminal(io.StringIO):
@@ -105,3 +105,49 @@ def test_a_reader_that_went_away_stops_nothing() -> None:
     closed = io.StringIO()
     closed.close()
     assert LogStream(closed).write("x") == 0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_flood_of_one_event_is_written_as_a_burst_then_one_line_a_second() -> None:
+    stream, clock = io.StringIO(), Clock()
+    configure("info", "json", stream)
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), clock)
+    for _ in range(LINES_PER_BURST + 900):
+        limited.info("connection closed", peer="p")
+    assert len(lines(stream)) == LINES_PER_BURST
+    clock.now += 1.0
+    for _ in range(500):
+        limited.info("connection closed", peer="p")
+    assert len(lines(stream)) == LINES_PER_BURST + 1
+    assert lines(stream)[-1]["suppressed"] == 900
+    clock.now += 3600.0
+    for _ in range(LINES_PER_BURST):
+        limited.info("connection closed", peer="p")
+    told = lines(stream)[LINES_PER_BURST + 1 :]
+    assert [line.get("suppressed") for line in told] == [499] + [None] * (LINES_PER_BURST - 1)
+
+
+def test_a_flood_of_one_event_hides_no_other_event() -> None:
+    stream = io.StringIO()
+    configure("info", "json", stream)
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), Clock())
+    for _ in range(2 * LINES_PER_BURST):
+        limited.info("connection closed")
+    limited.error("request failed")
+    assert lines(stream)[-1]["event"] == "request failed"
+
+
+def test_lines_that_were_left_out_are_counted() -> None:
+    configure("info", "json", io.StringIO())
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), Clock())
+    before = RateLimitedLogger.suppressed_total
+    for _ in range(LINES_PER_BURST + 7):
+        limited.info("connection closed")
+    assert RateLimitedLogger.suppressed_total - before == 7

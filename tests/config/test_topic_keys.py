@@ -313,3 +313,14 @@ def test_describe_lists_every_kafka_key_and_removed_ones_only_where_set() -> Non
 
 def test_topic_config_takes_any_value_so_that_tests_can_have_small_segments() -> None:
     assert TopicConfig(segment_bytes=14).segment_bytes == 14
+
+
+@pytest.mark.parametrize("key", TOPIC_KEYS)
+def test_a_value_beside_control_characters_is_taken_or_refused(key: str) -> None:
+    for space in [*map(chr, range(0x21)), "\x7f", "\x85", "\u2028"]:
+        for text in (f"{space}5", f"5{space}", f"{space}1e3", space, f"1{space}2"):
+            try:
+                canonical = parse_value(key, text)
+            except InvalidTopicConfigError:
+                continue
+            assert parse_value(key, canonical) == canonical
