@@ -61,7 +61,12 @@ from config.address import Address
 from config.settings import Settings
 from config.token import TokenFileError, read_token
 from storage.env import Env, RealEnv
-from storage.errors import LogDirectoryError, OpeningStoppedError, StorageError
+from storage.errors import (
+    LogDirectoryError,
+    OpeningStoppedError,
+    PartitionFolderError,
+    StorageError,
+)
 from storage.kernels import warm_up
 from storage.log import Log
 from storage.log_manager import LogManager, OpenReport
@@ -431,9 +436,12 @@ class Broker:
             await self.reloader.stop()
 
     def fail_directory(self, error: LogDirectoryError) -> None:
-        """Take a data directory offline, and tell of it once; the rest goes on."""
-        lost = self.manager.fail_directory(error.directory, error.reason)
-        if error.directory not in self._failed:
+        """Take a data directory, or one partition of it, offline; log it once. The rest goes on."""
+        lost = self.manager.fail(error)
+        if isinstance(error, PartitionFolderError):
+            for partition in lost:
+                log.error("partition is offline", partition=str(partition), reason=error.reason)
+        elif error.directory not in self._failed:
             self._failed.add(error.directory)
             log.error(
                 "data directory is offline",
@@ -444,7 +452,7 @@ class Broker:
         self.topics.fail(lost, error.reason)
         self.offsets_topic.fail(lost)
         for partition in lost:
-            self.pool.abort(partition, "its data directory failed")
+            self.pool.abort(partition, f"it is offline: {error.reason}")
 
     def _make_partition(self, opened: Log) -> Partition:
         stats = self.stats.topics[opened.partition.topic]

@@ -204,7 +204,7 @@ class Cleaning:
             self._fail_directory(error)
             raise
         except OSError as error:
-            failed = self._manager.directory_error(found.log.directory, error)
+            failed = self._manager.failure_in(found.log.directory, error)
             self._fail_directory(failed)
             raise failed from error
         replaced = found.log.replace_segments(plan)
@@ -255,7 +255,7 @@ class Cleaning:
         except FileNotFoundError:
             return  # retention took a segment meanwhile: the next attempt tells
         except OSError as error:
-            self._fail_directory(self._manager.directory_error(found.log.directory, error))
+            self._fail_directory(self._manager.failure_in(found.log.directory, error))
             return
         log.warning("transaction indexes were made anew", partition=str(partition), paths=mended)
 

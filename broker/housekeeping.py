@@ -15,7 +15,7 @@ import structlog
 from broker.partition import OfflinePartitionError, Partition
 from broker.topics import TopicError
 from storage.env import Env
-from storage.errors import LogDirectoryError, StorageError
+from storage.errors import LogClosedError, LogDirectoryError, StorageError
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
 
@@ -185,7 +185,8 @@ class Housekeeping:
                 await partition.flush()
             except LogDirectoryError as error:
                 self._fail_directory(error)
-            except (OfflinePartitionError, TopicError) as error:  # told already, or deleted
+            except (OfflinePartitionError, TopicError, LogClosedError) as error:
+                # Its failure was logged before, or its topic is deleted.
                 log.debug("not flushed", partition=str(partition.partition), reason=str(error))
 
     async def purge(self) -> None:
@@ -215,6 +216,8 @@ class Housekeeping:
                 work(partition)
             except LogDirectoryError as error:
                 self._fail_directory(error)
+            except LogClosedError:
+                continue  # its topic is being deleted
             except StorageError as error:
                 self.stats.errors += 1
                 log.error(

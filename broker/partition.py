@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 
 from broker.stats import TopicStats
 from storage.batch import BatchHeader
-from storage.errors import LogDirectoryError, StorageError
+from storage.errors import LogClosedError, LogDirectoryError, StorageError
 from storage.log import Log
 from storage.model import AppendInfo, TopicPartition
 
@@ -125,6 +125,8 @@ class Partition:
                 self._release_flushed()
         except LogDirectoryError as error:
             self._fail(error)
+            self.close(error)
+        except LogClosedError as error:  # its topic was deleted meanwhile
             self.close(error)
         except BaseException as error:  # whatever it is, nobody may wait for ever
             self.close(StorageError(f"fsync of {self.partition} ended: {error!r}"))

@@ -4,12 +4,17 @@ The wire codes are given in one table, broker/protocol/errors.py; messages here 
 """
 
 import errno
+import os.path
 from collections.abc import Sequence
 from typing import Final
 
 # What another program, or we ourselves, have used up for now. The disk is as good as ever.
 _OUT_OF_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _OUT_OF_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+# What is wrong with one folder or file; the device that holds it works.
+_OF_ONE_FOLDER: Final = frozenset(
+    (errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
+)
 
 
 class StorageError(Exception):
@@ -151,6 +156,19 @@ class LogDirectoryError(StorageError):
         self.reason = reason
 
 
+class PartitionFolderError(LogDirectoryError):
+    """The folder of one partition failed: that partition is offline until the next start.
+
+    The other partitions of its data directory are not concerned. Code that handles a failure of
+    the directory gets this one too; `LogManager.fail` takes the right share offline.
+    """
+
+    def __init__(self, folder: str, reason: str) -> None:
+        super().__init__(os.path.dirname(folder), reason)
+        self.args = (f"{folder} cannot be used: {reason}",)
+        self.folder = folder
+
+
 class NoRoomError(StorageError, OSError):
     """No space or no descriptor was left, and nothing has been changed: whoever asked is refused.
 
@@ -160,6 +178,11 @@ class NoRoomError(StorageError, OSError):
 
     def __init__(self, error: OSError, path: str) -> None:
         super().__init__(error.errno, error.strerror, path)
+
+
+def is_folder_error(error: OSError) -> bool:
+    """Return whether an error is about one folder or file and not about the device."""
+    return error.errno in _OF_ONE_FOLDER
 
 
 def is_scarcity(error: OSError) -> bool:

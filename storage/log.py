@@ -32,6 +32,7 @@ from storage.errors import (
     LogDirectoryError,
     NoRoomError,
     OffsetOutOfRangeError,
+    PartitionFolderError,
     StorageError,
     is_scarcity,
 )
@@ -90,6 +91,7 @@ class Log(LogView):
         self.on_roll: Callable[[], None] | None = None  # a segment was closed: it may be cleaned
         self._doomed = DoomedFiles(self._env, directory)
         self._is_closed = False
+        self._folder_failure: PartitionFolderError | None = None
         self._history = 0  # truncations so far: a flush that began before one says nothing
         self._names = 1  # changes of file names; opening may have been one
         self._names_synced = 0  # those made durable
@@ -214,7 +216,26 @@ class Log(LogView):
             self._producers.settle(self.high_watermark)
         return AppendInfo(first_offset, next_offset - 1, append_ms, self.log_start_offset)
 
+    def fail(self, failure: PartitionFolderError) -> None:
+        """Refuse everything from now on: the partition's folder failed."""
+        self._folder_failure = self._folder_failure or failure
+        self._is_closed = True
+
+    def _give_up(self, action: str, error: OSError) -> StorageError:
+        """Stop writing after a failure whose extent only opening the log anew tells.
+
+        Return what to raise. The partition's folder goes offline, or all of the data directory.
+        """
+        failure = self._failed(action, error)
+        if isinstance(failure, PartitionFolderError):
+            self.fail(failure)
+        elif isinstance(failure, LogDirectoryError):
+            self._home.fail(failure.reason)
+        return failure
+
     def _refuse(self) -> None:
+        if self._folder_failure is not None:
+            raise PartitionFolderError(self.directory, self._folder_failure.reason)
         if self._is_closed:
             raise LogClosedError(self.directory)
         raise LogDirectoryError(self._home.path, self._home.offline_reason or "")
@@ -230,7 +251,7 @@ class Log(LogView):
             if is_scarcity(error) and segment.is_cut():
                 return NoRoomError(error, segment.path)
         except OSError as second:
-            self._home.fail(f"{failure.reason}; not undone: {second}")
+            return self._give_up(f"undoing a failed append ({error}) to", second)
         return failure
 
     def _note_producer(
@@ -249,9 +270,7 @@ class Log(LogView):
             self._active.append_txn_entry(entry)
         except OSError as error:
             # The marker is in the log; only opening the log anew puts it into the index.
-            failure = self._failed("transaction index of", error)
-            self._home.fail(failure.reason)
-            raise failure from error
+            raise self._give_up("transaction index of", error) from error
 
     def enter_epoch(self, write: WriteFile = write_file_atomically) -> None:
         """Note durably where the present leader epoch begins.
@@ -296,9 +315,7 @@ class Log(LogView):
             raise
         except OSError as error:
             # Half of it may have been done: only opening the log anew tells which.
-            failure = self._failed("roll of", error)
-            self._home.fail(failure.reason)
-            raise failure from error
+            raise self._give_up("roll of", error) from error
         new.last_modified_ms = now_ms
         self._names += 1
         self._segments.add(new)
@@ -346,7 +363,7 @@ class Log(LogView):
 
         Run the task in any thread, then give it to `flush_done`. Raises LogDirectoryError.
         """
-        if self._home.offline_reason is not None:
+        if self._home.offline_reason is not None or self._folder_failure is not None:
             self._refuse()
         files, segments = plan_flush(self._unsynced)
         return FlushTask(
@@ -359,6 +376,7 @@ class Log(LogView):
             names=self._names,
             segments=segments,
             history=self._history,
+            give_up=self._give_up,
         )
 
     def flush_done(self, task: FlushTask) -> None:
@@ -468,8 +486,7 @@ class Log(LogView):
         try:
             self._cut(offset, cut, now_ms)
         except OSError as error:
-            self._home.fail(f"truncation of {self.directory}: {error}")
-            raise self._failed("truncation of", error) from error
+            raise self._give_up("truncation of", error) from error
         return True
 
     def _cut(self, offset: int, cut: int, now_ms: int) -> None:
@@ -561,8 +578,7 @@ class Log(LogView):
                 segment.load_or_rebuild()
                 new.append(segment)
         except OSError as error:
-            self._home.fail(f"swap in {self.directory}: {error}")
-            raise self._failed("swap in", error) from error
+            raise self._give_up("swap in", error) from error
         self._segments.replace(gone, new)
         self.is_being_swapped = False
         self._unsynced = [one for one in self._unsynced if one not in gone]
@@ -580,6 +596,7 @@ class Log(LogView):
 
     def mark_deleted(self) -> None:
         """Refuse everything from now on: the folder is going away."""
+        self.is_deleted = True
         self._is_closed = True
 
     def close(self) -> None:

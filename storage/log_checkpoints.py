@@ -34,6 +34,35 @@ class FoundCheckpoints:
         """Of which they say anything."""
         return {*self.recovery_points, *self.log_starts, *self.cleaner}
 
+    def kept(self, partition: TopicPartition) -> "KeptOffsets":
+        """What they say of one partition."""
+        return KeptOffsets(
+            self.recovery_points.get(partition),
+            self.log_starts.get(partition),
+            self.cleaner.get(partition),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOffsets:
+    """What the checkpoints say of a partition that is offline; None: nothing."""
+
+    recovery_point: int | None
+    log_start: int | None
+    cleaner: int | None
+
+    def add_to(
+        self, partition: TopicPartition, recovery: Offsets, starts: Offsets, cleaner: Offsets
+    ) -> None:
+        """Enter the offsets into what the next checkpoint writes."""
+        for offset, offsets in (
+            (self.recovery_point, recovery),
+            (self.log_start, starts),
+            (self.cleaner, cleaner),
+        ):
+            if offset is not None:
+                offsets[partition] = offset
+
 
 @dataclass(slots=True)
 class WrittenCheckpoints:

@@ -27,7 +27,12 @@ from storage.checkpoints import (
     encode_meta_properties,
 )
 from storage.env import Env, Lock, mkdir_durably, write_file_atomically
-from storage.errors import InconsistentDirectoryError, LogDirectoryError
+from storage.errors import (
+    InconsistentDirectoryError,
+    LogDirectoryError,
+    PartitionFolderError,
+    is_folder_error,
+)
 
 DEFAULT_NODE_ID: Final = 1
 UNKNOWN_BROKER_EPOCH: Final = -1
@@ -70,6 +75,17 @@ class LogDirectory:
             return False
         self.offline_reason = reason
         return True
+
+    def failure(self, folder: str, action: str, error: OSError) -> LogDirectoryError:
+        """Return what an error in a partition's folder means: that folder failed, or all of this.
+
+        A folder that is missing or must not be used is that partition's fault alone, unless the
+        data directory itself is missing.
+        """
+        reason = f"{action} {folder}: {error}"
+        if is_folder_error(error) and self._env.is_dir(self.path):
+            return PartitionFolderError(folder, reason)
+        return LogDirectoryError(self.path, reason)
 
     def file(self, name: str) -> str:
         """The path of a file or folder in it."""

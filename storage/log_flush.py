@@ -2,14 +2,15 @@
 
 Rules: what a flush covers is fixed when it begins; whatever is appended meanwhile belongs to the
 next one. A sync that failed is never repeated: the directory goes offline, and with it every log
-in it (a second fsync would report success without having written anything).
+in it (a second fsync would report success without having written anything). A folder that was
+renamed by a deletion, or removed by hand, is no failed sync: it concerns this partition alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage.env import Env, File
-from storage.errors import LogDirectoryError
+from storage.errors import LogDirectoryError, StorageError
 from storage.log_directory import LogDirectory
 from storage.segment import Segment
 
@@ -36,9 +37,14 @@ class FlushTask:
     names: int  # which change of names it covers
     segments: tuple[FlushedSegment, ...]
     history: int  # which truncation of the log it belongs to
+    give_up: Callable[[str, OSError], StorageError]  # stops all writing to the log or directory
 
     def run(self) -> None:
-        """Sync; may run in any thread. Raises LogDirectoryError, and then never again succeeds."""
+        """Sync; may run in any thread.
+
+        Raises LogDirectoryError, and then never again succeeds; LogClosedError if the partition
+        was deleted meanwhile.
+        """
         if self.home.offline_reason is not None:
             raise LogDirectoryError(self.home.path, self.home.offline_reason)
         try:
@@ -47,8 +53,7 @@ class FlushTask:
             if self.with_names:
                 self.env.sync_dir(self.directory)
         except OSError as error:
-            self.home.fail(f"sync of {self.directory} failed: {error}")
-            raise LogDirectoryError(self.home.path, self.home.offline_reason or "") from error
+            raise self.give_up("sync of", error) from error
 
 
 def plan_flush(segments: Sequence[Segment]) -> tuple[tuple[File, ...], tuple[FlushedSegment, ...]]:

@@ -3,8 +3,10 @@
 Rules
 - Directories are opened together or refused together; a directory that fails later, or while it is
   being opened, goes offline with its partitions, and the others go on.
-- A partition whose files cannot be used for a reason of its own (no permission, a swap that cannot
-  be finished) is offline alone. Any other error of the system is the directory's.
+- A partition whose files cannot be used for a reason of its own (no permission, a folder that is
+  missing, a swap that cannot be finished) is offline alone. Any other error of the system is the
+  directory's. What the checkpoints say of such a partition is kept until it is served again or
+  deleted: without its recovery point a later start would take flushed data for a torn tail.
 - What exists is what the metadata says. A folder it does not know is adopted; a partition it knows
   and that is not found is offline, and never begun anew. See storage/partition_homes.py.
 - Recovery point and log start are written after what they speak of is durable, so that a crash
@@ -17,7 +19,7 @@ Rules
 
 import itertools
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -36,10 +38,18 @@ from storage.errors import (
     CorruptCheckpointError,
     LogDirectoryError,
     NoRoomError,
+    PartitionFolderError,
     StorageError,
+    is_folder_error,
 )
 from storage.log import Log, LogContext, index_limits
-from storage.log_checkpoints import CheckpointTask, FoundCheckpoints, Offsets, WrittenCheckpoints
+from storage.log_checkpoints import (
+    CheckpointTask,
+    FoundCheckpoints,
+    KeptOffsets,
+    Offsets,
+    WrittenCheckpoints,
+)
 from storage.log_directory import LogDirectory, OpenedDirectories, open_directories
 from storage.metadata import (
     INVENTED_PRODUCER_ID,
@@ -50,7 +60,7 @@ from storage.metadata import (
 from storage.model import TopicPartition
 from storage.opening import Opening
 from storage.partition_creation import make_partitions, shares_of
-from storage.partition_folders import FOLDER_ERRORS, look
+from storage.partition_folders import look
 from storage.partition_homes import FoundFolder, settle_homes
 from storage.recovery import begin_log, load_log
 
@@ -111,6 +121,9 @@ class LogManager:
         self._new_generation = lambda: f"{boot_id}-{next(counter)}"
         self.metadata: ClusterMetadata
         self.logs: dict[TopicPartition, Log] = {}
+        # By directory: what its checkpoints say of partitions that are offline alone.
+        self._kept: defaultdict[str, dict[TopicPartition, KeptOffsets]] = defaultdict(dict)
+        self._unclean: set[str] = set()  # directories with a log that could not be closed
         self.offline: dict[TopicPartition, str] = {}
         self.cleaner_offsets: Offsets = {}
         self.opening = Opening()
@@ -187,8 +200,11 @@ class LogManager:
             [self._env.random_bytes(TOPIC_ID_BYTES) for _ in found],
             self._env.wall_ms(),
         )
-        self.offline = dict(homes.offline)
         by_id = {one.directory_id: one for one in self.directories if one.is_online}
+        self.offline = dict(homes.offline)
+        for partition, reason in homes.offline.items():
+            for directory_id, home in by_id.items():
+                self._leave_offline(partition, reason, home, checkpoints[directory_id])
         changed = homes.metadata is not self.metadata
         self.metadata = homes.metadata
         removed = self._remove_folders(homes.remove, by_id)
@@ -295,8 +311,8 @@ class LogManager:
                 self._write_partition_metadata(home.file(str(partition)), topic_id)
             log, notes = self._open_log(home, partition, config_of(partition.topic), checkpoints)
         except OSError as error:
-            if error.errno in FOLDER_ERRORS:
-                self.offline[partition] = str(error)
+            if is_folder_error(error):
+                self._leave_offline(partition, str(error), home, checkpoints)
             else:
                 self.fail_directory(home.path, f"{partition}: {error}")
             return ()
@@ -304,7 +320,7 @@ class LogManager:
             self.fail_directory(home.path, error.reason)
             return ()
         except StorageError as error:
-            self.offline[partition] = str(error)
+            self._leave_offline(partition, str(error), home, checkpoints)
             return ()
         self.logs[partition] = log
         # Beyond the end the log was cut: what will be written there is dirty, whatever was before.
@@ -312,6 +328,18 @@ class LogManager:
         if 0 < clean_below <= log.log_end_offset:
             self.cleaner_offsets[partition] = clean_below
         return notes
+
+    def _leave_offline(
+        self,
+        partition: TopicPartition,
+        reason: str,
+        home: LogDirectory,
+        checkpoints: FoundCheckpoints,
+    ) -> None:
+        """Do not serve a partition, for this reason; keep what the directory notes of it."""
+        self.offline[partition] = reason
+        if partition in checkpoints.partitions:
+            self._kept[home.path][partition] = checkpoints.kept(partition)
 
     def _open_log(
         self,
@@ -374,6 +402,8 @@ class LogManager:
                     continue
                 except OSError as error:
                     failure = LogDirectoryError(home.path, f"{share[0]}: {error}")
+                except PartitionFolderError:
+                    raise
                 except LogDirectoryError as error:
                     failure = error
                 else:
@@ -437,6 +467,8 @@ class LogManager:
         """
         log = self.logs.pop(partition, None)
         self.offline.pop(partition, None)
+        for kept in self._kept.values():
+            kept.pop(partition, None)
         self.cleaner_offsets.pop(partition, None)
         home = self._homes.pop(partition, None)
         if log is None or home is None:
@@ -454,7 +486,12 @@ class LogManager:
         self, home: LogDirectory, partition: TopicPartition, topic_id: bytes | None, *, due_ms: int
     ) -> None:
         name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
-        self._env.rename(home.file(str(partition)), home.file(name))
+        try:
+            self._env.rename(home.file(str(partition)), home.file(name))
+        except FileNotFoundError:
+            if not self._env.is_dir(home.path):
+                raise
+            # Somebody removed the folder by hand: the purge finds nothing, and that is noted.
         self._env.sync_dir(home.path)
         self._doomed.append((due_ms, home, home.file(name), topic_id))
 
@@ -464,7 +501,8 @@ class LogManager:
         for doomed in due:
             _, home, path, topic_id = doomed
             try:
-                self._env.remove_tree(path)
+                if self._env.exists(path):  # else it was removed by hand
+                    self._env.remove_tree(path)
                 self._env.sync_dir(home.path)
             except OSError as error:
                 raise LogDirectoryError(home.path, f"removal of {path}: {error}") from error
@@ -482,7 +520,28 @@ class LogManager:
         """The id of the directory a partition is in. KeyError if it is in none."""
         return self._homes[partition].directory_id
 
-    # Directories
+    # Failures
+
+    def fail(self, error: LogDirectoryError) -> tuple[TopicPartition, ...]:
+        """Take offline what an error is about; the partitions concerned, which are offline now."""
+        if isinstance(error, PartitionFolderError):
+            return self._fail_partition(error)
+        return self.fail_directory(error.directory, error.reason)
+
+    def _fail_partition(self, error: PartitionFolderError) -> tuple[TopicPartition, ...]:
+        """Take one partition offline until the next start; none if it is not served any more."""
+        partition = filenames.parse_partition_dir(os.path.basename(error.folder))
+        log = None if partition is None else self.logs.get(partition)
+        if partition is None or log is None or log.directory != error.folder:
+            return ()
+        log.fail(error)
+        del self.logs[partition]
+        self.offline[partition] = error.reason
+        self._kept[error.directory][partition] = KeptOffsets(
+            log.recovery_point, log.log_start_offset, self.cleaner_offsets.get(partition)
+        )
+        self._unclean.add(error.directory)
+        return (partition,)
 
     def fail_directory(self, directory: str, reason: str) -> tuple[TopicPartition, ...]:
         """Take a directory offline for good; all partitions it holds, which are offline now."""
@@ -499,9 +558,11 @@ class LogManager:
     def _directory_failed(self, directory: str, reason: str) -> None:
         self.fail_directory(directory, reason)
 
-    def directory_error(self, folder: str, error: OSError) -> LogDirectoryError:
-        """An error of the system in a partition's folder, as one of its data directory."""
-        return LogDirectoryError(os.path.dirname(folder), f"{os.path.basename(folder)}: {error}")
+    def failure_in(self, folder: str, error: OSError) -> LogDirectoryError:
+        """Return what an error of the system in a partition's folder means, as `fail` takes it."""
+        path = os.path.dirname(folder)
+        home = next(one for one in self.directories if one.path == path)
+        return home.failure(folder, "access to", error)
 
     # Durable state
 
@@ -543,6 +604,8 @@ class LogManager:
                 if log.log_start_offset != log.first_base_offset or log.is_being_swapped
             }
             recovery = {where: log.recovery_point for where, log in logs.items()}
+            for where, kept in tuple(self._kept[directory.path].items()):
+                kept.add_to(where, recovery, starts, cleaner)
             marks = {where: log.high_watermark for where, log in logs.items()}
             files += [
                 (directory, filenames.RECOVERY_POINT_CHECKPOINT, recovery),
@@ -562,7 +625,7 @@ class LogManager:
     def close(self, *, clean: bool = True) -> None:
         """Close every log, leave the markers of an orderly stop, give the locks back.
 
-        A directory in which anything failed gets no marker. `clean=False` only lets go.
+        A directory gets no marker if it, or a partition in it, failed. `clean=False` only lets go.
         """
         try:
             if clean:
@@ -574,6 +637,8 @@ class LogManager:
         for partition, log in tuple(self.logs.items()):
             try:
                 log.close()
+            except PartitionFolderError as error:
+                self._fail_partition(error)
             except LogDirectoryError as error:
                 self._homes[partition].fail(error.reason)
         for directory, name, offsets in self.checkpoint_begin().files:
@@ -590,7 +655,7 @@ class LogManager:
                 self.save_metadata(self.metadata)
         for directory in self.directories:
             try:
-                if directory.is_online:
+                if directory.is_online and directory.path not in self._unclean:
                     directory.mark_clean()
             except OSError as error:
                 directory.fail(str(error))

@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from config.topic_keys import TopicConfig
 from storage.batch import walk_headers
 from storage.env import Env
-from storage.errors import LogDirectoryError, OffsetOutOfRangeError
+from storage.errors import (
+    LogClosedError,
+    OffsetOutOfRangeError,
+    PartitionFolderError,
+    StorageError,
+)
 from storage.log_directory import LogDirectory
 from storage.log_producers import LogProducers
 from storage.log_reader import NOTHING, FetchSlice, find_slice
@@ -51,6 +56,7 @@ class LogView:
         self.partition = partition
         self.topic_id = topic_id
         self.directory = directory
+        self.is_deleted = False  # its folder has been, or is being, renamed
         self.config = config
         self.leader_epoch = loaded.leader_epoch
         self.log_start_offset = loaded.log_start_offset
@@ -62,8 +68,12 @@ class LogView:
         self._producers = LogProducers(loaded.producers)
         self._epochs = loaded.epochs
 
-    def _failed(self, what: str, error: OSError) -> LogDirectoryError:
-        return LogDirectoryError(self._home.path, f"{what} {self.directory}: {error}")
+    def _failed(self, action: str, error: OSError) -> StorageError:
+        """Return what a failed operation on the partition's files means, to be raised."""
+        failure = self._home.failure(self.directory, action, error)
+        if self.is_deleted and isinstance(failure, PartitionFolderError):
+            return LogClosedError(self.directory)  # its folder was renamed under the operation
+        return failure
 
     @property
     def size_bytes(self) -> int:

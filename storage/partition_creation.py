@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from storage import filenames
 from storage.checkpoints import encode_partition_metadata, encode_topic_id
 from storage.env import Env, write_file
-from storage.errors import InconsistentDirectoryError, NoRoomError, is_scarcity
+from storage.errors import InconsistentDirectoryError, NoRoomError, is_folder_error, is_scarcity
 from storage.log import Log
 from storage.log_directory import LogDirectory
 from storage.model import TopicPartition
-from storage.partition_folders import FOLDER_ERRORS, has_records_in, topic_id_in
+from storage.partition_folders import has_records_in, topic_id_in
 
 
 def shares_of(
@@ -84,7 +84,7 @@ def _is_free(
         present = topic_id_in(env, path)
         in_the_way = present != topic_id and has_records_in(env, path)
     except OSError as error:
-        if error.errno not in FOLDER_ERRORS:
+        if not is_folder_error(error):
             raise
         raise _in_the_way(home, partition, error) from error
     if in_the_way:

@@ -5,22 +5,15 @@ folder alone. It is there, so nothing may be begun anew in its place, and nothin
 believed. Any other error of the system is the directory's, and comes as OSError.
 """
 
-import errno
 from dataclasses import dataclass, field
-from typing import Final
 
 from storage import filenames
 from storage.checkpoints import decode_partition_metadata
 from storage.env import Env
-from storage.errors import CorruptCheckpointError
+from storage.errors import CorruptCheckpointError, is_folder_error
 from storage.filenames import DirectoryKind
 from storage.log_directory import LogDirectory
 from storage.partition_homes import FoundFolder
-
-# Errors that speak of one folder, not of the device it is on.
-FOLDER_ERRORS: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP}
-)
 
 
 @dataclass(slots=True)
@@ -48,7 +41,7 @@ def look(env: Env, directory: LogDirectory) -> FoundFolders:
         try:
             topic_id, has_records = topic_id_in(env, path), has_records_in(env, path)
         except OSError as error:
-            if error.errno not in FOLDER_ERRORS:
+            if not is_folder_error(error):
                 raise
             odd = FoundFolder(partition, where, None, has_records=True, problem=str(error))
             found.partitions.append(odd)

@@ -118,7 +118,7 @@ class OffsetLookups:
         except StorageError as error:
             result.error_code = code_of(error)
         except OSError as error:
-            failed = context.services.manager.directory_error(found.log.directory, error)
+            failed = context.services.manager.failure_in(found.log.directory, error)
             result.error_code = code_of(failed)
         return result
 

@@ -136,6 +136,29 @@ async def test_a_directory_that_fails_in_a_thread_is_noticed_and_told_of_once(
         assert (status, reason) == (503, "no data directory is online\n")
 
 
+async def test_a_folder_removed_by_hand_is_the_fault_of_its_partition_alone(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": {"partitions": 2}}) as broker:
+        topic = broker.topics.get("orders")
+        assert topic is not None
+        for one in topic.partitions.values():
+            batch = batch_of(b"value")
+            one.append(memoryview(batch), read_header(batch), env.wall_ms())
+        env.remove_tree("/disk1/orders-0")
+        env.advance_ms(topic.config.segment_ms + 1)
+        with capture_logs() as lines:
+            await broker.housekeeping.roll()
+            await broker.housekeeping.watch_directories()
+        told = [(one["event"], one["partition"]) for one in lines if one["log_level"] == "error"]
+        assert told == [("partition is offline", "orders-0")]
+        assert list(topic.offline) == [0]
+        assert list(topic.partitions) == [1]
+        assert topic.partitions[1].log.segment_count == 2
+        assert broker.unhealthy_because() is None
+        await broker.topics.delete("orders")
+        again = await broker.topics.create("orders", 2, {})
+        assert list(again.partitions) == [0, 1]
+
+
 async def test_a_topic_deleted_during_a_flush_does_not_end_the_flushing(env: MemoryEnv) -> None:
     async with broker_in_memory(env) as broker:
         topic = await broker.topics.create("orders", 1, {"flush.messages": "1"})

@@ -313,7 +313,7 @@ def test_what_cannot_be_cut_back_ends_all_appending(env: MemoryEnv) -> None:
         append(log, b"lost")
     for fault in faults:
         fault.remove()
-    with pytest.raises(LogDirectoryError, match="not undone"):
+    with pytest.raises(LogDirectoryError, match="undoing a failed append"):
         append(log, b"refused")
     assert log.log_end_offset == 2
 
@@ -327,7 +327,7 @@ def test_what_was_written_without_room_and_cannot_be_cut_back_ends_all_appending
     env.fail_on(lambda op, path: op == "truncate", errno.EIO)
     with pytest.raises(LogDirectoryError):
         append(log, b"lost")
-    with pytest.raises(LogDirectoryError, match="not undone"):
+    with pytest.raises(LogDirectoryError, match="undoing a failed append"):
         append(log, b"refused")
 
 

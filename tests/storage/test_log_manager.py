@@ -2,6 +2,7 @@
 
 import errno
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -19,13 +20,15 @@ from storage.env import write_file_atomically
 from storage.errors import (
     DirectoryLockedError,
     InconsistentDirectoryError,
+    LogClosedError,
     LogDirectoryError,
+    PartitionFolderError,
 )
 from storage.log import Log
 from storage.log_manager import LogManager, OpenReport
 from storage.metadata import TopicEntry
 from storage.model import TopicPartition
-from tests.support.logs import SMALL, TOPIC_ID, append, fill, offsets_in, open_log
+from tests.support.logs import NOW_MS, SMALL, TOPIC_ID, append, fill, offsets_in, open_log
 from tests.support.memory_env import MemoryEnv, SimulatedCrash
 
 ONE, TWO = "/disk1", "/disk2"
@@ -394,6 +397,115 @@ def test_a_folder_nobody_may_read_is_offline_alone(env: MemoryEnv) -> None:
     assert list(report.offline) == [ORDERS[1]]
     assert report.offline_directories == {}
     assert sorted(manager.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
+
+
+def test_a_flush_of_a_partition_that_is_deleted_meanwhile_fails_nobody_else(
+    env: MemoryEnv,
+) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    log.roll(NOW_MS)
+    flush = log.flush_begin()  # runs in a thread, and syncs the folder for the new segment's name
+    drop_topic(manager)
+    with pytest.raises(LogClosedError):
+        flush.run()
+    assert all(directory.is_online for directory in manager.directories)
+
+
+def test_a_roll_of_a_partition_that_is_deleted_meanwhile_fails_nobody_else(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    drop_topic(manager)  # in a thread, while the loop is inside of roll
+    with pytest.raises(LogClosedError):
+        log.roll(NOW_MS)
+    assert all(directory.is_online for directory in manager.directories)
+
+
+ON_A_FOLDER: dict[str, Callable[[Log], object]] = {
+    "roll": lambda log: log.roll(NOW_MS),
+    "append that rolls": lambda log: fill(log, 20),
+    "truncation": lambda log: log.truncate_to(2, now_ms=NOW_MS),
+    "epochs": lambda log: log.enter_epoch(),
+    "retention": lambda log: (log.delete_records(20), log.expire(NOW_MS)),
+    "close": lambda log: log.close(),
+}
+
+
+@pytest.mark.parametrize("action", ON_A_FOLDER)
+def test_a_folder_removed_by_hand_takes_only_its_partition_offline(
+    env: MemoryEnv, action: str
+) -> None:
+    manager = two_disks(env)
+    lost, kept = manager.logs[ORDERS[0]], manager.logs[ORDERS[2]]
+    if action == "retention":
+        fill(lost, 15)
+        lost.roll(NOW_MS)
+        lost.flush()
+    if action == "epochs":
+        lost.leader_epoch += 1
+    env.remove_tree(lost.directory)
+    with pytest.raises(PartitionFolderError, match="/disk1/orders-0") as caught:
+        ON_A_FOLDER[action](lost)
+    assert manager.fail(caught.value) == (ORDERS[0],)
+    assert "No such file" in manager.offline[ORDERS[0]]
+    assert all(directory.is_online for directory in manager.directories)
+    fill(kept, 1)
+    kept.flush()
+    with pytest.raises(PartitionFolderError):
+        append(lost, b"late")
+
+
+def test_a_data_directory_that_is_missing_is_offline_as_a_whole(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    env.remove_tree(ONE)
+    with pytest.raises(LogDirectoryError) as caught:
+        manager.logs[ORDERS[0]].roll(NOW_MS)
+    assert manager.fail(caught.value) == (ORDERS[0], ORDERS[2])
+
+
+def test_a_topic_whose_folder_was_removed_by_hand_can_be_deleted_and_made_again(
+    env: MemoryEnv,
+) -> None:
+    manager = two_disks(env)
+    env.remove_tree(f"{ONE}/orders-0")
+    drop_topic(manager)
+    assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms) == 4
+    assert all(directory.is_online for directory in manager.directories)
+    [log, *_] = make_topic(manager, topic_id=bytes(16))
+    assert (log.log_start_offset, log.log_end_offset) == (0, 0)
+    manager.close()
+    _, report = opened(env)
+    assert report.offline == {}
+
+
+@pytest.mark.parametrize("when", ["at the start", "later"])
+def test_what_checkpoints_say_of_a_partition_that_is_offline_alone_is_kept(
+    env: MemoryEnv, when: str
+) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    log.flush()
+    log.delete_records(3)
+    manager.set_cleaner_offset(ORDERS[0], 4)
+    manager.checkpoint()
+    closed = env.fail_on(lambda _, path: path.startswith(f"{ONE}/orders-0/"), errno.EACCES)
+    if when == "later":
+        with pytest.raises(PartitionFolderError) as caught:
+            log.roll(NOW_MS)
+        manager.fail(caught.value)
+    else:
+        env = env.kill()
+        closed = env.fail_on(lambda _, path: path.startswith(f"{ONE}/orders-0/"), errno.EACCES)
+        manager, report = opened(env)
+        assert list(report.offline) == [ORDERS[0]]
+    manager.checkpoint()
+    manager.close()
+    closed.remove()
+    manager, report = opened(env)
+    assert report.offline == {}
+    log = manager.logs[ORDERS[0]]
+    assert (log.log_start_offset, log.recovery_point, log.log_end_offset) == (3, 5, 5)
+    assert manager.cleaner_offsets[ORDERS[0]] == 4
 
 
 def test_a_folder_that_is_missing_is_not_made_anew(env: MemoryEnv) -> None:
