@@ -80,11 +80,11 @@ def check_config(file: str) -> None:
 def demo(bootstrap: str | None) -> None:
     """Produce a million keyed updates, watch the log shrink, check every key's last value."""
     from broker.demo import run
-    from config.address import parse_address
+    from config.address import parse_kafka_address
 
     if bootstrap is not None:
         try:
-            parse_address(bootstrap)
+            parse_kafka_address(bootstrap)
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--bootstrap") from None
     sys.exit(run(bootstrap))

@@ -1,10 +1,15 @@
-"""HOST:PORT as operators write it, and whether strangers can reach it."""
+"""HOST:PORT as operators write it, and whether strangers can reach it.
+
+Kafka writes the address of a listener with its protocol in front (`PLAINTEXT://HOST:PORT`), and its
+clients take a bootstrap address in that form, too. Of its protocols we have PLAINTEXT alone.
+"""
 
 import ipaddress
 import re
 from dataclasses import dataclass
 
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?", re.ASCII)
+_PROTOCOL = re.compile(r"([A-Za-z0-9_-]{1,40})://(.*)", re.ASCII | re.DOTALL)
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
@@ -54,6 +59,28 @@ def parse_address(text: object) -> Address:
     if _ip(host) is None and (bracketed or not _HOST.fullmatch(host)):
         raise ValueError(f"{host[:80]!r} is neither an address nor a host name")
     return Address(host, int(port))
+
+
+def parse_kafka_address(text: object) -> Address:
+    """Read an address that Kafka clients connect to: HOST:PORT, or PLAINTEXT://HOST:PORT.
+
+    Raises ValueError.
+    """
+    found = _PROTOCOL.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is None or not isinstance(text, str):
+        return parse_address(text)
+    protocol, rest = found.groups()
+    if protocol.upper() != "PLAINTEXT":
+        raise ValueError(
+            f"the protocol {protocol}:// is not supported; expected HOST:PORT or "
+            "PLAINTEXT://HOST:PORT"
+        )
+    if rest.startswith(":"):
+        raise ValueError(
+            f"{text[:80]!r} has no host; to listen on every address of this machine write "
+            f"0.0.0.0{rest[:10]}"
+        )
+    return parse_address(rest)
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic import field_validator as checks
 from pydantic_core import PydanticCustomError
 
-from config.address import Address, parse_address
+from config.address import Address, parse_address, parse_kafka_address
 from config.topic_keys import (
     INT_MAX,
     LONG_MAX,
@@ -43,7 +43,8 @@ def _as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-_AddressField = Annotated[Address, BeforeValidator(parse_address)]
+_HttpAddress = Annotated[Address, BeforeValidator(parse_address)]
+_KafkaAddress = Annotated[Address, BeforeValidator(parse_kafka_address)]
 _Bytes = Annotated[int, BeforeValidator(_size)]
 _Ms = Annotated[int, BeforeValidator(_duration), Field(ge=0, le=LONG_MAX)]
 _PeriodMs = Annotated[int, BeforeValidator(_duration), Field(ge=10, le=INT_MAX)]
@@ -167,10 +168,10 @@ class Settings(_Model):
     """The whole file."""
 
     listeners: Annotated[
-        tuple[_AddressField, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=64)
+        tuple[_KafkaAddress, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=64)
     ] = (Address("127.0.0.1", 9092),)
-    advertise: _AddressField | None = None
-    http: _AddressField = Address("127.0.0.1", 9644)
+    advertise: _KafkaAddress | None = None
+    http: _HttpAddress = Address("127.0.0.1", 9644)
     http_token_file: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     log_dirs: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=4096)], ...],

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import click
 
-from config.address import parse_address
+from config.address import parse_kafka_address
 from pipeline import exit_codes
 from pipeline.cli import JobError
 from pipeline.connection import UnknownTopicError, UnreachableBrokerError, WireError
@@ -48,7 +48,7 @@ def with_bootstrap(function: Callable[P, None]) -> Callable[P, None]:
     def checked(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
         try:
             for part in given.split(","):
-                parse_address(part.strip())
+                parse_kafka_address(part.strip())
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
         return given

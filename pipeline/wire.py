@@ -34,7 +34,7 @@ from broker.protocol.messages import (
     MetadataRequestTopic,
     MetadataResponse,
 )
-from config.address import Address, parse_address
+from config.address import Address, parse_kafka_address
 from pipeline.connection import (
     CONNECT_SECONDS,
     BrokerRefusedError,
@@ -98,7 +98,9 @@ class WireClient:
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         """`bootstrap` is HOST:PORT, several with commas. Raises ValueError; connects to nothing."""
-        self.bootstrap = [parse_address(part) for part in bootstrap.split(",") if part.strip()]
+        self.bootstrap = [
+            parse_kafka_address(part) for part in bootstrap.split(",") if part.strip()
+        ]
         if not self.bootstrap:
             raise ValueError("no broker is named in bootstrap.servers")
         self._client_id = client_id

@@ -13,7 +13,7 @@ from broker.protocol.api import ApiKey
 from broker.protocol.codec import decode_response, encode_request
 from broker.protocol.errors import ProtocolError
 from broker.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
-from config.address import parse_address
+from config.address import parse_kafka_address
 
 VERSION = 4
 TIMEOUT_SECONDS = 10.0
@@ -24,7 +24,7 @@ class LogDirClient:
     """Asks a broker how much disk its topics use. A context manager; OSError as it comes."""
 
     def __init__(self, bootstrap: str) -> None:
-        address = parse_address(bootstrap)
+        address = parse_kafka_address(bootstrap)
         self._socket = socket.create_connection((address.host, address.port), TIMEOUT_SECONDS)
         self._correlation_ids = itertools.count(1)
 

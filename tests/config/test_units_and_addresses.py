@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.address import Address, parse_address
+from config.address import Address, parse_address, parse_kafka_address
+from config.settings import Settings
 from config.topic_names import (
     INTERNAL_TOPICS,
     InvalidTopicNameError,
@@ -67,6 +68,37 @@ def test_addresses_are_read_and_written_alike(text: str, address: Address) -> No
 def test_other_addresses_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|IPv6|neither"):
         parse_address(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("PLAINTEXT://127.0.0.1:9092", Address("127.0.0.1", 9092)),
+        ("plaintext://[::1]:9092", Address("::1", 9092)),
+        ("broker.example.org:9092", Address("broker.example.org", 9092)),
+    ],
+)
+def test_a_listener_may_be_written_as_kafka_writes_it(text: str, address: Address) -> None:
+    assert parse_kafka_address(text) == address
+    settings = Settings.model_validate({"listeners": [text], "advertise": text,
+                                        "allow_insecure": True})  # fmt: skip
+    assert (settings.listeners, settings.advertise) == ((address,), address)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("SSL://127.0.0.1:9093", r"the protocol SSL:// is not supported; expected HOST:PORT or"),
+        ("SASL_PLAINTEXT://h:1", r"the protocol SASL_PLAINTEXT:// is not supported"),
+        ("http://h:1", r"the protocol http:// is not supported"),
+        ("PLAINTEXT://:9092", r"has no host; .* write 0\.0\.0\.0:9092"),
+        ("PLAINTEXT://nonsense", r"expected HOST:PORT, not 'nonsense'"),
+        ("://h:1", "HOST:PORT|IPv6"),
+    ],
+)
+def test_a_listener_of_another_protocol_is_refused_with_a_reason(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_kafka_address(text)
 
 
 @pytest.mark.parametrize(
