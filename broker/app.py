@@ -36,6 +36,7 @@ from broker.housekeeping import CONFIRM_MS, ClockWatch, Housekeeping, Periods
 from broker.http import HttpServer
 from broker.http_guard import Guard
 from broker.listener import ConnectionLimits, Listener, raise_file_limit, tell_of_low_file_limit
+from broker.logging import may_print, writes_text
 from broker.metrics import BrokerMetrics
 from broker.offline.adoption import Adopter
 from broker.offline.issue import Issuer
@@ -315,8 +316,8 @@ class Broker:
         api = CleanerApi(self._env, self.topics, self.pool, self.fail_directory)
         views = ViewApi(self.topics, self.view_runs)
         offline = OfflineApi(self.offline, Transfers(self._env, self.offline))
-        document = openapi.route(installed_version())
-        routes = [*api.routes(), *views.routes(), *offline.routes(), document]
+        documents = openapi.routes(installed_version())
+        routes = [*api.routes(), *views.routes(), *offline.routes(), *documents]
         guard = Guard.of(address, self._token)
         self.http = HttpServer(self, guard, routes, [tell_refusals], TRANSFERS)
         host, port = await self.http.start(address.host, address.port)
@@ -402,9 +403,23 @@ class Broker:
             http=self.http_address,
             log_dirs=self.settings.log_dirs,
             topics=len(self.topics),
-            partitions=sum(topic.partition_count for topic in self.topics),
+            partitions=self._partition_count(),
         )
         return f"{text}\n"
+
+    def summary(self) -> dict[str, object]:
+        """The banner's facts as fields of a log line."""
+        return {
+            "version": installed_version(),
+            "listeners": [str(address) for address in self.addresses],
+            "http": str(self.http_address),
+            "log_dirs": list(self.settings.log_dirs),
+            "topics": len(self.topics),
+            "partitions": self._partition_count(),
+        }
+
+    def _partition_count(self) -> int:
+        return sum(topic.partition_count for topic in self.topics)
 
     # What the parts ask of each other -------------------------------------------
 
@@ -529,13 +544,15 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         log.info("stopped while logs were being opened")
         return EXIT_OK
     except (StorageError, OSError, TopicError, TokenFileError) as error:
-        sys.stderr.write(f"varve: cannot start: {error}\n")
+        if writes_text(settings.logging.format, sys.stderr.isatty()):
+            sys.stderr.write(f"varve: cannot start: {error}\n")
         log.error("cannot start", reason=str(error))
         return EXIT_CANNOT_START
-    sys.stdout.write(broker.banner())
-    sys.stdout.flush()
+    if may_print(settings.logging.format, output=sys.stdout, errors=sys.stderr):
+        sys.stdout.write(broker.banner())
+        sys.stdout.flush()
     systemd.notify("READY=1")
-    log.info("ready", listeners=[str(a) for a in broker.addresses], http=str(broker.http_address))
+    log.info("ready", **broker.summary())
     await broker.wait_stopped()
     systemd.notify("STOPPING=1")
     log.info("stopping")

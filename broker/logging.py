@@ -61,7 +61,7 @@ def configure(
 ) -> LogStream:
     """Set up logging for this process. `level` is debug, info, warning or error."""
     output = LogStream(stream or sys.stderr)
-    as_text = form == "text" or (form == "auto" and output.isatty())
+    as_text = writes_text(form, output.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_logger_name,
@@ -149,6 +149,23 @@ class RateLimitedLogger:
             fields["suppressed"] = allowance.suppressed
             allowance.suppressed = 0
         return fields
+
+
+def writes_text(form: Format, is_terminal: bool) -> bool:
+    """Return whether log lines are text for people rather than JSON."""
+    return form == "text" or (form == "auto" and is_terminal)
+
+
+def may_print(form: Format, *, output: TextIO, errors: TextIO) -> bool:
+    """Return whether text for people may be written to `output` beside the log on `errors`.
+
+    A collector (Docker, journald, a shell's `2>&1`) reads both streams as one: a line that is not
+    JSON between lines that are would break it. Text is safe where the log is text as well, and on
+    a terminal that the log does not go to.
+    """
+    if writes_text(form, errors.isatty()):
+        return True
+    return output.isatty() and not errors.isatty()
 
 
 class _NamedLogger(structlog.WriteLogger):

@@ -1,6 +1,6 @@
 """The OpenAPI document of the API, kept by hand; a test compares its paths with the routes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -9,6 +9,12 @@ from cleaner.handoff import RUNS_PATH
 
 PATH: Final = "/api/v1/openapi.json"
 
+LINKS: Final = {  # of the page at `/`
+    PATH: "the HTTP API (OpenAPI)",
+    "/metrics": "metrics for Prometheus",
+    "/readyz": "whether clients are served",
+    "/healthz": "whether the process works",
+}
 _OBJECT: Final = {"application/json": {"schema": {"type": "object"}}}
 _TOPIC: Final = {
     "name": "topic", "in": "path", "required": True, "schema": {"type": "string"},
@@ -246,11 +252,19 @@ def document(version: str) -> dict[str, Any]:
     }
 
 
-def route(version: str) -> web.RouteDef:
-    """Where the document is served."""
+def routes(version: str) -> Iterator[web.RouteDef]:
+    """The document, and a page at `/` that leads to it."""
     answer = document(version)
+    links = "".join(
+        f'<li><a href="{path}">{path}</a>: {text}</li>\n' for path, text in LINKS.items()
+    )
+    page = f"<!DOCTYPE html>\n<title>Varve</title>\n<h1>Varve {version}</h1>\n<ul>\n{links}</ul>\n"
 
     async def handle(_request: web.Request) -> web.Response:
         return web.json_response(answer)
 
-    return web.get(PATH, handle)
+    async def handle_index(_request: web.Request) -> web.Response:
+        return web.Response(text=page, content_type="text/html")
+
+    yield web.get("/", handle_index)
+    yield web.get(PATH, handle)

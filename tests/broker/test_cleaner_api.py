@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import re
+import urllib.request
 from typing import Any
 
 import pytest
@@ -280,6 +281,24 @@ async def test_with_a_token_everything_but_health_asks_for_it(env: MemoryEnv) ->
 
 
 # --- the document ---------------------------------------------------------------------------------
+
+
+async def test_the_first_page_links_to_the_openapi_document_and_every_link_leads_somewhere(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env) as broker:
+        url = f"http://{broker.http_address}"
+
+        def page(path: str) -> tuple[str, str]:
+            with urllib.request.urlopen(f"{url}{path}") as answer:
+                return str(answer.headers["Content-Type"]), str(answer.read().decode())
+
+        kind, text = await asyncio.to_thread(page, "/")
+        links = re.findall(r'href="([^"]+)"', text)
+        for link in links:
+            await asyncio.to_thread(page, link)
+    assert kind.startswith("text/html")
+    assert openapi.PATH in links
 
 
 async def test_the_openapi_document_has_every_route_and_no_other(env: MemoryEnv) -> None:

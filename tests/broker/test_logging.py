@@ -6,7 +6,14 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from broker.logging import LINES_PER_BURST, LogStream, RateLimitedLogger, configure
+from broker.logging import (
+    LINES_PER_BURST,
+    Format,
+    LogStream,
+    RateLimitedLogger,
+    configure,
+    may_print,
+)
 
 
 class Terminal(io.StringIO):
@@ -52,6 +59,24 @@ def test_a_line_is_json_where_nobody_reads_along() -> None:
     assert line["logger"] == "broker.x"
     assert line["key"] == "b'\\xff'"
     assert str(line["timestamp"]).endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("form", "output", "errors", "allowed"),
+    [
+        ("auto", Terminal(), Terminal(), True),
+        ("auto", io.StringIO(), io.StringIO(), False),  # a container, or a service
+        ("auto", Terminal(), io.StringIO(), True),  # 2>log.json at a terminal
+        ("auto", io.StringIO(), Terminal(), True),  # text lines: nothing to break
+        ("text", io.StringIO(), io.StringIO(), True),
+        ("json", Terminal(), Terminal(), False),
+        ("json", Terminal(), io.StringIO(), True),
+    ],
+)
+def test_text_for_people_never_comes_between_lines_of_json(
+    form: Format, output: io.StringIO, errors: io.StringIO, allowed: bool
+) -> None:
+    assert may_print(form, output=output, errors=errors) == allowed
 
 
 def test_a_line_is_text_on_a_terminal_and_where_it_was_asked_for() -> None:
