@@ -27,7 +27,7 @@ from broker.protocol.codec import (
 )
 from broker.protocol.errors import UnsupportedVersionError
 from broker.protocol.messages import Message
-from broker.stats import RequestStats
+from broker.stats import UNSUPPORTED, RequestStats
 from broker.turns import run_in_turns
 from config.address import Address
 
@@ -67,17 +67,16 @@ class Dispatcher:
         """Answer one request. Raises CloseConnectionError and ProtocolError."""
         started = time.perf_counter_ns()
         key = frame[0] << 8 | frame[1] if len(frame) > 1 else -1
+        version = frame[2] << 8 | frame[3] if len(frame) > 3 else -1
         fast = self._fast.get(key)
         if fast is not None:
-            version = frame[2] << 8 | frame[3] if len(frame) > 3 else -1
             if not is_supported(key, version, self._keys):
                 raise CloseConnectionError(f"{self._names[key]} version {version} is not supported")
             answer = fast(_context_of(connection, self._services), version, frame)
         else:
             answer = self._handle(connection, frame)
-            if inspect.isawaitable(answer):
-                return self._timed(key, 0, started, answer)
-            version = frame[2] << 8 | frame[3]
+            if not is_supported(key, version, self._keys):
+                version = UNSUPPORTED  # of ApiVersions; to any other API there is no answer
         if inspect.isawaitable(answer):
             return self._timed(key, version, started, answer)
         self._count(key, version, started)

@@ -20,7 +20,7 @@ from broker.housekeeping import Housekeeping
 from broker.listener import Listener
 from broker.logging import RateLimitedLogger
 from broker.metric_families import counter, gauge
-from broker.stats import QUANTILES, TopicStats
+from broker.stats import QUANTILES, UNSUPPORTED, TopicStats
 from broker.turns import Turns
 
 Families: TypeAlias = Callable[[], Iterable[Metric]]  # what a part of the broker tells of itself
@@ -130,7 +130,8 @@ class BrokerMetrics:
         )
         for name, one in stats.requests.items():
             for version, count in sorted(one.by_version.items()):
-                requests.add_metric([name, str(version)], count)
+                label = "unsupported" if version == UNSUPPORTED else str(version)
+                requests.add_metric([name, label], count)
             if one.latency.count:
                 for quantile in QUANTILES:
                     times.add_metric([name, str(quantile)], one.latency.quantile_ms(quantile))

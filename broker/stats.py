@@ -1,11 +1,12 @@
 """Plain counters of the daemon. Only broker/metrics.py reads them for export."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from cleaner.host import Foreground
 
 LATENCY_BUCKETS = 40  # powers of two of 1 us: up to 6 days
+UNSUPPORTED = -1  # stands for every version that a client made up
 QUANTILES = (0.5, 0.75, 0.95, 0.99, 0.999)
 
 
@@ -77,15 +78,24 @@ class BrokerStats:
     rejects: RejectStats = field(default_factory=RejectStats)
     requests: dict[str, RequestStats] = field(default_factory=lambda: defaultdict(RequestStats))
     errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
+    deleted_topics: TopicStats = field(default_factory=TopicStats)  # the sum over all of them
     delayed_fetches: int = 0  # waiting now
     delayed_produces: int = 0  # waiting for an fsync now
 
     def foreground(self) -> Foreground:
         """What was done for clients so far, all topics together."""
-        topics = self.topics.values()
+        topics = [*self.topics.values(), self.deleted_topics]
         bytes_in = sum(topic.bytes_in for topic in topics)
         return Foreground(
             requests=sum(topic.produce_requests + topic.fetch_requests for topic in topics),
             bytes=bytes_in + sum(topic.bytes_out for topic in topics),
             bytes_in=bytes_in,
         )
+
+    def drop_topic(self, name: str) -> None:
+        """Forget a topic that was deleted; sums over all topics do not shrink."""
+        dropped = self.topics.pop(name, None)
+        if dropped is not None:
+            for counter in fields(TopicStats):
+                total = getattr(self.deleted_topics, counter.name) + getattr(dropped, counter.name)
+                setattr(self.deleted_topics, counter.name, total)

@@ -193,6 +193,7 @@ class Views:
         view = self._by_name.pop(name, None)
         if view is not None:
             self._by_id.pop(view.topic_id, None)
+            self._stats.drop_topic(name)
 
     def _open(self, name: str, base: Partition) -> ViewPartition:
         """A view's partition with what is on the disk; a few small reads, once for each."""

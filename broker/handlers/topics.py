@@ -166,6 +166,8 @@ async def _delete(
             raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
         _refuse_internal(topic.name)
         await services.topics.delete(topic.name)
+        services.stats.drop_topic(topic.name)  # at once: the next topic of this name has its own
+        services.stats.drop_topic(view_name(topic.name))
         await services.groups.forget_topic(topic.name)
         if topic.config.has_view:
             await services.groups.forget_topic(view_name(topic.name))

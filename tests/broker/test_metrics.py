@@ -22,8 +22,11 @@ from broker.groups.live_group import GroupStats
 from broker.housekeeping import HousekeepingStats
 from broker.http import encoded
 from broker.listener import ListenerStats
+from broker.protocol.api import ApiKey
+from broker.protocol.messages import DeleteTopicsRequest, ListGroupsRequest, MetadataRequest
 from broker.stats import BrokerStats, LatencyHistogram, RejectStats, TopicStats
 from broker.turns import Turns
+from cleaner.host import Foreground
 from cleaner.stats import PoolStats
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.logs import batch_of
@@ -60,7 +63,8 @@ KAFKA_NAMES = (
     ids=lambda counters: counters.__name__,
 )
 def test_whatever_is_counted_is_exported(counters: type) -> None:
-    names = {field.name for field in fields(counters)}
+    not_exported = {"deleted_topics"}  # a part of sums for the cleaner's budgets
+    names = {field.name for field in fields(counters)} - not_exported
     assert {name for name in names if not re.search(rf"\.{name}\b", SOURCE)} == set()
 
 
@@ -98,6 +102,46 @@ async def test_numbers_move_under_the_names_dashboards_know() -> None:
     assert value("kafka_network_requestmetrics_requests", request="Produce", version="9") == 2
     assert value("varve_connections_accepted") == 1
     assert value("varve_clock_trusted") == 1
+
+
+async def test_requests_are_counted_by_the_version_that_the_client_used() -> None:
+    async with broker_in_memory(MemoryEnv(seed=3), topics={"orders": {}}) as running:
+
+        def ask() -> None:
+            with RawClient(running.addresses[0].port) as client:
+                client.request(ApiKey.METADATA, 12, MetadataRequest(topics=[]))
+                client.request(ApiKey.LIST_GROUPS, 4, ListGroupsRequest())
+                client.send_frame(bytes((0, 18, 0x7F, 0xFF, 0, 0, 0, 9, 0xFF, 0xFF)))
+                client.receive_frame()  # what is answered to any version of ApiVersions
+
+        await asyncio.to_thread(ask)
+        text = await scraped(running)
+    for api, version in (("Metadata", "12"), ("ListGroups", "4"), ("ApiVersions", "unsupported")):
+        labels = f'{{request="{api}",version="{version}"}}'
+        assert f"kafka_network_requestmetrics_requests_total{labels} 1.0\n" in text
+    assert 'version="0"' not in text
+
+
+async def test_series_of_a_deleted_topic_go_away_and_sums_stay() -> None:
+    view = {"keys": {"cleanup.policy": "delete", "varve.view": "compacted"}}
+    async with broker_in_memory(MemoryEnv(seed=3), topics={"orders": view, "kept": {}}) as running:
+
+        def delete() -> None:
+            with RawClient(running.addresses[0].port) as client:
+                client.produce("orders", bytes(batch_of(b"one", b"two")))
+                client.fetch("orders.compacted")
+                before.append(running.stats.foreground())
+                client.request(ApiKey.DELETE_TOPICS, 1, DeleteTopicsRequest(
+                    topic_names=["orders"], timeout_ms=10_000))  # fmt: skip
+
+        before: list[Foreground] = []
+        await asyncio.to_thread(delete)
+        text = await scraped(running)
+        after = running.stats.foreground()
+    assert 'topic="kept"' in text
+    assert "orders" not in text
+    assert before[0].bytes_in > 0
+    assert after == before[0]
 
 
 # Kafka's gauges of LogCleaner and LogCleanerManager, as jmx_exporter names them.
