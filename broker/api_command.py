@@ -1,7 +1,6 @@
 """What commands that ask a broker over its HTTP API have in common: options, answers, exit codes.
 
-Exit codes: 0 done; 1 refused, or failed, or not in time; 2 the command line makes no sense; 3 no
-broker answered.
+The exit codes: config/exit_codes.py.
 """
 
 import json
@@ -13,10 +12,9 @@ from typing import Any, Final, NoReturn, ParamSpec
 import click
 
 from broker.api_client import ApiClient, ApiRefusedError, Json, UnreachableError
+from config import exit_codes
 
 DEFAULT_URL: Final = "http://127.0.0.1:9644"
-EXIT_REFUSED: Final = 1
-EXIT_UNREACHABLE: Final = 3
 POLL_SECONDS: Final = 0.25  # between two looks at what goes on
 P = ParamSpec("P")
 
@@ -29,11 +27,15 @@ def _checked(_context: click.Context, _parameter: click.Parameter, url: str) -> 
     return url
 
 
-def asking(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the options that every command has, and turns errors into exit codes."""
+def with_client(function: Callable[P, None]) -> Callable[P, None]:
+    """Add the options that name the broker's HTTP address; the command gets a `client`.
+
+    The command raises TokenFileError if the token cannot be read.
+    """
 
     @click.option(
-        "--url",
+        "--http",
+        "url",
         envvar="VARVE_HTTP",
         default=DEFAULT_URL,
         show_default=True,
@@ -47,22 +49,39 @@ def asking(function: Callable[P, None]) -> Callable[P, None]:
         metavar="FILE",
         help="File with the broker's HTTP token (VARVE_TOKEN_FILE).",
     )
-    @click.option("--json", "as_json", is_flag=True, help="The API's answer as it is.")
     @wraps(function)
     def run(*args: Any, url: str, token_file: str | None, **options: Any) -> None:
-        from config.token import TokenFileError, read_token
+        from config.token import read_token
 
-        try:
-            token = None if token_file is None else read_token(token_file).decode()
-            function(*args, client=ApiClient(url, token), **options)  # type: ignore[arg-type]
-        except TokenFileError as error:
-            fail(str(error))
-        except ApiRefusedError as error:
-            fail(str(error))
-        except UnreachableError as error:
-            fail(str(error), EXIT_UNREACHABLE)
+        token = None if token_file is None else read_token(token_file).decode()
+        function(*args, client=ApiClient(url, token), **options)  # type: ignore[arg-type]
 
     return run  # type: ignore[return-value]
+
+
+def asking(function: Callable[P, None]) -> Callable[P, None]:
+    """Add the options that every command has, and turn errors into exit codes."""
+
+    @with_client
+    @click.option("--json", "as_json", is_flag=True, help="The API's answer as it is.")
+    @wraps(function)
+    def ask(*args: P.args, **options: P.kwargs) -> None:
+        function(*args, **options)
+
+    @wraps(ask)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        from config.token import TokenFileError
+
+        try:
+            ask(*args, **options)
+        except (ApiRefusedError, TokenFileError) as error:
+            fail(str(error))
+        except UnreachableError as error:
+            fail(str(error), exit_codes.UNREACHABLE)
+        except KeyboardInterrupt:
+            fail("interrupted; what was requested from the broker goes on", exit_codes.INTERRUPTED)
+
+    return run
 
 
 longest_wait = click.option(
@@ -86,7 +105,7 @@ def show(answer: Json, as_json: bool, lines: Callable[[Json], Sequence[str]]) ->
     click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)))
 
 
-def fail(message: str, code: int = EXIT_REFUSED) -> NoReturn:
+def fail(message: str, code: int = exit_codes.FAILED) -> NoReturn:
     """Ends the process with a reason on standard error."""
     click.echo(f"varve: {message}", err=True)
     sys.exit(code)

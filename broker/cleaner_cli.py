@@ -1,7 +1,6 @@
 """`varve cleaner`: what the cleaner does and why, and its controls, over the HTTP API.
 
-Exit codes: 0 done, or nothing to do; 1 refused, or failed, or not in time; 2 the command line makes
-no sense; 3 no broker answered. Plain columns, not boxes: they go through grep, cut and a mail.
+Exit codes: config/exit_codes.py. Plain columns, not boxes: they go through grep, cut and a mail.
 """
 
 import sys
@@ -26,7 +25,7 @@ from broker.cleaner_text import (
 def cleaner() -> None:
     """What the cleaner does and why, and its controls.
 
-    Talks to the broker's HTTP address: --url, or VARVE_HTTP, or 127.0.0.1:9644.
+    Talks to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
     """
 
 

@@ -1,9 +1,7 @@
 """The command `varve`. Reads the command line, hands over, turns errors into exit codes.
 
-Exit codes: 0 all went well; 1 what was asked for could not be done, the reason is on standard
-error; 2 the command line makes no sense; 3 no broker answered (`varve cleaner`). `varve pipeline`
-is another program with its own. Modules are imported by the command that needs them, so that `varve
-serve` loads no compiler and `varve version` next to nothing.
+Exit codes: config/exit_codes.py. Modules are imported by the command that needs them, so that
+`varve serve` loads no compiler and `varve version` next to nothing.
 """
 
 import os
@@ -14,14 +12,24 @@ from typing import NoReturn
 import click
 
 from broker.cleaner_cli import cleaner
+from broker.leases_cli import leases
 from broker.view_cli import view
+from config import exit_codes
 
 PIPELINE_NEEDS = ("pipeline", "pyspark", "pyarrow", "pandas")
 SETTINGS_HELP = "Settings file (YAML); without it the built-in defaults."
 ADDRESS = "HOST:PORT"
 
 
+def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(version_text())
+        context.exit()
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False,
+              callback=_print_version, help="Print the version and exit.")  # fmt: skip
 def main() -> None:
     """Varve: a Kafka-compatible broker whose reason to exist is log compaction."""
 
@@ -108,6 +116,7 @@ def warmup() -> None:
 
 
 main.add_command(cleaner)
+main.add_command(leases)
 main.add_command(view)
 
 
@@ -123,16 +132,21 @@ def pipeline(arguments: tuple[str, ...]) -> None:
 
     if any(find_spec(name) is None for name in PIPELINE_NEEDS):
         click.echo("varve: this needs more packages: pip install 'varve[pipeline]'", err=True)
-        sys.exit(2)
+        sys.exit(exit_codes.USAGE)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "pipeline", *arguments])
 
 
 @main.command()
 def version() -> None:
     """Print the version."""
+    click.echo(version_text())
+
+
+def version_text() -> str:
+    """Return the line that `varve version` and `varve --version` print."""
     import platform
 
-    click.echo(f"varve {installed_version()} (Python {platform.python_version()})")
+    return f"varve {installed_version()} (Python {platform.python_version()})"
 
 
 def installed_version() -> str:
@@ -147,7 +161,7 @@ def installed_version() -> str:
 
 def _fail(message: str) -> NoReturn:
     click.echo(message, err=True)
-    sys.exit(1)
+    sys.exit(exit_codes.FAILED)
 
 
 if __name__ == "__main__":

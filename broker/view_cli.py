@@ -7,7 +7,6 @@ import click
 
 from broker.api_client import ApiClient, partition_path
 from broker.api_command import (
-    EXIT_REFUSED,
     POLL_SECONDS,
     asking,
     fail,
@@ -16,6 +15,7 @@ from broker.api_command import (
     show,
 )
 from broker.view_text import compacted_text, view_lines
+from config import exit_codes
 
 ROOT = "/api/v1/view"
 UNDER_WAY = ("waiting", "running")
@@ -25,7 +25,7 @@ UNDER_WAY = ("waiting", "running")
 def view() -> None:
     """Compacted views: the latest record of each key beside a topic, read as TOPIC.compacted.
 
-    A topic has one with varve.view=compacted. Talks to the broker's HTTP address: --url, or
+    A topic has one with varve.view=compacted. Talks to the broker's HTTP address: --http, or
     VARVE_HTTP, or 127.0.0.1:9644.
     """
 
@@ -77,7 +77,7 @@ def compact(
         done.append(row)
     show({"views": done}, as_json, lambda _: [compacted_text(row) for row in done])
     if any(row["state"] in ("failed", "aborted") for row in done):
-        sys.exit(EXIT_REFUSED)
+        sys.exit(exit_codes.FAILED)
 
 
 @view.command()

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
 
 import click
 
-from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
+from broker.api_client import ApiRefusedError, UnreachableError
+from broker.api_command import with_client
+from config import exit_codes
 from config.units import parse_size
-from pipeline import exit_codes
 from pipeline.engines import Engine, LocalEngine, StageFailedError
 from pipeline.lease import RunError
 from pipeline.progress import Told
@@ -29,7 +30,6 @@ from pipeline.progress import Told
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEFAULT_URL: Final = "http://127.0.0.1:9644"
 JOBS: Final[Mapping[str, str]] = {  # command -> what it does, in a line
     "adopt": "Have published what `compact --no-adopt` has made.",
     "bootstrap": "Write the rows of a table to a topic.",
@@ -44,7 +44,7 @@ P = ParamSpec("P")
 
 
 class JobError(Exception):
-    """A job cannot go on; `code` is one of pipeline/exit_codes.py."""
+    """A job cannot go on; `code` is one of config/exit_codes.py."""
 
     def __init__(self, message: str, code: int = exit_codes.FAILED) -> None:
         super().__init__(message)
@@ -80,9 +80,10 @@ class _Jobs(click.Group):
 def pipeline() -> None:
     """Work on whole topics, on this machine's processes or on Spark.
 
-    Exit codes: 0 done; 1 failed; 2 the command line makes no sense; 3 the log went on without
-    the run, or its lease is over: nothing has changed, try again; 4 a check failed; 5 no broker
-    answered; 6 Spark could not be started, or its master does not answer.
+    Exit codes, as those of `varve`: 0 done; 1 failed; 2 the command line makes no sense, or not
+    for this topic; 3 the log changed during the run, or its lease ended: nothing was published,
+    try again; 4 a check failed; 5 no broker answered; 6 Spark could not be started, or its master
+    does not answer; 130 interrupted.
     """
 
 
@@ -234,45 +235,20 @@ def engine_of(
         session.stop()
 
 
-def _checked_url(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
-    try:
-        ApiClient(url)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return url
-
-
 def with_broker(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the options that name the broker's HTTP address; the command gets a `client`."""
+    """Add the options that name the broker's HTTP address; the command gets a `client`."""
+    asked = with_client(function)
 
-    @click.option(
-        "--http",
-        "--url",
-        "url",
-        envvar="VARVE_HTTP",
-        default=DEFAULT_URL,
-        show_default=True,
-        callback=_checked_url,
-        metavar="URL",
-        help="The broker's HTTP address (VARVE_HTTP).",
-    )
-    @click.option(
-        "--token-file",
-        envvar="VARVE_TOKEN_FILE",
-        metavar="FILE",
-        help="File with the broker's HTTP token (VARVE_TOKEN_FILE).",
-    )
-    @wraps(function)
-    def run(*args: Any, url: str, token_file: str | None, **options: Any) -> None:
-        from config.token import TokenFileError, read_token
+    @wraps(asked)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        from config.token import TokenFileError
 
         try:
-            token = None if token_file is None else read_token(token_file).decode()
+            asked(*args, **options)
         except TokenFileError as error:
             raise JobError(str(error)) from error
-        function(*args, client=ApiClient(url, token), **options)  # type: ignore[arg-type]
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 def telling(function: Callable[P, None]) -> Callable[P, None]:

@@ -28,7 +28,7 @@ from cleaner.handoff import (
     result_of,
 )
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
-from pipeline import exit_codes
+from config import exit_codes
 
 TTL_SECONDS: Final = 120
 LEFT_SECONDS: Final = 3600  # for a run that nobody keeps alive
@@ -39,7 +39,7 @@ UNREACHABLE_SECONDS: Final = 60.0  # that an adoption goes on asking; the broker
 
 
 class RunError(Exception):
-    """A run cannot go on; `code` is one of pipeline/exit_codes.py.
+    """A run cannot go on; `code` is one of config/exit_codes.py.
 
     `results` of an adoption that was refused in part: some partitions may have been adopted.
     """
@@ -70,11 +70,10 @@ def _as_run_error(error: ApiRefusedError | UnreachableError) -> RunError:
     if isinstance(error, UnreachableError):
         return BrokerUnreachableError(str(error))
     code = exit_codes.of_status(error.status)
-    if code == exit_codes.STALE:
-        return LeaseLostError(str(error))
-    return (
-        OutputsRefusedError(str(error)) if code == exit_codes.UNVERIFIED else RunError(str(error))
-    )
+    kinds = {exit_codes.STALE: LeaseLostError, exit_codes.UNVERIFIED: OutputsRefusedError}
+    found = kinds.get(code, RunError)(str(error))
+    found.code = code
+    return found
 
 
 class BrokerRuns:

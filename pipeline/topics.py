@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
 import click
 
+from config import exit_codes
 from config.address import parse_kafka_address
-from pipeline import exit_codes
 from pipeline.cli import JobError
 from pipeline.connection import UnknownTopicError, UnreachableBrokerError, WireError
 from pipeline.producing import ProduceError

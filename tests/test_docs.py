@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from pydantic import BaseModel
 
 from broker.cli import main
+from config import exit_codes
 from config.loader import load
 from config.reference import page
 from config.settings import Settings
@@ -81,6 +82,17 @@ def test_commands_in_the_documents_exist() -> None:
         text = "\n".join(re.findall(r"```\n.*?```|`[^`\n]+`", path.read_text(), re.DOTALL))
         named = set(re.findall(r"(?:\.venv/bin/|\b)varve ([a-z][a-z-]+)", text))
         assert named <= known, path
+
+
+def test_every_exit_code_is_in_the_one_table_of_the_documents() -> None:
+    page = (ROOT / "docs/exit-codes.md").read_text()
+    listed = {
+        name.replace(" ", "_").upper(): int(code)
+        for code, name in re.findall(r"^\| (\d+) \| ([a-z ]+) \|", page, re.MULTILINE)
+    }
+    defined = {name: code for name, code in vars(exit_codes).items() if name.isupper()}
+    defined = {name: code for name, code in defined.items() if not name.startswith("_")}
+    assert listed == defined
 
 
 def test_make_targets_in_the_documents_exist() -> None:

@@ -15,6 +15,7 @@ Rules
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import structlog
@@ -207,8 +208,7 @@ class OfflineRuns:
             for partition in partitions:
                 other = self._leased.get(partition.partition)
                 if other is not None:
-                    reason = f"{partition.partition} is leased to run {other} already"
-                    raise OfflineError(409, reason)
+                    raise OfflineError(409, self._leased_text(partition.partition, other))
             self._leased.update((one.partition, run_id) for one in partitions)
         self._opening.add(run_id)
         parts: list[LeasedPartition] = []
@@ -248,6 +248,18 @@ class OfflineRuns:
         )
         plans = tuple(part.record.plan for part in parts)
         return self._issuer.plan_of(run, token, plans)
+
+    def _leased_text(self, where: TopicPartition, run_id: str) -> str:
+        """Say who has a partition, until when, and how it becomes free."""
+        run = self._runs.get(run_id)
+        if run is None:
+            return f"{where} is being leased to run {run_id}: try again in a moment"
+        left = max(round(run.deadline - self._env.monotonic()), 0)
+        until = f"{datetime.fromtimestamp(run.expires_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return (
+            f"{where} is leased to run {run_id} until {until} ({left} s from now), unless that run"
+            f" renews its lease. If its process is gone, `varve leases end {run_id}` frees it"
+        )
 
     # Looking ----------------------------------------------------------------------------------
 
@@ -351,7 +363,7 @@ class OfflineRuns:
             raise self._over(run)
         for part in run.parts.values():
             if part.state is PartState.OPEN:
-                self._end(part, PartState.ABANDONED, "it was given up by whoever opened it")
+                self._end(part, PartState.ABANDONED, "its lease was ended by a request")
         log.info("run abandoned", run_id=run_id)
         return run
 

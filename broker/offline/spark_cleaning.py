@@ -30,16 +30,11 @@ from broker.cleaning import Cleaning
 from cleaner.pool.handover import HandedJob
 from cleaner.pool.history import JobRecord, Outcome
 from cleaner.pool.pool import CleanerPool
+from config.exit_codes import DONE, NO_SPARK, STALE, USAGE
 from config.settings import CleanerSettings
 from config.units import about_span
 from storage.env import Env
 from storage.model import TopicPartition
-
-# See pipeline/exit_codes.py.
-DONE: Final = 0
-USAGE: Final = 2
-STALE: Final = 3
-NO_SPARK: Final = 6
 
 ROUND_SECONDS: Final = 5.0  # between two looks, if nobody says that something is due
 GRACE_SECONDS: Final = 10.0  # for a job that is asked to end: it gives its run up

@@ -8,8 +8,8 @@ import click
 
 from broker.api_client import ApiClient
 from cleaner.handoff import AdoptOutcome, AdoptResult, result_json
+from config import exit_codes
 from config.units import about_size
-from pipeline import exit_codes
 from pipeline.cli import show, telling, with_broker
 from pipeline.lease import BrokerRuns, LeaseLostError
 

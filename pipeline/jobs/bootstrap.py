@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from config import exit_codes
 from config.topic_names import RESERVED_SUFFIX
-from pipeline import exit_codes
 from pipeline.cli import JobError, SparkOptions, on_spark, show, telling
 from pipeline.jobs.bootstrap_rows import RowCounts, RowMapping, counted, shaped
 from pipeline.jobs.table_reading import FORMATS, read_table

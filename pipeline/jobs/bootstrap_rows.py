@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ import click
 
 from broker.api_client import ApiClient
 from cleaner.handoff import AdoptOutcome, AdoptResult, PartitionPlan, Purpose
+from config import exit_codes
 from config.units import about_size
-from pipeline import exit_codes
 from pipeline.cli import (
     JobError,
     SparkOptions,
@@ -82,7 +82,7 @@ class CompactResult:
 
     @property
     def exit_code(self) -> int:
-        """See pipeline/exit_codes.py: that of the worst of the partitions."""
+        """See config/exit_codes.py: that of the worst of the partitions."""
         known = {one.value: one for one in AdoptOutcome}
         return exit_code_of({known[one.outcome] for one in self.partitions if one.outcome in known})
 

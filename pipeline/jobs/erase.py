@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from broker.api_client import ApiClient
+from config import exit_codes
 from config.topic_names import view_name
-from pipeline import exit_codes
 from pipeline.cli import JobError, SparkOptions, on_spark, show, telling, with_broker
 from pipeline.java import write_whole
 from pipeline.jobs.erase_cleaning import Cleaning, pinned_runs

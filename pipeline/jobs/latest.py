@@ -18,15 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from broker.api_client import ApiClient
+from broker.api_command import DEFAULT_URL
+from config import exit_codes
 from config.units import about_size
-from pipeline import exit_codes
-from pipeline.cli import (
-    DEFAULT_URL,
-    JobError,
-    SparkOptions,
-    show,
-    telling,
-)
+from pipeline.cli import JobError, SparkOptions, show, telling
 from pipeline.progress import Silent, Told, shown
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delta import version_id

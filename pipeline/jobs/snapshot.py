@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from broker.api_client import ApiClient
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import (
     JobError,
     SparkOptions,

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError, SparkOptions, show
 from pipeline.progress import Told, shown
 from pipeline.tables.columns import Forms

@@ -20,8 +20,8 @@ import click
 from broker.api_client import ApiClient
 from cleaner.handoff import Purpose
 from cleaner.job import CleanJob
+from config import exit_codes
 from config.units import about_size
-from pipeline import exit_codes
 from pipeline.cli import (
     JobError,
     SparkOptions,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from broker.api_client import ApiClient, ApiRefusedError, partition_path
+from config import exit_codes
 from config.topic_names import RESERVED_SUFFIX, view_name
-from pipeline import exit_codes
 from pipeline.cli import (
     JobError,
     SparkOptions,

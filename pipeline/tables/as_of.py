@@ -15,7 +15,7 @@ from typing import Final
 
 from broker.api_client import ApiClient
 from cleaner.job import CleanJob
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 from pipeline.stages.indexing import index_partitions
 from pipeline.stages.planning import sources_of

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from broker.api_client import ApiClient
 from cleaner.job import CleanJob
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 from pipeline.engines import Engine
 from pipeline.lease import Run

@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
 )
 
 from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
+from config import exit_codes
 from tests.support.varve import ROOT, VarveBroker, free_port, running_varve
 from tests.support.waiting import wait_until
 
@@ -223,7 +224,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         (["explain", "customers"], 2, "Missing argument 'PARTITION'"),
         (["explain", "customers", "-1"], 2, "No such option"),
         (["explain", "customers", "x"], 2, "is not a valid integer"),
-        (["status", "--url", "ftp://somewhere"], 2, "expected http://HOST:PORT"),
+        (["status", "--http", "ftp://somewhere"], 2, "expected http://HOST:PORT"),
         (["status", "--token-file", "absent"], 1, "absent: No such file"),
         (["history", "nowhere", "0"], 1, "there is no topic nowhere"),
         (["history", "--limit", "0"], 2, "is not in the range"),
@@ -237,11 +238,33 @@ def test_bad_requests_end_with_a_line_and_a_code(
     assert words in done.stderr
 
 
-def test_where_no_broker_answers_the_code_is_three(broker: VarveBroker) -> None:
+def test_where_no_broker_answers_the_code_is_that_of_every_command(broker: VarveBroker) -> None:
     for url in (f"127.0.0.1:{free_port()}", broker.bootstrap):
         done = varve(broker, "status", url=url)
-        assert (done.returncode, done.stdout) == (3, "")
+        assert (done.returncode, done.stdout) == (exit_codes.UNREACHABLE, "")
         assert done.stderr.startswith(f"varve: http://{url} ")
+
+
+def test_an_operator_lists_leases_and_ends_the_one_of_a_process_that_is_gone(
+    broker: VarveBroker,
+) -> None:
+    produce(broker, 0, KEYS, "l")
+    assert varve(broker, "list", group="leases").stdout == "No partition is leased.\n"
+    client = ApiClient(f"http://127.0.0.1:{broker.http_port}").below("/api/v1/offline-runs")
+    run = client.post("", {"topic": "customers", "partitions": [0], "roll": True})["run_id"]
+    listed = varve(broker, "list", "--topic", "customers", group="leases").stdout.splitlines()
+    assert listed[0].split()[:2] == ["RUN", "TOPIC"]
+    assert listed[1].split()[:5] == [run, "customers", "0", "compact", "open"]
+    ended = varve(broker, "end", run, group="leases")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout == f"run {run} has ended; the partitions of customers are free\n"
+    assert varve(broker, "list", group="leases").stdout == "No partition is leased.\n"
+    listed = varve(broker, "list", "--ended", group="leases").stdout.splitlines()
+    assert f"{run}: its lease was ended by a request" in listed
+    again = varve(broker, "end", run, group="leases")
+    assert (again.returncode, again.stdout) == (exit_codes.FAILED, "")
+    assert "its lease was ended by a request" in again.stderr
+    client.delete(f"/{client.post('', {'topic': 'customers', 'partitions': [0]})['run_id']}")
 
 
 def test_a_client_tells_refusals_from_silence(broker: VarveBroker) -> None:

@@ -1,7 +1,9 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -10,6 +12,7 @@ from broker.banner import command_name, reachable, ready_text
 from broker.cli import main
 from config.address import Address
 from config.settings import Settings
+from pipeline.cli import pipeline
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +66,29 @@ def test_serve_and_check_config_say_the_same_of_a_bad_file(tmp_path: Path) -> No
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (1, "", expected)
     assert (served.returncode, served.stdout, served.stderr) == (1, "", expected)
+
+
+def test_the_version_is_told_by_a_command_and_by_an_option() -> None:
+    by_command, by_option = (
+        CliRunner().invoke(main, [given]) for given in ("version", "--version")
+    )
+    assert (by_option.exit_code, by_option.output) == (0, by_command.output)
+    assert re.fullmatch(r"varve \S+ \(Python 3\.\d+\.\d+\)\n", by_option.output)
+
+
+@pytest.mark.parametrize("group", ["cleaner", "view", "leases", "pipeline"])
+def test_every_command_that_asks_a_broker_names_its_address_by_http(group: str) -> None:
+    commands = pipeline if group == "pipeline" else main.commands[group]
+    assert isinstance(commands, click.Group)
+    context = click.Context(commands)
+    options = {
+        option
+        for name in commands.list_commands(context)
+        for parameter in commands.get_command(context, name).params
+        if parameter.name == "url"
+        for option in parameter.opts
+    }
+    assert options == {"--http"}
 
 
 def test_check_config_says_that_a_file_is_good_and_starts_nothing(tmp_path: Path) -> None:

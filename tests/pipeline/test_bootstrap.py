@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import Row
 
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 from pipeline.jobs import bootstrap
 from pipeline.jobs.bootstrap import Target, bootstrap_topic

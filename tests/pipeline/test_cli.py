@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from broker.cli import main
 from cleaner.handoff import AdoptOutcome
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JOBS, JobError, pipeline
 from pipeline.jobs import compact
 from pipeline.jobs.adopt import exit_code_of

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from pipeline import exit_codes
+from config import exit_codes
 from tests.pipeline.cluster import (
     EXECUTOR_SETTINGS,
     OTHER_USER,

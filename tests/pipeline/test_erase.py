@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from cleaner.handoff import Purpose
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 from pipeline.jobs import erase
 from pipeline.jobs.erase import Eraser

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from broker.api_client import ApiClient
-from pipeline import exit_codes
+from config import exit_codes
 from tests.pipeline.cluster import Cluster, running_cluster
 from tests.pipeline.conftest import BROKER_SETTINGS
 from tests.pipeline.test_compact import (

@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from broker.api_client import ApiClient
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 from pipeline.jobs.latest import latest, make_table, release
 from pipeline.progress import Silent

@@ -15,7 +15,7 @@ from broker.app import Broker
 from cleaner.engine.clean import run_clean
 from cleaner.handoff import AdoptOutcome, Purpose, RunPlan
 from cleaner.job import CleanedGroup, CleanJob, SourceSegment
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.lease import (
     BrokerRuns,
     BrokerUnreachableError,
@@ -103,6 +103,17 @@ async def test_whoever_has_no_access_to_the_disk_fetches_and_puts(
         assert latest(served(broker)) == known
         assert offsets_in(served(broker).log) == list(range(4 * RECORDS - KEYS, 4 * RECORDS))
         assert staged(env) == []
+
+
+async def test_a_topic_that_is_not_compacted_is_an_error_of_usage(env: MemoryEnv) -> None:
+    def work(runs: BrokerRuns) -> None:
+        with pytest.raises(RunError, match="audit-0 is not compacted") as refused:
+            runs.open("audit")
+        assert refused.value.code == exit_codes.USAGE
+
+    async with offline_broker(env) as broker:
+        await broker.topics.create("audit", 1, {"cleanup.policy": "delete"})
+        await driven(broker, work)
 
 
 async def test_files_larger_than_a_range_come_in_pieces_and_a_damaged_one_again(

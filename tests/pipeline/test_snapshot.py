@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.api_client import ApiClient
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 from pipeline.jobs.snapshot import AsOf, SnapshotResult, snapshot
 from pipeline.progress import Silent

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker.api_client import ApiClient
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 from pipeline.jobs import stream
 from pipeline.jobs.stream import StreamResult, follow

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from broker.api_client import ApiClient
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.engines import LocalEngine
 from pipeline.jobs.survey import SurveyResult, answer, survey_topic
 from pipeline.progress import Silent

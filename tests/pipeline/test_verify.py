@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import JobError
 from pipeline.jobs.verify import Verifier, answer, lines
 from pipeline.jobs.verify_batches import DISORDER, EXPIRED, Walk, walk

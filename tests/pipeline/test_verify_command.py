@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
-from pipeline import exit_codes
+from config import exit_codes
 from pipeline.cli import pipeline
 from pipeline.jobs import verify
 from pipeline.jobs.verify import VerifyResult, lines

@@ -4,6 +4,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -181,6 +182,20 @@ async def test_one_run_compacts_a_partition_and_a_second_is_told_which(env: Memo
         await opened(broker, purpose=Purpose.READ)
 
 
+async def test_a_refusal_says_until_when_the_lease_lasts_and_how_to_free_it(env: MemoryEnv) -> None:
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        first = await opened(broker)
+        env.advance_ms(15_000)
+        reason = (await refusal(opened(broker))).reason
+        run = broker.offline.find(first.run_id)
+        until = datetime.fromtimestamp(run.expires_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        assert f"until {until} (45 s from now)" in reason
+        assert f"`varve leases end {first.run_id}` frees it" in reason
+        broker.offline.abandon(first.run_id)
+        await opened(broker)
+
+
 async def test_of_two_that_come_at_the_same_time_one_gets_it(env: MemoryEnv) -> None:
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
@@ -275,7 +290,7 @@ async def test_a_run_that_is_given_up_leaves_nothing(env: MemoryEnv) -> None:
         await settled(broker)
         assert staged(env) == []
         assert log_files(env) == before
-        with pytest.raises(OfflineError, match="given up") as refused:
+        with pytest.raises(OfflineError, match="ended by a request") as refused:
             broker.offline.abandon(plan.run_id)
         assert refused.value.status == 410
 

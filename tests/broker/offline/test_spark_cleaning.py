@@ -20,7 +20,6 @@ from broker.offline import spark_cleaning
 from broker.offline.spark_cleaning import SparkCleaning
 from cleaner.pool.handover import Handover
 from config.settings import CleanerSettings, SparkSettings
-from pipeline import exit_codes
 from storage.env import RealEnv
 from storage.model import TopicPartition
 
@@ -81,11 +80,6 @@ async def world(folder: Path, code: str, **spark: Any) -> AsyncIterator[World]:
         yield made
     finally:
         await made.spark.stop()
-
-
-def test_exit_codes_are_those_of_the_pipeline() -> None:
-    for name in ("DONE", "USAGE", "STALE", "NO_SPARK"):
-        assert getattr(spark_cleaning, name) == getattr(exit_codes, name)
 
 
 async def test_a_job_takes_what_is_due_of_one_topic_and_is_told_all_it_has_to_know(
