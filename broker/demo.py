@@ -3,6 +3,9 @@
 A million keyed updates over fifty thousand keys are produced with a real client, the cleaner is
 watched while it works, and everything is read back and compared key by key. Works against any
 running broker, or against one that it starts for itself in a temporary directory.
+
+Nothing is cleaned while the updates are produced (`min.compaction.lag.ms`), so that the size
+before is the size of all of them.
 """
 
 import os
@@ -19,13 +22,20 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # not in its __all__
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from broker.protocol.client import LogDirClient
+from broker.protocol.errors import ProtocolError
 
 UPDATES = 1_000_000
 KEYS = 50_000
@@ -33,14 +43,16 @@ STRIDE = 7919  # a prime: walks through all keys in an order that repeats none e
 START_SECONDS = 60.0
 SHRINK_SECONDS = 120.0
 IDLE_SECONDS = 30.0
+ANSWER_SECONDS = 10.0  # for an administrative request
 SETTLED_SECONDS = 3.0  # the size has not moved for so long: the cleaner is done
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(8 << 20),
     "segment.ms": "2000",  # the last segment rolls soon after the load ends
     "min.cleanable.dirty.ratio": "0.2",
-    "max.compaction.lag.ms": "2000",
+    "min.compaction.lag.ms": "3600000",  # until everything is produced
 }
+CLEANING_CONFIG = {"min.compaction.lag.ms": "0", "max.compaction.lag.ms": "2000"}
 
 
 class DemoError(Exception):
@@ -51,7 +63,7 @@ class DemoError(Exception):
 class Outcome:
     """What the demo measured. Sizes in bytes, on the broker's disk."""
 
-    bytes_peak: int
+    bytes_before: int  # all updates, nothing cleaned
     bytes_after: int
     records_produced: int
     records_read: int
@@ -68,7 +80,7 @@ def run(bootstrap: str | None, *, updates: int = UPDATES, keys: int = KEYS) -> i
         else:
             with _own_broker(console) as address:
                 outcome = _session(console, address, updates, keys)
-    except (DemoError, KafkaException, OSError) as error:
+    except (DemoError, KafkaException, ProtocolError, OSError) as error:
         console.print(f"[red]demo failed:[/red] {error}")
         return 1
     _print_outcome(console, outcome)
@@ -76,29 +88,62 @@ def run(bootstrap: str | None, *, updates: int = UPDATES, keys: int = KEYS) -> i
 
 
 def _session(console: Console, bootstrap: str, updates: int, keys: int) -> Outcome:
-    topic = f"varve-demo-{os.getpid()}-{int(time.time())}"
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    for future in admin.create_topics(
-        [NewTopic(topic, num_partitions=1, replication_factor=1, config=TOPIC_CONFIG)]
-    ).values():
-        future.result(30)
-    console.print(
-        f"topic [bold]{topic}[/bold] on {bootstrap}: cleanup.policy=compact, {keys:,} keys"
-    )
+    with _connect(bootstrap) as sizes:
+        topic = f"varve-demo-{os.getpid()}-{int(time.time())}"
+        admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        new = NewTopic(topic, num_partitions=1, replication_factor=1, config=TOPIC_CONFIG)
+        admin.create_topics([new])[topic].result(ANSWER_SECONDS)
+        console.print(
+            f"topic [bold]{topic}[/bold] on {bootstrap}: cleanup.policy=compact, {keys:,} keys"
+        )
+        try:
+            with _progress(console) as progress:
+                last, seconds = _produce(
+                    bootstrap, topic, updates=updates, keys=keys, sizes=sizes, progress=progress
+                )
+                before = sizes.size_of(topic)
+                _allow_cleaning(admin, topic)
+                live = before * min(keys, updates) // updates
+                after = _watch_shrink(topic, sizes, progress, before=before, live=live)
+                records_read = _verify(bootstrap, topic, last, progress)
+        finally:
+            _delete_topic(console, admin, topic)
+    return Outcome(before, after, updates, records_read, keys, seconds)
+
+
+def _connect(bootstrap: str) -> LogDirClient:
+    """Connect before anything else: librdkafka would retry in silence for 30 seconds."""
     try:
-        with LogDirClient(bootstrap) as sizes, _progress(console) as progress:
-            last, peak, seconds = _produce(
-                bootstrap, topic, updates=updates, keys=keys, sizes=sizes, progress=progress
-            )
-            after = _watch_shrink(topic, peak, sizes, progress)
-            peak = max(peak, after)
-            records_read = _verify(bootstrap, topic, last, progress)
-    finally:
-        for future in admin.delete_topics([topic]).values():
-            future.result(30)
-    if after >= peak:
-        raise DemoError(f"the log did not shrink: {peak:,} bytes before, {after:,} after")
-    return Outcome(peak, after, updates, records_read, keys, seconds)
+        client = LogDirClient(bootstrap)
+    except OSError as error:
+        raise DemoError(
+            f"no broker answers at {bootstrap}: {error}. Start one with `varve serve`, or leave "
+            "out --bootstrap for a temporary one"
+        ) from error
+    try:
+        client.size_of("varve-demo")  # is it a broker?
+    except (OSError, ProtocolError) as error:
+        client.close()
+        raise DemoError(f"no Kafka broker answers at {bootstrap}: {error}") from error
+    return client
+
+
+def _allow_cleaning(admin: AdminClient, topic: str) -> None:
+    entries = [
+        ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+        for key, value in CLEANING_CONFIG.items()
+    ]
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(ANSWER_SECONDS)
+
+
+def _delete_topic(console: Console, admin: AdminClient, topic: str) -> None:
+    """Delete the topic; a failure must not hide why the demo failed before."""
+    try:
+        admin.delete_topics([topic])[topic].result(ANSWER_SECONDS)
+    except (KafkaException, TimeoutError) as error:
+        console.print(f"topic {topic} was not deleted: {error}")
 
 
 def _progress(console: Console) -> Progress:
@@ -120,8 +165,8 @@ def _produce(
     keys: int,
     sizes: LogDirClient,
     progress: Progress,
-) -> tuple[list[int], int, float]:
-    """Produce all updates. -> (last update of each key, largest size seen, seconds)"""
+) -> tuple[list[int], float]:
+    """Produce all updates. -> (last update of each key, seconds)"""
     failures: list[str] = []
 
     def delivered(error: Any, _message: Any) -> None:
@@ -139,7 +184,6 @@ def _produce(
         }
     )
     last = [-1] * keys
-    peak = 0
     task = progress.add_task("produce", total=updates, note="")
     started = looked = time.monotonic()
     for update in range(updates):
@@ -156,37 +200,44 @@ def _produce(
             if time.monotonic() - looked > 0.25:
                 looked = time.monotonic()
                 size = sizes.size_of(topic)
-                peak = max(peak, size)
                 progress.update(task, completed=update, note=f"log {size / 1e6:7.1f} MB")
     left = producer.flush(60)
     seconds = time.monotonic() - started
     if left or failures:
         raise DemoError(f"{left + len(failures)} updates were not acknowledged {failures[:1]}")
     size = sizes.size_of(topic)
-    peak = max(peak, size)
     progress.update(task, completed=updates, note=f"log {size / 1e6:7.1f} MB")
-    return last, peak, seconds
+    return last, seconds
 
 
 def _value(update: int) -> bytes:
     return b"update %09d " % update + b"." * 80
 
 
-def _watch_shrink(topic: str, peak: int, sizes: LogDirClient, progress: Progress) -> int:
-    """Wait until the cleaner has nothing left to do. -> size then"""
+def _watch_shrink(
+    topic: str, sizes: LogDirClient, progress: Progress, *, before: int, live: int
+) -> int:
+    """Wait until the cleaner has nothing left to do; returns the size then.
+
+    `live` is about what the last update of each key takes: there the bar is full.
+    """
     task = progress.add_task("compact", total=100, note="")
     started = moved = time.monotonic()
     smallest = size = sizes.size_of(topic)
-    while time.monotonic() - moved < SETTLED_SECONDS or smallest >= peak:
+    while time.monotonic() - moved < SETTLED_SECONDS or smallest >= before:
         if time.monotonic() - started > SHRINK_SECONDS:
-            raise DemoError(f"after {SHRINK_SECONDS:.0f} s the log still has {size:,} bytes")
+            raise DemoError(
+                f"the log did not shrink in {SHRINK_SECONDS:.0f} s: {before:,} bytes before, "
+                f"{size:,} now"
+            )
         time.sleep(0.1)
         size = sizes.size_of(topic)
         if size != smallest:
             smallest, moved = size, time.monotonic()
-        gone = 100 * (1 - size / peak) if peak else 0
-        progress.update(task, completed=max(gone, 0), note=f"log {size / 1e6:7.1f} MB")
-    progress.update(task, note=f"log {size / 1e6:7.1f} MB, {100 * (1 - size / peak):.0f}% is gone")
+        done = 100 * (before - size) / max(1, before - live)
+        progress.update(task, completed=min(max(done, 0), 99), note=f"log {size / 1e6:7.1f} MB")
+    gone = 100 * (1 - size / before)
+    progress.update(task, completed=100, note=f"log {size / 1e6:7.1f} MB, {gone:.0f}% is gone")
     return size
 
 
@@ -236,7 +287,9 @@ def _print_outcome(console: Console, outcome: Outcome) -> None:
     for column in ("", "before", "after"):
         table.add_column(column, justify="left" if not column else "right")
     table.add_row(
-        "size on disk", f"{outcome.bytes_peak / 1e6:.1f} MB", f"{outcome.bytes_after / 1e6:.1f} MB"
+        "size on disk",
+        f"{outcome.bytes_before / 1e6:.1f} MB",
+        f"{outcome.bytes_after / 1e6:.1f} MB",
     )
     table.add_row("records", f"{outcome.records_produced:,}", f"{outcome.records_read:,}")
     console.print(table)

@@ -32,6 +32,10 @@ class LogDirClient:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
     def size_of(self, topic: str) -> int:

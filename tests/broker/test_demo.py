@@ -1,0 +1,95 @@
+"""`varve demo`: true figures, bars that end at 100 %, and errors with a reason."""
+
+import io
+import itertools
+import threading
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from broker import demo
+from tests.support.varve import free_port, running_varve
+
+
+class Shrinking:
+    """Sizes of a log as a broker would report them; the last one for ever."""
+
+    def __init__(self, *sizes: int) -> None:
+        self._sizes = itertools.chain(sizes, itertools.repeat(sizes[-1]))
+
+    def size_of(self, topic: str) -> int:
+        return next(self._sizes)
+
+
+class Clock:
+    """time.monotonic and time.sleep without the waiting."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, *sizes: int, before: int) -> tuple[int, float]:
+    """-> (size at the end, percentage that the bar shows then)"""
+    monkeypatch.setattr(demo, "time", Clock())
+    progress = demo._progress(Console(file=io.StringIO()))
+    left = demo._watch_shrink(
+        "t",
+        Shrinking(*sizes),  # type: ignore[arg-type]
+        progress,
+        before=before,
+        live=before // 20,
+    )
+    return left, progress.tasks[0].percentage
+
+
+@pytest.mark.parametrize("last", [50, 280, 940])
+def test_the_bar_ends_at_100_percent_whatever_is_left(
+    monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    assert watch(monkeypatch, 1000, 970, last, before=1000) == (last, 100)
+
+
+def test_a_log_that_does_not_shrink_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(demo.DemoError, match="did not shrink in 120 s: 1,000 bytes before"):
+        watch(monkeypatch, 1000, before=1000)
+
+
+def test_a_dead_port_fails_at_once_with_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    done = threading.Event()
+    codes: list[int] = []
+
+    def attempt() -> None:
+        codes.append(demo.run(f"127.0.0.1:{port}"))
+        done.set()
+
+    threading.Thread(target=attempt, daemon=True).start()
+    assert done.wait(demo.ANSWER_SECONDS / 2), "it waited for a broker"
+    said = " ".join(capsys.readouterr().out.split())
+    assert codes == [1]
+    assert f"no broker answers at 127.0.0.1:{port}" in said
+    assert "refused" in said
+
+
+def test_before_is_the_size_of_everything_that_was_produced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[demo.Outcome] = []
+    monkeypatch.setattr(demo, "_print_outcome", lambda _console, outcome: outcomes.append(outcome))
+    updates, keys = 40_000, 1000
+    with running_varve(tmp_path) as broker:
+        assert demo.run(broker.bootstrap, updates=updates, keys=keys) == 0
+        assert "varve-demo" not in broker.get("/metrics")
+    (outcome,) = outcomes
+    assert outcome.bytes_before > updates * len(demo._value(0))
+    assert outcome.bytes_after < outcome.bytes_before / 10
+    assert keys <= outcome.records_read <= updates
