@@ -260,6 +260,20 @@ class UnfinishedSwapError(StorageError):
         self.reason = reason
 
 
+class OverlappingSegmentsError(StorageError):
+    """A segment that holds offsets of the following one, and not only copies of its records."""
+
+    def __init__(self, path: str, position: int, first: int, last: int, reason: str) -> None:
+        super().__init__(
+            f"{path}: the batch at byte {position} holds offsets {first} to {last}, which belong to"
+            f" the following segment, and {reason}. Nothing was changed. Compare the two segments"
+            " and move the wrong one out of the folder, then restart"
+        )
+        self.path = path
+        self.position = position
+        self.reason = reason
+
+
 class LogClosedError(StorageError):
     """A log that was closed or deleted meanwhile."""
 

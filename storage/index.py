@@ -94,9 +94,12 @@ class OffsetIndex:
         return (self.offsets[-1], self.positions[-1]) if self.offsets else (-1, 0)
 
     def append(self, relative_offset: int, position: int) -> bytes:
-        """Add an entry; returns its bytes for the end of the file."""
-        assert not self.offsets or relative_offset > self.offsets[-1]
-        assert not self.positions or position > self.positions[-1]
+        """Add an entry; returns its bytes for the end of the file.
+
+        Raises CorruptIndexError where the last entry, which may come from a file, is not below it.
+        """
+        if self.offsets and (relative_offset <= self.offsets[-1] or position <= self.positions[-1]):
+            raise CorruptIndexError("", f"{self.last} before ({relative_offset}, {position})")
         entry = _OFFSET_ENTRY.pack(relative_offset, position)
         self.offsets.append(relative_offset)
         self.positions.append(position)
@@ -168,10 +171,14 @@ class TimeIndex:
         return (self.timestamps[-1], self.offsets[-1]) if self.timestamps else (-1, 0)
 
     def maybe_append(self, timestamp_ms: int, relative_offset: int) -> bytes:
-        """Add an entry if its timestamp is a new maximum; returns its bytes, b"" if not added."""
+        """Add an entry if its timestamp is a new maximum; returns its bytes, b"" if not added.
+
+        Raises CorruptIndexError where the last entry, which may come from a file, is not below it.
+        """
         if timestamp_ms <= self.last[0]:
             return b""
-        assert not self.offsets or relative_offset > self.offsets[-1]
+        if self.offsets and relative_offset <= self.offsets[-1]:
+            raise CorruptIndexError("", f"{self.last} before ({timestamp_ms}, {relative_offset})")
         self.timestamps.append(timestamp_ms)
         self.offsets.append(relative_offset)
         return _TIME_ENTRY.pack(timestamp_ms, relative_offset)

@@ -598,7 +598,8 @@ class LogManager:
                 if where in self.cleaner_offsets
             }
             starts = {
-                where: log.log_start_offset
+                # Not behind what is flushed: there it can be told from a damaged checkpoint.
+                where: min(log.log_start_offset, max(log.recovery_point, log.first_base_offset))
                 for where, log in logs.items()
                 # A swap may bring back a segment that begins below: retention took it meanwhile.
                 if log.log_start_offset != log.first_base_offset or log.is_being_swapped

@@ -9,6 +9,11 @@ Rules
   what is bad there becomes a damaged range. If such damage hides the end of the log, the log goes
   on behind the recovery point, in a new segment: an offset is never given twice.
 - Messages of formats 0 and 1 are passed over as damaged, and never cut.
+- A segment that reaches into the following one is not damaged: a swap whose journal was lost leaves
+  that. Its end is cut, whatever the recovery point, if the segments behind it hold all of those
+  records as well; otherwise the log is refused. The later segments are never touched for it.
+- A log start behind the end of the log is not believed: its file carries no checksum, and what is
+  written there is flushed before. No segment is removed because of what a checkpoint says.
 - Whatever is removed is removed durably before anything can be appended.
 """
 
@@ -18,8 +23,13 @@ from dataclasses import dataclass, field
 from storage import filenames
 from storage.batch import HEADER_BYTES, read_header
 from storage.env import Env
-from storage.errors import CorruptBatchError, CorruptCheckpointError, DamagedSegmentError
-from storage.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
+from storage.errors import (
+    CorruptBatchError,
+    CorruptCheckpointError,
+    DamagedSegmentError,
+    OverlappingSegmentsError,
+)
+from storage.index import CorruptIndexError, IndexLimits
 from storage.leader_epochs import LeaderEpochs
 from storage.log_producers import (
     load_states,
@@ -30,6 +40,7 @@ from storage.log_producers import (
 )
 from storage.log_scan import ScannedBatch, scan, skip_old_messages, verify
 from storage.log_segments import SegmentList
+from storage.overlap import Tail, returns_below, why_not_copied
 from storage.producer_state import ProducerStates
 from storage.segment import DamagedSegment, Segment
 from storage.swap import recover_swap
@@ -99,7 +110,8 @@ def load_log(
     `log_start_offset` is what was noted of it, None if nothing was. It may lie below the first
     segment: where compaction left nothing, offsets are passed over, not gone.
 
-    Raises OSError as it comes, UnfinishedSwapError and NewerFormatError of an interrupted swap.
+    Raises OSError as it comes, UnfinishedSwapError and NewerFormatError of an interrupted swap,
+    OverlappingSegmentsError.
     """
     loading = _Loading(env, directory, limits, recovery_point, go_on=go_on)
     swap = recover_swap(env, directory)
@@ -109,6 +121,8 @@ def load_log(
     _remove_leftovers(loading, files)
     _read_epochs(loading)
     first_unclean = _open_segments(loading, files, was_clean=was_clean)
+    if swap.refused:
+        first_unclean = 0  # a transaction index may be of the old segment and its log of the new
     is_noted = False  # by an orderly stop: what is open
     if first_unclean < len(loading.segments):
         _recover(loading, first_unclean)
@@ -119,6 +133,9 @@ def load_log(
         missing = f"[{loading.next_offset}, {recovery_point})"
         loading.note(f"flushed offsets {missing} cannot be read; the log goes on behind them")
         loading.next_offset = recovery_point
+    if log_start_offset is not None and loading.segments and log_start_offset > loading.next_offset:
+        loading.note(f"log start {log_start_offset} is behind the end of the log; not believed")
+        log_start_offset = None
     _choose_active(loading, log_start_offset)
     if not is_noted:
         _forget_hidden(loading, log_start_offset or 0)
@@ -172,19 +189,24 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
         has_txn_index = segment.base_offset in files.txn_indexes
         try:
             loading.next_offset = segment.load(has_txn_index=has_txn_index)
+            is_doubtful = False
         except (CorruptIndexError, CorruptBatchError) as error:
             loading.note(str(error))
             if index == count - 1 or has_txn_index:
                 return index
-            segment.rebuild()
+            loading.next_offset = segment.rebuild()
             if segment.has_transactions:
                 return index  # whoever removed its indexes may have removed that one, too
-        else:
-            if not was_clean and index == first_unclean - 1 and ends[index] == recovery_point:
-                # It was flushed to its end before it was closed, so its indexes perhaps were not.
-                if has_txn_index:
-                    return index
-                segment.rebuild()
+            is_doubtful = True
+        if index < len(ends) and loading.next_offset > ends[index]:
+            loading.note(f"{segment.path} reaches beyond {ends[index]}, into the next segment")
+            return index
+        is_last = not was_clean and index == first_unclean - 1
+        if is_last and not is_doubtful and ends[index] == recovery_point:
+            # It was flushed to its end before it was closed, so its indexes perhaps were not.
+            if has_txn_index:
+                return index
+            segment.rebuild()
     return first_unclean
 
 
@@ -198,11 +220,10 @@ def _recover(loading: _Loading, first: int) -> None:
     _forget_decided(loading, segments[:first])
     for index in range(first, len(segments)):
         segment = segments[index]
-        following = segments[index + 1].base_offset if index + 1 < len(segments) else None
         write_snapshot(
             loading.env, loading.directory, segment.base_offset, loading.states, durable=True
         )
-        if _recover_segment(loading, segment, following):
+        if _recover_segment(loading, segment, segments[index + 1 :]):
             for doomed in segments[index + 1 :]:
                 loading.note(f"{doomed.path} follows the cut and is removed")
                 loading.remove(doomed)
@@ -261,8 +282,9 @@ def _has_batch_of(segments: Sequence[Segment], producer_id: int, offset: int) ->
     return False
 
 
-def _recover_segment(loading: _Loading, segment: Segment, following: int | None) -> bool:
+def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segment]) -> bool:
     """Verify one segment and make its indexes anew; True if its tail was cut."""
+    following = later[0].base_offset if later else None
     entries: list[TxnIndexEntry] = []
     segment.start_rebuild()
     segment.synced_bytes = 0
@@ -277,6 +299,8 @@ def _recover_segment(loading: _Loading, segment: Segment, following: int | None)
                 if entry is not None:
                     entries.append(entry)
                 position = batch.end_position
+        except _OverlapError as overlap:
+            position = _undo_overlap(loading, segment, overlap.batch, later)
         except CorruptBatchError as error:
             old_end, old_next = skip_old_messages(segment.file, position, segment.size_bytes)
             if old_end == position and loading.next_offset >= loading.recovery_point:
@@ -298,16 +322,13 @@ def _recover_segment(loading: _Loading, segment: Segment, following: int | None)
 def _take(
     loading: _Loading, segment: Segment, batch: ScannedBatch, following: int | None
 ) -> TxnIndexEntry | None:
-    """Verify one batch and let everything know of it. Raises CorruptBatchError."""
+    """Verify one batch and let everything know of it. Raises CorruptBatchError, _OverlapError."""
     header = batch.header
-    if header.base_offset < loading.next_offset:
-        reason = f"offset {header.base_offset} after {loading.next_offset - 1}"
-    elif header.last_offset - segment.base_offset > RELATIVE_OFFSET_MAX:
-        reason = f"offset {header.last_offset} is too far from the base"
-    elif following is not None and header.last_offset >= following:
-        reason = f"offset {header.last_offset} belongs to the next segment"
-    else:
+    reason = segment.why_misplaced(header, batch.position, loading.next_offset)
+    if not reason:
         verify(batch, segment.path)
+        if following is not None and header.last_offset >= following:
+            raise _OverlapError(batch)
         segment.index_batch(header, batch.position)
         if header.partition_leader_epoch >= 0:
             latest = loading.epochs.latest
@@ -316,6 +337,43 @@ def _take(
         loading.next_offset = header.next_offset
         return note_batch(loading.states, batch)
     raise CorruptBatchError(reason, batch.position, segment.path)
+
+
+class _OverlapError(Exception):
+    """A good batch whose offsets belong to the following segment."""
+
+    def __init__(self, batch: ScannedBatch) -> None:
+        super().__init__()
+        self.batch = batch
+
+
+def _undo_overlap(
+    loading: _Loading, segment: Segment, batch: ScannedBatch, later: Sequence[Segment]
+) -> int:
+    """Cut the segment from `batch` on, if nothing is lost by it; where to go on reading.
+
+    Raises OverlappingSegmentsError if something would be.
+    """
+    tail = Tail(segment.file, batch.position, segment.size_bytes)
+    if returns_below(tail):
+        following = later[0].base_offset
+        reason = f"offset {batch.header.base_offset} in front of {following} lies"
+        return segment.note_damage(batch.position, reason).end_position
+    first, last = batch.header.base_offset, batch.header.last_offset
+    if first < later[0].base_offset:
+        reason = f"its offsets below {later[0].base_offset} are nowhere else"
+    else:
+        reason = why_not_copied(tail, [other.file for other in later], loading.go_on)
+    if reason:
+        raise OverlappingSegmentsError(segment.path, batch.position, first, last, reason)
+    cut_bytes = segment.size_bytes - batch.position
+    loading.note(
+        f"{segment.path}: {cut_bytes} bytes cut: its records from {first} on are also in the"
+        " segments behind it"
+    )
+    segment.cut_back(batch.position)
+    segment.file.sync()
+    return segment.size_bytes
 
 
 def _offset_behind(loading: _Loading, segment: Segment, damage: DamagedSegment) -> int:
@@ -331,12 +389,6 @@ def _choose_active(loading: _Loading, noted_start_offset: int | None) -> None:
     """See to it that there is a segment at whose end the log can go on."""
     segments = loading.segments
     log_start_offset = noted_start_offset or 0
-    if segments and loading.next_offset < log_start_offset:
-        loading.note(f"the log ends below its start offset {log_start_offset} and begins anew")
-        for segment in segments:
-            loading.remove(segment)
-        segments.clear()
-        loading.states = ProducerStates()
     if not segments:
         loading.next_offset = max(loading.next_offset, log_start_offset)
         segments.append(loading.create(loading.next_offset))

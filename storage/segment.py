@@ -17,7 +17,7 @@ from storage import filenames
 from storage.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.env import Env, File, ReadBuffer, remove_if_there
 from storage.errors import CorruptBatchError, DamagedSegmentError, NoRoomError, is_scarcity
-from storage.index import CorruptIndexError, IndexLimits
+from storage.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
 from storage.log_scan import ScannedBatch, scan, skip_old_messages
 from storage.retention import SegmentFacts
 from storage.segment_indexes import SegmentIndexes
@@ -29,6 +29,7 @@ HINTS_MAX: Final = 256
 # Looking for a batch boundary without the help of an index reads headers of no more than this.
 BOUNDARY_SCAN_BYTES: Final = 64 << 10
 NO_TIMESTAMP: Final = -1
+FILE_POSITION_MAX: Final = (1 << 31) - 1  # that an entry of an offset index can hold
 
 
 class DamagedSegment(NamedTuple):
@@ -137,6 +138,11 @@ class Segment:
         self.max_timestamp_ms = timestamp_ms
         self.max_timestamp_offset = self.base_offset + timestamp_offset
         next_offset = self._walk_tail(relative, position)
+        if self.base_offset + max(relative, timestamp_offset) >= max(next_offset, 1):
+            raise CorruptIndexError(
+                self._path(filenames.INDEX),
+                f"an entry is behind the last offset, {next_offset - 1}",
+            )
         if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
             raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
         return next_offset
@@ -163,9 +169,7 @@ class Segment:
         return next_offset
 
     def _note_batch(self, header: BatchHeader) -> None:
-        if header.max_timestamp > self.max_timestamp_ms:
-            self.max_timestamp_ms = header.max_timestamp
-            self.max_timestamp_offset = header.next_offset - 1
+        self._note_timestamp(header.max_timestamp, header.next_offset - 1)
         if header.is_transactional:
             self.has_transactions = True
 
@@ -234,17 +238,37 @@ class Segment:
         except CorruptIndexError:
             self.rebuild()
 
-    def rebuild(self) -> None:
-        """Make both indexes anew from the headers of the log file, and write them.
+    def rebuild(self) -> int:
+        """Make both indexes anew from the headers of the log file, and write them; the next offset.
 
         What cannot be read becomes a damaged range; ranges known before stay.
         """
         known = self.damages
         self.start_rebuild()
         self.damages = known
+        next_offset = self.base_offset
         for batch in self.readable_batches(0):
+            reason = self.why_misplaced(batch.header, batch.position, next_offset)
+            if reason:
+                self.note_damage(batch.position, reason)
+                continue
             self.index_batch(batch.header, batch.position)
+            next_offset = batch.header.next_offset
         self.finish_rebuild()
+        return next_offset
+
+    def why_misplaced(self, header: BatchHeader, position: int, next_offset: int) -> str:
+        """Why a batch cannot stand at `position`, behind one that ends at `next_offset`; or "".
+
+        A batch's checksum does not cover its offset.
+        """
+        if header.base_offset < next_offset:
+            return f"offset {header.base_offset} after {next_offset - 1}"
+        if header.last_offset - self.base_offset > RELATIVE_OFFSET_MAX:
+            return f"offset {header.last_offset} is too far from the base"
+        if position > FILE_POSITION_MAX:
+            return f"byte {position} is behind the largest position of an index"
+        return ""
 
     def start_rebuild(self) -> None:
         """Forget what the indexes said; `index_batch` and at last `finish_rebuild` follow."""
@@ -310,16 +334,27 @@ class Segment:
         """Write one batch at the end. After an OSError call `cut_back`."""
         position = self.size_bytes
         self.file.pwrite(records, position)
-        if max_timestamp_ms > self.max_timestamp_ms:
-            self.max_timestamp_ms = max_timestamp_ms
-            self.max_timestamp_offset = last_offset
+        self._note_timestamp(max_timestamp_ms, last_offset)
         if self._bytes_since_entry > self._indexes.limits.interval_bytes:
-            self._indexes.append(
-                last_offset, position, self.max_timestamp_ms, self.max_timestamp_offset
-            )
+            try:
+                self._append_entries(last_offset, position)
+            except CorruptIndexError:  # what was read from the files contradicts the log
+                self.rebuild()
+                self._note_timestamp(max_timestamp_ms, last_offset)
+                self._append_entries(last_offset, position)
             self._bytes_since_entry = 0
         self._bytes_since_entry += size_bytes
         self.size_bytes = position + size_bytes
+
+    def _note_timestamp(self, timestamp_ms: int, last_offset: int) -> None:
+        if timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = timestamp_ms
+            self.max_timestamp_offset = last_offset
+
+    def _append_entries(self, last_offset: int, position: int) -> None:
+        self._indexes.append(
+            last_offset, position, self.max_timestamp_ms, self.max_timestamp_offset
+        )
 
     def append_txn_entry(self, entry: TxnIndexEntry) -> None:
         """Record an aborted transaction whose marker was just appended here."""
@@ -375,7 +410,11 @@ class Segment:
 
     def seal(self) -> None:
         """Close it for appends: the last time entry is written, files are cut to their entries."""
-        self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
+        try:
+            self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
+        except CorruptIndexError:  # what was read from the files contradicts the log
+            self.rebuild()
+            self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
         self._indexes.trim()
         self.is_sealed = True
 

@@ -12,7 +12,8 @@ Rules
       sync cleaned names | journal in place | sync | rename all | sync | delete all | sync
       | delete journal | sync
 - Nothing is deleted before everything that replaces it is in place and synced. So not even a
-  journal that rotted on the disk costs a record.
+  journal that rotted on the disk, or is gone, costs a record: opening the log finds the segments
+  that overlap and compares their records (storage/overlap.py).
 - A folder holds at most one journal: one swap at a time per partition, the caller sees to that.
 - Readers that have a source open go on reading it: deleting takes away a name, not a file.
 

@@ -80,3 +80,17 @@ def test_while_segments_are_swapped_the_log_start_is_written_down(env: MemoryEnv
     manager.checkpoint()
     assert PARTITION not in read_offsets(env, path)
     manager.close()
+
+
+def test_a_log_start_is_not_written_down_before_what_is_below_it_is_flushed(env: MemoryEnv) -> None:
+    """So that a log start behind the end of a recovered log can only be a damaged checkpoint."""
+    manager = opened(env)
+    log = filled(manager)
+    log.delete_records(7)
+    manager.checkpoint()
+    path = f"{HOME}/{filenames.LOG_START_CHECKPOINT}"
+    assert read_offsets(env, path) == {PARTITION: 0}
+    log.flush()
+    manager.checkpoint()
+    assert read_offsets(env, path) == {PARTITION: 7}
+    manager.close()

@@ -381,12 +381,19 @@ def test_messages_of_old_formats_are_kept_and_passed_over(
 # --- start, epochs, producers, transactions -----------------------------------------------------
 
 
-def test_a_log_that_ends_below_its_start_begins_anew_there(env: MemoryEnv) -> None:
+@pytest.mark.parametrize("was_clean", [True, False])
+def test_a_log_start_behind_the_end_of_the_log_removes_no_record(
+    env: MemoryEnv, was_clean: bool
+) -> None:
     log = open_log(env)
-    fill(log, 5)
-    again = open_log(env, log_start_offset=40)
-    assert segments_of(again) == [(40, 0)]
-    assert (again.log_start_offset, again.log_end_offset) == (40, 40)
+    fill(log, 20)
+    log.close()
+    again, loaded = open_with_notes(
+        env, was_clean=was_clean, recovery_point=20, log_start_offset=40
+    )
+    assert (again.log_start_offset, again.log_end_offset) == (0, 20)
+    assert offsets_in(again) == list(range(20))
+    assert any("log start 40" in note for note in loaded.notes)
 
 
 def test_each_unclean_start_begins_a_new_leader_epoch(env: MemoryEnv) -> None:

@@ -1,0 +1,93 @@
+"""Whether the end of a segment holds only copies of what the segments behind it hold.
+
+A swap puts the merged segment in the place of its first source before it deletes the other sources.
+If its journal is lost in between, the merged segment stands beside sources whose records it also
+holds. The files alone tell that this happened: every record of the merged segment at or above the
+next base offset is also in a following segment. Those copies can be cut off without losing a
+record, and the partition is as if the swap had replaced its first source alone.
+
+Rules: a record is a copy if another record has the same offset, producer, key, value, headers and
+timestamp. How records are grouped into batches, and how these are compressed, does not matter. What
+cannot be read proves nothing. Nothing is changed here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from storage.batch import Record, iterate_records
+from storage.env import File
+from storage.errors import CorruptBatchError, DecompressionLimitError, UnsupportedCompressionError
+from storage.log_scan import ScannedBatch, scan, verify
+
+UNREADABLE = (CorruptBatchError, DecompressionLimitError, UnsupportedCompressionError)
+
+
+class _Written(NamedTuple):
+    """What makes two records of one offset the same."""
+
+    producer_id: int
+    producer_epoch: int
+    is_control: bool
+    record: Record
+
+
+class Tail(NamedTuple):
+    """The bytes `[position, end_position)` of a log file."""
+
+    file: File
+    position: int
+    end_position: int
+
+
+def returns_below(tail: Tail) -> bool:
+    """Whether a later batch of the tail has a lower offset than its first one: that one lies."""
+    batches = scan(*tail, whole=False)
+    first = next(batches).header
+    try:
+        return any(batch.header.base_offset <= first.last_offset for batch in batches)
+    except CorruptBatchError:
+        return False
+
+
+def why_not_copied(tail: Tail, later: Sequence[File], go_on: Callable[[], None]) -> str:
+    """Why the records of `tail` are not all in the files `later` as well; empty if they are.
+
+    `later` are the log files of the following segments, in order.
+    """
+    try:
+        return _first_difference(_records([tail], go_on), _records(_whole(later), go_on))
+    except UNREADABLE as error:
+        return str(error)
+
+
+def _whole(files: Sequence[File]) -> Iterator[Tail]:
+    return (Tail(file, 0, file.size()) for file in files)
+
+
+def _first_difference(records: Iterator[_Written], candidates: Iterator[_Written]) -> str:
+    candidate = next(candidates, None)
+    for written in records:
+        offset = written.record.offset
+        while candidate is not None and candidate.record.offset < offset:
+            candidate = next(candidates, None)
+        if candidate is None or candidate.record.offset > offset:
+            return f"no segment behind it holds offset {offset}"
+        if candidate != written:
+            return f"the segment behind it holds another record at offset {offset}"
+    return ""
+
+
+def _records(
+    tails: Sequence[Tail] | Iterator[Tail], go_on: Callable[[], None]
+) -> Iterator[_Written]:
+    for tail in tails:
+        for batch in scan(*tail, whole=True):
+            go_on()
+            yield from _records_of(batch, tail.file.path)
+
+
+def _records_of(batch: ScannedBatch, path: str) -> Iterator[_Written]:
+    verify(batch, path)
+    header = batch.header
+    for record in iterate_records(batch.buffer, header, batch.at):
+        yield _Written(header.producer_id, header.producer_epoch, header.is_control, record)
