@@ -91,6 +91,16 @@ class RequestContext:
         found = self.services.topic(topic)
         return found.partition_count if found is not None else None
 
+    def topic_name(self, topic_id: bytes) -> str | None:
+        """The name of the topic, or of the view, with this id; None if there is none."""
+        topic = self.services.topics.by_id(topic_id) or self.services.views.by_id(topic_id)
+        return None if topic is None else topic.name
+
+    def topic_id(self, name: str) -> bytes | None:
+        """The id of the topic, or of the view, with this name; None if there is none."""
+        topic = self.services.topic(name)
+        return None if topic is None else topic.topic_id
+
     def wall_ms(self) -> int:
         """Milliseconds since 1970."""
         return self.services.env.wall_ms()

@@ -2,7 +2,7 @@
 
 from broker.context import Services
 from broker.dispatch import Dispatcher, FastPath, Handler
-from broker.handlers import cluster, configs, groups, lookups, offsets, topics
+from broker.handlers import cluster, configs, groups, lookups, offsets, replication, topics
 from broker.handlers.fetch import fetch
 from broker.handlers.produce import produce
 from broker.protocol.api import ApiKey, advertised
@@ -15,12 +15,16 @@ def make_dispatcher(services: Services) -> Dispatcher:
     handlers: dict[int, Handler] = {
         ApiKey.LIST_OFFSETS: lookups.OffsetLookups().list_offsets,
         ApiKey.OFFSET_FOR_LEADER_EPOCH: lookups.offset_for_leader_epoch,
+        ApiKey.DESCRIBE_PRODUCERS: lookups.describe_producers,
         ApiKey.INIT_PRODUCER_ID: producer_ids.init_producer_id,
         ApiKey.METADATA: cluster.metadata,
         ApiKey.DESCRIBE_CLUSTER: cluster.describe_cluster,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS: cluster.describe_topic_partitions,
         ApiKey.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
-        ApiKey.LIST_PARTITION_REASSIGNMENTS: cluster.list_partition_reassignments,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: replication.list_partition_reassignments,
+        ApiKey.ELECT_LEADERS: replication.elect_leaders,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS: replication.alter_partition_reassignments,
+        ApiKey.DESCRIBE_QUORUM: replication.describe_quorum,
         ApiKey.CREATE_TOPICS: topics.create_topics,
         ApiKey.DELETE_TOPICS: topics.delete_topics,
         ApiKey.CREATE_PARTITIONS: topics.create_partitions,
@@ -28,6 +32,7 @@ def make_dispatcher(services: Services) -> Dispatcher:
         ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
         ApiKey.ALTER_CONFIGS: configs.alter_configs,
         ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+        ApiKey.LIST_CONFIG_RESOURCES: configs.list_config_resources,
         ApiKey.FIND_COORDINATOR: groups.handle_find_coordinator,
         ApiKey.JOIN_GROUP: groups.handle_join_group,
         ApiKey.SYNC_GROUP: groups.handle_sync_group,

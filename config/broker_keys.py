@@ -18,7 +18,6 @@ from config.topic_keys import (
     ConfigEntry,
     ConfigSource,
     ConfigSynonym,
-    Effect,
     InvalidTopicConfigError,
     TopicKey,
     ValueKind,
@@ -29,6 +28,7 @@ from config.topic_keys import (
 UNLIMITED: Final = "1.7976931348623157E308"
 OFFSETS_SEGMENT_BYTES: Final = 100 << 20  # offsets.topic.segment.bytes
 PROTOCOL_VERSION: Final = "4.3-IV0"  # the newest whose requests are spoken
+STORED_ONLY: Final = "Stored and shown for tools that set it; it has no effect here."
 _MIB: Final = 1 << 20
 _NOT_BROKER_WIDE: Final = ("remote.", "leader.", "follower.")
 
@@ -129,9 +129,50 @@ def _cleaner_keys() -> Iterator[BrokerKey]:
         yield BrokerKey(name, kind, value, text, True, minimum, maximum)
 
 
+def _stored_keys() -> Iterator[BrokerKey]:
+    """Dynamic keys of Kafka 4.3 that tune parts this broker does not have.
+
+    Tools set them on every broker of a fleet, so they are accepted, stored and shown.
+    """
+    integer, long, boolean = ValueKind.INT, ValueKind.LONG, ValueKind.BOOLEAN
+    for name, kind, default, minimum in (
+        ("background.threads", integer, "10", 1),
+        ("num.io.threads", integer, "8", 1),
+        ("num.network.threads", integer, "3", 1),
+        ("num.recovery.threads.per.data.dir", integer, "2", 1),
+        ("num.replica.fetchers", integer, "1", 1),
+        ("leader.replication.throttled.rate", long, str(LONG_MAX), 0),
+        ("follower.replication.throttled.rate", long, str(LONG_MAX), 0),
+        ("replica.alter.log.dirs.io.max.bytes.per.second", long, str(LONG_MAX), 0),
+        ("max.connection.creation.rate", integer, str(INT_MAX), 0),
+        ("transaction.partition.verification.enable", boolean, "true", 0),
+        ("group.consumer.assignment.interval.ms", integer, "1000", 0),
+        ("group.share.assignment.interval.ms", integer, "1000", 0),
+        ("group.streams.assignment.interval.ms", integer, "1000", 0),
+        ("group.coordinator.cached.buffer.max.bytes", integer, "1048588", 512 << 10),
+        ("share.coordinator.cached.buffer.max.bytes", integer, "1048588", 512 << 10),
+        ("follower.fetch.last.tiered.offset.enable", boolean, "false", 0),
+        ("remote.fetch.max.wait.ms", integer, "500", 1),
+        ("remote.list.offsets.request.timeout.ms", long, "30000", 1),
+        ("remote.log.index.file.cache.total.size.bytes", long, str(1 << 30), 1),
+        ("remote.log.manager.copier.thread.pool.size", integer, "10", 1),
+        ("remote.log.manager.copy.max.bytes.per.second", long, str(LONG_MAX), 1),
+        ("remote.log.manager.expiration.thread.pool.size", integer, "10", 1),
+        ("remote.log.manager.fetch.max.bytes.per.second", long, str(LONG_MAX), 1),
+        ("remote.log.manager.follower.thread.pool.size", integer, "2", 1),
+        ("remote.log.reader.threads", integer, "10", 1),
+    ):
+        maximum = INT_MAX if kind is integer else LONG_MAX
+        yield BrokerKey(name, kind, _constant(default), STORED_ONLY, True, minimum, maximum)
+
+
+def _constant(value: str) -> Callable[[Settings], str]:
+    return lambda _settings: value
+
+
 def _topic_default_keys() -> Iterator[BrokerKey]:
     for key in TOPIC_KEYS.values():
-        if key.effect is not Effect.OLD and not key.name.startswith(_NOT_BROKER_WIDE):
+        if not key.name.startswith(_NOT_BROKER_WIDE):
             yield BrokerKey(key.synonym, key.kind, _topic_default(key), key.text, True)
 
 
@@ -157,7 +198,8 @@ def _java(value: bool) -> str:
 
 
 BROKER_KEYS: Final[dict[str, BrokerKey]] = {
-    key.name: key for key in (*_static_keys(), *_cleaner_keys(), *_topic_default_keys())
+    key.name: key
+    for key in (*_static_keys(), *_cleaner_keys(), *_stored_keys(), *_topic_default_keys())
 }
 _TOPIC_KEY_OF: Final = {key.synonym: key.name for key in TOPIC_KEYS.values()}
 
@@ -220,6 +262,11 @@ def parse_broker_value(name: str, raw: object) -> str:
             return parse_value(_TOPIC_KEY_OF[name], raw)
         except InvalidTopicConfigError as error:
             raise InvalidTopicConfigError(name, error.reason) from None
+    if key.kind is ValueKind.BOOLEAN:
+        text = str(raw).strip().lower()
+        if text not in ("true", "false"):
+            raise InvalidTopicConfigError(name, f"expected true or false, not {text[:40]!r}")
+        return text
     return _number(key, raw)
 
 

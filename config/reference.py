@@ -85,7 +85,6 @@ def _parts() -> Iterator[str]:
     for title, effect in (
         ("### Obeyed", Effect.FULL),
         ("### Accepted, without effect on a single node", Effect.NONE),
-        ("### Removed from Kafka 4, accepted from old tools and ignored", Effect.OLD),
     ):
         yield f"{title}\n\n| key | broker-wide name | type | default | meaning |\n"
         yield "|---|---|---|---|---|\n"

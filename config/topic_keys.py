@@ -203,8 +203,6 @@ def describe(layers: TopicLayers) -> list[ConfigEntry]:
     for name, synonyms in _resolved(layers):
         key, winner = TOPIC_KEYS[name], synonyms[0]
         is_default = winner.source is ConfigSource.DEFAULT
-        if key.effect is Effect.OLD and is_default:
-            continue
         entries.append(
             ConfigEntry(name, winner.value, winner.source, is_default, synonyms, key.kind, key.text)
         )

@@ -40,7 +40,6 @@ class Effect(IntEnum):
 
     FULL = 1  # obeyed
     NONE = 2  # accepted, stored and shown; means nothing on a single node without tiering
-    OLD = 3  # removed from Kafka 4; accepted from old tools, shown only where it was set
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,6 @@ def _table() -> Iterator[TopicKey]:
     yield from _own_keys()
     yield from _view_keys()
     yield from _idle_keys()
-    yield from _old_keys()
 
 
 def _compaction_keys() -> Iterator[TopicKey]:
@@ -410,17 +408,6 @@ def _idle_keys() -> Iterator[TopicKey]:
     for name, synonym, kind, default, minimum, unit, text in rows:
         yield TopicKey(name, synonym, kind, default, text, minimum=minimum, unit=unit,
                        effect=Effect.NONE)  # fmt: skip
-
-
-def _old_keys() -> Iterator[TopicKey]:
-    """Keys that Kafka 4 removed and old tools still send."""
-    for name, kind, default, minimum in (
-        ("message.format.version", ValueKind.STRING, "3.0-IV1", None),
-        ("message.downconversion.enable", ValueKind.BOOLEAN, "true", None),
-        ("message.timestamp.difference.max.ms", ValueKind.LONG, str(LONG_MAX), 0),
-    ):
-        yield TopicKey(name, f"log.{name}", kind, default, "Removed from Kafka 4; ignored.",
-                       minimum=minimum, effect=Effect.OLD)  # fmt: skip
 
 
 TOPIC_KEYS: Final[dict[str, TopicKey]] = {key.name: key for key in _table()}

@@ -31,8 +31,6 @@ from broker.protocol.messages import (
     DescribeTopicPartitionsResponseCursor,
     DescribeTopicPartitionsResponsePartition,
     DescribeTopicPartitionsResponseTopic,
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
     MetadataRequest,
     MetadataRequestTopic,
     MetadataResponse,
@@ -120,7 +118,7 @@ async def _look_up(
     context: RequestContext, wanted: MetadataRequestTopic, turns: Turns, *, create: bool
 ) -> MetadataResponseTopic:
     services = context.services
-    if wanted.topic_id != NO_ID and wanted.name is None:
+    if wanted.topic_id != NO_ID:  # as in Kafka, the id wins; Java sends an empty name beside it
         known = services.topics.by_id(wanted.topic_id) or services.views.by_id(wanted.topic_id)
         if known is None:
             return MetadataResponseTopic(
@@ -343,10 +341,3 @@ async def _log_dir_topic(
             )
         )
     return described
-
-
-def list_partition_reassignments(
-    _context: RequestContext, _header: RequestHeader, _body: ListPartitionReassignmentsRequest
-) -> ListPartitionReassignmentsResponse:
-    """None is ever under way: there is one node."""
-    return ListPartitionReassignmentsResponse()

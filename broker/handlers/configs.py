@@ -1,4 +1,4 @@
-"""DescribeConfigs, IncrementalAlterConfigs, AlterConfigs."""
+"""DescribeConfigs, IncrementalAlterConfigs, AlterConfigs, ListConfigResources."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -22,6 +22,9 @@ from broker.protocol.messages import (
     IncrementalAlterConfigsRequestResource,
     IncrementalAlterConfigsResponse,
     IncrementalAlterConfigsResponseResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+    ListConfigResourcesResponseConfigResource,
 )
 from broker.topics import Change, TopicError
 from broker.turns import Turns
@@ -38,6 +41,10 @@ from storage.errors import StorageError
 # Resource types and operations of the Kafka protocol guide.
 TOPIC: Final = 2
 BROKER: Final = 4
+BROKER_LOGGER: Final = 8
+CLIENT_METRICS: Final = 16
+GROUP: Final = 32
+RESOURCE_TYPES: Final = (TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP)
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 Changes = Iterable[tuple[str, int, str | None]]  # key, operation, value
@@ -211,7 +218,7 @@ def _apply(
     entries = {entry.name: entry for entry in _entries(context, kind, name)}
     for key, operation, value in changes:
         if operation == DELETE:
-            parse_known(key, kind)
+            _check_known(key, kind)
             dynamic.pop(key, None)
             continue
         if value is None:
@@ -228,10 +235,10 @@ def _apply(
     return dynamic
 
 
-def parse_known(key: str, kind: int) -> None:
+def _check_known(key: str, kind: int) -> None:
     """Refuse a topic key that does not exist. Raises TopicError."""
     if kind == TOPIC and key not in TOPIC_KEYS:
-        raise TopicError(ErrorCode.INVALID_CONFIG, f"{key} is no topic setting")
+        raise TopicError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {key}")
 
 
 def _combine(present: str, operation: int, value: str) -> str:
@@ -246,7 +253,36 @@ def _combine(present: str, operation: int, value: str) -> str:
 
 
 def _parse_broker_setting(key: str, value: str) -> str:
+    """Return the canonical value. Raises TopicError: Kafka answers 42 here, and 40 for topics."""
     try:
         return parse_broker_value(key, value)
     except InvalidTopicConfigError as error:
-        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error
+        raise TopicError(ErrorCode.INVALID_REQUEST, str(error)) from error
+
+
+async def list_config_resources(
+    context: RequestContext, header: RequestHeader, body: ListConfigResourcesRequest
+) -> ListConfigResourcesResponse:
+    """List the resources that have settings: topics, views and this broker (KIP-1142).
+
+    Loggers, client metrics and groups have no settings here, so none of them is listed. Version 0
+    asks for client metrics alone.
+    """
+    wanted = set(body.resource_types) or set(RESOURCE_TYPES)
+    if header.api_version == 0:
+        wanted = {CLIENT_METRICS}
+    if not wanted.issubset(RESOURCE_TYPES):
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    services, turns = context.services, Turns()
+    names: list[tuple[int, str]] = []
+    if TOPIC in wanted:
+        names += [(TOPIC, topic.name) for topic in (*services.topics, *services.views)]
+    if BROKER in wanted:
+        names.append((BROKER, str(services.node_id)))
+    response = ListConfigResourcesResponse()
+    for kind, name in names:
+        await turns.take()
+        response.config_resources.append(
+            ListConfigResourcesResponseConfigResource(resource_name=name, resource_type=kind)
+        )
+    return response

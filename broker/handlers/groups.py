@@ -52,7 +52,7 @@ from broker.protocol.messages import (
 )
 from broker.turns import Turns
 
-GROUP_TYPE = "Classic"
+GROUP_TYPE = "classic"
 UNKNOWN_WAITER = 0  # the coordinator numbers requests
 NOT_ASKED = -(2**31)  # authorized operations that nobody asked for
 # Without ACLs everybody may do everything a group allows: READ (3), DELETE (6), DESCRIBE (8), as
@@ -101,6 +101,14 @@ class GroupContext(Protocol):
 
     def partition_count(self, topic: str) -> int | None:
         """How many partitions a topic has; None if there is no such topic."""
+        ...
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        """The name of the topic, or of the view, with this id; None if there is none."""
+        ...
+
+    def topic_id(self, name: str) -> bytes | None:
+        """The id of the topic, or of the view, with this name; None if there is none."""
         ...
 
     def wall_ms(self) -> int:

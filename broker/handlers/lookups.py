@@ -1,4 +1,4 @@
-"""ListOffsets, OffsetForLeaderEpoch, InitProducerId."""
+"""ListOffsets, OffsetForLeaderEpoch, InitProducerId, DescribeProducers."""
 
 import asyncio
 from typing import Final
@@ -8,6 +8,11 @@ from broker.partition import Partition
 from broker.protocol.codec import RequestHeader
 from broker.protocol.errors import ErrorCode, code_of
 from broker.protocol.messages import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeProducersResponsePartition,
+    DescribeProducersResponseProducerState,
+    DescribeProducersResponseTopic,
     InitProducerIdRequest,
     InitProducerIdResponse,
     ListOffsetsRequest,
@@ -25,6 +30,7 @@ from broker.turns import Turns
 from broker.views import ViewPartition
 from storage.errors import StorageError
 from storage.model import TimestampOffset, TopicPartition
+from storage.producer_state import ProducerEntry
 from storage.timestamp_lookup import Search
 
 # Timestamps with a meaning of their own (KIP-79, KIP-734, KIP-405, KIP-1005).
@@ -230,3 +236,37 @@ class ProducerIds:
         taken = self._next
         self._next += 1
         return taken
+
+
+async def describe_producers(
+    context: RequestContext, _header: RequestHeader, body: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    """List the idempotent and transactional producers that each partition remembers (KIP-664)."""
+    response, turns = DescribeProducersResponse(), Turns()
+    for topic in body.topics:
+        rows = []
+        for index in dict.fromkeys(topic.partition_indexes):
+            await turns.take()
+            partition = context.services.topics.find(topic.name, index)
+            row = DescribeProducersResponsePartition(partition_index=index)
+            if isinstance(partition, ErrorCode):
+                row.error_code = partition
+            else:
+                for producer in partition.log.producers:
+                    await turns.take()
+                    row.active_producers.append(_described_producer(producer))
+            rows.append(row)
+        response.topics.append(DescribeProducersResponseTopic(name=topic.name, partitions=rows))
+    return response
+
+
+def _described_producer(producer: ProducerEntry) -> DescribeProducersResponseProducerState:
+    first_offset = producer.transaction_first_offset
+    return DescribeProducersResponseProducerState(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        last_sequence=producer.last_sequence,
+        last_timestamp=producer.timestamp_ms,
+        coordinator_epoch=producer.coordinator_epoch,
+        current_txn_start_offset=-1 if first_offset is None else first_offset,
+    )

@@ -25,6 +25,8 @@ from broker.protocol.messages import (
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
     OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestGroupTopic,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
     OffsetFetchResponseGroupPartition,
@@ -35,6 +37,8 @@ from broker.protocol.messages import (
 from broker.turns import Turns
 
 TIMESTAMP_MAX = 2**63 - 1
+FIRST_TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch (KIP-848)
+NO_ID = bytes(16)
 NOTHING_COMMITTED = CommittedOffset(-1)
 
 Wanted = list[tuple[str, list[int]]]
@@ -43,15 +47,20 @@ Wanted = list[tuple[str, list[int]]]
 async def handle_offset_commit(
     context: GroupContext, header: RequestHeader, body: OffsetCommitRequest
 ) -> OffsetCommitResponse:
-    """OffsetCommit 2-9; ends when the offsets are in the log."""
+    """OffsetCommit 2-10; ends when the offsets are in the log. Version 10 names topics by id."""
     now_ms = context.wall_ms()
     keeps_ms = body.retention_time_ms  # versions 2-4; -1 leaves it to the broker
     expire_timestamp_ms = min(now_ms + keeps_ms, TIMESTAMP_MAX) if keeps_ms >= 0 else -1
     errors: dict[TopicIndex, ErrorCode] = {}
     offsets: dict[TopicIndex, CommittedOffset] = {}
     turns = Turns()
+    by_id = header.api_version >= FIRST_TOPIC_ID_VERSION
     for topic in body.topics:
         await turns.take()
+        name = context.topic_name(topic.topic_id) if by_id else topic.name
+        if name is None:
+            continue
+        topic.name = name
         count = context.partition_count(topic.name)
         for partition in topic.partitions:
             await turns.take()
@@ -86,10 +95,12 @@ async def handle_offset_commit(
         for partition in topic.partitions:
             await turns.take()
             index = partition.partition_index
-            code = errors[topic.name, index]
+            code = errors.get((topic.name, index), ErrorCode.UNKNOWN_TOPIC_ID)
             rows.append(OffsetCommitResponsePartition(partition_index=index, error_code=code))
         await turns.take()
-        topics.append(OffsetCommitResponseTopic(name=topic.name, partitions=rows))
+        topics.append(
+            OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=rows)
+        )
     return OffsetCommitResponse(topics=topics)
 
 
@@ -107,7 +118,9 @@ def _partition_error(
 async def handle_offset_fetch(
     context: GroupContext, header: RequestHeader, body: OffsetFetchRequest
 ) -> OffsetFetchResponse:
-    """OffsetFetch 1-9; null topics (version 2 and later) ask for all that is committed.
+    """OffsetFetch 1-10; null topics (version 2 and later) ask for all that is committed.
+
+    Version 10 names topics by id. A topic that was deleted has none, so null topics leave it out.
 
     `require_stable` is always fulfilled: without transactions no offset is ever undecided.
     """
@@ -116,10 +129,12 @@ async def handle_offset_fetch(
         groups = []
         # Once each, however often it is named: a short name may stand for many offsets.
         for group in {group.group_id: group for group in body.groups}.values():
-            wanted = None
-            if group.topics is not None:
-                wanted = [(t.name, t.partition_indexes) for t in group.topics]
-            groups.append(await _fetched_group(context, group.group_id, wanted, turns))
+            fetched = (
+                await _group_by_id(context, group, turns)
+                if version >= FIRST_TOPIC_ID_VERSION
+                else await _fetched_group(context, group.group_id, _wanted(group.topics), turns)
+            )
+            groups.append(fetched)
             await turns.take()
         return OffsetFetchResponse(groups=groups)
     wanted = None
@@ -169,6 +184,52 @@ async def _fetched_group(
         await turns.take()
         group.topics.append(found)
     return group
+
+
+def _wanted(topics: list[OffsetFetchRequestGroupTopic] | None) -> Wanted | None:
+    return None if topics is None else [(t.name, t.partition_indexes) for t in topics]
+
+
+async def _group_by_id(
+    context: GroupContext, group: OffsetFetchRequestGroup, turns: Turns
+) -> OffsetFetchResponseGroup:
+    """One group of version 10: unknown ids are answered as such, in the order of the request."""
+    topics = group.topics
+    for topic in topics or ():
+        await turns.take()
+        topic.name = context.topic_name(topic.topic_id) or ""
+    named = None if topics is None else [topic for topic in topics if topic.name]
+    response = await _fetched_group(context, group.group_id, _wanted(named), turns)
+    if response.error_code:
+        return response
+    for row in response.topics:
+        await turns.take()
+        row.topic_id = context.topic_id(row.name) or NO_ID
+    if topics is None:
+        response.topics = [row for row in response.topics if row.topic_id != NO_ID]
+        return response
+    rows = iter(response.topics)
+    response.topics = [
+        next(rows) if topic.name else await _unknown_id(topic, turns) for topic in topics
+    ]
+    return response
+
+
+async def _unknown_id(
+    topic: OffsetFetchRequestGroupTopic, turns: Turns
+) -> OffsetFetchResponseGroupTopic:
+    row = OffsetFetchResponseGroupTopic(topic_id=topic.topic_id)
+    for index in topic.partition_indexes:
+        await turns.take()
+        row.partitions.append(
+            OffsetFetchResponseGroupPartition(
+                partition_index=index,
+                committed_offset=NOTHING_COMMITTED.offset,
+                metadata=NOTHING_COMMITTED.metadata,
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID,
+            )
+        )
+    return row
 
 
 async def _select(

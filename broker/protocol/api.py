@@ -1,9 +1,8 @@
 """Which APIs have a table, and which versions of them are advertised.
 
-Rules. A version is advertised when it has a table and a handler. Two ranges differ from the
-tables: Produce says it starts at 0 although 0-2 are refused, because librdkafka up to 2.11.0 takes
-an absent version 0 as "cannot do compression" (KAFKA-18659); OffsetCommit and OffsetFetch stop at
-9, because 10 belongs to groups of the KIP-848 protocol.
+Rules. A version is advertised when it has a table and a handler. One range differs from its
+table: Produce says it starts at 0 although 0-2 are refused, because librdkafka up to 2.11.0 takes
+an absent version 0 as "cannot do compression" (KAFKA-18659).
 """
 
 from collections.abc import Collection, Iterable
@@ -44,10 +43,15 @@ class ApiKey(IntEnum):
     DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
+    ALTER_PARTITION_REASSIGNMENTS = 45
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
+    DESCRIBE_QUORUM = 55
     DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
 
 
@@ -63,11 +67,7 @@ APIS: Final[dict[int, Api]] = {
     api.key: api for api in (*RECORD_APIS, *CLUSTER_APIS, *TOPIC_APIS, *GROUP_APIS)
 }
 
-_ADVERTISED_OTHERWISE: Final = {
-    ApiKey.PRODUCE: Versions(0, 13),
-    ApiKey.OFFSET_COMMIT: Versions(2, 9),
-    ApiKey.OFFSET_FETCH: Versions(1, 9),
-}
+_ADVERTISED_OTHERWISE: Final = {ApiKey.PRODUCE: Versions(0, 13)}
 
 
 _ADVERTISED: Final = {

@@ -551,6 +551,76 @@ class OffsetForLeaderEpochResponse(Message):
         topics: list[OffsetForLeaderEpochResponseTopic] = ...,
     ) -> None: ...
 
+class DescribeProducersRequestTopic(Message):
+    name: str
+    partition_indexes: list[int]
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        partition_indexes: list[int] = ...,
+    ) -> None: ...
+
+class DescribeProducersRequest(Message):
+    topics: list[DescribeProducersRequestTopic]
+    def __init__(
+        self,
+        *,
+        topics: list[DescribeProducersRequestTopic] = ...,
+    ) -> None: ...
+
+class DescribeProducersResponseProducerState(Message):
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp: int
+    coordinator_epoch: int
+    current_txn_start_offset: int
+    def __init__(
+        self,
+        *,
+        producer_id: int = ...,
+        producer_epoch: int = ...,
+        last_sequence: int = ...,
+        last_timestamp: int = ...,
+        coordinator_epoch: int = ...,
+        current_txn_start_offset: int = ...,
+    ) -> None: ...
+
+class DescribeProducersResponsePartition(Message):
+    partition_index: int
+    error_code: int
+    error_message: str | None
+    active_producers: list[DescribeProducersResponseProducerState]
+    def __init__(
+        self,
+        *,
+        partition_index: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        active_producers: list[DescribeProducersResponseProducerState] = ...,
+    ) -> None: ...
+
+class DescribeProducersResponseTopic(Message):
+    name: str
+    partitions: list[DescribeProducersResponsePartition]
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        partitions: list[DescribeProducersResponsePartition] = ...,
+    ) -> None: ...
+
+class DescribeProducersResponse(Message):
+    throttle_time_ms: int
+    topics: list[DescribeProducersResponseTopic]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        topics: list[DescribeProducersResponseTopic] = ...,
+    ) -> None: ...
+
 class ApiVersionsRequest(Message):
     client_software_name: str
     client_software_version: str
@@ -885,6 +955,132 @@ class DescribeLogDirsResponse(Message):
         results: list[DescribeLogDirsResponseDirectory] = ...,
     ) -> None: ...
 
+class ElectLeadersRequestTopicPartitions(Message):
+    topic: str
+    partitions: list[int]
+    def __init__(
+        self,
+        *,
+        topic: str = ...,
+        partitions: list[int] = ...,
+    ) -> None: ...
+
+class ElectLeadersRequest(Message):
+    election_type: int
+    topic_partitions: list[ElectLeadersRequestTopicPartitions] | None
+    timeout_ms: int
+    def __init__(
+        self,
+        *,
+        election_type: int = ...,
+        topic_partitions: list[ElectLeadersRequestTopicPartitions] | None = ...,
+        timeout_ms: int = ...,
+    ) -> None: ...
+
+class ElectLeadersResponsePartitionResult(Message):
+    partition_id: int
+    error_code: int
+    error_message: str | None
+    def __init__(
+        self,
+        *,
+        partition_id: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+    ) -> None: ...
+
+class ElectLeadersResponseReplicaElectionResult(Message):
+    topic: str
+    partition_result: list[ElectLeadersResponsePartitionResult]
+    def __init__(
+        self,
+        *,
+        topic: str = ...,
+        partition_result: list[ElectLeadersResponsePartitionResult] = ...,
+    ) -> None: ...
+
+class ElectLeadersResponse(Message):
+    throttle_time_ms: int
+    error_code: int
+    replica_election_results: list[ElectLeadersResponseReplicaElectionResult]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        replica_election_results: list[ElectLeadersResponseReplicaElectionResult] = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsRequestPartition(Message):
+    partition_index: int
+    replicas: list[int] | None
+    def __init__(
+        self,
+        *,
+        partition_index: int = ...,
+        replicas: list[int] | None = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsRequestTopic(Message):
+    name: str
+    partitions: list[AlterPartitionReassignmentsRequestPartition]
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        partitions: list[AlterPartitionReassignmentsRequestPartition] = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsRequest(Message):
+    timeout_ms: int
+    allow_replication_factor_change: bool
+    topics: list[AlterPartitionReassignmentsRequestTopic]
+    def __init__(
+        self,
+        *,
+        timeout_ms: int = ...,
+        allow_replication_factor_change: bool = ...,
+        topics: list[AlterPartitionReassignmentsRequestTopic] = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsResponsePartition(Message):
+    partition_index: int
+    error_code: int
+    error_message: str | None
+    def __init__(
+        self,
+        *,
+        partition_index: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsResponseTopic(Message):
+    name: str
+    partitions: list[AlterPartitionReassignmentsResponsePartition]
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        partitions: list[AlterPartitionReassignmentsResponsePartition] = ...,
+    ) -> None: ...
+
+class AlterPartitionReassignmentsResponse(Message):
+    throttle_time_ms: int
+    allow_replication_factor_change: bool
+    error_code: int
+    error_message: str | None
+    responses: list[AlterPartitionReassignmentsResponseTopic]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        allow_replication_factor_change: bool = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        responses: list[AlterPartitionReassignmentsResponseTopic] = ...,
+    ) -> None: ...
+
 class ListPartitionReassignmentsRequestTopic(Message):
     name: str
     partition_indexes: list[int]
@@ -941,6 +1137,132 @@ class ListPartitionReassignmentsResponse(Message):
         error_code: int = ...,
         error_message: str | None = ...,
         topics: list[ListPartitionReassignmentsResponseTopic] = ...,
+    ) -> None: ...
+
+class DescribeQuorumRequestPartition(Message):
+    partition_index: int
+    def __init__(
+        self,
+        *,
+        partition_index: int = ...,
+    ) -> None: ...
+
+class DescribeQuorumRequestTopic(Message):
+    topic_name: str
+    partitions: list[DescribeQuorumRequestPartition]
+    def __init__(
+        self,
+        *,
+        topic_name: str = ...,
+        partitions: list[DescribeQuorumRequestPartition] = ...,
+    ) -> None: ...
+
+class DescribeQuorumRequest(Message):
+    topics: list[DescribeQuorumRequestTopic]
+    def __init__(
+        self,
+        *,
+        topics: list[DescribeQuorumRequestTopic] = ...,
+    ) -> None: ...
+
+class DescribeQuorumResponseVoter(Message):
+    replica_id: int
+    replica_directory_id: bytes
+    log_end_offset: int
+    last_fetch_timestamp: int
+    last_caught_up_timestamp: int
+    def __init__(
+        self,
+        *,
+        replica_id: int = ...,
+        replica_directory_id: bytes = ...,
+        log_end_offset: int = ...,
+        last_fetch_timestamp: int = ...,
+        last_caught_up_timestamp: int = ...,
+    ) -> None: ...
+
+class DescribeQuorumResponseObserver(Message):
+    replica_id: int
+    replica_directory_id: bytes
+    log_end_offset: int
+    last_fetch_timestamp: int
+    last_caught_up_timestamp: int
+    def __init__(
+        self,
+        *,
+        replica_id: int = ...,
+        replica_directory_id: bytes = ...,
+        log_end_offset: int = ...,
+        last_fetch_timestamp: int = ...,
+        last_caught_up_timestamp: int = ...,
+    ) -> None: ...
+
+class DescribeQuorumResponsePartition(Message):
+    partition_index: int
+    error_code: int
+    error_message: str | None
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    current_voters: list[DescribeQuorumResponseVoter]
+    observers: list[DescribeQuorumResponseObserver]
+    def __init__(
+        self,
+        *,
+        partition_index: int = ...,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        leader_id: int = ...,
+        leader_epoch: int = ...,
+        high_watermark: int = ...,
+        current_voters: list[DescribeQuorumResponseVoter] = ...,
+        observers: list[DescribeQuorumResponseObserver] = ...,
+    ) -> None: ...
+
+class DescribeQuorumResponseTopic(Message):
+    topic_name: str
+    partitions: list[DescribeQuorumResponsePartition]
+    def __init__(
+        self,
+        *,
+        topic_name: str = ...,
+        partitions: list[DescribeQuorumResponsePartition] = ...,
+    ) -> None: ...
+
+class DescribeQuorumResponseListener(Message):
+    name: str
+    host: str
+    port: int
+    def __init__(
+        self,
+        *,
+        name: str = ...,
+        host: str = ...,
+        port: int = ...,
+    ) -> None: ...
+
+class DescribeQuorumResponseNode(Message):
+    node_id: int
+    listeners: list[DescribeQuorumResponseListener]
+    def __init__(
+        self,
+        *,
+        node_id: int = ...,
+        listeners: list[DescribeQuorumResponseListener] = ...,
+    ) -> None: ...
+
+class DescribeQuorumResponse(Message):
+    error_code: int
+    error_message: str | None
+    topics: list[DescribeQuorumResponseTopic]
+    nodes: list[DescribeQuorumResponseNode]
+    def __init__(
+        self,
+        *,
+        error_code: int = ...,
+        error_message: str | None = ...,
+        topics: list[DescribeQuorumResponseTopic] = ...,
+        nodes: list[DescribeQuorumResponseNode] = ...,
     ) -> None: ...
 
 class CreateTopicsRequestAssignment(Message):
@@ -1429,6 +1751,36 @@ class IncrementalAlterConfigsResponse(Message):
         *,
         throttle_time_ms: int = ...,
         responses: list[IncrementalAlterConfigsResponseResource] = ...,
+    ) -> None: ...
+
+class ListConfigResourcesRequest(Message):
+    resource_types: list[int]
+    def __init__(
+        self,
+        *,
+        resource_types: list[int] = ...,
+    ) -> None: ...
+
+class ListConfigResourcesResponseConfigResource(Message):
+    resource_name: str
+    resource_type: int
+    def __init__(
+        self,
+        *,
+        resource_name: str = ...,
+        resource_type: int = ...,
+    ) -> None: ...
+
+class ListConfigResourcesResponse(Message):
+    throttle_time_ms: int
+    error_code: int
+    config_resources: list[ListConfigResourcesResponseConfigResource]
+    def __init__(
+        self,
+        *,
+        throttle_time_ms: int = ...,
+        error_code: int = ...,
+        config_resources: list[ListConfigResourcesResponseConfigResource] = ...,
     ) -> None: ...
 
 class JoinGroupRequestProtocol(Message):

@@ -165,11 +165,100 @@ LIST_PARTITION_REASSIGNMENTS = api(
     ),
 )  # fmt: skip
 
+ELECT_LEADERS = api(
+    43, "ElectLeaders", "0-2", "2+",
+    request=(
+        F("election_type", "int8", "1+"),
+        F("topic_partitions", "[]TopicPartitions", "0+",
+          F("topic", "string"),
+          F("partitions", "[]int32"), null="0+"),
+        F("timeout_ms", "int32", default=60000),
+    ),
+    response=(
+        F("throttle_time_ms", "int32"),
+        F("error_code", "int16", "1+"),
+        F("replica_election_results", "[]ReplicaElectionResult", "0+",
+          F("topic", "string"),
+          F("partition_result", "[]PartitionResult", "0+",
+            F("partition_id", "int32"),
+            F("error_code", "int16"),
+            F("error_message", "string", null="0+", default=None))),
+    ),
+)  # fmt: skip
+
+ALTER_PARTITION_REASSIGNMENTS = api(
+    45, "AlterPartitionReassignments", "0-1", "0+",
+    request=(
+        F("timeout_ms", "int32", default=60000),
+        F("allow_replication_factor_change", "bool", "1+", default=True),
+        F("topics", "[]Topic", "0+",
+          F("name", "string"),
+          F("partitions", "[]Partition", "0+",
+            F("partition_index", "int32"),
+            F("replicas", "[]int32", null="0+"))),
+    ),
+    response=(
+        F("throttle_time_ms", "int32"),
+        F("allow_replication_factor_change", "bool", "1+", default=True),
+        F("error_code", "int16"),
+        F("error_message", "string", null="0+", default=None),
+        F("responses", "[]Topic", "0+",
+          F("name", "string"),
+          F("partitions", "[]Partition", "0+",
+            F("partition_index", "int32"),
+            F("error_code", "int16"),
+            F("error_message", "string", null="0+", default=None))),
+    ),
+)  # fmt: skip
+
+DESCRIBE_QUORUM = api(
+    55, "DescribeQuorum", "0-2", "0+",
+    request=(
+        F("topics", "[]Topic", "0+",
+          F("topic_name", "string"),
+          F("partitions", "[]Partition", "0+", F("partition_index", "int32"))),
+    ),
+    response=(
+        F("error_code", "int16"),
+        F("error_message", "string", "2+", null="2+", default=None),
+        F("topics", "[]Topic", "0+",
+          F("topic_name", "string"),
+          F("partitions", "[]Partition", "0+",
+            F("partition_index", "int32"),
+            F("error_code", "int16"),
+            F("error_message", "string", "2+", null="2+", default=None),
+            F("leader_id", "int32"),
+            F("leader_epoch", "int32"),
+            F("high_watermark", "int64"),
+            F("current_voters", "[]Voter", "0+",
+              F("replica_id", "int32"),
+              F("replica_directory_id", "uuid", "2+"),
+              F("log_end_offset", "int64"),
+              F("last_fetch_timestamp", "int64", "1+", default=-1),
+              F("last_caught_up_timestamp", "int64", "1+", default=-1)),
+            F("observers", "[]Observer", "0+",
+              F("replica_id", "int32"),
+              F("replica_directory_id", "uuid", "2+"),
+              F("log_end_offset", "int64"),
+              F("last_fetch_timestamp", "int64", "1+", default=-1),
+              F("last_caught_up_timestamp", "int64", "1+", default=-1)))),
+        F("nodes", "[]Node", "2+",
+          F("node_id", "int32", "2+"),
+          F("listeners", "[]Listener", "2+",
+            F("name", "string", "2+"),
+            F("host", "string", "2+"),
+            F("port", "uint16", "2+"))),
+    ),
+)  # fmt: skip
+
 CLUSTER_APIS = (
     API_VERSIONS,
     METADATA,
     FIND_COORDINATOR,
     DESCRIBE_CLUSTER,
     DESCRIBE_LOG_DIRS,
+    ELECT_LEADERS,
+    ALTER_PARTITION_REASSIGNMENTS,
     LIST_PARTITION_REASSIGNMENTS,
+    DESCRIBE_QUORUM,
 )

@@ -199,6 +199,31 @@ OFFSET_FOR_LEADER_EPOCH = api(
     ),
 )  # fmt: skip
 
+DESCRIBE_PRODUCERS = api(
+    61, "DescribeProducers", "0", "0+",
+    request=(
+        F("topics", "[]Topic", "0+",
+          F("name", "string"),
+          F("partition_indexes", "[]int32")),
+    ),
+    response=(
+        F("throttle_time_ms", "int32"),
+        F("topics", "[]Topic", "0+",
+          F("name", "string"),
+          F("partitions", "[]Partition", "0+",
+            F("partition_index", "int32"),
+            F("error_code", "int16"),
+            F("error_message", "string", null="0+", default=None),
+            F("active_producers", "[]ProducerState", "0+",
+              F("producer_id", "int64"),
+              F("producer_epoch", "int32"),
+              F("last_sequence", "int32", default=-1),
+              F("last_timestamp", "int64", default=-1),
+              F("coordinator_epoch", "int32"),
+              F("current_txn_start_offset", "int64", default=-1)))),
+    ),
+)  # fmt: skip
+
 RECORD_APIS = (
     PRODUCE,
     FETCH,
@@ -206,4 +231,5 @@ RECORD_APIS = (
     DELETE_RECORDS,
     INIT_PRODUCER_ID,
     OFFSET_FOR_LEADER_EPOCH,
+    DESCRIBE_PRODUCERS,
 )

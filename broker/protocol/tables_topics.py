@@ -186,6 +186,18 @@ INCREMENTAL_ALTER_CONFIGS = api(
     ),
 )  # fmt: skip
 
+LIST_CONFIG_RESOURCES = api(
+    74, "ListConfigResources", "0-1", "0+",
+    request=(F("resource_types", "[]int8", "1+"),),
+    response=(
+        F("throttle_time_ms", "int32"),
+        F("error_code", "int16"),
+        F("config_resources", "[]ConfigResource", "0+",
+          F("resource_name", "string"),
+          F("resource_type", "int8", "1+", default=16)),
+    ),
+)  # fmt: skip
+
 TOPIC_APIS = (
     CREATE_TOPICS,
     DELETE_TOPICS,
@@ -194,4 +206,5 @@ TOPIC_APIS = (
     DESCRIBE_CONFIGS,
     ALTER_CONFIGS,
     INCREMENTAL_ALTER_CONFIGS,
+    LIST_CONFIG_RESOURCES,
 )

@@ -54,5 +54,7 @@ def test_the_tables_hold_every_version_that_is_to_be_spoken() -> None:
         "AlterConfigs": (0, 2), "DescribeLogDirs": (1, 5), "CreatePartitions": (0, 3),
         "DeleteGroups": (0, 2), "IncrementalAlterConfigs": (0, 1),
         "ListPartitionReassignments": (0, 0), "OffsetDelete": (0, 0),
+        "ElectLeaders": (0, 2), "AlterPartitionReassignments": (0, 1), "DescribeQuorum": (0, 2),
+        "DescribeProducers": (0, 0), "ListConfigResources": (0, 1),
         "DescribeCluster": (0, 2), "DescribeTopicPartitions": (0, 0),
     }  # fmt: skip

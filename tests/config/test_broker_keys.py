@@ -2,6 +2,7 @@ import pytest
 
 from config.broker_keys import (
     BROKER_KEYS,
+    STORED_ONLY,
     UNLIMITED,
     cleaner_settings,
     describe_broker,
@@ -160,3 +161,38 @@ def test_kinds_are_those_of_kafka() -> None:
     assert BROKER_KEYS["log.cleaner.threads"].kind is ValueKind.INT
     assert BROKER_KEYS["log.cleanup.policy"].kind is ValueKind.LIST
     assert BROKER_KEYS["log.cleaner.io.max.bytes.per.second"].kind is ValueKind.DOUBLE
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num.io.threads", "9"),
+        ("background.threads", "20"),
+        ("transaction.partition.verification.enable", "false"),
+        ("remote.log.reader.threads", "4"),
+    ],
+)
+def test_dynamic_keys_of_kafka_without_effect_are_stored_and_say_so(name: str, value: str) -> None:
+    assert parse_broker_value(name, value) == value
+    entries = {entry.name: entry for entry in describe_broker(Settings(), {name: value})}
+    entry = entries[name]
+    assert (entry.value, entry.source, entry.read_only) == (
+        value,
+        ConfigSource.DYNAMIC_BROKER,
+        False,
+    )
+    assert entry.text == STORED_ONLY
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num.io.threads", "0"),
+        ("num.io.threads", "many"),
+        ("num.io.threads", "3000000000"),
+        ("transaction.partition.verification.enable", "maybe"),
+    ],
+)
+def test_values_of_keys_without_effect_are_checked_all_the_same(name: str, value: str) -> None:
+    with pytest.raises(InvalidTopicConfigError):
+        parse_broker_value(name, value)

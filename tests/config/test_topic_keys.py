@@ -49,10 +49,9 @@ def test_every_key_of_kafka_has_its_type_default_range_and_synonym(row: list[str
         assert (key.minimum, key.maximum) == (None, None)
 
 
-def test_only_our_keys_and_removed_ones_are_not_kafkas() -> None:
+def test_only_our_own_keys_are_not_kafkas() -> None:
     others = set(TOPIC_KEYS) - {row[0] for row in kafka_table()}
-    removed = {key.name for key in TOPIC_KEYS.values() if key.effect is Effect.OLD}
-    assert {name for name in others if not name.startswith("varve.")} == removed
+    assert [name for name in others if not name.startswith("varve.")] == []
 
 
 def test_the_defaults_of_topic_config_are_those_of_the_table() -> None:
@@ -120,7 +119,6 @@ def test_a_policy_of_unknown_words_is_refused(raw: object) -> None:
         ("compression.gzip.level", "-1", "-1"),
         ("leader.replication.throttled.replicas", "0:1,1:2", "0:1,1:2"),
         ("leader.replication.throttled.replicas", "*", "*"),
-        ("message.format.version", "2.8-IV1", "2.8-IV1"),
     ],
 )
 def test_good_values_become_canonical(key: str, raw: object, canonical: str) -> None:
@@ -306,9 +304,19 @@ def test_describe_lists_every_kafka_key_and_removed_ones_only_where_set() -> Non
     names = [entry.name for entry in describe(TopicLayers())]
     assert {row[0] for row in kafka_table()} <= set(names)
     assert len(names) == len(set(names))
-    assert "message.format.version" not in names
-    shown = describe(TopicLayers(dynamic={"message.format.version": "3.0-IV1"}))
-    assert "message.format.version" in [entry.name for entry in shown]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "message.format.version",
+        "message.downconversion.enable",
+        "message.timestamp.difference.max.ms",
+    ],
+)
+def test_keys_that_kafka_4_removed_are_unknown(key: str) -> None:
+    with pytest.raises(InvalidTopicConfigError, match="unknown"):
+        parse_value(key, "1")
 
 
 def test_topic_config_takes_any_value_so_that_tests_can_have_small_segments() -> None:

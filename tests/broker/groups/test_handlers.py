@@ -43,6 +43,10 @@ def versions(key: ApiKey, first: int = 0, last: int = 99) -> list[int]:
     return list(range(max(first, known.min_version), min(last, known.max_version) + 1))
 
 
+def id_of(topic: str) -> bytes:
+    return topic.encode().ljust(16, b".")
+
+
 @dataclass
 class Client:
     """A broker with topic "orders" of three partitions, and a connection to it."""
@@ -66,6 +70,12 @@ class Client:
 
     def partition_count(self, topic: str) -> int | None:
         return self.topics.get(topic)
+
+    def topic_id(self, name: str) -> bytes | None:
+        return id_of(name) if name in self.topics else None
+
+    def topic_name(self, topic_id: bytes) -> str | None:
+        return next((name for name in self.topics if id_of(name) == topic_id), None)
 
     def wall_ms(self) -> int:
         return self.clock.wall_ms()
@@ -127,11 +137,18 @@ class Client:
             partition.committed_leader_epoch = 4
         body = m.OffsetCommitRequest(
             group_id=fields.pop("group_id", "g"),
-            topics=[m.OffsetCommitRequestTopic(name=topic, partitions=[partition])],
+            topics=[
+                m.OffsetCommitRequestTopic(
+                    name=topic, topic_id=id_of(topic), partitions=[partition]
+                )
+            ],
             **fields,
         )
         answer = await self.ask(ApiKey.OFFSET_COMMIT, version, body)
-        assert answer.topics[0].name == topic
+        if version >= 10:
+            assert answer.topics[0].topic_id == id_of(topic)
+        else:
+            assert answer.topics[0].name == topic
         assert answer.topics[0].partitions[0].partition_index == index
         return int(answer.topics[0].partitions[0].error_code)
 
@@ -143,7 +160,7 @@ class Client:
             wanted = None
             if topics is not None:
                 wanted = [
-                    m.OffsetFetchRequestGroupTopic(name=t, partition_indexes=i)
+                    m.OffsetFetchRequestGroupTopic(name=t, topic_id=id_of(t), partition_indexes=i)
                     for t, i in topics.items()
                 ]
             asked = [m.OffsetFetchRequestGroup(group_id=group_id, topics=wanted)]
@@ -151,6 +168,9 @@ class Client:
                 ApiKey.OFFSET_FETCH, version, m.OffsetFetchRequest(groups=asked)
             )
             assert answer.groups[0].group_id == group_id
+            if version >= 10:
+                for topic in answer.groups[0].topics:
+                    topic.name = topic.topic_id.rstrip(b".").decode()
             return answer.groups[0]
         old = None
         if topics is not None:
@@ -355,7 +375,39 @@ async def test_what_was_not_committed_is_minus_one_without_error(version: int) -
         (t.name, p.partition_index, p.committed_offset, p.metadata, p.error_code)
         for t in answer.topics
         for p in t.partitions
-    ] == [("orders", 0, -1, "", 0), ("orders", 1, 9, "", 0), ("nope", 5, -1, "", 0)]
+    ] == [
+        ("orders", 0, -1, "", 0),
+        ("orders", 1, 9, "", 0),
+        ("nope", 5, -1, "", ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else 0),
+    ]
+
+
+async def test_a_commit_by_an_unknown_id_is_refused_and_the_other_topics_are_committed() -> None:
+    client = Client()
+    rows = [
+        m.OffsetCommitRequestTopic(
+            topic_id=id_of(name),
+            partitions=[m.OffsetCommitRequestPartition(partition_index=0, committed_offset=8)],
+        )
+        for name in ("nope", "orders")
+    ]
+    body = m.OffsetCommitRequest(group_id="g", topics=rows)
+    answer = await client.ask(ApiKey.OFFSET_COMMIT, 10, body)
+    assert [(t.topic_id, [p.error_code for p in t.partitions]) for t in answer.topics] == [
+        (id_of("nope"), [ErrorCode.UNKNOWN_TOPIC_ID]),
+        (id_of("orders"), [0]),
+    ]
+    assert (await client.fetch(9)).topics[0].partitions[0].committed_offset == 8
+
+
+async def test_offsets_of_a_deleted_topic_are_left_out_where_topics_have_ids() -> None:
+    client = Client()
+    client.topics["audit"] = 1
+    await client.commit(topic="audit")
+    await client.commit(topic="orders")
+    del client.topics["audit"]
+    assert [t.name for t in (await client.fetch(9)).topics] == ["audit", "orders"]
+    assert [t.name for t in (await client.fetch(10)).topics] == ["orders"]
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OFFSET_FETCH, first=2))
@@ -417,7 +469,7 @@ async def test_groups_are_listed(version: int) -> None:
     assert answer.error_code == 0
     listed = {g.group_id: (g.protocol_type, g.group_state, g.group_type) for g in answer.groups}
     states = ("Stable", "Empty") if version >= 4 else ("", "")
-    kind = "Classic" if version >= 5 else ""
+    kind = "classic" if version >= 5 else ""
     assert listed == {"g": ("consumer", states[0], kind), "simple": ("", states[1], kind)}
 
 

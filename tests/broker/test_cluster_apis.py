@@ -1,0 +1,189 @@
+"""Cluster-wide APIs, through a socket: what tools of administrators are answered by one node."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.app import Broker
+from broker.handlers.configs import BROKER, CLIENT_METRICS, GROUP, TOPIC
+from broker.handlers.replication import METADATA_TOPIC
+from broker.protocol import messages as m
+from broker.protocol.api import ApiKey, advertised_range
+from broker.protocol.errors import ErrorCode
+from tests.support.broker_in_memory import broker_in_memory
+from tests.support.logs import batch_of
+from tests.support.memory_env import MemoryEnv
+from tests.support.raw_client import RawClient
+
+NODE = 1
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with broker_in_memory(MemoryEnv(seed=11)) as broker:
+        await broker.topics.create("orders", 2, {})
+        yield broker
+
+
+async def ask(broker: Broker, key: ApiKey, body: Any, version: int | None = None) -> Any:
+    def exchange() -> Any:
+        with RawClient(broker.addresses[0].port) as client:
+            newest = advertised_range(key).max_version
+            return client.request(key, newest if version is None else version, body)
+
+    return await asyncio.to_thread(exchange)
+
+
+async def test_the_only_replica_needs_no_election(broker: Broker) -> None:
+    rows = [
+        m.ElectLeadersRequestTopicPartitions(topic="orders", partitions=[0, 2]),
+        m.ElectLeadersRequestTopicPartitions(topic="nope", partitions=[0]),
+    ]
+    answer = await ask(broker, ApiKey.ELECT_LEADERS, m.ElectLeadersRequest(topic_partitions=rows))
+    assert [
+        (t.topic, p.partition_id, p.error_code)
+        for t in answer.replica_election_results
+        for p in t.partition_result
+    ] == [
+        ("orders", 0, ErrorCode.ELECTION_NOT_NEEDED),
+        ("orders", 2, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("nope", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ]
+    everything = await ask(
+        broker, ApiKey.ELECT_LEADERS, m.ElectLeadersRequest(topic_partitions=None)
+    )
+    assert (everything.error_code, everything.replica_election_results) == (0, [])
+
+
+async def test_a_partition_can_be_assigned_to_the_only_broker_alone(broker: Broker) -> None:
+    partitions = [
+        m.AlterPartitionReassignmentsRequestPartition(partition_index=index, replicas=replicas)
+        for index, replicas in [(0, [NODE]), (1, [NODE, NODE + 1]), (0, None), (7, [NODE])]
+    ]
+    topic = m.AlterPartitionReassignmentsRequestTopic(name="orders", partitions=partitions)
+    answer = await ask(
+        broker,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        m.AlterPartitionReassignmentsRequest(topics=[topic]),
+    )
+    assert [p.error_code for p in answer.responses[0].partitions] == [
+        ErrorCode.NONE,
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    listed = await ask(
+        broker,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        m.ListPartitionReassignmentsRequest(topics=None),
+    )
+    assert (listed.error_code, listed.topics) == (0, [])
+
+
+async def test_this_node_is_the_only_voter_of_the_metadata_quorum(broker: Broker) -> None:
+    rows = [
+        m.DescribeQuorumRequestTopic(
+            topic_name=name, partitions=[m.DescribeQuorumRequestPartition(partition_index=0)]
+        )
+        for name in (METADATA_TOPIC, "orders")
+    ]
+    answer = await ask(broker, ApiKey.DESCRIBE_QUORUM, m.DescribeQuorumRequest(topics=rows))
+    quorum, other = (topic.partitions[0] for topic in answer.topics)
+    assert quorum.error_code == ErrorCode.NONE
+    assert (quorum.leader_id, [v.replica_id for v in quorum.current_voters]) == (NODE, [NODE])
+    assert quorum.high_watermark == quorum.current_voters[0].log_end_offset > 0
+    assert other.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [n.node_id for n in answer.nodes] == [NODE]
+
+
+@pytest.mark.parametrize(
+    ("version", "types", "listed"),
+    [
+        (0, [], []),
+        (1, [], [(TOPIC, "orders"), (BROKER, None)]),
+        (1, [TOPIC], [(TOPIC, "orders")]),
+        (1, [GROUP, CLIENT_METRICS], []),
+        (1, [BROKER], [(BROKER, None)]),
+    ],
+)
+async def test_resources_with_settings_are_listed_by_type(
+    broker: Broker, version: int, types: list[int], listed: list[tuple[int, str | None]]
+) -> None:
+    body = m.ListConfigResourcesRequest(resource_types=types)
+    answer = await ask(broker, ApiKey.LIST_CONFIG_RESOURCES, body, version)
+    node = str(NODE)
+    assert [(r.resource_type, r.resource_name) for r in answer.config_resources] == [
+        (kind, node if name is None else name) for kind, name in listed
+    ]
+    assert answer.error_code == ErrorCode.NONE
+
+
+async def test_an_unknown_type_of_resource_is_unsupported(broker: Broker) -> None:
+    body = m.ListConfigResourcesRequest(resource_types=[TOPIC, 99])
+    answer = await ask(broker, ApiKey.LIST_CONFIG_RESOURCES, body)
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+
+
+async def test_producers_of_a_partition_are_described(broker: Broker) -> None:
+    batch = batch_of(b"v", producer_id=77, producer_epoch=3, base_sequence=0)
+
+    def produce() -> Any:
+        with RawClient(broker.addresses[0].port) as client:
+            return client.produce("orders", bytes(batch))
+
+    assert (await asyncio.to_thread(produce)).error_code == ErrorCode.NONE
+    rows = [
+        m.DescribeProducersRequestTopic(name="orders", partition_indexes=[0, 1, 5]),
+    ]
+    answer = await ask(broker, ApiKey.DESCRIBE_PRODUCERS, m.DescribeProducersRequest(topics=rows))
+    first, second, missing = answer.topics[0].partitions
+    assert [(p.producer_id, p.producer_epoch, p.last_sequence) for p in first.active_producers] == [
+        (77, 3, 0)
+    ]
+    assert first.active_producers[0].current_txn_start_offset == -1
+    assert second.active_producers == []
+    assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@pytest.mark.parametrize("name", ["", None, "another name"])
+async def test_a_topic_is_described_by_its_id_whatever_name_stands_beside_it(
+    broker: Broker, name: str | None
+) -> None:
+    topic = broker.topics.get("orders")
+    assert topic is not None
+    wanted = m.MetadataRequestTopic(topic_id=topic.topic_id, name=name)
+    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[wanted]))
+    assert [(t.error_code, t.name) for t in answer.topics] == [(ErrorCode.NONE, "orders")]
+    wanted.topic_id = bytes(range(16))
+    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[wanted]))
+    assert [(t.error_code, t.topic_id) for t in answer.topics] == [
+        (ErrorCode.UNKNOWN_TOPIC_ID, bytes(range(16)))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("num.io.threads", "9", ErrorCode.NONE),
+        ("log.cleaner.threads", "abc", ErrorCode.INVALID_REQUEST),
+        ("log.segment.bytes", "-1", ErrorCode.INVALID_REQUEST),
+        ("log.dirs", "/x", ErrorCode.INVALID_REQUEST),
+        ("log.cleanup.policy", "foo", ErrorCode.INVALID_REQUEST),
+        ("no.such.key", "1", ErrorCode.INVALID_REQUEST),
+    ],
+)
+async def test_broker_settings_are_altered_or_refused_with_kafkas_codes(
+    broker: Broker, key: str, value: str, code: ErrorCode
+) -> None:
+    config = m.IncrementalAlterConfigsRequestConfig(name=key, config_operation=0, value=value)
+    resource = m.IncrementalAlterConfigsRequestResource(
+        resource_type=BROKER, resource_name=str(NODE), configs=[config]
+    )
+    answer = await ask(
+        broker,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        m.IncrementalAlterConfigsRequest(resources=[resource]),
+    )
+    assert answer.responses[0].error_code == code
