@@ -166,6 +166,8 @@ class Broker:
                 worker=worker,
                 share=self._view_share,
                 hold=self.pool.paused,
+                cleaning=self.cleaning,
+                fail_directory=self.fail_directory,
                 hash_key=lambda: self.manager.metadata.hash_key,
                 settings=lambda: self.topics.cleaner_settings,
                 clock_trusted=self.housekeeping.clock_trusted,

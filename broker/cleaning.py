@@ -29,6 +29,8 @@ from storage.swap import execute_swap, plan_swap
 log = structlog.get_logger("broker.cleaning")
 
 RELEASE_SECONDS: Final = 1.0  # replaced segments keep their pages so long
+SWAP_SECONDS: Final = 60.0  # that a swap under way is waited for
+SWAP_STEP_SECONDS: Final = 0.02
 CHECKPOINT_SECONDS: Final = 1.0  # a clean that a crash makes forgotten is repeated: work, not data
 
 
@@ -54,9 +56,11 @@ class Cleaning:
         fail_directory: Callable[[LogDirectoryError], None],
         clock_trusted: Callable[[], bool],
         foreground: Callable[[], Foreground],
-        limit: Callable[[Partition], int],
+        limit: Callable[[Partition], tuple[int, Undecided]],
     ) -> None:
-        """`limit`: the offset from which on somebody else has still to see what is there."""
+        """`limit`: the offset from which on somebody else has still to see what is there, and who
+        that is.
+        """
         self._env = env
         self._manager = manager
         self._topics = topics
@@ -96,7 +100,7 @@ class Cleaning:
         undecided_offset, undecided_by = min(
             (one.high_watermark, Undecided.HIGH_WATERMARK),
             (one.last_stable_offset, Undecided.OPEN_TRANSACTION),
-            (self._limit(partition), Undecided.VIEW),
+            self._limit(partition),
             key=lambda bound: bound[0],
         )
         return LogFacts(
@@ -133,6 +137,18 @@ class Cleaning:
         """How many there were: whoever links files sees by it that none came in between."""
         return self._swaps[partition]
 
+    async def wait_for_swap(self, partition: Partition) -> bool:
+        """Wait until no swap is under way in the partition; False after SWAP_SECONDS.
+
+        For whoever is about to link the log's segments, and compares `swaps_begun` afterwards.
+        """
+        for _ in range(int(SWAP_SECONDS / SWAP_STEP_SECONDS)):
+            served = self._topics.partition(partition.partition) is partition
+            if not served or not partition.log.is_being_swapped:
+                return True
+            await asyncio.sleep(SWAP_STEP_SECONDS)
+        return False
+
     def foreground(self) -> Foreground:
         """What was done for clients so far."""
         return self._foreground()
@@ -162,6 +178,9 @@ class Cleaning:
         of a key may stand anywhere behind the group and must not be lost in a crash that keeps the
         group; and the log start where records below it went, or went with their segments, so that
         it does not come back without their tombstones.
+
+        Nothing is published of a job that reaches beyond the limit of now: a view of the topic may
+        have been switched on, or its strategy changed, since the job was planned.
         Raises SwapRefusedError, LogDirectoryError.
         """
         sources = tuple(base for group in groups for base in group.source_base_offsets)
@@ -172,6 +191,8 @@ class Cleaning:
             self._flushed_for[job.partition] = job.run_id
         if found is None or found.log.generation != job.generation:
             return (PublishOutcome.STALE,) * len(groups)
+        if job.end_offset > self._limit(found)[0]:
+            return (PublishOutcome.NEEDED,) * len(groups)
         facts = {segment.base_offset: segment for segment in found.log.segment_facts()[:-1]}
         present = tuple(base for base in sources if base in facts)
         if not present:

@@ -3,7 +3,13 @@
 Rules
 - A run stages its sources, works beside the log, publishes by one rename, and then the readers are
   taken over. A run that fails or is given up leaves the view as it was, and says why.
-- Nothing of the log is touched or held up: appends, retention and cleaning go on.
+- Nothing of the log is touched or held up: appends, retention and cleaning go on. The sources are
+  linked between two swaps of the cleaner: if one begins meanwhile, they are linked again, since a
+  mixture could bring deleted keys back. Only where they have to be copied, which may take longer
+  than the time between two swaps, the cleaner is held off in the last attempt.
+- From before the sources are linked the log's cleaner stays below the horizon to come, until the
+  manifest is durable and taken over, or the run is given up. If that fails in between, it is not
+  known which version the disk holds, and it is read again (broker/views.py).
 - What is compacted is flushed before: a view never knows more than its log after a loss of power.
 - A run keeps to the settings that it began with: its rounds, and what the manifest says, are of one
   strategy. A change meanwhile makes the next one.
@@ -12,6 +18,7 @@ Rules
 """
 
 import asyncio
+import os.path
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -20,6 +27,7 @@ from typing import Final
 
 import structlog
 
+from broker.cleaning import Cleaning
 from broker.topics import Topics
 from broker.view_staging import (
     facts_of_output,
@@ -38,7 +46,12 @@ from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage.deleted_keys import DELETED_KEYS_NAME
 from storage.env import Env
-from storage.errors import InvalidViewError, NoRoomError
+from storage.errors import (
+    InvalidViewError,
+    LogDirectoryError,
+    NoRoomError,
+    is_out_of_descriptors,
+)
 from storage.model import TopicPartition
 from storage.retention import SegmentFacts
 from storage.swap import CleanedFile
@@ -59,6 +72,7 @@ from storage.view_ledger import (
 from storage.view_manifest import DeletedKeys, ViewManifest
 
 ROUNDS_MAX: Final = 1000  # of one run: the map is smaller than the keys by so much at the most
+ATTEMPTS: Final = 5  # at linking what retention may take, and the cleaner replace
 MISSED_MAX: Final = 100  # gaps that a manifest names: the newest
 ANEW: Final = "it can be made anew from what the log holds (--from-scratch)"
 
@@ -73,13 +87,19 @@ class ViewError(Exception):
     """A compaction that cannot be made; for people."""
 
 
+class _SwappedError(ViewError):
+    """The cleaner replaced segments while they were linked."""
+
+
 @dataclass(frozen=True, slots=True)
 class ViewTools:
     """What a run needs of the rest of the broker."""
 
     worker: Worker
     share: Shares  # of the budgets, for what is copied without a worker
-    hold: Hold
+    hold: Hold  # the cleaner off a partition
+    cleaning: Cleaning  # for the swaps of the log
+    fail_directory: Callable[[LogDirectoryError], None]
     hash_key: Callable[[], bytes]
     settings: Callable[[], CleanerSettings]
     clock_trusted: Callable[[], bool]
@@ -158,26 +178,23 @@ class ViewMaker:
         is_anew = view.log.ledger is not None and previous is None
         generation = one.generation
         is_wanted = from_scratch or is_anew
-        run = await self._staged(view, config, last, previous, is_wanted=is_wanted)
-        if run is None:
-            return
         try:
-            await self._rounds(run, last, generation)
-            if self._topics.partition(base.partition) is not base or one.generation != generation:
-                raise ViewError("the log was replaced or cut meanwhile")
-            manifest = await asyncio.to_thread(self._describe, run, previous)
-        except BaseException:
-            await self._discard(run)
-            raise
+            run = await self._staged(view, config, last, previous, is_wanted=is_wanted)
+            if run is None:
+                return
+            try:
+                await self._rounds(run, last, generation)
+                self._check_wanted(view, generation)
+                manifest = await asyncio.to_thread(self._describe, run, previous)
+                self._check_wanted(view, generation)
+            except BaseException:
+                await self._discard(run)
+                raise
+            finally:
+                self._run = None
+            await self._publish(run, manifest, last)
         finally:
-            self._run = None
-        # From here on the folder belongs to the manifest, also if the disk then fails.
-        try:
-            await asyncio.to_thread(publish, self._env, one.directory, manifest)
-        except NoRoomError:  # the old manifest stands; each attempt would leave a folder
-            await self._discard(run)
-            raise
-        await self._take_over(view, last)
+            self._views.unstage(base.partition)
         log.info(
             "view compacted",
             partition=str(base.partition),
@@ -188,6 +205,15 @@ class ViewMaker:
             backlog_bytes=run.section.size_bytes,
             missed=len(manifest.missed),
         )
+
+    def _check_wanted(self, view: ViewPartition, generation: str) -> None:
+        """Raises ViewError where a run has become void."""
+        base = view.base
+        is_there = self._topics.partition(base.partition) is base
+        if not is_there or base.log.generation != generation:
+            raise ViewError("the log was replaced or cut meanwhile")
+        if self._views.partition(base.partition) is not view:
+            raise ViewError("the view was switched off meanwhile")
 
     # Staging ------------------------------------------------------------------------------
 
@@ -202,30 +228,35 @@ class ViewMaker:
     ) -> _Run | None:
         """A run with its sources in place; None if there is nothing to do and it is not wanted.
 
-        Retention may take sources before they are linked: then what is left is looked at again.
-        A clean of the same log would put other files under their names, and is held off.
+        Retention may take sources before they are linked, and the cleaner replace them: then what
+        is left is looked at again.
         """
-        base = view.base
-        compacts = base.log.config.compacts
-        async with self._tools.hold(base.partition) if compacts else nullcontext():
-            for last_time in (False, False, True):
+        where, cleaning = view.base.partition, self._tools.cleaning
+        for attempt in range(1, ATTEMPTS + 1):
+            is_last = attempt == ATTEMPTS
+            copies = is_last and where in self._told_of_copies
+            async with self._tools.hold(where) if copies else nullcontext():
+                if not await cleaning.wait_for_swap(view.base):
+                    raise ViewError("the cleaner is busy replacing segments; it is tried again")
                 section = section_of(view, 0 if previous is None else previous.horizon)
                 if section.horizon <= view.log.horizon and not is_wanted:
                     return None
+                self._views.stage(where, section.horizon)
                 run = self._run = self._begin(view, config, section, previous)
                 try:
                     await self._stage(run, last)
                 except BaseException as error:
                     self._run = None
                     await self._discard(run)
-                    if last_time or not isinstance(error, FileNotFoundError):
+                    if is_last or not isinstance(error, FileNotFoundError | _SwappedError):
                         raise
                 else:
                     return run
-        return None
+        raise AssertionError
 
     async def _stage(self, run: _Run, last: LastRun) -> None:
         where = run.view.base.partition
+        swaps = self._tools.cleaning.swaps_begun(where)
         async with self._tools.share() as share:
             run.share = share
             if run.is_aborted:
@@ -247,6 +278,8 @@ class ViewMaker:
                 bytes=done.copied_bytes,
                 reason=done.reason,
             )
+        if self._tools.cleaning.swaps_begun(where) != swaps:
+            raise _SwappedError("the cleaner replaced segments while they were linked")
 
     def _begin(
         self,
@@ -410,13 +443,48 @@ class ViewMaker:
         except OSError as error:
             log.warning("run not removed", directory=run.directory, reason=str(error))
 
+    async def _publish(self, run: _Run, manifest: ViewManifest, last: LastRun) -> None:
+        """Make a finished run the view. From here on its folder belongs to the manifest."""
+        view, where = run.view, run.view.base.partition
+        try:
+            try:
+                await asyncio.to_thread(publish, self._env, view.log.directory, manifest)
+            except NoRoomError:  # the old manifest stands; each attempt would leave a folder
+                await self._discard(run)
+                raise
+            except BaseException as error:
+                view.log.is_known = False
+                self._fail_directory(view, error)
+                raise
+            try:
+                await self._take_over(view, last)
+            except BaseException:
+                view.log.is_known = False
+                raise
+        finally:
+            present = self._views.partition(where)
+            if present is not None and present is not view:
+                present.log.is_known = False  # it was opened before there was this version
+
+    def _fail_directory(self, view: ViewPartition, error: BaseException) -> None:
+        """Take the data directory offline where a sync of it may have failed.
+
+        A folder that is missing is that of a topic that was just deleted.
+        """
+        is_there = self._topics.partition(view.base.partition) is view.base
+        if not is_there or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+            return
+        if not is_out_of_descriptors(error):
+            home, reason = os.path.dirname(view.log.directory), f"publication of a view: {error}"
+            self._tools.fail_directory(LogDirectoryError(home, reason))
+
     async def _take_over(self, view: ViewPartition, last: LastRun) -> None:
         """Have readers go on with what was published."""
         replaced = view.log.ledger
         ledger = await asyncio.to_thread(self._views.load, view.base)
         if ledger is None:
             raise ViewError("what was published is not there")
-        view.log.ledger, view.log.failure = ledger, None
+        view.log.ledger, view.log.failure, view.log.is_known = ledger, None, True
         if replaced is not None:
             last.retired.append((replaced.manifest.run_id, weakref.ref(replaced)))
 

@@ -234,6 +234,8 @@ class ViewRuns:
         last = self._last.setdefault(where, LastRun())
         last.state, last.started_ms, last.reason = RunState.RUNNING, self._env.wall_ms(), ""
         try:
+            if not view.log.is_known:
+                await self._views.read_again(view)
             if view.log.failure is not None and not from_scratch:
                 raise ViewError(f"{view.log.failure}; {ANEW}")
             await self._maker.make(view, last, on_demand=on_demand, from_scratch=from_scratch)

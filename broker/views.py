@@ -7,10 +7,19 @@ Rules
   below the horizon comes from the ledger (storage/view_log.py).
 - Its topic id follows from the topic's, so that it is the same after a restart.
 - It is read only. Groups may commit offsets for it.
+
+Rules for the topic's own cleaner (`limit_of`)
+- A tombstone leaves the log only once every view of the topic has a durable horizon above it.
+- The horizon of a compaction under way counts from before its sources are linked until its
+  manifest is durable or the compaction is given up.
+- What is not known blocks: a ledger that cannot be read or believed, a publication that failed, the
+  files of a view that is switched off and not removed yet. Only a folder that is known to hold no
+  ledger holds nothing.
 """
 
+import asyncio
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import structlog
@@ -19,13 +28,14 @@ from broker.partition import Partition, Waker
 from broker.protocol.errors import ErrorCode
 from broker.stats import BrokerStats, TopicStats
 from broker.topics import Topic, Topics
+from cleaner.host import Undecided
 from config.topic_keys import TopicConfig, TopicLayers
 from config.topic_names import RESERVED_SUFFIX, view_hindrance, view_name
 from storage.env import Env
 from storage.errors import InvalidViewError
 from storage.log import index_limits
 from storage.model import TopicPartition
-from storage.view_ledger import Ledger, open_ledger
+from storage.view_ledger import Ledger, has_view_folder, open_ledger
 from storage.view_log import ViewCursor, ViewLog
 
 READ_ONLY: Final = "a compacted view is read only; produce to the topic itself"
@@ -98,6 +108,9 @@ class Views:
         self._stats = stats
         self._by_name: dict[str, ViewTopic] = {}
         self._by_id: dict[bytes, ViewTopic] = {}
+        self._staged: dict[TopicPartition, int] = {}  # horizons of compactions under way
+        # Partitions without a view that are known to have no files of one.
+        self._clear: dict[TopicPartition, Partition] = {}
 
     def __iter__(self) -> Iterator[ViewTopic]:
         for topic in self._topics:
@@ -135,21 +148,73 @@ class Views:
         offline = index in view.offline
         return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
-    def limit_of(self, base: Partition) -> int:
-        """From which offset on the topic's own cleaner has to leave things as they are.
+    # The limit of the topic's own cleaner
 
-        It would take tombstones that the view has not seen. Without a ledger nothing is carried
-        over, and the log alone is complete; but only by offset: what the cleaner takes may be what
-        another strategy calls the latest.
+    def limit_of(self, base: Partition) -> tuple[int, Undecided]:
+        """Return the offset from which on the topic's own cleaner leaves the log as it is, and why.
+
+        Without a ledger the log alone is the view, so that its cleaner may take everything; but
+        only if the view goes by offset: what the cleaner removes may be what another strategy calls
+        the latest record.
         """
-        config = base.log.config
+        if not base.log.config.compacts:
+            return base.log.log_end_offset, Undecided.VIEW
+        published, reason = self._published_limit(base)
+        staged = self._staged.get(base.partition)
+        if staged is not None and staged < published:
+            return staged, Undecided.VIEW
+        return published, reason
+
+    def _published_limit(self, base: Partition) -> tuple[int, Undecided]:
+        log, config = base.log, base.log.config
         view = self.partition(base.partition) if config.has_view else None
         if view is None:
-            return base.log.log_end_offset
-        if view.log.ledger is None:
-            is_by_offset = config.varve_view_strategy == "offset"
-            return base.log.log_end_offset if is_by_offset else base.log.log_start_offset
-        return view.log.horizon
+            is_known = self.is_clear(base)
+        else:
+            is_known = view.log.failure is None and view.log.is_known
+        if not is_known:
+            return log.log_start_offset, Undecided.VIEW_UNKNOWN
+        if view is not None and view.log.ledger is not None:
+            return view.log.horizon, Undecided.VIEW
+        holds_all = view is not None and config.varve_view_strategy != "offset"
+        return log.log_start_offset if holds_all else log.log_end_offset, Undecided.VIEW
+
+    def stage(self, where: TopicPartition, horizon: int) -> None:
+        """Hold the cleaner at the horizon of a compaction that is about to link its sources."""
+        self._staged[where] = horizon
+
+    def unstage(self, where: TopicPartition) -> None:
+        """The compaction is published and taken over, or given up."""
+        self._staged.pop(where, None)
+
+    def is_clear(self, base: Partition) -> bool:
+        """Return whether a partition without a view is known to have no files of one.
+
+        The first call for a partition looks at the disk. Where that fails nothing is known, and the
+        next call looks again.
+        """
+        if self._clear.get(base.partition) is base:
+            return True
+        try:
+            has_files = has_view_folder(self._env, base.log.directory)
+        except OSError:
+            return False
+        if not has_files:
+            self._clear[base.partition] = base
+        return not has_files
+
+    def files_removed(self, base: Partition) -> None:
+        """The files of a view that was switched off are gone, durably."""
+        view = self.partition(base.partition)
+        if view is None:
+            self._clear[base.partition] = base
+        else:  # it was switched on again meanwhile, and may have opened what is gone now
+            _change_over(view, None)
+
+    def forget(self, present: Collection[TopicPartition]) -> None:
+        """Forget partitions that are gone."""
+        for where in self._clear.keys() - present:
+            del self._clear[where]
 
     def hindrance(self, topic: Topic) -> str | None:
         """Why a topic that asks for a view has none, in words."""
@@ -198,6 +263,7 @@ class Views:
     def _open(self, name: str, base: Partition) -> ViewPartition:
         """A view's partition with what is on the disk; a few small reads, once for each."""
         opened = ViewPartition(base, self._stats.topics[name])
+        self._clear.pop(base.partition, None)
         try:
             opened.log.ledger = self.load(base)
         except InvalidViewError as error:
@@ -205,8 +271,26 @@ class Views:
             log.error("view cannot be used", partition=str(base.partition), reason=str(error))
         except OSError as error:
             opened.log.failure = InvalidViewError(base.log.directory, str(error))
+            opened.log.is_known = False
             log.error("view cannot be read", partition=str(base.partition), reason=str(error))
         return opened
+
+    async def read_again(self, view: ViewPartition) -> None:
+        """Read the version on the disk where it is not known; what there is stays if that fails.
+
+        To be called by whoever may change the files of the view.
+        """
+        where = str(view.base.partition)
+        try:
+            ledger = await asyncio.to_thread(self.load, view.base)
+        except InvalidViewError as error:
+            _change_over(view, None, error)
+            log.error("view cannot be used", partition=where, reason=str(error))
+        except OSError as error:  # told when it failed first; the next round tries again
+            log.debug("view cannot be read", partition=where, reason=str(error))
+        else:
+            _change_over(view, ledger)
+            log.info("view read again", partition=where, horizon=view.log.horizon)
 
     def load(self, base: Partition) -> Ledger | None:
         """The ledger on the disk, checked against its log. Raises InvalidViewError, OSError."""
@@ -218,6 +302,15 @@ class Views:
                 f"its horizon is {found.horizon}, behind the log's end, {one.log_end_offset}",
             )
         return found
+
+
+def _change_over(
+    view: ViewPartition, ledger: Ledger | None, failure: InvalidViewError | None = None
+) -> None:
+    """Serve what was found on the disk; readers of another version leave it."""
+    if view.log.ledger is not None:
+        view.log.ledger.is_revoked = True
+    view.log.ledger, view.log.failure, view.log.is_known = ledger, failure, True
 
 
 Cursors = dict[TopicPartition, ViewCursor]  # of one connection

@@ -32,6 +32,7 @@ class Undecided(Enum):
     HIGH_WATERMARK = "high watermark"  # it may be lost in a crash, or by a truncation
     OPEN_TRANSACTION = "open transaction"
     VIEW = "compacted view"  # a view of the topic has not taken it yet
+    VIEW_UNKNOWN = "compacted view not known"  # it is not known what a view of the topic holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class PublishOutcome(Enum):
     PUBLISHED = "published"
     SOURCES_GONE = "sources gone"  # retention took one or all of them: the group was dropped
     STALE = "stale"  # the log's generation is another one now: the whole job is void
+    NEEDED = "needed"  # by a compacted view of the topic, by now: the whole job is void
 
 
 class CleanerHost(Protocol):

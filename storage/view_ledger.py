@@ -16,6 +16,7 @@ All of it may run in a thread; it touches nothing of the log.
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -99,21 +100,46 @@ def view_path(partition_directory: str) -> str:
     return f"{partition_directory}/{VIEW_FOLDER}"
 
 
+def has_view_folder(env: Env, partition_directory: str) -> bool:
+    """Return whether a partition has a folder for a view. Raises OSError where that is unknown."""
+    try:
+        env.listdir(view_path(partition_directory))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_manifest(env: Env, partition_directory: str) -> ViewManifest | None:
+    """Return the manifest on the disk; None if no version is published.
+
+    Raises InvalidViewError, OSError.
+    """
+    path = f"{view_path(partition_directory)}/{MANIFEST_NAME}"
+    try:
+        return decode_manifest(env.read_file(path), path)
+    except FileNotFoundError:
+        return None
+    except (CorruptCheckpointError, NewerFormatError) as error:
+        raise InvalidViewError(path, str(error)) from error
+
+
 def open_ledger(
     env: Env, partition_directory: str, topic_id: bytes, limits: IndexLimits
 ) -> Ledger | None:
-    """The published version of a view; None if none was ever published.
+    """The published version of a view; None if no version is published.
+
+    The folder is synced first: an earlier process may have been killed between the rename of a
+    manifest and its sync, and the cleaner acts on the horizon that is found here.
 
     Raises InvalidViewError, OSError.
     """
     folder = view_path(partition_directory)
     path = f"{folder}/{MANIFEST_NAME}"
-    try:
-        manifest = decode_manifest(env.read_file(path), path)
-    except FileNotFoundError:
+    if has_view_folder(env, partition_directory):
+        env.sync_dir(folder)
+    manifest = read_manifest(env, partition_directory)
+    if manifest is None:
         return None
-    except (CorruptCheckpointError, NewerFormatError) as error:
-        raise InvalidViewError(path, str(error)) from error
     if manifest.topic_id != topic_id:
         raise InvalidViewError(path, f"it is of another topic, {manifest.topic_id.hex()}")
     segments = []
@@ -331,10 +357,13 @@ def remove_run(env: Env, directory: str) -> None:
 def sweep(env: Env, partition_directory: str, keep: Iterable[str]) -> tuple[str, ...]:
     """Remove every folder of a run but those named, and what a crash left; what went.
 
-    The manifest stays. Raises OSError.
+    The manifest stays, and so does the folder that it names. Raises InvalidViewError, OSError.
     """
     folder = view_path(partition_directory)
     kept = {MANIFEST_NAME, *keep}
+    manifest = read_manifest(env, partition_directory)
+    if manifest is not None:
+        kept.add(manifest.run_id)
     gone = []
     for name in env.listdir(folder) if env.is_dir(folder) else ():
         if name in kept:
@@ -354,10 +383,10 @@ def remove_view(env: Env, partition_directory: str) -> bool:
     The manifest goes first and durably: half a view is none.
     """
     folder = view_path(partition_directory)
-    if not env.is_dir(folder):
+    if not has_view_folder(env, partition_directory):
         return False
-    if env.exists(f"{folder}/{MANIFEST_NAME}"):
+    with suppress(FileNotFoundError):
         env.unlink(f"{folder}/{MANIFEST_NAME}")
-        env.sync_dir(folder)
+    env.sync_dir(folder)  # also for a process that was killed behind the unlink
     env.remove_tree(folder)
     return True

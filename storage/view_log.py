@@ -33,6 +33,9 @@ class ViewLog:
         self.log = log
         self.ledger: Ledger | None = None
         self.failure: InvalidViewError | None = None  # why the ledger on disk is not believed
+        # False if the disk may hold another version than `ledger`: it could not be read, or its
+        # publication or the change-over failed. It is read again until it is known.
+        self.is_known = True
 
     # What is the log's own
 

@@ -212,6 +212,9 @@ class Adopter:
             await self._take_back(part)
         if PublishOutcome.STALE in outcomes:
             raise _RefusedError(AdoptOutcome.STALE, "the log was cut or replaced meanwhile")
+        if PublishOutcome.NEEDED in outcomes:
+            reason = "a compacted view of the topic needs what it would remove"
+            raise _RefusedError(AdoptOutcome.STALE, reason)
         return published
 
     async def _take_back(self, part: LeasedPartition) -> None:

@@ -42,8 +42,6 @@ from storage.errors import LogDirectoryError, NoRoomError, StorageError
 from storage.model import TopicPartition
 
 ATTEMPTS: Final = 5  # at linking what retention may take, and the cleaner replace
-SWAP_SECONDS: Final = 60.0  # that a swap under way is waited for
-SWAP_STEP_SECONDS: Final = 0.02
 TOKEN_BYTES: Final = 32
 
 Hold = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
@@ -202,12 +200,10 @@ class Issuer:
 
     async def _wait_for_swap(self, partition: Partition) -> None:
         """Until the cleaner is not just putting files in place. Raises OfflineError."""
-        for _ in range(int(SWAP_SECONDS / SWAP_STEP_SECONDS)):
-            self._check_there(partition)
-            if not partition.log.is_being_swapped:
-                return
-            await asyncio.sleep(SWAP_STEP_SECONDS)
-        raise OfflineError(503, f"the cleaner is busy with {partition.partition}: ask again")
+        is_over = await self._cleaning.wait_for_swap(partition)
+        self._check_there(partition)
+        if not is_over:
+            raise OfflineError(503, f"the cleaner is busy with {partition.partition}: ask again")
 
     async def _link(
         self,

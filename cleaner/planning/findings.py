@@ -19,6 +19,7 @@ class Reason(Enum):
     HIGH_WATERMARK = "high watermark"
     OPEN_TRANSACTION = "open transaction"
     VIEW = "compacted view"
+    VIEW_UNKNOWN = "compacted view not known"
     MIN_LAG = "min.compaction.lag.ms"
     NOTHING_DIRTY = "nothing dirty"
     MAX_LAG = "max.compaction.lag.ms"

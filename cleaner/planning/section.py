@@ -27,6 +27,7 @@ _UNDECIDED: Final = {
     Undecided.HIGH_WATERMARK: Reason.HIGH_WATERMARK,
     Undecided.OPEN_TRANSACTION: Reason.OPEN_TRANSACTION,
     Undecided.VIEW: Reason.VIEW,
+    Undecided.VIEW_UNKNOWN: Reason.VIEW_UNKNOWN,
 }
 
 
@@ -165,7 +166,8 @@ def expired_section(
 
     Only what lies wholly below `clean_below` and below all damage counts. Elsewhere an older value
     may still stand: in what could not be read, or where a horizon was set (by Kafka, too) before
-    all that is older was searched.
+    all that is older was searched. It may also stand in a compacted view, which has not taken what
+    lies at or above `undecided_offset`.
 
     A segment of unknown horizon (the memory was lost, or the folder adopted) is looked at once,
     delete.retention.ms after the partition was first seen: by then whatever was stamped before
@@ -174,7 +176,8 @@ def expired_section(
     if not facts.clock_trusted:
         return None, None
     retention_ms = facts.config.delete_retention_ms
-    limit = min([clean_below, *(one.base_offset for one in facts.damaged)])
+    damaged = (one.base_offset for one in facts.damaged)
+    limit = min([clean_below, facts.undecided_offset, *damaged])
     look_ms = known.first_seen_ms + retention_ms
     due: list[tuple[SegmentFacts, int]] = []
     next_ms: int | None = None

@@ -257,6 +257,8 @@ class Runs:
         if PublishOutcome.STALE in outcomes:
             self._stats.stale += 1
             refusal = run.stale = "stale generation"
+        elif PublishOutcome.NEEDED in outcomes:
+            refusal = run.stale = "a compacted view needs what it would remove"
         elif any(
             outcome is PublishOutcome.SOURCES_GONE and self._keeps_a_source(partition, group)
             for group, outcome in zip(groups, outcomes, strict=False)  # none after a failure

@@ -173,6 +173,14 @@ def _view(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     )
 
 
+def _view_unknown(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
+    return (
+        f"{_nothing_from(v)}: it is not known what the topic's compacted view holds, because its "
+        "files cannot be read or not be removed. The broker tries again every few seconds; "
+        f"`varve view status {verdict.partition.topic}` and the log say what is wrong."
+    )
+
+
 def _nothing_from(v: _Values) -> str:
     return f"Nothing from offset {v['end_offset']} on can be cleaned yet"
 
@@ -268,6 +276,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.HIGH_WATERMARK: _high_watermark,
     Reason.OPEN_TRANSACTION: _open_transaction,
     Reason.VIEW: _view,
+    Reason.VIEW_UNKNOWN: _view_unknown,
     Reason.MIN_LAG: _min_lag,
     Reason.NOTHING_DIRTY: lambda v, b, at, _: "Nothing is dirty.",
     Reason.MAX_LAG: lambda v, b, at, _: (

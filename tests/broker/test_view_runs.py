@@ -48,6 +48,10 @@ class Gate:
     def let_go(self) -> None:
         self._open.set()
 
+    def close(self) -> None:
+        self._open.clear()
+        self.reached.clear()
+
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[ThreadRunner]:
         gate = self

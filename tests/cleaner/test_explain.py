@@ -92,6 +92,8 @@ HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC")
          "`varve cleaner end-transaction t 0 77` aborts it."),
         (facts(even(4), undecided=12, checkpoint=10, undecided_by=Undecided.VIEW), s.IDLE, FRESH,
          "compacted view.", "has taken what is below offset 12 only."),
+        (facts(even(4), undecided=0, undecided_by=Undecided.VIEW_UNKNOWN), s.IDLE, FRESH,
+         "compacted view not known.", "it is not known what the topic's compacted view holds"),
         (facts(even(4), undecided=12, checkpoint=10), s.IDLE, FRESH, "high watermark.",
          "the high watermark is 12. What is above it"),
         (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
