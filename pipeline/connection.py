@@ -81,11 +81,13 @@ class RetriableError(Exception):
 class Connection:
     """One socket to one broker, and the versions that broker speaks."""
 
-    def __init__(self, address: Address, client_id: str) -> None:
+    def __init__(
+        self, address: Address, client_id: str, connect_seconds: float = CONNECT_SECONDS
+    ) -> None:
         self.address = address
         self._client_id = client_id
         self._correlation_ids = itertools.count(1)
-        self._socket = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
+        self._socket = socket.create_connection((address.host, address.port), connect_seconds)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._ranges: dict[int, tuple[int, int]] = {}
         self._waiting: tuple[int, int, int] | None = None

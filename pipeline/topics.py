@@ -24,7 +24,7 @@ from pipeline.cli import JobError
 from pipeline.connection import UnknownTopicError, UnreachableBrokerError, WireError
 from pipeline.producing import ProduceError
 from pipeline.session import first_line
-from pipeline.wire import EARLIEST, LATEST, Isolation, WireClient
+from pipeline.wire import EARLIEST, LATEST, REACH_SECONDS, Isolation, WireClient
 from storage.model import TopicPartition
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 ADMIN_SECONDS: Final = 30.0
-REACH_SECONDS: Final = 5.0  # for a first answer
 
 Bounds = Mapping[int, int]  # partition -> offset
 P = ParamSpec("P")

@@ -55,6 +55,7 @@ NO_OFFSET: Final = -1  # nothing at or behind the timestamp
 
 FETCH_BYTES: Final = 8 << 20
 TIMEOUT_SECONDS: Final = 60.0
+REACH_SECONDS: Final = 5.0  # for a first answer, where somebody waits who may have mistyped a host
 BACKOFF_SECONDS: Final = (0.05, 1.0)  # first and largest
 UNKNOWN_TOPIC_TRIES: Final = 3  # a topic just made may not be everywhere yet
 
@@ -96,8 +97,13 @@ class WireClient:
         *,
         client_id: str = "varve-pipeline",
         timeout_seconds: float = TIMEOUT_SECONDS,
+        reach_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        """`bootstrap` is HOST:PORT, several with commas. Raises ValueError; connects to nothing."""
+        """`bootstrap` is HOST:PORT, several with commas. Raises ValueError; connects to nothing.
+
+        `reach_seconds` bounds requests until a broker has answered for the first time: a wrong
+        address should be an error soon, a broker that restarts should not.
+        """
         self.bootstrap = [
             parse_kafka_address(part) for part in bootstrap.split(",") if part.strip()
         ]
@@ -105,6 +111,8 @@ class WireClient:
             raise ValueError("no broker is named in bootstrap.servers")
         self._client_id = client_id
         self._timeout_seconds = timeout_seconds
+        self._reach_seconds = min(reach_seconds, timeout_seconds)
+        self._was_reached = False
         self._connections: dict[Address, Connection] = {}
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[TopicPartition, int] = {}
@@ -259,13 +267,17 @@ class WireClient:
 
     def _retried(self, what: str, ask: Callable[[float], T]) -> T:
         """Ask, with the seconds left, until it is answered or the time is over."""
-        deadline = time.monotonic() + self._timeout_seconds
+        started = time.monotonic()
         backoff = BACKOFF_SECONDS[0]
+
+        def left() -> float:
+            limit = self._timeout_seconds if self._was_reached else self._reach_seconds
+            return started + limit - time.monotonic()
+
         while True:
-            left = deadline - time.monotonic()
             cause: WireError
             try:
-                return ask(max(left, 0.001))
+                return ask(max(left(), 0.001))
             except RetriableError as error:
                 cause = error.cause
             except (OSError, ProtocolError) as error:
@@ -273,7 +285,7 @@ class WireClient:
             # Whatever is still under way belongs to nobody now, and the leaders may have moved.
             self.close()
             self._leaders.clear()
-            if deadline - time.monotonic() <= backoff:
+            if left() <= backoff:
                 raise cause
             time.sleep(backoff)
             backoff = min(2 * backoff, BACKOFF_SECONDS[1])
@@ -284,9 +296,10 @@ class WireClient:
             connection.close()  # an answer that nobody waits for any more
             connection = None
         if connection is None:
-            connection = Connection(address, self._client_id)
+            connection = Connection(address, self._client_id, min(left, CONNECT_SECONDS))
             self._connections[address] = connection
             connection.handshake(left)
+            self._was_reached = True
         return connection
 
     def _anyone(self, left: float) -> Connection:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from pipeline.connection import OffsetsGoneError
-from pipeline.wire import NO_OFFSET, WireClient
+from pipeline.wire import NO_OFFSET, REACH_SECONDS, TIMEOUT_SECONDS, WireClient
 from pipeline.wire_reader import ReadOptions, read_range
 from pyspark_varve.filters import Narrowed
 from pyspark_varve.offsets import (
@@ -35,9 +35,13 @@ class RangePartition(InputPartition):  # type: ignore[misc]  # untyped
     wanted: Range
 
 
-def client_of(options: SourceOptions) -> WireClient:
-    """A client of these options; it connects when it is used."""
-    return WireClient(options.bootstrap, client_id=options.client_id)
+def client_of(options: SourceOptions, *, reach_seconds: float = REACH_SECONDS) -> WireClient:
+    """A client of these options; it connects when it is used.
+
+    On the driver a first answer has to come within REACH_SECONDS: a wrong host is an error before
+    any task starts. Tasks know that the address is right, and wait for a broker that restarts.
+    """
+    return WireClient(options.bootstrap, client_id=options.client_id, reach_seconds=reach_seconds)
 
 
 def read_rows(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
@@ -50,7 +54,7 @@ def read_rows(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]
     )
     if not options.fail_on_data_loss:
         reading = replace(reading, on_gone=_told)
-    with client_of(options) as client:
+    with client_of(options, reach_seconds=TIMEOUT_SECONDS) as client:
         try:
             yield from read_range(client, wanted.partition, wanted.first, wanted.end, reading)
         except OffsetsGoneError as error:

@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,6 +217,33 @@ def test_nobody_there_is_an_error_that_names_who_was_asked() -> None:
 def test_a_bootstrap_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|no broker"):
         WireClient(text)
+
+
+def test_a_host_that_never_answered_is_given_up_sooner_than_one_that_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
+    monkeypatch.setattr("pipeline.wire.time", clock)
+    with fake_brokers({ApiKey.METADATA: lambda _: fake_broker.metadata({}, {})}) as (broker,):
+        client = WireClient(broker.address, timeout_seconds=60, reach_seconds=5)
+        client.topics()
+    client.close()
+    with pytest.raises(UnreachableBrokerError, match=broker.address):
+        client.topics()
+    assert 50 < now <= 60
+    now = 0.0
+    with (
+        WireClient(broker.address, timeout_seconds=60, reach_seconds=5) as stranger,
+        pytest.raises(UnreachableBrokerError, match=broker.address),
+    ):
+        stranger.topics()
+    assert 3 < now <= 5
 
 
 def test_each_partition_is_asked_of_its_leader_and_again_when_that_moved() -> None:
