@@ -202,7 +202,7 @@ def _wait_cleaned(
     shown = False
     while True:
         now = client.get(path)
-        stuck = _stuck(now, began, end)
+        stuck = reason_to_stop_waiting(now, began)
         if stuck:
             fail(stuck)
         if _is_clean(now, end):
@@ -225,8 +225,12 @@ def _is_clean(now: Json, end: int) -> bool:
     return bool(first >= end or (now["dirty_bytes"] == 0 and bound >= end))
 
 
-def _stuck(now: Json, began: Json, end: int) -> str:
-    """Why it will not be clean for the asking; empty while it may be."""
+def reason_to_stop_waiting(now: Json, began: Json) -> str:
+    """Return why the requested clean will not happen, or an empty string while it may.
+
+    `began` and `now` are answers of the partition's status, from the request and from this poll.
+    """
+    end = began["wanted_offset"]
     if now["state"] == "offline" or now["paused"]:
         return str(now["sentences"][0])
     job, before = now.get("last_job"), began.get("last_job")
@@ -236,8 +240,10 @@ def _stuck(now: Json, began: Json, end: int) -> str:
             return f"the job failed: {job['reason']}"
         if job["outcome"] == "damaged":  # what is damaged is left as it is
             return f"the job is done, and not all is clean: {job['reason']}"
+    if now["state"] == "aborting":
+        return ""  # the job says who aborted it once it has ended
     if now["wanted_offset"] is None and not _is_clean(now, end):
         if job is not None and is_new and job["outcome"] == "aborted":
             return f"the job was given up: {job['reason']}"
-        return f"it is not wanted any more; {now['sentences'][0]}"
+        return f"an operator cancelled the clean request. {now['sentences'][0]}"
     return ""

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import broker.app
 from broker.banner import command_name, reachable, ready_text
+from broker.cleaner_cli import reason_to_stop_waiting
 from broker.cli import main
 from config.address import Address
 from config.settings import Settings
@@ -183,3 +184,50 @@ def test_the_command_is_named_as_the_user_can_type_it(
     assert command_name() == "/opt/varve/bin/varve"
     monkeypatch.setattr(sys, "argv", ["cli.py"])
     assert command_name() == "varve"
+
+
+# Waiting for a clean ----------------------------------------------------------------------
+
+
+def partition_status(**changes: object) -> dict[str, object]:
+    """The status of a dirty partition whose clean up to offset 100 was requested."""
+    return {
+        "state": "idle",
+        "paused": False,
+        "wanted_offset": 100,
+        "first_dirty_offset": 0,
+        "end_offset": 100,
+        "dirty_bytes": 9,
+        "last_job": None,
+        "sentences": ["t-0 is not being cleaned."],
+        **changes,
+    }
+
+
+def ended_job(outcome: str, reason: str) -> dict[str, object]:
+    return {"run_id": "r1", "outcome": outcome, "reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"state": "cleaning"}, ""),
+        ({"state": "aborting", "wanted_offset": None}, ""),
+        (
+            {"wanted_offset": None, "last_job": ended_job("aborted", "an operator gave it up")},
+            "the job was given up: an operator gave it up",
+        ),
+        (
+            {"wanted_offset": None},
+            "an operator cancelled the clean request. t-0 is not being cleaned.",
+        ),
+        ({"wanted_offset": None, "first_dirty_offset": 100}, ""),
+        ({"paused": True}, "t-0 is not being cleaned."),
+        ({"last_job": ended_job("failed", "disk full")}, "the job failed: disk full"),
+    ],
+)
+def test_a_wait_for_a_clean_ends_with_the_reason_of_the_job_and_not_before_it_has_ended(
+    changes: dict[str, object], reason: str
+) -> None:
+    began = partition_status()
+    assert reason_to_stop_waiting(partition_status(**changes), began) == reason
