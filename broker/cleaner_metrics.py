@@ -7,18 +7,38 @@ a scraper keeps them all.
 import asyncio
 import os
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from broker.metric_families import counter, gauge
 from broker.topics import Topics
-from cleaner.pool.history import RECORDS_MAX
+from cleaner.planning.plan import Verdict
+from cleaner.pool.explain import blocked_by
+from cleaner.pool.history import RECORDS_MAX, JobRecord
 from cleaner.pool.pool import CleanerPool
+from cleaner.states import past_of
 from storage.env import Env
 from storage.log_manager import LogManager
 
 LABELS = ["topic", "partition"]
+PARTITION_GAUGES = {
+    "dirty_ratio": "Dirty bytes of all cleanable bytes, 0 to 1",
+    "dirty_bytes": "Dirty bytes that may be cleaned",
+    "oldest_dirty_age_seconds": "Age of the oldest record that was not cleaned yet",
+    "live_estimate_bytes":
+        "Expected size of the cleanable part after a clean, learned from earlier ones",
+    "deadline_slack_seconds":
+        "Time left until max.compaction.lag.ms is over; negative: late",
+    "last_job_throttle_wait_seconds":
+        "What the last job lost in waiting for the read and the write budget",
+    "last_clean_timestamp_seconds": "When the last clean that finished began, seconds since 1970",
+    "tombstones": "Tombstones that the last clean left in the clean part",
+    "quarantined": "1 while left alone after a failure",
+    "quarantined_until_seconds":
+        "Next attempt at a quarantined partition, seconds since 1970",
+}  # fmt: skip
 STEP_PARTITIONS = 32  # between two places where others may have their turn
 
 
@@ -53,14 +73,15 @@ class CleanerMetrics:
         last = [one.report for one in stats.last.values()]
         slowest = max((one.seconds for one in stats.last.values()), default=0.0)
         fullest = max((report.map_utilization for report in last), default=0.0)
-        written = sum(report.bytes_after for report in last)
-        recopied = 100 * written / max(1, sum(report.bytes_before for report in last))
+        written = sum(report.bytes_written for report in last)
+        recopied = 100 * written / max(1, sum(report.bytes_replaced for report in last))
         missing = self._wanted_workers() - len(self._pool.status().workers)
         since = 0.0
         if stats.scanned_at is not None:
             since = asyncio.get_running_loop().time() - stats.scanned_at
         for name, text, value in (
-            ("kafka_log_logcleaner_cleaner_recopy_percent", "Bytes kept by the last cleans",
+            ("kafka_log_logcleaner_cleaner_recopy_percent",
+             "Bytes written by the last cleans, of the bytes of the segments that they rewrote",
              recopied),
             ("kafka_log_logcleaner_max_buffer_utilization_percent",
              "Fill of the fullest key map of the last cleans", 100 * fullest),
@@ -69,7 +90,8 @@ class CleanerMetrics:
              stats.over_lag_ms_max / 1000),
             ("kafka_log_logcleaner_deadthreadcount", "Workers that died and are not replaced yet",
              max(0, missing)),
-            ("kafka_log_logcleanermanager_max_dirty_percent", "Largest dirty ratio",
+            ("kafka_log_logcleanermanager_max_dirty_percent",
+             "Largest dirty ratio of the partitions that are neither busy, paused nor quarantined",
              100 * stats.dirty_ratio_max),
             ("kafka_log_logcleanermanager_time_since_last_run_ms",
              "Since the last look over all partitions", 1000 * since),
@@ -162,59 +184,65 @@ class CleanerMetrics:
         yield from (count, size)
 
     def _by_partition(self) -> Iterator[Metric | None]:
-        ratio = GaugeMetricFamily(
-            "varve_cleaner_dirty_ratio", "Dirty bytes of all cleanable bytes, 0 to 1", labels=LABELS
+        families = {
+            name: GaugeMetricFamily(f"varve_cleaner_{name}", text, labels=LABELS)
+            for name, text in PARTITION_GAUGES.items()
+        }
+        blocked = GaugeMetricFamily(
+            "varve_cleaner_blocked",
+            "1 while the partition is not cleaned, and why",
+            labels=[*LABELS, "reason"],
         )
-        dirty = GaugeMetricFamily(
-            "varve_cleaner_dirty_bytes", "Dirty bytes that may be cleaned", labels=LABELS
-        )
-        live = GaugeMetricFamily(
-            "varve_cleaner_live_estimate_bytes",
-            "Expected size of the cleanable part after a clean, learned from earlier ones",
-            labels=LABELS,
-        )
-        slack = GaugeMetricFamily(
-            "varve_cleaner_deadline_slack_seconds",
-            "Time left until max.compaction.lag.ms is over; negative: late",
-            labels=LABELS,
-        )
-        waited = GaugeMetricFamily(
-            "varve_cleaner_last_job_throttle_wait_seconds",
-            "What the last job lost in waiting for the read and the write budget",
-            labels=LABELS,
-        )
-        held = GaugeMetricFamily(
-            "varve_cleaner_quarantined", "1 while left alone after a failure", labels=LABELS
-        )
-        until = GaugeMetricFamily(
-            "varve_cleaner_quarantined_until_seconds",
-            "Next attempt at a quarantined partition, seconds since 1970",
-            labels=LABELS,
-        )
-        verdicts, marks = self._pool.verdicts, self._pool.registry.quarantines()
         last = {job.partition: job for job in reversed(self._pool.history(limit=RECORDS_MAX))}
-        wall_ms = self._env.wall_ms()
-        now_ms = asyncio.get_running_loop().time() * 1000
+        now = _Now(self._env.wall_ms(), asyncio.get_running_loop().time() * 1000)
         for index, partition in enumerate(self._topics.partitions()):
             if index % STEP_PARTITIONS == STEP_PARTITIONS - 1:
                 yield None
             where = partition.partition
-            verdict = verdicts.get(where)
+            verdict = self._pool.verdicts.get(where)
             if verdict is None or not partition.log.config.compacts:
                 continue
             names = [where.topic, str(where.partition)]
-            section, mark = verdict.section, marks.get(where)
-            if section is not None:
-                ratio.add_metric(names, section.ratio)
-                dirty.add_metric(names, section.dirty_bytes)
-                if verdict.live_bytes is not None:
-                    live.add_metric(names, verdict.live_bytes)
-                if section.dirty_bytes and section.deadline_ms is not None:
-                    slack.add_metric(names, (section.deadline_ms - wall_ms) / 1000)
-            if where in last:
-                job = last[where]
-                waited.add_metric(names, job.read_wait_seconds + job.write_wait_seconds)
-            held.add_metric(names, int(mark is not None))
-            if mark is not None:
-                until.add_metric(names, (wall_ms + mark.until_ms - now_ms) / 1000)
-        yield from (ratio, dirty, live, slack, waited, held, until)
+            for name, value in self._values_of(verdict, last.get(where), now):
+                families[name].add_metric(names, value)
+            state, is_held = self._pool.registry.state(where), self._pool.is_held(where)
+            obstacle = blocked_by(verdict, state, is_held=is_held)
+            if obstacle is not None:
+                blocked.add_metric([*names, obstacle.value], 1)
+        yield from families.values()
+        yield blocked
+
+    def _values_of(
+        self, verdict: Verdict, last_job: JobRecord | None, now: "_Now"
+    ) -> Iterator[tuple[str, float]]:
+        """The gauges of one partition; those that nobody knows are left out."""
+        section = verdict.section
+        if section is not None:
+            yield "dirty_ratio", section.ratio
+            yield "dirty_bytes", section.dirty_bytes
+            if verdict.live_bytes is not None:
+                yield "live_estimate_bytes", verdict.live_bytes
+            if section.dirty_bytes and section.deadline_ms is not None:
+                yield "deadline_slack_seconds", (section.deadline_ms - now.wall_ms) / 1000
+            if section.oldest_ms is not None:
+                yield "oldest_dirty_age_seconds", max(0, now.wall_ms - section.oldest_ms) / 1000
+        if last_job is not None:
+            waited = last_job.read_wait_seconds + last_job.write_wait_seconds
+            yield "last_job_throttle_wait_seconds", waited
+        known = self._pool.remembered(verdict.partition)
+        if known is not None and known.learned_at_ms:
+            yield "last_clean_timestamp_seconds", known.learned_at_ms // 1000
+        if known is not None and known.tombstones is not None:
+            yield "tombstones", known.tombstones
+        mark = past_of(self._pool.registry.state(verdict.partition))
+        yield "quarantined", int(mark is not None)
+        if mark is not None:
+            until_ms = now.wall_ms + mark.until_ms - now.monotonic_ms
+            yield "quarantined_until_seconds", until_ms / 1000
+
+
+class _Now(NamedTuple):
+    """The two clocks at the time of a scrape, ms."""
+
+    wall_ms: int
+    monotonic_ms: float

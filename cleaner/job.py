@@ -147,6 +147,7 @@ class CleanReport:
     passes: int = 2  # over the dirty section: 1 where the map surely held every key
     deleted_keys: CleanedFile | None = None  # with an order: what is to be remembered from now on
     records_without_version: int = 0  # in the dirty section; they rank below all others
+    bytes_replaced: int = 0  # of the groups that were rewritten or emptied, as they were before
 
 
 class CleanAbortedError(Exception):

@@ -5,9 +5,8 @@ from dataclasses import asdict
 from typing import Any, TypeAlias
 
 from broker.partition import Partition
-from cleaner.planning.findings import Reason
 from cleaner.planning.plan import Verdict
-from cleaner.pool.explain import Explanation, hindrance, said, sentences
+from cleaner.pool.explain import Explanation, blocked_by, hindrance, said, sentences
 from cleaner.pool.handover import HandoverStatus
 from cleaner.pool.history import JobRecord
 from cleaner.pool.job_run import PoolStatus, WorkerStatus
@@ -113,14 +112,14 @@ def partition_json(
     """One row of the list: what the last look found, and what has happened since."""
     one = partition.log
     section = None if verdict is None else verdict.section
-    blocked_by = _blocked_by(verdict, state, is_held=is_held)
+    obstacle = blocked_by(verdict, state, is_held=is_held)
     return {
         **named(partition.partition),
         "cleanup_policy": list(one.config.cleanup_policy),
         "state": state_name(state),
         "paused": is_held,
-        "blocked_by": None if blocked_by is None else blocked_by.value,
-        "to_clean": verdict is not None and blocked_by is None,
+        "blocked_by": None if obstacle is None else obstacle.value,
+        "to_clean": verdict is not None and obstacle is None,
         "job": _job_json(worker),
         "log_start_offset": one.log_start_offset,
         "log_end_offset": one.log_end_offset,
@@ -136,17 +135,6 @@ def partition_json(
         "over_lag_ms": 0 if verdict is None else verdict.over_lag_ms,
         "deadline_ms": None if section is None else section.deadline_ms,
     }
-
-
-def _blocked_by(verdict: Verdict | None, state: State, *, is_held: bool) -> Reason | None:
-    """What stands in the way: its state now, else what the last look found."""
-    if held(state):
-        return Reason.IN_PROGRESS
-    if is_held:
-        return Reason.HELD
-    gone = (Reason.IN_PROGRESS, Reason.HELD)  # since the last look
-    findings = () if verdict is None else verdict.findings
-    return next((f.reason for f in findings if f.blocks and f.reason not in gone), None)
 
 
 def state_name(state: State) -> str:

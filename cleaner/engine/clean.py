@@ -141,6 +141,7 @@ def make_report(
         groups=totals.groups,
         bytes_read=bytes_read,
         bytes_written=totals.bytes_written,
+        bytes_replaced=totals.bytes_replaced,
         bytes_before=totals.bytes_before,
         bytes_after=totals.bytes_after,
         records_before=totals.records_before,

@@ -123,7 +123,9 @@ class GroupBooks:
         totals.groups += result is not None
         totals.bytes_before += sum(source.size_bytes for source in group)
         totals.bytes_after += bytes_after
-        totals.bytes_written += bytes_after if result else 0
+        if result is not None:
+            totals.bytes_written += bytes_after
+            totals.bytes_replaced += result.bytes_before
         totals.records_before += int(state[fields.RECORDS_IN])
         totals.records_after += int(state[fields.RECORDS_OUT])
         totals.tombstones_kept += int(state[fields.TOMBSTONES_KEPT])

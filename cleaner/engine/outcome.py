@@ -32,6 +32,7 @@ class RewriteTotals:
     bytes_before: int = 0
     bytes_after: int = 0
     bytes_written: int = 0
+    bytes_replaced: int = 0  # before, of the groups that were rewritten or emptied
     records_before: int = 0
     records_after: int = 0
     tombstones_kept: int = 0

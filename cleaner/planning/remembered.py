@@ -50,6 +50,7 @@ class Remembered:
     held_since_ms: int | None = None  # an operator's pause
     damaged: frozenset[SegmentKey] = frozenset()  # segments whose damage was told
     learned_at_ms: int = 0  # from the last job
+    tombstones: int | None = None  # that the last jobs left in what is clean; None: not known
 
     def horizon(self, segment: SegmentFacts) -> int:
         """When the segment can next lose a tombstone or marker; NO_ or UNKNOWN_HORIZON."""
@@ -81,6 +82,7 @@ class Remembered:
             "held_since_ms": self.held_since_ms,
             "damaged": [list(key) for key in sorted(self.damaged)],
             "learned_at_ms": self.learned_at_ms,
+            "tombstones": self.tombstones,
         }
 
     @classmethod
@@ -94,12 +96,13 @@ class Remembered:
             first_seen_ms=int(found["first_seen_ms"]),
             cleaned=merged((int(first), int(end)) for first, end in found["cleaned"]),
             horizons={(int(b), int(size)): int(at) for b, size, at in found["horizons"]},
-            expired_at_ms=_time(found["expired_at_ms"]),
+            expired_at_ms=_optional(found["expired_at_ms"]),
             survivorship=ratio,
             observations=int(found["observations"]),
-            held_since_ms=_time(found["held_since_ms"]),
+            held_since_ms=_optional(found["held_since_ms"]),
             damaged=frozenset((int(b), int(size)) for b, size in found.get("damaged", ())),
             learned_at_ms=int(found.get("learned_at_ms", 0)),
+            tombstones=_optional(found.get("tombstones")),
         )
 
 
@@ -108,7 +111,7 @@ def damaged_base(path: str) -> int:
     return int(path.rpartition("/")[2].partition(".")[0])
 
 
-def _time(value: Any) -> int | None:
+def _optional(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
@@ -131,6 +134,7 @@ def recall(known: Remembered | None, facts: LogFacts, now_ms: int) -> Remembered
             horizons={},
             expired_at_ms=None,
             damaged=frozenset(),
+            tombstones=None,
         )
     return replace(known, generation=facts.generation)
 
@@ -188,9 +192,19 @@ def learn(
             observations=observations,
             damaged=_damaged(known, report, after),
             learned_at_ms=job.now_ms,
+            tombstones=_tombstones(known, job, report),
         ),
         clean_below,
     )
+
+
+def _tombstones(known: Remembered, job: CleanJob, report: CleanReport) -> int | None:
+    """How many tombstones are left: a clean counts all, an expiry job those that it removes."""
+    if not job.expired_only:
+        return report.tombstones_kept
+    if known.tombstones is None:
+        return None
+    return max(0, known.tombstones - report.tombstones_removed)
 
 
 def _stretches(known: Remembered, job: CleanJob, report: CleanReport) -> tuple[Interval, ...]:

@@ -44,6 +44,7 @@ class DirtySection(NamedTuple):
     ripe_ms: int | None = None  # where the minimum lag is the bound: when it will not be any more
     waiting_bytes: int = 0  # dirty as well, and not to be cleaned yet: from the end offset on
     active_bytes: int = 0  # of these, in the active segment
+    oldest_ms: int | None = None  # first timestamp of what is dirty, waiting or not
 
     @property
     def ratio(self) -> float:
@@ -105,6 +106,7 @@ def dirty_section(facts: LogFacts, now: Moment, known: Remembered) -> DirtySecti
         for s in later
         if s.first_batch_timestamp_ms > 0 and is_dirty(s, 1 << 63)
     ]
+    oldest = [*stamps, active.first_batch_timestamp_ms] if active_bytes else stamps
     return DirtySection(
         first_dirty,
         end,
@@ -116,6 +118,7 @@ def dirty_section(facts: LogFacts, now: Moment, known: Remembered) -> DirtySecti
         ripe_ms,
         sum(s.size_bytes for s in waiting) + active_bytes,
         active_bytes,
+        min((stamp for stamp in oldest if stamp > 0), default=None),
     )
 
 

@@ -56,6 +56,17 @@ def next_attempt(verdict: Verdict, now_ms: int) -> NextLook | None:
     return max(looks, key=lambda look: look.at_ms)
 
 
+def blocked_by(verdict: Verdict | None, state: State, *, is_held: bool) -> Reason | None:
+    """Return what stands in the way: the state now, else what the last look found."""
+    if held(state):
+        return Reason.IN_PROGRESS
+    if is_held:
+        return Reason.HELD
+    over = (Reason.IN_PROGRESS, Reason.HELD)  # since the last look
+    findings = () if verdict is None else verdict.findings
+    return next((one.reason for one in findings if one.blocks and one.reason not in over), None)
+
+
 def hindrance(explanation: Explanation) -> str | None:
     """Why not all of it can be cleaned now, in words; None where nothing is dirty, nor damaged."""
     verdict, at_ms = explanation.verdict, explanation.at_ms

@@ -66,6 +66,10 @@ class Memory:
             self.put(facts, now)
         return now
 
+    def entry(self, partition: TopicPartition) -> Remembered | None:
+        """What was remembered last, believable or not; for the metrics."""
+        return self._entries.get(partition)
+
     def put(self, facts: LogFacts, known: Remembered, *, at_once: bool = False) -> None:
         """Replace what is remembered of a log, and save it soon."""
         before = self._places.get(facts.partition)

@@ -55,6 +55,10 @@ class _Turns:
         self._began, self._count = self._clock(), 0
 
 
+# Kafka's max-dirty-percent leaves out logs that are being cleaned, paused or uncleanable.
+_NOT_RANKED: Final = frozenset({Reason.IN_PROGRESS, Reason.PAUSED, Reason.HELD, Reason.QUARANTINED})
+
+
 class _Tally:
     """What a look found, as numbers."""
 
@@ -68,7 +72,8 @@ class _Tally:
         self._damaged += verdict.is_damaged
         self._candidates += verdict.to_clean
         if verdict.section is not None:
-            self._ratio_max = max(self._ratio_max, verdict.section.ratio)
+            if not any(one.blocks and one.reason in _NOT_RANKED for one in verdict.findings):
+                self._ratio_max = max(self._ratio_max, verdict.section.ratio)
             self._dirty_bytes += verdict.section.dirty_bytes
         if verdict.over_lag_ms > 0:
             self._late += 1

@@ -19,6 +19,7 @@ from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.findings import Moment
 from cleaner.planning.offline_plan import compaction_job
 from cleaner.planning.plan import Verdict
+from cleaner.planning.remembered import Remembered
 from cleaner.pool.control import AT_STOP, BY_OPERATOR, PAUSED_BY_OPERATOR, Control
 from cleaner.pool.dispatch import Runs
 from cleaner.pool.explain import Explanation, next_attempt
@@ -283,6 +284,10 @@ class CleanerPool:
     def verdicts(self) -> dict[TopicPartition, Verdict]:
         """What the last look found, by partition."""
         return self._lookout.verdicts
+
+    def remembered(self, partition: TopicPartition) -> Remembered | None:
+        """What earlier jobs taught about a partition."""
+        return self._memory.entry(partition)
 
     @property
     def throttle(self) -> Throttle:

@@ -158,6 +158,7 @@ class Crew:
                 pause = min(2 * pause, self._limits.respawn_max)
         if self._tasks.get(index) is asyncio.current_task() and not self._stopping.is_set():
             del self._tasks[index]  # its place can be filled again
+            self._stats.last.pop(index, None)  # the gauges are over the workers that there are
 
     async def _one_life(self, index: int) -> None:
         try:

@@ -209,6 +209,8 @@ async def test_series_by_partition_are_made_of_compacted_topics_only() -> None:
     labels = '{partition="0",topic="orders"}'
     for name in ("dirty_ratio", "dirty_bytes", "quarantined"):
         assert f"varve_cleaner_{name}{labels} 0.0\n" in text
+    reason = '{partition="0",reason="nothing dirty",topic="orders"}'
+    assert f"varve_cleaner_blocked{reason} 1.0\n" in text
     assert not re.search(r"varve_cleaner_\w+\{.*audit", text)
     assert "live_estimate_bytes{" not in text, "nothing was cleaned yet: nobody knows"
 

@@ -397,6 +397,21 @@ def test_a_segment_that_loses_nothing_is_not_replaced() -> None:
     assert report.bytes_before == report.bytes_after == 2 * len(parts[0].data)
 
 
+def test_what_was_rewritten_is_counted_apart_from_what_stays() -> None:
+    env = MemoryEnv()
+    parts = [
+        segment(0, [batch(record(0, "a"))], 1),
+        segment(1, [batch(record(1, "b"), record(2, "c"))], 3),
+        segment(3, [batch(record(3, "b"))], 4),
+    ]
+    sources = write_segments(env, parts)
+    report, groups = clean(env, clean_job([sources[:1], sources[1:2], sources[2:]]))
+    assert [group.source_base_offsets for group in groups] == [(1,)]
+    assert report.bytes_replaced == len(parts[1].data) == groups[0].bytes_before
+    assert 0 < report.bytes_written == groups[0].bytes_after < report.bytes_replaced
+    assert report.bytes_before == sum(len(part.data) for part in parts)
+
+
 def test_progress_goes_up_to_the_whole_of_each_pass() -> None:
     env = MemoryEnv()
     sources = write_segments(env, busy_log(env))

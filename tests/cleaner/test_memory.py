@@ -29,7 +29,7 @@ from config.settings import CleanerSettings
 from storage.model import TopicPartition
 from storage.segment import DamagedSegment
 from tests.support.cleaner_jobs import report_of
-from tests.support.log_facts import COMPACTED, even, facts
+from tests.support.log_facts import COMPACTED, even, facts, segment
 
 NOW = Moment(wall_ms=1_000_000_000, monotonic_ms=5_000)
 HOUR = 3_600_000
@@ -375,6 +375,43 @@ def test_a_job_over_what_has_expired_moves_no_checkpoint_and_teaches_no_survivor
     after, clean_below = learn(known, job, report_of(job), log, dirty_bytes=0, alpha=0.3)
     assert (clean_below, after.observations, after.cleaned) == (20, 0, ())
     assert after.expired_at_ms == NOW.wall_ms
+
+
+def test_tombstones_held_are_those_of_the_last_clean_less_what_expired_since() -> None:
+    dirty = facts(even(4), checkpoint=10)
+    job = job_for(dirty)
+    cleaned = learned(FRESH, job, report_of(job, tombstones_kept=7), dirty)
+    assert cleaned.tombstones == 7
+    log = facts(even(3), checkpoint=20)
+    expiry = job_for(log, stamped(log, b0=5))
+    assert expiry.expired_only
+    report = report_of(expiry, tombstones_kept=1, tombstones_removed=3)
+    assert learned(replace(cleaned, topic_id=b""), expiry, report, log).tombstones == 4
+    assert learned(FRESH, expiry, report, log).tombstones is None, "nobody counted the others"
+    assert Remembered.from_json(cleaned.to_json()).tombstones == 7
+    old = {key: value for key, value in cleaned.to_json().items() if key != "tombstones"}
+    assert Remembered.from_json(old).tombstones is None
+
+
+@pytest.mark.parametrize(
+    ("stamps", "checkpoint", "oldest_ms"),
+    [
+        ((100, 300, 200, 900), 0, 100),
+        ((100, 300, 200, 900), 10, 200),
+        ((100, 300, 200, 900), 30, 900),  # the active segment alone
+        ((100, 300, 200, 900), 40, None),
+        ((-1, 300, 200, 900), 0, 200),  # no timestamp in the first
+    ],
+)
+def test_the_oldest_dirty_record_is_looked_for_in_all_that_is_dirty(
+    stamps: tuple[int, ...], checkpoint: int, oldest_ms: int | None
+) -> None:
+    segments = [
+        segment(10 * index, 10 * index + 10, first_ms=stamp) for index, stamp in enumerate(stamps)
+    ]
+    verdict = judge(facts(segments, checkpoint=checkpoint))
+    assert verdict.section is not None
+    assert verdict.section.oldest_ms == oldest_ms
 
 
 def test_segments_that_were_never_cleaned_have_no_horizon_to_know() -> None:

@@ -205,3 +205,41 @@ def test_a_worker_that_was_sent_home_is_given_nothing_more_and_is_replaced() -> 
 
     bench = on_the_bench(scenario, two)
     assert bench.pool.stats.worker_deaths == 0
+
+
+def test_numbers_of_a_worker_that_was_removed_disappear() -> None:
+    two = SETTINGS.model_copy(update={"workers": 2})
+
+    async def scenario(b: Bench) -> None:
+        await until(lambda: len(b.pool._crew.idle()) == 2)
+        b.dirty()
+        b.dirty(T1)
+        await until(lambda: len(b.pool.registry.in_progress()) == 2)
+        for link in b.crew.links:
+            link.done()
+        await until(lambda: len(b.host.done) == 2)
+        assert set(b.pool.stats.last) == {0, 1}
+        b.pool.configure(SETTINGS)
+        await until(lambda: set(b.pool.stats.last) == {0})
+
+    on_the_bench(scenario, two)
+
+
+def test_the_largest_dirty_ratio_is_that_of_logs_that_could_be_chosen_as_with_kafka() -> None:
+    async def scenario(b: Bench) -> None:
+        await until(lambda: b.pool._crew.idle())
+        idle = replace(COMPACTED, min_cleanable_dirty_ratio=0.9)
+        b.dirty(T1, checkpoint=30, config=idle)
+        await until(lambda: b.pool.stats.dirty_ratio_max > 0)
+        low = b.pool.stats.dirty_ratio_max
+        assert low < 0.5
+        b.dirty(T0, checkpoint=10, config=idle)
+        await until(lambda: b.pool.stats.dirty_ratio_max > low)
+        for enter in (b.pool.hold, b.pool.release):
+            assert enter(T0)
+            await until(lambda: (b.pool.stats.dirty_ratio_max == low) == b.pool.is_held(T0))
+        b.change(T0, config=COMPACTED)  # it is chosen
+        await until_job(b)
+        await until(lambda: b.pool.stats.dirty_ratio_max == low)
+
+    on_the_bench(scenario)
