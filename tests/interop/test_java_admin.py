@@ -1,0 +1,32 @@
+"""Kafka's own Admin client asks what administrators' tools ask of a cluster."""
+
+import subprocess
+from pathlib import Path
+
+from tests.support.kafka import LIB
+from tests.support.varve import running_varve
+
+PROGRAM = Path(__file__).parents[1] / "support" / "java" / "AskAdmin.java"
+
+
+def test_the_java_admin_client_is_answered_about_the_whole_cluster(
+    real_kafka: None, tmp_path: Path
+) -> None:
+    with running_varve(tmp_path) as broker:
+        done = subprocess.run(
+            ["java", "-cp", f"{LIB}/*", str(PROGRAM), broker.bootstrap, "orders"],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.stdout.splitlines() == [
+        "described by id: orders 2",
+        "resources: {orders=true}",
+        "leader of the quorum: 1",
+        "producers: 0",
+        "reassignments: {}",
+        "elections: {}",
+        "election: ElectionNotNeededException",
+        "reassigned to: 1",
+    ], done.stderr[-2000:]
