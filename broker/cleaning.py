@@ -115,7 +115,7 @@ class Cleaning:
             active_closes_ms=one.active_due_ms if one.config.compacts else None,
             checkpoint_offset=self._manager.cleaner_offsets.get(one.partition),
             generation=one.generation,
-            damaged=one.damaged,
+            damaged=one.left_by_cleaner,
             clock_trusted=clock_trusted,
             topic_id=one.topic_id,
             data_directory=os.path.dirname(one.directory),

@@ -63,7 +63,7 @@ class LogFacts:
     checkpoint_offset: int | None  # first dirty offset as last saved; None if never
     generation: str
     offline: str | None = None  # why its data directory cannot be used
-    damaged: tuple[DamagedSegment, ...] = ()  # where flushed data is not what was written
+    damaged: tuple[DamagedSegment, ...] = ()  # what cannot be read, or not be cleaned
     clock_trusted: bool = True  # False while wall time is suspected of having jumped
     topic_id: bytes = b""  # 16 bytes; what is remembered of a log is void for another id
     data_directory: str = ""  # the log directory that `directory` lies in

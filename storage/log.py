@@ -120,6 +120,9 @@ class Log(LogView):
         old = self.config
         if (old.cleanup_policy, old.policy_known) != (config.cleanup_policy, config.policy_known):
             self.generation = self._new_generation()
+        if old.varve_decompressed_batch_bytes != config.varve_decompressed_batch_bytes:
+            for segment in self._segments:
+                segment.uncleanable = ()  # the next clean tells
         self._apply_config(config)
 
     def _apply_config(self, config: TopicConfig) -> None:
@@ -586,10 +589,13 @@ class Log(LogView):
         return gone
 
     def mark_damaged(self, path: str, position: int, reason: str) -> DamagedSegment | None:
-        """Somebody else found that nothing can be read there; None if the file is not ours."""
+        """Note that the cleaner could not use what is there; None if the file is not ours.
+
+        What is whole stays readable, see `Segment.note_finding`.
+        """
         for segment in self._segments:
             if segment.path == path and position < segment.size_bytes:
-                return segment.note_damage(position, reason)
+                return segment.note_finding(position, reason)
         return None
 
     # Closing

@@ -1,7 +1,8 @@
 """Finding what a fetch gets: a range of one log file, whole batches, none at or above the end.
 
 Rules: a read starts with the batch that contains the offset, in a hole with the next one. It never
-leaves one segment and never crosses damage. Nothing is copied: the caller sends the range.
+leaves one segment and never crosses damage: it ends in front of it, and one that would begin in it
+is an error. Nothing is copied: the caller sends the range.
 """
 
 from typing import NamedTuple
@@ -51,7 +52,7 @@ def find_slice(
         segment = segments[index]
         position = segment.locate(offset)
         is_whole = end_offset >= log_end_offset if index == last else end_offset >= bases[index + 1]
-        end = segment.size_bytes if is_whole else segment.locate(end_offset)
+        end = segment.size_bytes if is_whole else segment.locate_end(end_offset)
         if position < end:
             break
         index += 1

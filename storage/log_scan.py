@@ -17,6 +17,7 @@ from storage.batch import (
     MAGIC_POSITION,
     BatchHeader,
     read_header,
+    unpack_header,
     verify_crc,
 )
 from storage.env import File
@@ -27,8 +28,14 @@ HEADER_BLOCK_BYTES: Final = 16 << 10
 # Verifying reads everything; larger blocks were not faster from the page cache.
 WHOLE_BLOCK_BYTES: Final = 1 << 20
 
+# What looking for the next batch may compute checksums over: a few times the bytes looked at.
+SEARCH_SHARE: Final = 4
+SEARCH_BYTES_MIN: Final = 64 << 20
+
 OLD_MESSAGE_BYTES_MIN: Final = 14  # of a v0 message behind its length field
 
+_MAGIC: Final = bytes([MAGIC])
+_OFFSET = Struct(">q")
 _OLD_ENTRY = Struct(">qiI")  # offset, size, CRC-32: so begin entries of formats 0 and 1
 
 
@@ -101,6 +108,55 @@ def skip_old_messages(file: File, position: int, end: int) -> tuple[int, int]:
         position = message_end
         next_offset = offset + 1
     return position, next_offset
+
+
+def find_batch(file: File, position: int, end: int, offsets: range) -> int:
+    """Return where the next whole batch of `offsets` begins at or behind `position`, else `end`.
+
+    Every byte is looked at, for lengths in front of it may lie. A batch counts if its header is
+    possible, its CRC is right, and what follows it is the end or a possible header: a record may
+    hold bytes that look like a batch. Checksums are computed over a bounded number of bytes.
+    """
+    budget_bytes = SEARCH_BYTES_MIN + SEARCH_SHARE * (end - position)
+    while position + HEADER_BYTES <= end:
+        block = file.pread(min(WHOLE_BLOCK_BYTES, end - position), position)
+        for at in _headers_in(block, offsets):
+            budget_bytes -= unpack_header(block, at).size_bytes
+            if budget_bytes < 0:
+                return end
+            if _is_batch(file, position + at, end):
+                return position + at
+        if len(block) < WHOLE_BLOCK_BYTES:
+            break
+        position += len(block) - HEADER_BYTES + 1
+    return end
+
+
+def _headers_in(block: bytes, offsets: range) -> Iterator[int]:
+    """Where headers of batches of `offsets` may begin in a block."""
+    at = block.find(_MAGIC, MAGIC_POSITION)
+    while 0 <= at <= len(block) - HEADER_BYTES + MAGIC_POSITION:
+        begin = at - MAGIC_POSITION
+        if _OFFSET.unpack_from(block, begin)[0] in offsets:
+            try:
+                header = read_header(block, begin)
+            except CorruptBatchError:
+                pass
+            else:
+                if header.last_offset in offsets:
+                    yield begin
+        at = block.find(_MAGIC, at + 1)
+
+
+def _is_batch(file: File, position: int, end: int) -> bool:
+    try:
+        batch = read_batch(file, position)
+        verify(batch, file.path)
+        if batch.end_position < end:
+            read_header(file.pread(HEADER_BYTES, batch.end_position))
+    except CorruptBatchError:
+        return False
+    return batch.end_position <= end
 
 
 def read_batch(file: File, position: int) -> ScannedBatch:

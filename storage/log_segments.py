@@ -72,5 +72,14 @@ class SegmentList:
 
     @property
     def damages(self) -> tuple[DamagedSegment, ...]:
-        """All that cannot be read."""
-        return tuple(damage for segment in self._segments for damage in segment.damages)
+        """All that cannot be read. The last offset concerned is known here."""
+        return tuple(
+            damage if damage.next_offset >= 0 else damage._replace(next_offset=end)
+            for segment, end in zip(self._segments, (*self.bases[1:], -1), strict=True)
+            for damage in segment.damages
+        )
+
+    @property
+    def uncleanable(self) -> tuple[DamagedSegment, ...]:
+        """All that can be read, and not be cleaned."""
+        return tuple(one for segment in self._segments for one in segment.uncleanable)

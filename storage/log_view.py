@@ -100,8 +100,21 @@ class LogView:
 
     @property
     def damaged(self) -> tuple[DamagedSegment, ...]:
-        """What is known to be unreadable."""
-        return self._segments.damages
+        """What is known to be unreadable, in offset order."""
+        return tuple(
+            damage if damage.next_offset >= 0 else damage._replace(next_offset=self.log_end_offset)
+            for damage in self._segments.damages
+        )
+
+    @property
+    def left_by_cleaner(self) -> tuple[DamagedSegment, ...]:
+        """Why the cleaner leaves segments as they are: what is damaged, and what is uncleanable."""
+        return (*self.damaged, *self.uncleanable)
+
+    @property
+    def uncleanable(self) -> tuple[DamagedSegment, ...]:
+        """What is known to be readable, and of no use to the cleaner."""
+        return self._segments.uncleanable
 
     def segment_facts(self) -> tuple[SegmentFacts, ...]:
         """What planning needs to know of each segment; the last one is active."""

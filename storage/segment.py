@@ -5,12 +5,15 @@ Rules
   sees. The indexes of a closed segment are read when first needed and may be dropped again, except
   while the segment is pinned: from then on its names may belong to other files.
 - Indexes are believed only as far as they agree with the log; a contradiction is answered by a
-  rebuild. What cannot be read is a damaged range: it is left as it is, and never served.
+  rebuild. What cannot be read is a damaged range: it is left as it is, and never served. It ends
+  where the next whole batch begins, so that every other batch is served.
+- A batch that is whole is served, also if the cleaner cannot use it (`uncleanable`).
 - `append` either does everything or raises; then `cut_back` restores the files.
 - It does not know other segments, high watermarks, configurations or who may read what.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from storage import filenames
@@ -18,7 +21,14 @@ from storage.batch import HEADER_BYTES, BatchHeader, read_header
 from storage.env import Env, File, ReadBuffer, remove_if_there
 from storage.errors import CorruptBatchError, DamagedSegmentError, NoRoomError, is_scarcity
 from storage.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
-from storage.log_scan import ScannedBatch, scan, skip_old_messages
+from storage.log_scan import (
+    ScannedBatch,
+    find_batch,
+    read_batch,
+    scan,
+    skip_old_messages,
+    verify,
+)
 from storage.retention import SegmentFacts
 from storage.segment_indexes import SegmentIndexes
 from storage.txn_index import TxnIndexEntry, decode_entries, encode_entries
@@ -33,13 +43,19 @@ FILE_POSITION_MAX: Final = (1 << 31) - 1  # that an entry of an offset index can
 
 
 class DamagedSegment(NamedTuple):
-    """Bytes `[position, end_position)` of a log file that cannot be read any more."""
+    """Bytes `[position, end_position)` of a log file that cannot be read, or not be cleaned.
+
+    Offsets `[first_offset, next_offset)` are concerned; -1: up to the end of the segment.
+    """
 
     path: str
-    base_offset: int
+    base_offset: int  # of the segment
     position: int
     end_position: int
     reason: str
+    first_offset: int = -1
+    next_offset: int = -1
+    is_served: bool = False  # the bytes are what was written; only the cleaner cannot use them
 
 
 class Segment:
@@ -70,6 +86,7 @@ class Segment:
         "size_bytes",
         "synced_bytes",
         "txn_entries",
+        "uncleanable",
     )
 
     def __init__(
@@ -86,6 +103,7 @@ class Segment:
         self.is_sealed = True
         self.has_transactions = False
         self.damages: tuple[DamagedSegment, ...] = ()
+        self.uncleanable: tuple[DamagedSegment, ...] = ()
         self.max_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_offset = base_offset
         self.txn_entries: list[TxnIndexEntry] = []
@@ -304,21 +322,98 @@ class Segment:
     # Damage
 
     def note_damage(self, position: int, reason: str) -> DamagedSegment:
-        """Remember that no batch can be read at `position`; the range ends where one can again."""
+        """Remember that no batch can be read at `position`; the next whole batch ends the range."""
+        first_offset, _ = self._offset_at(position)
         end_position, _ = skip_old_messages(self.file, position, self.size_bytes)
         if end_position == position:
-            end_position = self._end_of_batch(position)
-        damage = DamagedSegment(self.path, self.base_offset, position, end_position, reason)
+            end_position = self._end_of_damage(position, first_offset)
+        next_offset = -1
+        if end_position < self.size_bytes:
+            head = self.file.pread(HEADER_BYTES, end_position)
+            with suppress(CorruptBatchError):  # more damage follows, and is noted when it is met
+                next_offset = read_header(head).base_offset
+        damage = DamagedSegment(
+            self.path,
+            self.base_offset,
+            position,
+            end_position,
+            reason,
+            first_offset,
+            next_offset,
+        )
         self.add_damage(damage)
         return damage
 
-    def _end_of_batch(self, position: int) -> int:
-        """Where the batch ends if its header can be believed, else the end of the file."""
+    def note_finding(self, position: int, reason: str) -> DamagedSegment:
+        """Remember that the cleaner cannot use what is at `position`.
+
+        A batch whose bytes are as they were written stays readable: it is noted as uncleanable.
+        Anything else is damage.
+        """
+        first_offset, is_border = self._offset_at(position)
+        batch = self._intact_batch(position) if is_border else None
+        if batch is None or batch.header.base_offset < first_offset:
+            return self.note_damage(position, reason)
+        found = DamagedSegment(
+            self.path,
+            self.base_offset,
+            position,
+            batch.end_position,
+            reason,
+            batch.header.base_offset,
+            batch.header.next_offset,
+            is_served=True,
+        )
+        others = [one for one in self.uncleanable if one.position != position]
+        self.uncleanable = (*others, found)
+        return found
+
+    def _intact_batch(self, position: int) -> ScannedBatch | None:
+        """The batch at `position` if it is whole and its CRC is right."""
+        try:
+            batch = read_batch(self.file, position)
+            verify(batch, self.path)
+        except CorruptBatchError:
+            return None
+        return batch if batch.end_position <= self.size_bytes else None
+
+    def _offset_at(self, position: int) -> tuple[int, bool]:
+        """The offset behind the batches before `position`, and whether a batch may begin there."""
+        next_offset, at = self.base_offset, 0
+        if self._indexes.is_loaded and position > 0:
+            entry = self._indexes.offsets.last_position_within(position - 1)
+            if self._intact_batch(entry) is not None:
+                at = entry
+        known = {damage.position: damage.end_position for damage in self.damages}
+        while at < position:
+            if at in known:
+                at = known[at]
+                continue
+            try:
+                header = read_header(self.file.pread(HEADER_BYTES, at))
+                if at + header.size_bytes > position:
+                    verify(read_batch(self.file, at), self.path)  # or else its length lies
+                    return next_offset, False
+            except CorruptBatchError as error:
+                at = self.note_damage(at, error.reason).end_position
+                continue
+            next_offset = header.next_offset
+            at += header.size_bytes
+        return next_offset, at == position
+
+    def _end_of_damage(self, position: int, first_offset: int) -> int:
+        """Where the next whole batch begins behind the damage at `position`."""
         try:
             header = read_header(self.file.pread(HEADER_BYTES, position))
         except CorruptBatchError:
-            return self.size_bytes
-        return min(position + header.size_bytes, self.size_bytes)
+            pass
+        else:
+            # Most damage is in the records; then the length in the header leads to the next batch.
+            end = position + header.size_bytes
+            if end == self.size_bytes or self._intact_batch(end) is not None:
+                return end
+        offsets = range(first_offset, self.base_offset + RELATIVE_OFFSET_MAX + 1)
+        return find_batch(self.file, position + 1, self.size_bytes, offsets)
 
     def add_damage(self, damage: DamagedSegment) -> None:
         """Remember a range that is not served; of two that begin alike the new one counts."""
@@ -380,6 +475,7 @@ class Segment:
 
     def cut_back(self, position: int) -> None:
         """Cut log file and indexes to the batches that begin before `position`."""
+        self.uncleanable = tuple(one for one in self.uncleanable if one.position < position)
         self._facts = None
         self._load_indexes()
         self.file.truncate(position)
@@ -475,6 +571,23 @@ class Segment:
             self.remember(offset, position)
         return position
 
+    def locate_end(self, end_offset: int) -> int:
+        """Where the batches below `end_offset` end; in front of damage that hides the place."""
+        try:
+            return self.locate(end_offset)
+        except DamagedSegmentError as error:
+            return error.position
+
+    def locate_readable(self, offset: int) -> int:
+        """As `locate`; behind the damage if `offset` lies in a damaged range."""
+        try:
+            return self.locate(offset)
+        except DamagedSegmentError as error:
+            return max(
+                (one.end_position for one in self.damages if one.position == error.position),
+                default=self.size_bytes,
+            )
+
     def _search(self, offset: int) -> int:
         try:
             return self._search_once(offset)
@@ -553,15 +666,19 @@ class Segment:
             except CorruptBatchError:
                 self.rebuild()  # the index points at no batch
         stop = position
-        for batch in scan(self.file, position, end, whole=False):
-            if batch.end_position > limit:
-                if stop > position or not at_least_one:
-                    return stop
-                limit = batch.end_position
-            stop = batch.end_position
-            self.remember(batch.header.next_offset, stop)
-            if stop - position > BOUNDARY_SCAN_BYTES:
-                return max(limit, stop)
+        try:
+            for batch in scan(self.file, position, end, whole=False):
+                if batch.end_position > limit:
+                    if stop > position or not at_least_one:
+                        return stop
+                    limit = batch.end_position
+                stop = batch.end_position
+                self.remember(batch.header.next_offset, stop)
+                if stop - position > BOUNDARY_SCAN_BYTES:
+                    return max(limit, stop)
+        except CorruptBatchError as error:
+            self.note_damage(error.position, error.reason)
+            return self.clear_end(position, end)
         return stop
 
     def facts(self, next_base_offset: int) -> SegmentFacts:

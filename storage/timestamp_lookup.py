@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from storage.batch import Record, iterate_records
 from storage.env import File
+from storage.errors import DecompressionLimitError
 from storage.log_scan import ScannedBatch, read_batch
 from storage.log_segments import SegmentList
 from storage.model import TimestampOffset
@@ -32,23 +33,29 @@ class Look(NamedTuple):
     def run(self) -> TimestampOffset | None:
         """Read and unpack; may run in a thread.
 
-        Raises CorruptBatchError, DecompressionLimitError and OSError.
+        A batch that unpacks to more than the limit answers with its first offset and largest
+        timestamp. Raises CorruptBatchError and OSError.
         """
         best: Record | None = None
         whole = read_batch(self.file, self.position)
-        for record in iterate_records(whole.buffer, whole.header, limit_bytes=self.limit_bytes):
-            if record.offset < self.log_start_offset:
-                continue
-            if self.at_least_ms is not None:
-                if record.timestamp >= self.at_least_ms:
+        header = whole.header
+        try:
+            for record in iterate_records(whole.buffer, header, limit_bytes=self.limit_bytes):
+                if record.offset < self.log_start_offset:
+                    continue
+                if self.at_least_ms is not None:
+                    if record.timestamp >= self.at_least_ms:
+                        best = record
+                        break
+                elif record.timestamp > (-1 if best is None else best.timestamp):
                     best = record
-                    break
-            elif record.timestamp > (-1 if best is None else best.timestamp):
-                best = record
+        except DecompressionLimitError:
+            # The batch is readable all the same. Its first offset is early, but loses no record.
+            first_offset = max(header.base_offset, self.log_start_offset)
+            best = Record(first_offset, header.max_timestamp, None, None)
         if best is None:
             return None
-        epoch = whole.header.partition_leader_epoch
-        return TimestampOffset(best.timestamp, best.offset, epoch)
+        return TimestampOffset(best.timestamp, best.offset, header.partition_leader_epoch)
 
 
 Search = Generator[Look, TimestampOffset | None, TimestampOffset | None]
@@ -139,7 +146,7 @@ def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Se
 
 
 def _batches_from(segment: Segment, offset: int) -> Iterator[ScannedBatch]:
-    position = segment.locate(offset) if offset > segment.base_offset else 0
+    position = segment.locate_readable(offset) if offset > segment.base_offset else 0
     for batch in segment.readable_batches(position):
         if not batch.header.is_control and batch.header.record_count:
             yield batch

@@ -183,8 +183,8 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.InvalidProducerEpochError: ErrorCode.INVALID_PRODUCER_EPOCH,
     storage.InvalidTransactionStateError: ErrorCode.INVALID_TXN_STATE,
     storage.OffsetOutOfRangeError: ErrorCode.OFFSET_OUT_OF_RANGE,
-    # Damage and a lost directory look alike to a client: it may retry, someone is called.
-    storage.DamagedSegmentError: ErrorCode.KAFKA_STORAGE_ERROR,
+    # What a client's own check of the checksum would say; Kafka leaves the check to the client.
+    storage.DamagedSegmentError: ErrorCode.CORRUPT_MESSAGE,
     storage.TransactionIndexError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.LogDirectoryError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.DirectoryLockedError: ErrorCode.KAFKA_STORAGE_ERROR,

@@ -11,6 +11,7 @@ class Reason(Enum):
     POLICY = "policy"
     OFFLINE = "offline"
     DAMAGED = "damaged"
+    UNCLEANABLE = "batch that cannot be cleaned"
     IN_PROGRESS = "in progress"
     HELD = "paused by an operator"
     PAUSED = "paused by the broker"

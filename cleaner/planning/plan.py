@@ -158,9 +158,16 @@ def _standing(facts: LogFacts) -> list[Finding]:
     elif not facts.segments:
         findings.append(Finding(Reason.OFFLINE, True, (("why", "its log is not open"),)))
     for one in facts.damaged:
-        # What is damaged stays as it is, the rest is cleaned around it.
-        where = (("file", one.path), ("position", one.position), ("reason", one.reason))
-        findings.append(Finding(Reason.DAMAGED, False, where))
+        # The segment stays as it is, the rest is cleaned around it.
+        where = (
+            ("file", one.path),
+            ("position", one.position),
+            ("reason", one.reason),
+            ("first_offset", one.first_offset),
+            ("next_offset", one.next_offset),
+        )
+        reason = Reason.UNCLEANABLE if one.is_served else Reason.DAMAGED
+        findings.append(Finding(reason, False, where))
     return findings
 
 

@@ -72,13 +72,16 @@ def hindrance(explanation: Explanation) -> str | None:
     verdict, at_ms = explanation.verdict, explanation.at_ms
     if verdict is None:
         return _answer(explanation)
-    findings = [one for one in verdict.findings if one.blocks or one.reason is Reason.DAMAGED]
+    findings = [one for one in verdict.findings if one.blocks or one.reason in _LEFT_AS_IT_IS]
     if all(one.reason is Reason.NOTHING_DIRTY for one in findings):
         return None
     # Nothing is dirty beside a damage: that is not in the way of anything.
     first = next(one for one in findings if one.reason is not Reason.NOTHING_DIRTY)
     return said(first, at_ms, verdict)
 
+
+# A segment is left as it is for these, whatever becomes of the rest.
+_LEFT_AS_IT_IS = frozenset({Reason.DAMAGED, Reason.UNCLEANABLE})
 
 # What only an event ends: nobody knows when that will be.
 _UNTIMED = frozenset(
@@ -238,9 +241,26 @@ def _quarantined(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 
 def _damaged(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    return (
+    name, number = verdict.partition
+    text = (
         f"{v['file']} is damaged at byte {v['position']} ({v['reason']}): that segment stays as "
         "it is, the rest is cleaned."
+    )
+    first, end = int(v["first_offset"]), int(v["next_offset"])
+    if first < 0:
+        return text
+    return (
+        f"{text} Offsets {first} to {end - 1} cannot be read: a fetch there is answered with "
+        f"CORRUPT_MESSAGE. `varve log skip {name} {number} --offset {first}` gives them up and "
+        "lets readers go on behind them."
+    )
+
+
+def _uncleanable(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
+    return (
+        f"The batch of offsets {v['first_offset']} to {int(v['next_offset']) - 1} in {v['file']}, "
+        f"byte {v['position']}, cannot be cleaned ({v['reason']}): that segment stays as it is, "
+        "and readable; the rest is cleaned."
     )
 
 
@@ -274,6 +294,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     ),
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,
+    Reason.UNCLEANABLE: _uncleanable,
     Reason.IN_PROGRESS: lambda v, b, at, _: f"A job has it ({str(v['state']).lower()}).",
     Reason.HELD: lambda v, b, at, _: (
         f"An operator paused it {about_span(at - int(v['since_ms']))} ago."

@@ -48,7 +48,7 @@ class Remembering:
                 undecided=log.log_end_offset,
             ),
             directory=FOLDER,
-            damaged=log.damaged,
+            damaged=log.left_by_cleaner,
             clock_trusted=self.trusted,
         )
 
@@ -87,7 +87,7 @@ class Remembering:
     def restart(self) -> None:
         """The log forgets of which segments it was told that they are damaged."""
         for segment in self.log.log._segments:
-            segment.damages = ()
+            segment.damages = segment.uncleanable = ()
 
     def flip(self, base_offset: int) -> None:
         """Flip a bit in the midst of a segment; once more puts it right."""
@@ -156,8 +156,10 @@ def test_a_deleted_key_stays_deleted_when_a_limit_that_hid_it_is_raised() -> Non
     log.roll()
     one.config = replace(CONFIG, varve_decompressed_batch_bytes=10_000)
     one.settle()
-    assert log.log.damaged
+    assert not log.log.damaged, "readers get it all the same"
+    assert log.log.uncleanable
     one.config = CONFIG
+    one.restart()  # as a change of the limit does
     for _ in range(4):
         log.write("a", "b")
         log.roll()
@@ -203,6 +205,7 @@ def test_behind_known_damage_nothing_expires_by_time() -> None:
     assert expired is not None
     assert expired.base_offsets == (3,)
     path = f"{FOLDER}/{filenames.file_name(0, filenames.LOG)}"
+    one.flip(0)
     log.log.mark_damaged(path, 0, "found by a reader")
     assert one.verdict().expired is None
 

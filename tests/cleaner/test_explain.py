@@ -61,7 +61,8 @@ OLD = replace(COMPACTED, min_compaction_lag_ms=NOW.wall_ms)
 LATE = replace(COMPACTED, max_compaction_lag_ms=NOW.wall_ms - 2 * HOUR)
 UNIQUE = replace(COMPACTED, varve_cleaner_strategy="survivorship")
 PENDING = OpenTransaction(77, 12, NOW.wall_ms - 90_000)
-HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC")
+HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC", 15, 18)
+BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_served=True)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,12 @@ HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC")
         (facts(even(4), checkpoint=30, config=LATE), s.IDLE, FRESH, "to be cleaned.",
          "Its oldest dirty record is 2.0 h past max.compaction.lag.ms."),
         (facts(even(4), damaged=(HOLE,)), s.IDLE, FRESH, "to be cleaned.",
-         "/data/t-0/10.log is damaged at byte 61 (bad CRC): that segment stays as it is"),
+         "/data/t-0/10.log is damaged at byte 61 (bad CRC): that segment stays as it is, the rest "
+         "is cleaned. Offsets 15 to 17 cannot be read: a fetch there is answered with "
+         "CORRUPT_MESSAGE. `varve log skip t 0 --offset 15` gives them up"),
+        (facts(even(4), damaged=(BIG,)), s.IDLE, FRESH, "to be cleaned.",
+         "The batch of offsets 15 to 17 in /data/t-0/10.log, byte 61, cannot be cleaned (batch "
+         "unpacks to more than 67108864 bytes): that segment stays as it is, and readable"),
         (facts(even(4)), s.Publishing(), FRESH, "t-0 is being cleaned (publishing).",
          "A job has it (publishing)."),
         (facts(even(4)), s.Paused(1), replace(FRESH, held_since_ms=NOW.wall_ms - 2 * HOUR),

@@ -236,6 +236,7 @@ def test_truncation_survives_a_loss_of_power() -> None:
 def test_where_damage_hides_the_place_nothing_is_cut(env: MemoryEnv) -> None:
     log = five_segments(env)
     size_bytes = segments_of(log)[1][1]
+    overwrite(env, file_name(5, LOG), b"!", size_bytes // 5 + 80)
     log.mark_damaged(f"{FOLDER}/{file_name(5, LOG)}", size_bytes // 5, "bad")
     with pytest.raises(DamagedSegmentError):
         log.truncate_to(6, now_ms=NOW_MS)

@@ -294,7 +294,7 @@ def test_flushed_data_with_a_bad_checksum_is_kept_and_not_served(env: MemoryEnv)
 
 
 def test_damage_that_hides_the_end_lets_the_log_go_on_behind_it(env: MemoryEnv) -> None:
-    log = damaged_log(env, recovery_point=5, position=2 * BATCH_BYTES, data=bytes(61))
+    log = damaged_log(env, recovery_point=5, position=2 * BATCH_BYTES, data=bytes(3 * BATCH_BYTES))
     assert log.log_end_offset == 5
     assert [base for base, _ in segments_of(log)] == [0, 5]
     assert env.size(f"{FOLDER}/{file_name(0, LOG)}") == 5 * BATCH_BYTES
@@ -334,13 +334,14 @@ def test_damage_met_by_a_reader_is_remembered(env: MemoryEnv) -> None:
     overwrite(env, file_name(0, LOG), bytes(20), 2 * BATCH_BYTES)
     assert not log.damaged
     with pytest.raises(DamagedSegmentError):
-        log.read(3, 1000, end_offset=5)
+        log.read(2, 1000, end_offset=5)
     assert [damage.position for damage in log.damaged] == [2 * BATCH_BYTES]
 
 
 def test_damage_found_by_somebody_else_is_not_served_any_more(env: MemoryEnv) -> None:
     log = open_log(env)
     fill(log, 5)
+    overwrite(env, file_name(0, LOG), b"!", BATCH_BYTES + 80)
     damage = log.mark_damaged(f"{FOLDER}/{file_name(0, LOG)}", BATCH_BYTES, "bad CRC")
     assert damage is not None
     assert damage.end_position == 2 * BATCH_BYTES

@@ -34,7 +34,7 @@ class LogHost:
                 undecided_offset=min(log.high_watermark, log.last_stable_offset),
                 checkpoint_offset=self.manager.cleaner_offsets.get(partition),
                 generation=log.generation,
-                damaged=log.damaged,
+                damaged=log.left_by_cleaner,
                 topic_id=log.topic_id,
                 data_directory=os.path.dirname(log.directory),
             )

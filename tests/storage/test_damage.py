@@ -1,0 +1,209 @@
+"""Damaged batches: which bytes are refused to readers, and that everything else is served."""
+
+from dataclasses import replace
+
+import pytest
+
+from storage.batch import Record, build_batch, crc_of
+from storage.compression import GZIP
+from storage.errors import DamagedSegmentError
+from storage.filenames import LOG, file_name
+from storage.log import Log
+from storage.model import TimestampOffset
+from tests.support.logs import (
+    FOLDER,
+    NOW_MS,
+    SMALL,
+    append,
+    append_batch,
+    batch_of,
+    fill,
+    offsets_in,
+    open_log,
+    overwrite,
+    value_at,
+)
+from tests.support.memory_env import MemoryEnv
+
+BATCH_BYTES = len(batch_of(value_at(0)))
+FIRST = file_name(0, LOG)
+PATH = f"{FOLDER}/{FIRST}"
+ONE_SEGMENT = replace(SMALL, segment_bytes=1 << 20)
+# A base offset or a leader epoch that changed does not show: no checksum covers them.
+COVERED = [*range(8, 12), *range(16, BATCH_BYTES)]
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=11)
+
+
+def filled(env: MemoryEnv, batches: int = 6, **config: int) -> Log:
+    """One closed segment of single-record batches, and an empty active one."""
+    log = open_log(env, replace(ONE_SEGMENT, **config))
+    fill(log, batches)
+    log.roll(NOW_MS)
+    return log
+
+
+def flip(env: MemoryEnv, position: int) -> None:
+    byte = env.read_file(PATH)[position]
+    overwrite(env, FIRST, bytes([byte ^ 0x15]), position)
+
+
+def is_refused(log: Log, offset: int) -> bool:
+    try:
+        log.read(offset, 1 << 20, end_offset=log.high_watermark)
+    except DamagedSegmentError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("interval", [0, 1 << 20], ids=["indexed", "not indexed"])
+def test_whichever_byte_of_a_batch_flips_all_others_are_served(interval: int) -> None:
+    for at in COVERED:
+        env = MemoryEnv()
+        log = filled(env, index_interval_bytes=interval)
+        flip(env, 2 * BATCH_BYTES + at)
+        found = log.mark_damaged(PATH, 2 * BATCH_BYTES, "the cleaner says so")
+        assert found is not None
+        assert not found.is_served
+        assert [is_refused(log, offset) for offset in range(6)] == [
+            False, False, True, False, False, False,
+        ], at  # fmt: skip
+        (damage,) = log.damaged
+        assert (damage.first_offset, damage.next_offset) == (2, 3), at
+        assert (damage.position, damage.end_position) == (2 * BATCH_BYTES, 3 * BATCH_BYTES), at
+        assert len(log.read(0, 1 << 20, end_offset=6).read()) == 2 * BATCH_BYTES
+        assert offsets_in(log, start=3) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("max_bytes", [2 * BATCH_BYTES + 1, 1 << 20])
+@pytest.mark.parametrize("at", [8, 16])
+def test_a_reader_that_meets_a_damaged_header_gets_what_is_before_it(
+    env: MemoryEnv, at: int, max_bytes: int
+) -> None:
+    log = filled(env, index_interval_bytes=1 << 20)
+    flip(env, 2 * BATCH_BYTES + at)
+    data = log.read(0, max_bytes, end_offset=6).read()
+    assert data.startswith(env.read_file(PATH)[: 2 * BATCH_BYTES])
+    with pytest.raises(DamagedSegmentError) as caught:
+        log.read(2, max_bytes, end_offset=6)
+    assert caught.value.position == 2 * BATCH_BYTES
+    assert offsets_in(log, start=3) == [3, 4, 5]
+
+
+def test_damage_at_the_end_of_a_segment_ends_with_the_segment(env: MemoryEnv) -> None:
+    log = filled(env)
+    fill(log, 2)
+    flip(env, 5 * BATCH_BYTES + 16)
+    log.mark_damaged(PATH, 5 * BATCH_BYTES, "no batch")
+    (damage,) = log.damaged
+    assert (damage.first_offset, damage.next_offset) == (5, 6)
+    assert [is_refused(log, offset) for offset in (4, 5, 6)] == [False, True, False]
+    assert offsets_in(log, start=6) == [6, 7]
+
+
+def test_two_damaged_batches_are_two_ranges(env: MemoryEnv) -> None:
+    log = filled(env, index_interval_bytes=1 << 20)
+    for index in (1, 3):
+        flip(env, index * BATCH_BYTES + 10)  # lengths
+    for index in (3, 1):
+        log.mark_damaged(PATH, index * BATCH_BYTES, "no batch")
+    assert [(one.first_offset, one.next_offset) for one in log.damaged] == [(1, 2), (3, 4)]
+    assert [offset for offset in range(6) if is_refused(log, offset)] == [1, 3]
+
+
+def test_a_record_that_holds_a_batch_is_not_taken_for_one(env: MemoryEnv) -> None:
+    log = open_log(env, ONE_SEGMENT)
+    fill(log, 2)
+    hidden = bytes(build_batch([Record(2, NOW_MS, b"key", b"never appended")]))
+    append(log, hidden)
+    fill(log, 2)
+    log.roll(NOW_MS)
+    flip(env, 2 * BATCH_BYTES + 8)  # its length: nothing tells where the next batch begins
+    log.mark_damaged(PATH, 2 * BATCH_BYTES, "no batch")
+    (damage,) = log.damaged
+    assert (damage.first_offset, damage.next_offset) == (2, 3)
+    assert offsets_in(log, start=3) == [3, 4]
+
+
+def test_an_end_of_the_readable_offsets_inside_damage_hides_nothing_before_it(
+    env: MemoryEnv,
+) -> None:
+    log = filled(env)
+    flip(env, 3 * BATCH_BYTES + 70)
+    log.mark_damaged(PATH, 3 * BATCH_BYTES, "bad CRC")
+    data = log.read(0, 1 << 20, end_offset=3).read()  # an open transaction begins there
+    assert len(data) == 3 * BATCH_BYTES
+
+
+def test_a_lookup_by_time_passes_over_damage(env: MemoryEnv) -> None:
+    log = open_log(env, ONE_SEGMENT)
+    for offset in range(5):
+        append(log, value_at(offset), timestamp=NOW_MS + offset)
+    log.roll(NOW_MS)
+    flip(env, 2 * BATCH_BYTES + 70)
+    log.mark_damaged(PATH, 2 * BATCH_BYTES, "bad CRC")
+    assert log.offset_for_timestamp(NOW_MS + 2) == TimestampOffset(NOW_MS + 3, 3, 0)
+
+
+def test_the_log_start_moves_past_damage_and_retention_takes_it(env: MemoryEnv) -> None:
+    log = filled(env)
+    append(log, b"later")
+    flip(env, 2 * BATCH_BYTES + 10)
+    log.mark_damaged(PATH, 2 * BATCH_BYTES, "bad CRC")
+    assert log.delete_records(3) == 3
+    assert offsets_in(log) == [3, 4, 5, 6]
+    assert log.delete_records(6) == 6
+    assert [one.facts.base_offset for one in log.expire(NOW_MS)] == [0]
+    assert log.damaged == ()
+    assert offsets_in(log) == [6]
+
+
+# --- what the cleaner cannot use, and readers can -------------------------------------------------
+
+
+def oversize(log: Log, limit_bytes: int) -> None:
+    batch = batch_of(bytes(limit_bytes + 1), codec=GZIP, timestamp=NOW_MS + 9)
+    append_batch(log, batch)
+
+
+def test_a_batch_that_the_cleaner_cannot_unpack_stays_readable(env: MemoryEnv) -> None:
+    config = replace(ONE_SEGMENT, varve_decompressed_batch_bytes=4096)
+    log = open_log(env, config)
+    fill(log, 2)
+    oversize(log, 4096)
+    fill(log, 1)
+    log.roll(NOW_MS)
+    found = log.mark_damaged(PATH, 2 * BATCH_BYTES, "batch unpacks to more than 4096 bytes")
+    assert found is not None
+    assert found.is_served
+    assert (found.first_offset, found.next_offset) == (2, 3)
+    assert log.damaged == ()
+    assert log.uncleanable == (found,)
+    assert offsets_in(log) == [0, 1, 2, 3]
+    assert log.offset_for_timestamp(NOW_MS + 1) == TimestampOffset(NOW_MS + 9, 2, 0)
+    log.update_config(replace(config, varve_decompressed_batch_bytes=8192))
+    assert log.uncleanable == (), "the next clean may be able to"
+
+
+def test_records_that_contradict_their_batch_stay_readable_under_a_right_checksum(
+    env: MemoryEnv,
+) -> None:
+    log = open_log(env, ONE_SEGMENT)
+    lying = batch_of(value_at(0))
+    lying[61] = 0x7F  # the length of the first record
+    lying[17:21] = crc_of(lying, 0, len(lying)).to_bytes(4, "big")
+    append_batch(log, lying)
+    log.roll(NOW_MS)
+    log.mark_damaged(PATH, 0, "records that do not fill their batch")
+    assert log.damaged == ()
+    assert log.read(0, 1 << 20, end_offset=1).length == len(lying)
+
+
+def test_a_finding_that_is_at_no_border_of_batches_is_damage(env: MemoryEnv) -> None:
+    log = filled(env)
+    found = log.mark_damaged(PATH, BATCH_BYTES + 5, "half a batch")
+    assert found is not None
+    assert not found.is_served
