@@ -7,7 +7,7 @@ suspended until the new time has held for a while.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -15,7 +15,8 @@ import structlog
 from broker.partition import OfflinePartitionError, Partition
 from broker.topics import TopicError
 from storage.env import Env
-from storage.errors import LogClosedError, LogDirectoryError, StorageError
+from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, StorageError
+from storage.log_directory import LogDirectory
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
 
@@ -28,6 +29,8 @@ PURGE_SECONDS = 1.0  # file.delete.delay.ms is kept to this much
 EXPIRE_PRODUCERS_SECONDS = 600.0  # Kafka's producer.id.expiration.check.interval.ms
 LOOP_SHARE = 32  # partitions per turn of the event loop in a sweep over all of them
 JUMP_MS = 60_000  # wall time may leave monotonic time by this much between two looks
+# Without room for a checkpoint each segment is removed by itself, with a sync on the event loop.
+UNNOTED_SEGMENTS_MAX = 16  # of a partition, per round
 CONFIRM_MS = 600_000  # a jumped clock is believed after it has been steady for this long
 
 
@@ -67,6 +70,15 @@ class HousekeepingStats:
     flushes: int = 0
     clock_jumps: int = 0
     errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Expiry:
+    """What retention has decided for one partition, and not removed yet."""
+
+    partition: Partition
+    start_offset: int  # of the log, with all that expired below it
+    was_damaged: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,27 +156,84 @@ class Housekeeping:
                 self._fail_directory(LogDirectoryError(directory.path, directory.offline_reason))
 
     async def expire(self) -> None:
-        """Retention by time, size and log start offset."""
+        """Retention by time, size and log start offset.
+
+        Where a log starts is made durable before segments are removed, with one checkpoint for
+        all logs of a data directory: otherwise a loss of power could bring back a value whose
+        tombstone, in a later segment, is gone.
+        """
         trusted = self.clock_trusted()
+        begun: dict[LogDirectory, dict[Partition, _Expiry]] = {}
 
-        def work(partition: Partition) -> None:
-            was_damaged = bool(partition.log.damaged)
-            removed = partition.log.expire(self._env.wall_ms(), clock_trusted=trusted)
-            if removed:
-                if was_damaged and not partition.log.damaged:
-                    self._damage_gone(partition.partition)
-                self.stats.segments_expired += len(removed)
-                freed = sum(expired.facts.size_bytes for expired in removed)
-                self.stats.bytes_expired += freed
-                log.info(
-                    "segments expired",
-                    partition=str(partition.partition),
-                    segments=len(removed),
-                    bytes=freed,
-                    log_start_offset=partition.log.log_start_offset,
-                )
+        def begin(partition: Partition) -> None:
+            one = partition.log
+            was_damaged = bool(one.damaged)
+            expired = one.begin_expiry(self._env.wall_ms(), clock_trusted=trusted)
+            home = self._manager.home_of(partition.partition)
+            if expired and home is not None:
+                expiry = _Expiry(partition, one.log_start_offset, was_damaged)
+                begun.setdefault(home, {})[partition] = expiry
 
-        await self._for_each("retention", work)
+        await self._for_each("retention", begin)
+        for home, expiries in begun.items():
+            for partition in tuple(expiries):
+                # A checkpoint has no start that lies behind what is flushed.
+                if not await self._flushed_to(partition, expiries[partition].start_offset):
+                    del expiries[partition]  # it is hidden, and goes the next time
+            try:
+                await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
+            except NoRoomError:
+                await self._finish_expiries(expiries, are_noted=False)
+            except LogDirectoryError as error:
+                self._fail_directory(error)
+            else:
+                await self._finish_expiries(expiries, are_noted=True)
+
+    async def _flushed_to(self, partition: Partition, offset: int) -> bool:
+        """Flush a log unless it is durable up to `offset`; False if that failed."""
+        if partition.log.recovery_point >= offset:
+            return True
+        try:
+            await partition.flush()
+        except LogDirectoryError as error:
+            self._fail_directory(error)
+        except (OfflinePartitionError, TopicError, LogClosedError) as error:
+            # Its failure was logged before, or its topic is deleted.
+            log.debug("not flushed", partition=str(partition.partition), reason=str(error))
+        return partition.log.recovery_point >= offset
+
+    async def _finish_expiries(
+        self, expiries: Mapping[Partition, "_Expiry"], *, are_noted: bool
+    ) -> None:
+        """Remove segments. `are_noted`: the checkpoint has where their logs start."""
+
+        def finish(partition: Partition) -> None:
+            self._finish_expiry(expiries[partition], is_noted=are_noted)
+
+        await self._for_each("retention", finish, expiries)
+
+    def _finish_expiry(self, expiry: "_Expiry", *, is_noted: bool) -> None:
+        one, now_ms = expiry.partition.log, self._env.wall_ms()
+        segments, size_bytes = one.segment_count, one.size_bytes
+        if is_noted:
+            one.finish_expiry(now_ms, expiry.start_offset)
+        else:
+            one.expire(now_ms, clock_trusted=False, segments_max=UNNOTED_SEGMENTS_MAX)
+        removed = segments - one.segment_count
+        if not removed:
+            return
+        if expiry.was_damaged and not one.damaged:
+            self._damage_gone(expiry.partition.partition)
+        freed = size_bytes - one.size_bytes
+        self.stats.segments_expired += removed
+        self.stats.bytes_expired += freed
+        log.info(
+            "segments expired",
+            partition=str(expiry.partition.partition),
+            segments=removed,
+            bytes=freed,
+            log_start_offset=one.log_start_offset,
+        )
 
     async def roll(self) -> None:
         """Roll active segments that are old enough, idle ones too."""
@@ -181,13 +250,7 @@ class Housekeeping:
             if not partition.log.flush_due(self._env.wall_ms()):
                 continue
             self.stats.flushes += 1
-            try:
-                await partition.flush()
-            except LogDirectoryError as error:
-                self._fail_directory(error)
-            except (OfflinePartitionError, TopicError, LogClosedError) as error:
-                # Its failure was logged before, or its topic is deleted.
-                log.debug("not flushed", partition=str(partition.partition), reason=str(error))
+            await self._flushed_to(partition, partition.log.log_end_offset)
 
     async def purge(self) -> None:
         """Unlink `.deleted` files whose delay is over, and folders of deleted topics."""
@@ -208,8 +271,15 @@ class Housekeeping:
                 lambda p: p.log.expire_producers(now, self._producer_expiration_ms),
             )
 
-    async def _for_each(self, task: str, work: Callable[[Partition], object]) -> None:
-        for index, partition in enumerate(tuple(self._partitions())):
+    async def _for_each(
+        self,
+        task: str,
+        work: Callable[[Partition], object],
+        partitions: Iterable[Partition] | None = None,
+    ) -> None:
+        """Do `work` for these partitions, or for all."""
+        chosen = self._partitions() if partitions is None else partitions
+        for index, partition in enumerate(tuple(chosen)):
             if index % LOOP_SHARE == LOOP_SHARE - 1:
                 await asyncio.sleep(0)
             try:

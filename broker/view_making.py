@@ -50,6 +50,7 @@ from storage.errors import (
     InvalidViewError,
     LogDirectoryError,
     NoRoomError,
+    is_folder_error,
     is_out_of_descriptors,
 )
 from storage.model import TopicPartition
@@ -469,10 +470,10 @@ class ViewMaker:
     def _fail_directory(self, view: ViewPartition, error: BaseException) -> None:
         """Take the data directory offline where a sync of it may have failed.
 
-        A folder that is missing is that of a topic that was just deleted.
+        A folder that is missing, or may not be used, is no failed sync.
         """
         is_there = self._topics.partition(view.base.partition) is view.base
-        if not is_there or not isinstance(error, OSError) or isinstance(error, FileNotFoundError):
+        if not is_there or not isinstance(error, OSError) or is_folder_error(error):
             return
         if not is_out_of_descriptors(error):
             home, reason = os.path.dirname(view.log.directory), f"publication of a view: {error}"

@@ -9,6 +9,8 @@ Rules
 - Nothing is appended to a directory that is offline, or to a log that was closed.
 - The generation changes with everything that makes work planned for this log void: truncation and
   a change of policy. (A new log has a new one anyway.) Retention and cleaning do not change it.
+- Segments go from the front only, and after a crash no reader sees an older one without the newer
+  ones that went with it: a deleted value would come back without its tombstone.
 
 It does not know who waits for it, and it takes batches that have been checked.
 """
@@ -95,6 +97,8 @@ class Log(LogView):
         self._history = 0  # truncations so far: a flush that began before one says nothing
         self._names = 1  # changes of file names; opening may have been one
         self._names_synced = 0  # those made durable
+        self._removals = 0  # of segments by retention; a crash brings them back until a sync
+        self._removals_synced = 0
         self._unsynced = [segment for segment in loaded.segments if segment.needs_sync]
         self._flushed_ms = self._env.wall_ms()
         self._indexes_checked_ms = 0
@@ -375,8 +379,9 @@ class Log(LogView):
             directory=self.directory,
             end_offset=self.log_end_offset,
             files=files,
-            with_names=self._names != self._names_synced,
+            with_names=self._names != self._names_synced or self.has_unsynced_removals,
             names=self._names,
+            removals=self._removals,
             segments=segments,
             history=self._history,
             give_up=self._give_up,
@@ -388,6 +393,7 @@ class Log(LogView):
         if task.history != self._history:
             return  # the log was truncated meanwhile
         self._names_synced = max(self._names_synced, task.names)
+        self._removals_synced = max(self._removals_synced, task.removals)
         for flushed in task.segments:
             flushed.segment.note_synced(flushed.size_bytes, was_sealed=flushed.was_sealed)
         self._unsynced = [
@@ -424,10 +430,12 @@ class Log(LogView):
             if self._epochs.truncate_from_start(offset):
                 self._epochs_are_stale = True
 
-    def expire(self, now_ms: int, *, clock_trusted: bool = True) -> list[ExpiredSegment]:
-        """Take out the segments that the topic's policy lets go of; see storage/retention.py.
+    def begin_expiry(self, now_ms: int, *, clock_trusted: bool = True) -> list[ExpiredSegment]:
+        """Decide which segments the topic's policy lets go of; see storage/retention.py.
 
-        Segments that are just being swapped, and all behind them, wait for the next time.
+        From now on the log starts behind them, so that nobody reads them. Their files are as
+        before: what follows is `finish_expiry`. Segments that are just being swapped, and all
+        behind them, wait for the next time.
         """
         if self._is_closed or self._home.offline_reason is not None:
             return []
@@ -443,27 +451,77 @@ class Log(LogView):
         )
         going = self._segments.since(0)[: len(expired)]
         pinned = next((i for i, segment in enumerate(going) if segment.is_pinned), len(going))
-        going, expired = going[:pinned], expired[:pinned]
-        if going and len(going) == len(self._segments):
+        expired = expired[:pinned]
+        if expired and len(expired) == len(self._segments):
             try:
                 self.roll(now_ms)
             except NoRoomError:  # the others go all the same, and make room
-                going, expired = going[:-1], expired[:-1]
-        if going:
-            self._take_out(going, now_ms)
-            self._raise_log_start(self._segments.bases[0])
+                expired.pop()
+        if expired:
+            self._raise_log_start(expired[-1].facts.next_base_offset)
         return expired
 
-    def _take_out(self, going: Sequence[Segment], now_ms: int) -> None:
+    def finish_expiry(self, now_ms: int, noted_start_offset: int) -> int:
+        """Take out the segments wholly below an offset; how many.
+
+        The directory's checkpoint has `noted_start_offset` as the start of the log, durably: it
+        was flushed up to there before. So they go in one step: a crash may bring any of them back,
+        and nobody reads what it brings.
+        """
+        if self._is_closed or self._home.offline_reason is not None:
+            return 0
+        going = self._going_below(min(noted_start_offset, self.log_start_offset))
+        if going:
+            self._take_out(going, now_ms, start_is_noted=True)
+        return len(going)
+
+    def expire(
+        self, now_ms: int, *, clock_trusted: bool = True, segments_max: int | None = None
+    ) -> list[ExpiredSegment]:
+        """Begin and finish an expiry whose log start is not in the checkpoint.
+
+        The oldest segment goes first, and durably so before the next one goes: a crash could
+        otherwise bring back a value whose tombstone, in a later segment, is gone. At most
+        `segments_max` go; the others are hidden, and go the next time.
+        """
+        expired = self.begin_expiry(now_ms, clock_trusted=clock_trusted)
+        going = self._going_below(self.log_start_offset) if expired else []
+        for segment in going[:segments_max]:
+            self._take_out([segment], now_ms, start_is_noted=False)
+        return expired
+
+    def _going_below(self, offset: int) -> list[Segment]:
+        """The closed segments at the front that lie wholly below an offset, up to a pinned one."""
+        going: list[Segment] = []
+        for segment, end in zip(self._segments, self._segments.bases[1:], strict=False):
+            if end > offset or segment.is_pinned:
+                break
+            going.append(segment)
+        return going
+
+    def _take_out(self, going: Sequence[Segment], now_ms: int, *, start_is_noted: bool) -> None:
+        """Rename the files of segments at the front.
+
+        Earlier removals are made durable first, unless the log's start is.
+        """
         delay_ms = self.config.file_delete_delay_ms
         self._segments.replace(going, ())
         self._unsynced = [segment for segment in self._unsynced if segment not in going]
         try:
-            if self._names != self._names_synced:  # else a crash may leave no segment at the end
+            # Of the names: else a crash may leave no segment at the end.
+            removals_count = not start_is_noted and self.has_unsynced_removals
+            if self._names != self._names_synced or removals_count:
                 self._env.sync_dir(self.directory)
+                self._names_synced, self._removals_synced = self._names, self._removals
+            self._removals += 1
             self._doomed.doom([one.base_offset for one in going], now_ms + delay_ms)
         except OSError as error:
             raise self._failed("retention of", error) from error
+
+    @property
+    def has_unsynced_removals(self) -> bool:
+        """Whether a crash may bring segments back that retention removed."""
+        return self._removals != self._removals_synced
 
     def purge_deleted(self, now_ms: int) -> int:
         """Unlink the files whose delay is over; the number of files."""

@@ -35,6 +35,7 @@ class FlushTask:
     files: tuple[File, ...]
     with_names: bool
     names: int  # which change of names it covers
+    removals: int  # how many removals of segments it covers
     segments: tuple[FlushedSegment, ...]
     history: int  # which truncation of the log it belongs to
     give_up: Callable[[str, OSError], StorageError]  # stops all writing to the log or directory

@@ -602,7 +602,10 @@ class LogManager:
                 where: min(log.log_start_offset, max(log.recovery_point, log.first_base_offset))
                 for where, log in logs.items()
                 # A swap may bring back a segment that begins below: retention took it meanwhile.
-                if log.log_start_offset != log.first_base_offset or log.is_being_swapped
+                # So may a crash, as long as the removal of segments is not durable.
+                if log.log_start_offset != log.first_base_offset
+                or log.is_being_swapped
+                or log.has_unsynced_removals
             }
             recovery = {where: log.recovery_point for where, log in logs.items()}
             for where, kept in tuple(self._kept[directory.path].items()):
