@@ -46,6 +46,7 @@ from broker.offline.spark_cleaning import SparkCleaning
 from broker.offline.transfers import Transfers
 from broker.offsets_topic import OffsetsTopic
 from broker.partition import Partition
+from broker.protocol.limits import RequestLimits
 from broker.reload import Reloader
 from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
@@ -260,7 +261,10 @@ class Broker:
         self.listener = Listener(
             make_dispatcher(services),
             ConnectionLimits(
-                limits.connections, limits.request_bytes, limits.connection_idle_ms / 1000
+                limits.connections,
+                limits.request_bytes,
+                limits.connection_idle_ms / 1000,
+                services.limits,
             ),
         )
         self._open_http(services)
@@ -308,6 +312,9 @@ class Broker:
             offsets_topic=self.offsets_topic,
             sessions=FetchSessions(self.settings.limits.fetch_sessions),
             stats=self.stats,
+            limits=RequestLimits(
+                self.settings.limits.request_bytes, self.settings.limits.partitions
+            ),
             cluster_id=self.manager.metadata.cluster_id,
             node_id=self.manager.metadata.node_id,
         )

@@ -56,6 +56,10 @@ class ConnectionOwner(Protocol):
         """Largest frame that is accepted."""
         ...
 
+    def max_request_bytes_of(self, api_key: int) -> int:
+        """Largest frame of one API."""
+        ...
+
     def connected(self, connection: "Connection") -> bool:
         """False: one too many, close at once."""
         ...
@@ -71,7 +75,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, owner: ConnectionOwner) -> None:
         self._owner = owner
         self._handler = owner.handler
-        self._reader = FrameReader(owner.max_request_bytes)
+        self._reader = FrameReader(owner.max_request_bytes, owner.max_request_bytes_of)
         self._transport: asyncio.Transport
         self._writer: SocketWriter
         self._waiting: asyncio.Future[Response] | None = None

@@ -7,6 +7,7 @@ from broker.groups.coordinator import GroupCoordinator
 from broker.offsets_topic import OffsetsTopic
 from broker.partition import Partition
 from broker.protocol.errors import ErrorCode
+from broker.protocol.limits import RequestLimits
 from broker.stats import BrokerStats
 from broker.topics import Topic, Topics
 from broker.views import Cursors, ViewPartition, Views, ViewTopic
@@ -29,6 +30,7 @@ class Services:
     offsets_topic: OffsetsTopic
     sessions: FetchSessions
     stats: BrokerStats
+    limits: RequestLimits
     cluster_id: str
     node_id: int
 

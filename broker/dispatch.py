@@ -8,27 +8,29 @@ a handler can foresee is an error code inside its body; what it cannot closes th
 logged there.
 """
 
+import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from broker.connection import CloseConnectionError, Connection, Response
+from broker.connection import WAITING_APIS, CloseConnectionError, Connection, Response
 from broker.context import RequestContext, Services
 from broker.protocol.api import ApiKey, is_supported
 from broker.protocol.codec import (
     RequestHeader,
     decode_body,
     decode_body_sliced,
+    encode_error,
     encode_response,
     encode_response_sliced,
     encode_unsupported_version,
     read_header,
 )
-from broker.protocol.errors import UnsupportedVersionError
+from broker.protocol.errors import ErrorCode, RowLimitError, UnsupportedVersionError
 from broker.protocol.messages import Message
-from broker.stats import UNSUPPORTED, RequestStats
-from broker.turns import run_in_turns
+from broker.stats import UNSUPPORTED
+from broker.turns import MeasuredTurns, run_in_turns
 from config.address import Address
 
 Body = Any  # a class of broker/protocol/messages.py; each handler names its own
@@ -37,11 +39,11 @@ FastPath = Callable[
     [RequestContext, int, memoryview], Response | Awaitable[Response]
 ]  # context, version, frame
 
-# A larger request is decoded in slices: some thousand rows, or tens of thousands of empty names.
-WHOLE_BYTES_MAX: Final = 16 << 10
-# Of a request without records. The largest that clients send is an assignment of some megabytes to
-# thousands of members; to copy it takes a few milliseconds.
-CONTROL_BYTES_MAX: Final = 16 << 20
+# A larger request is decoded in slices: some hundred rows, or four thousand empty names (2 ms).
+WHOLE_BYTES_MAX: Final = 4 << 10
+# Larger ones that are worked on at once, over all connections: each may have rows of tens of
+# megabytes. The others wait in line; small requests, Produce and Fetch do not.
+LARGE_REQUESTS_AT_ONCE: Final = 8
 
 
 class Dispatcher:
@@ -58,10 +60,9 @@ class Dispatcher:
         self._handlers: Final = dict(handlers)
         self._keys: Final = frozenset(self._fast) | frozenset(self._handlers)
         self._names: Final = {key: ApiKey(key).name for key in self._keys}
-        self._stats: dict[int, RequestStats] = {}
-        for key, name in self._names.items():
-            label = name.title().replace("_", "")
-            self._stats[key] = services.stats.requests[label]
+        self._large = asyncio.Semaphore(LARGE_REQUESTS_AT_ONCE)
+        self._labels: Final = {k: n.title().replace("_", "") for k, n in self._names.items()}
+        self._stats: Final = {k: services.stats.requests[n] for k, n in self._labels.items()}
 
     def handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
         """Answer one request. Raises CloseConnectionError and ProtocolError."""
@@ -78,8 +79,12 @@ class Dispatcher:
             if not is_supported(key, version, self._keys):
                 version = UNSUPPORTED  # of ApiVersions; to any other API there is no answer
         if inspect.isawaitable(answer):
-            return self._timed(key, version, started, answer)
-        self._count(key, version, started)
+            correlation_id = int.from_bytes(frame[4:8])
+            return self._timed(key, version, correlation_id, started, answer)
+        stats, held = self._stats[key], time.perf_counter_ns() - started
+        stats.count(version, held)
+        if held > stats.longest_hold_ns:  # noqa: PLR1730 - max() costs twice, at each request
+            stats.longest_hold_ns = held
         return answer
 
     def _handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
@@ -95,23 +100,26 @@ class Dispatcher:
             raise CloseConnectionError(f"API {key} version {version} is not supported")
         context = _context_of(connection, self._services)
         if len(frame) > WHOLE_BYTES_MAX:
-            if len(frame) > CONTROL_BYTES_MAX:
-                raise CloseConnectionError(f"{self._names[key]} of {len(frame)} bytes")
-            slices = decode_body_sliced(header, frame)
-            return self._handle_sliced(handler, context, header, slices)
+            return self._handle_large(handler, context, header, frame)
         answer = handler(context, header, decode_body(header, frame))
         if isinstance(answer, Message):
             return encode_response(key, version, header.correlation_id, answer)
         return self._encode_later(header, answer)
 
-    async def _handle_sliced(
-        self,
-        handler: Handler,
-        context: RequestContext,
-        header: RequestHeader,
-        slices: Generator[None, None, Message],
+    async def _handle_large(
+        self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview
     ) -> Response:
-        answer = handler(context, header, await run_in_turns(slices))
+        if header.api_key in WAITING_APIS:
+            return await self._handle_sliced(handler, context, header, frame)
+        async with self._large:
+            return await self._handle_sliced(handler, context, header, frame)
+
+    async def _handle_sliced(
+        self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview
+    ) -> Response:
+        max_rows = self._services.limits.of(header.api_key).rows
+        request = await run_in_turns(decode_body_sliced(header, frame, max_rows))
+        answer = handler(context, header, request)
         body = answer if isinstance(answer, Message) else await answer
         return await self._encode(header, body)
 
@@ -125,18 +133,25 @@ class Dispatcher:
         )
 
     async def _timed(
-        self, key: int, version: int, started: int, answer: Awaitable[Response]
+        self,
+        key: int,
+        version: int,
+        correlation_id: int,
+        started: int,
+        answer: Awaitable[Response],
     ) -> Response:
+        stats = self._stats[key]
+        stats.note_hold(time.perf_counter_ns() - started)
         try:
-            return await answer
+            return await MeasuredTurns(answer, stats.note_hold)
+        except RowLimitError:
+            refusal = encode_error(key, version, correlation_id, ErrorCode.INVALID_REQUEST)
+            if refusal is None:
+                raise  # the API has no place for it: the connection is closed
+            self._services.stats.errors[self._labels[key], "INVALID_REQUEST"] += 1
+            return refusal
         finally:
-            self._count(key, version, started)
-
-    def _count(self, key: int, version: int, started: int) -> None:
-        stats = self._stats.get(key)
-        if stats is not None:
-            stats.by_version[version] += 1
-            stats.latency.add((time.perf_counter_ns() - started) // 1000)
+            stats.count(version, time.perf_counter_ns() - started)
 
 
 def _context_of(connection: Connection, services: Services) -> RequestContext:

@@ -57,9 +57,7 @@ class FetchSession:
 
     def update(self, targets: Targets, forgotten: Iterable[PartitionKey]) -> None:
         """Apply the changes of an incremental request."""
-        for key, target in targets.items():
-            self.targets[key] = target
-            self.told.setdefault(key, _Told())
+        self.targets.update(targets)
         for key in forgotten:
             self.targets.pop(key, None)
             self.told.pop(key, None)
@@ -70,7 +68,9 @@ class FetchSession:
         """Whether an incremental answer must hold this partition; remembers what is told."""
         told = self.told.get(key)
         if told is None:
-            return True
+            if key not in self.targets:
+                return True
+            told = self.told[key] = _Told()
         moved = (told.high_watermark, told.log_start_offset) != (high_watermark, log_start)
         if error:
             # So that the client hears of it again when the partition is well.
@@ -102,7 +102,10 @@ class FetchSessions:
     def full(
         self, session_id: int, epoch: int, targets: Targets, *, by_id: bool, now: float
     ) -> FetchSession | None:
-        """A full fetch: ends the session it names; None if it stays without one."""
+        """A full fetch: ends the session it names; None if it stays without one.
+
+        The session takes `targets` over.
+        """
         self._sessions.pop(session_id, None)
         if epoch == FINAL_EPOCH or not targets or len(targets) > MAX_SESSION_PARTITIONS:
             return None
@@ -110,8 +113,7 @@ class FetchSessions:
             return None
         if len(self._sessions) >= self._max_sessions and not self._evict(now):
             return None
-        session = FetchSession(self._take_id(), by_id, used_at=now)
-        session.update(targets, ())
+        session = FetchSession(self._take_id(), by_id, used_at=now, targets=targets)
         self._sessions[session.session_id] = session
         return session
 
@@ -126,6 +128,17 @@ class FetchSessions:
         now: float,
     ) -> FetchSession:
         """An incremental fetch. Raises SessionError for a session or epoch that is not known."""
+        session = self.resume(session_id, epoch, len(targets), by_id=by_id, now=now)
+        session.update(targets, forgotten)
+        return session
+
+    def resume(
+        self, session_id: int, epoch: int, added: int, *, by_id: bool, now: float
+    ) -> FetchSession:
+        """An incremental fetch that adds so many targets at most; the caller updates the session.
+
+        Raises SessionError for a session or epoch that is not known.
+        """
         session = self._sessions.get(session_id)
         if session is None:
             raise SessionError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -133,9 +146,8 @@ class FetchSessions:
             raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
         if session.by_id != by_id:
             raise SessionError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
-        if len(session.targets) + len(targets) > MAX_SESSION_PARTITIONS:
+        if len(session.targets) + added > MAX_SESSION_PARTITIONS:
             raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
-        session.update(targets, forgotten)
         session.epoch = epoch + 1 if epoch < MAX_EPOCH else 1
         session.used_at = now
         self._sessions[session_id] = self._sessions.pop(session_id)

@@ -7,15 +7,18 @@ that a log can stamp batches where they lie. It is valid until the next call of 
 further frame, and the bytes of later requests wait behind it, untouched.
 
 One buffer is used again and again. It grows to two times, at the last step to at most four times,
-what was really received: a stranger who announces 100 MB and sends nothing costs 64 KiB. Growing
-copies what is there, in sum less than the frame's own size; otherwise a frame is moved at most
-once, to the front. After a huge frame the buffer is given back.
+what was really received: a stranger who announces 100 MB and sends nothing costs 64 KiB. A frame
+of more than SMALL_FRAME_BYTES is refused as soon as its API key is there, where that API has no
+requests of this size. Growing copies what is there, in sum less than the frame's own size;
+otherwise a frame is moved at most once, to the front. After a huge frame the buffer is given back.
 """
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from broker.protocol.errors import ProtocolError
+from broker.protocol.limits import SMALL_FRAME_BYTES
 
 SIZE_BYTES: Final = 4
 INITIAL_BYTES: Final = 64 << 10  # what one read brings at most, on Linux loopback and Ethernet
@@ -26,14 +29,21 @@ MIN_READ_BYTES: Final = 16 << 10  # less room than this at the end: move to the 
 DEFAULT_MAX_FRAME_BYTES: Final = 100 << 20  # Kafka's socket.request.max.bytes
 
 _SIZE: Final = struct.Struct(">i")
+_SIZE_AND_KEY: Final = struct.Struct(">ih")
 
 
 class FrameReader:
     """The receive buffer of one connection, for `asyncio.BufferedProtocol`."""
 
-    def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
+    def __init__(
+        self,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        limit_of: Callable[[int], int] | None = None,
+    ) -> None:
+        """`limit_of`: bytes of the largest frame of an API, by its key."""
         assert max_frame_bytes > 0
         self._max_frame_bytes = max_frame_bytes
+        self._limit_of = limit_of
         self._view = memoryview(bytearray(INITIAL_BYTES))
         self._capacity = INITIAL_BYTES
         self._start = 0  # first byte that was not handed out
@@ -63,8 +73,8 @@ class FrameReader:
     def next_frame(self) -> memoryview | None:
         """Return the next whole frame, None while it is not all there.
 
-        Raises ProtocolError for a size that is negative or above the limit, again at every call:
-        there is no way to find the next frame behind it.
+        Raises ProtocolError for a size that is negative or above the limit of its API, again at
+        every call: there is no way to find the next frame behind it.
         """
         start = self._start + SIZE_BYTES
         if start > self._end:
@@ -72,11 +82,21 @@ class FrameReader:
         (size,) = _SIZE.unpack_from(self._view, self._start)
         if not 0 <= size <= self._max_frame_bytes:
             raise ProtocolError(f"frame of {size} bytes, allowed are {self._max_frame_bytes}")
+        if size > SMALL_FRAME_BYTES:
+            self._check_api(size)
         stop: int = start + size
         if stop > self._end:
             return None
         self._start = stop
         return self._view[start:stop]
+
+    def _check_api(self, size: int) -> None:
+        """Refuse a large frame of an API that has none, as soon as its key has arrived."""
+        if self._limit_of is not None and self._end - self._start >= _SIZE_AND_KEY.size:
+            _, api_key = _SIZE_AND_KEY.unpack_from(self._view, self._start)
+            limit = self._limit_of(api_key)
+            if size > limit:
+                raise ProtocolError(f"frame of {size} bytes, API {api_key} has at most {limit}")
 
     def _make_room(self) -> None:
         """Part of a frame is there: make sure that the rest, or a good part of it, fits."""

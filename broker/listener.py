@@ -9,6 +9,7 @@ from typing import Final
 import structlog
 
 from broker.connection import STOPPING, Connection, RequestHandler
+from broker.protocol.limits import RequestLimits
 from storage.log import Log
 
 log = structlog.get_logger("broker.listener")
@@ -36,6 +37,7 @@ class ConnectionLimits:
     max_connections: int
     max_request_bytes: int
     max_idle_seconds: float
+    requests: RequestLimits
 
 
 @dataclass(slots=True)
@@ -60,6 +62,10 @@ class Listener:
     def max_request_bytes(self) -> int:
         """socket.request.max.bytes."""
         return self.limits.max_request_bytes
+
+    def max_request_bytes_of(self, api_key: int) -> int:
+        """Bytes of the largest request of one API."""
+        return self.limits.requests.of(api_key).frame_bytes
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the bound address (a port of 0 picks a free one). Raises OSError."""

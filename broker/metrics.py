@@ -136,6 +136,15 @@ class BrokerMetrics:
                 for quantile in QUANTILES:
                     times.add_metric([name, str(quantile)], one.latency.quantile_ms(quantile))
                 counts.add_metric([name], one.latency.count, one.latency.sum_us / 1e6)
+        holds = GaugeMetricFamily(
+            "varve_request_longest_hold_seconds",
+            "Longest time that one turn of a request held the event loop, since the start",
+            labels=["request"],
+        )
+        for name, one in stats.requests.items():
+            if one.longest_hold_ns:
+                holds.add_metric([name], one.longest_hold_ns / 1e9)
+        yield holds
         errors = CounterMetricFamily(
             "kafka_network_requestmetrics_errors", "Error codes given", labels=["request", "error"]
         )

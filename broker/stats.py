@@ -68,6 +68,16 @@ class RequestStats:
 
     by_version: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    longest_hold_ns: int = 0  # of the event loop, by one turn of one request
+
+    def count(self, version: int, nanoseconds: int) -> None:
+        """Count a request that was answered after so long."""
+        self.by_version[version] += 1
+        self.latency.add(nanoseconds // 1000)
+
+    def note_hold(self, nanoseconds: int) -> None:
+        """Note how long a turn held the loop."""
+        self.longest_hold_ns = max(self.longest_hold_ns, nanoseconds)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """Long work on the loop, in turns."""
 
 import asyncio
-from collections.abc import Generator
-from time import perf_counter
+from collections.abc import Awaitable, Callable, Generator
+from time import perf_counter, perf_counter_ns
 from typing import Final, TypeVar
 
 _T = TypeVar("_T")
@@ -35,3 +35,33 @@ async def run_in_turns(slices: Generator[None, None, _T]) -> _T:
             result: _T = stop.value
             return result
         await asyncio.sleep(0)
+
+
+class MeasuredTurns(Awaitable[_T]):
+    """Awaits something, and tells of each turn how long it held the loop."""
+
+    def __init__(self, work: Awaitable[_T], note_ns: Callable[[int], None]) -> None:
+        self._work = work
+        self._note_ns = note_ns
+
+    def __await__(self) -> Generator[object, None, _T]:
+        """Run the work up to its next wait, again and again."""
+        steps = self._work.__await__()
+        error: BaseException | None = None
+        while True:
+            began = perf_counter_ns()
+            try:
+                waits_for = next(steps) if error is None else steps.throw(error)
+            except StopIteration as stop:
+                result: _T = stop.value
+                return result
+            finally:
+                self._note_ns(perf_counter_ns() - began)
+            error = None
+            try:
+                yield waits_for
+            except GeneratorExit:
+                steps.close()
+                raise
+            except BaseException as thrown:  # noqa: BLE001 - handed on to the work
+                error = thrown

@@ -3,7 +3,8 @@
 Rules. Nothing at or above the high watermark (or, for read_committed, the last stable offset) is
 given out. The first records of an answer are given whole even above the limits (KIP-74). A fetch
 that waits is woken by its partitions, not by polling. Records that are not in the page cache are
-read in a thread first, so that a slow disk stops one client and not the loop.
+read in a thread first, so that a slow disk stops one client and not the loop. A fetch of more than
+WHOLE_ROWS_MAX partitions is decoded in slices and worked on in turns.
 """
 
 import asyncio
@@ -22,18 +23,23 @@ from broker.fetch_sessions import (
 )
 from broker.handlers.lookups import READ_COMMITTED, epoch_error
 from broker.partition import Partition
+from broker.protocol.api import ApiKey
 from broker.protocol.codec import RequestHeader, read_header
-from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.errors import ErrorCode, SlicesNeededError, code_of
 from broker.protocol.fetch import (
     FIRST_TOPIC_ID_VERSION,
     FetchedPartition,
     FetchPartition,
     FetchRequest,
     decode_fetch,
+    decode_fetch_sliced,
     encode_fetch_response,
+    encode_fetch_response_sliced,
 )
+from broker.protocol.limits import WHOLE_ROWS_MAX
 from broker.protocol.produce import TopicRef
 from broker.stats import BrokerStats, TopicStats
+from broker.turns import Turns, run_in_turns
 from broker.views import ViewPartition, cursor_of
 from storage.errors import StorageError
 from storage.log import Log
@@ -55,18 +61,7 @@ class Collected:
     record_bytes: int = 0
     has_error: bool = False
     asked: list[tuple[TopicStats, Fetched]] = field(default_factory=list)
-
-    def count(self, stats: BrokerStats) -> None:
-        """Count what is sent; a pass that was not enough is not counted."""
-        for topic, fetched in self.asked:
-            topic.fetch_requests += 1
-            topic.failed_fetch_requests += fetched.error_code != 0
-            if isinstance(fetched.records, FetchSlice):
-                topic.bytes_out += fetched.records.length
-        if self.has_error:
-            for _, fetched in self.partitions:
-                if fetched.error_code:
-                    stats.errors["Fetch", ErrorCode(fetched.error_code).name] += 1
+    left: int = 0  # bytes of records that may be added
 
 
 def fetch(
@@ -75,11 +70,16 @@ def fetch(
     """Answer a Fetch request, versions 4-18. Raises ProtocolError."""
     services = context.services
     header = read_header(frame)
-    request = decode_fetch(header, frame)
+    try:
+        request = decode_fetch(header, frame)
+    except SlicesNeededError:
+        return _fetch_sliced(context, header, frame)
     try:
         session, targets = _targets_of(services, request, by_id=version >= FIRST_TOPIC_ID_VERSION)
     except SessionError as error:
         return encode_fetch_response(version, header.correlation_id, [], error_code=error.code)
+    if len(targets) > WHOLE_ROWS_MAX:
+        return _wait(context, header, request, session, targets)
     collected = _collect(context, request, version, targets)
     if _is_enough(request, targets, collected):
         if _all_cached(collected.slices):
@@ -106,6 +106,41 @@ def _targets_of(
     return session, session.targets
 
 
+async def _fetch_sliced(
+    context: RequestContext, header: RequestHeader, frame: memoryview
+) -> Response:
+    """Answer a request of many rows. Raises ProtocolError."""
+    services, turns = context.services, Turns()
+    max_rows = services.limits.of(ApiKey.FETCH).rows
+    request = await run_in_turns(decode_fetch_sliced(header, frame, max_rows))
+    named: Targets = {}
+    for topic, row in request.topics:
+        await turns.take()
+        for one in row:
+            await turns.take()
+            named[topic, one.partition] = one
+    by_id, now = header.api_version >= FIRST_TOPIC_ID_VERSION, services.env.monotonic()
+    session_id, epoch = request.session_id, request.session_epoch
+    session: FetchSession | None
+    try:
+        if is_full(epoch):
+            session = services.sessions.full(session_id, epoch, named, by_id=by_id, now=now)
+            return await _wait(context, header, request, session, named)
+        session = services.sessions.resume(session_id, epoch, len(named), by_id=by_id, now=now)
+    except SessionError as error:
+        code = error.code
+        return encode_fetch_response(header.api_version, header.correlation_id, [], error_code=code)
+    for key, target in named.items():
+        await turns.take()
+        session.update({key: target}, ())
+    for topic, indexes in request.forgotten:
+        await turns.take()
+        for index in indexes:
+            await turns.take()
+            session.update({}, [(topic, index)])
+    return await _wait(context, header, request, session, session.targets)
+
+
 def _is_enough(request: FetchRequest, targets: Targets, collected: Collected) -> bool:
     return (
         collected.record_bytes >= request.min_bytes
@@ -118,30 +153,56 @@ def _is_enough(request: FetchRequest, targets: Targets, collected: Collected) ->
 def _collect(
     context: RequestContext, request: FetchRequest, version: int, targets: Targets
 ) -> Collected:
-    services = context.services
-    collected = Collected()
-    left = min(max(request.max_bytes, 0), services.settings.limits.fetch_bytes)
+    collected = _nothing_collected(context, request)
     committed = request.isolation_level == READ_COMMITTED
     for key, target in targets.items():
-        partition = _partition_of(services, key, version)
-        fetched: Fetched
-        if isinstance(partition, ErrorCode):
-            fetched = Fetched(target.partition, partition)
-        else:
-            fetched = _read(
-                context, partition, target, version, left,
-                committed=committed, first=collected.record_bytes == 0,
-            )  # fmt: skip
-        collected.partitions.append((key, fetched))
-        if fetched.error_code:
-            collected.has_error = True
-        elif isinstance(fetched.records, FetchSlice) and fetched.records.length:
-            collected.slices.append(fetched.records)
-            collected.record_bytes += fetched.records.length
-            left -= fetched.records.length
-        if not isinstance(partition, ErrorCode):
-            collected.asked.append((partition.stats, fetched))
+        _collect_one(context, version, key, target, collected, committed=committed)
     return collected
+
+
+async def _collect_in_turns(
+    context: RequestContext, request: FetchRequest, version: int, targets: Targets, turns: Turns
+) -> Collected:
+    collected = _nothing_collected(context, request)
+    committed = request.isolation_level == READ_COMMITTED
+    for key, target in tuple(targets.items()):  # others may use the session meanwhile
+        await turns.take()
+        _collect_one(context, version, key, target, collected, committed=committed)
+    return collected
+
+
+def _nothing_collected(context: RequestContext, request: FetchRequest) -> Collected:
+    most = context.services.settings.limits.fetch_bytes
+    return Collected(left=min(max(request.max_bytes, 0), most))
+
+
+def _collect_one(
+    context: RequestContext,
+    version: int,
+    key: PartitionKey,
+    target: FetchPartition,
+    collected: Collected,
+    *,
+    committed: bool,
+) -> None:
+    """Read one partition and add what is there."""
+    partition = _partition_of(context.services, key, version)
+    fetched: Fetched
+    if isinstance(partition, ErrorCode):
+        fetched = Fetched(target.partition, partition)
+    else:
+        fetched = _read(
+            context, partition, target, version, collected.left,
+            committed=committed, first=collected.record_bytes == 0,
+        )  # fmt: skip
+        collected.asked.append((partition.stats, fetched))
+    collected.partitions.append((key, fetched))
+    if fetched.error_code:
+        collected.has_error = True
+    elif isinstance(fetched.records, FetchSlice) and fetched.records.length:
+        collected.slices.append(fetched.records)
+        collected.record_bytes += fetched.records.length
+        collected.left -= fetched.records.length
 
 
 def _partition_of(
@@ -208,24 +269,73 @@ def _answer(
     collected: Collected,
 ) -> Response:
     """Encode; an incremental answer leaves out what has not changed."""
-    collected.count(services.stats)
+    for topic, fetched in collected.asked:
+        _count(topic, fetched)
     incremental = session is not None and not is_full(request.session_epoch)
     rows: dict[TopicRef, list[Fetched]] = {}
     for key, fetched in collected.partitions:
-        worth = session is None or session.worth_telling(
-            key,
-            records=isinstance(fetched.records, FetchSlice) and fetched.records.length > 0,
-            error=fetched.error_code != 0,
-            high_watermark=fetched.high_watermark,
-            log_start=fetched.log_start_offset,
-        )
-        if worth or not incremental:
+        if fetched.error_code:
+            _count_error(services.stats, fetched)
+        if _is_told(session, key, fetched) or not incremental:
             rows.setdefault(key[0], []).append(fetched)
     return encode_fetch_response(
         header.api_version,
         header.correlation_id,
         list(rows.items()),
         session_id=session.session_id if session is not None else 0,
+    )
+
+
+async def _answer_in_turns(
+    services: Services,
+    header: RequestHeader,
+    request: FetchRequest,
+    session: FetchSession | None,
+    collected: Collected,
+) -> Response:
+    """As `_answer`, for any number of partitions."""
+    turns = Turns()
+    for topic, fetched in collected.asked:
+        await turns.take()
+        _count(topic, fetched)
+    incremental = session is not None and not is_full(request.session_epoch)
+    rows: dict[TopicRef, list[Fetched]] = {}
+    for key, fetched in collected.partitions:
+        await turns.take()
+        if fetched.error_code:
+            _count_error(services.stats, fetched)
+        if _is_told(session, key, fetched) or not incremental:
+            rows.setdefault(key[0], []).append(fetched)
+    return await run_in_turns(
+        encode_fetch_response_sliced(
+            header.api_version,
+            header.correlation_id,
+            list(rows.items()),
+            session.session_id if session is not None else 0,
+        )
+    )
+
+
+def _count(topic: TopicStats, fetched: Fetched) -> None:
+    """Count what is sent of a partition; a pass that was not enough is not counted."""
+    topic.fetch_requests += 1
+    topic.failed_fetch_requests += fetched.error_code != 0
+    if isinstance(fetched.records, FetchSlice):
+        topic.bytes_out += fetched.records.length
+
+
+def _count_error(stats: BrokerStats, fetched: Fetched) -> None:
+    stats.errors["Fetch", ErrorCode(fetched.error_code).name] += 1
+
+
+def _is_told(session: FetchSession | None, key: PartitionKey, fetched: Fetched) -> bool:
+    """Whether a partition has news for the client; remembers what it is told."""
+    return session is None or session.worth_telling(
+        key,
+        records=isinstance(fetched.records, FetchSlice) and fetched.records.length > 0,
+        error=fetched.error_code != 0,
+        high_watermark=fetched.high_watermark,
+        log_start=fetched.log_start_offset,
     )
 
 
@@ -259,8 +369,9 @@ async def _wait(
 
     loop = asyncio.get_running_loop()
     timer = loop.call_later(min(request.max_wait_ms, MAX_WAIT_MS) / 1000, end_wait)
-    watched = []
-    for key in targets:
+    watched, turns = [], Turns()
+    for key in tuple(targets):
+        await turns.take()
         partition = _partition_of(services, key, header.api_version)
         if not isinstance(partition, ErrorCode):
             partition.add_waiter(woken.set)
@@ -268,23 +379,36 @@ async def _wait(
     services.stats.delayed_fetches += 1
     try:
         while True:
-            collected = _collect(context, request, header.api_version, targets)
+            woken.clear()  # before the pass: what is appended during it is seen by the next
+            collected = await _collect_in_turns(
+                context, request, header.api_version, targets, turns
+            )
             if is_over or _is_enough(request, targets, collected):
                 break
-            woken.clear()
             await woken.wait()
+            turns = Turns()
     finally:
         services.stats.delayed_fetches -= 1
         timer.cancel()
         for partition in watched:
+            await turns.take()
             partition.remove_waiter(woken.set)
-    if not _all_cached(collected.slices):
-        await asyncio.to_thread(_warm, collected.slices)
-    return _answer(services, header, request, session, collected)
+    cold = []
+    for one in collected.slices:
+        await turns.take()
+        if not _is_cached(one):
+            cold.append(one)
+    if cold:
+        await asyncio.to_thread(_warm, cold)
+    return await _answer_in_turns(services, header, request, session, collected)
 
 
 def _all_cached(slices: Iterable[FetchSlice]) -> bool:
-    return all(one.file is None or one.file.is_cached(one.position, one.length) for one in slices)
+    return all(map(_is_cached, slices))
+
+
+def _is_cached(one: FetchSlice) -> bool:
+    return one.file is None or one.file.is_cached(one.position, one.length)
 
 
 def _warm(slices: Iterable[FetchSlice]) -> None:

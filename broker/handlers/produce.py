@@ -3,7 +3,8 @@
 The common request - one partition, nothing to wait for - is answered without a coroutine. What
 must wait is an fsync (`varve.flush.on.ack`) or work on compressed records, which is done in a
 thread: a few kilobytes of a stranger may unpack to the topic's limit. The frame stays valid
-meanwhile, because the connection is muted.
+meanwhile, because the connection is muted. A request of many partitions is decoded in slices, and
+its batches are appended in turns.
 """
 
 import asyncio
@@ -13,18 +14,21 @@ from typing import Final, NamedTuple
 from broker.connection import CloseConnectionError, Response
 from broker.context import RequestContext, Services
 from broker.partition import OfflinePartitionError, Partition
+from broker.protocol.api import ApiKey
 from broker.protocol.codec import RequestHeader, read_header
-from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.errors import ErrorCode, SlicesNeededError, code_of
 from broker.protocol.produce import (
     PartitionRecords,
     ProducedPartition,
     ProduceRequest,
     TopicRef,
     decode_produce,
-    encode_produce_response,
+    decode_produce_sliced,
+    encode_produce_response_sliced,
     encode_produced,
 )
 from broker.topics import TopicError
+from broker.turns import Turns, run_in_turns
 from broker.views import READ_ONLY, ViewPartition
 from config.topic_keys import TopicConfig
 from config.topic_names import INTERNAL_TOPICS
@@ -51,7 +55,10 @@ def produce(
 ) -> Response | Awaitable[Response]:
     """Answer a Produce request, versions 3-13. Raises ProtocolError, CloseConnectionError."""
     header = read_header(frame)
-    request = decode_produce(header, frame)
+    try:
+        request = decode_produce(header, frame)
+    except SlicesNeededError:
+        return _produce_sliced(context.services, header, frame)
     topics = request.topics
     if len(topics) == 1 and len(topics[0][1]) == 1 and request.transactional_id is None:
         name, partitions = topics[0]
@@ -75,15 +82,25 @@ async def _answer_one(
     return encode_produced(header.api_version, header.correlation_id, name, produced)
 
 
+async def _produce_sliced(services: Services, header: RequestHeader, frame: memoryview) -> Response:
+    """Answer a request of many rows. Raises ProtocolError, CloseConnectionError."""
+    max_rows = services.limits.of(ApiKey.PRODUCE).rows
+    request = await run_in_turns(decode_produce_sliced(header, frame, max_rows))
+    return await _answer_all(services, header, request)
+
+
 async def _answer_all(
     services: Services, header: RequestHeader, request: ProduceRequest
 ) -> Response:
     """Append everything first, then wait for what has to be waited for."""
     refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     rows: list[tuple[TopicRef, list[ProducedPartition | asyncio.Future[ProducedPartition]]]] = []
+    turns = Turns()
     for name, partitions in request.topics:
+        await turns.take()
         row: list[ProducedPartition | asyncio.Future[ProducedPartition]] = []
         for one in partitions:
+            await turns.take()
             if request.transactional_id is not None:
                 row.append(ProducedPartition(one[0], refused, error_message="no transactions yet"))
                 continue
@@ -94,16 +111,21 @@ async def _answer_all(
                 else asyncio.ensure_future(produced)
             )
         rows.append((name, row))
-    answers = [
-        (name, [p if isinstance(p, ProducedPartition) else await p for p in row])
-        for name, row in rows
-    ]
+    answers: list[tuple[TopicRef, list[ProducedPartition]]] = []
+    for name, row in rows:
+        await turns.take()
+        answer: list[ProducedPartition] = []
+        for waiting in row:
+            await turns.take()
+            answer.append(waiting if isinstance(waiting, ProducedPartition) else await waiting)
+            if request.acks == 0:
+                _check_unanswered(answer[-1])
+        answers.append((name, answer))
     if request.acks == 0:
-        for _, produced_row in answers:
-            for one_produced in produced_row:
-                _check_unanswered(one_produced)
         return None
-    return encode_produce_response(header.api_version, header.correlation_id, answers)
+    return await run_in_turns(
+        encode_produce_response_sliced(header.api_version, header.correlation_id, answers)
+    )
 
 
 def _check_unanswered(produced: ProducedPartition) -> None:

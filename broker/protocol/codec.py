@@ -10,7 +10,7 @@ messages are small, and their fields outlive the receive buffer. Codecs are comp
 import struct
 from collections.abc import Generator
 from functools import cache
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from broker.protocol.api import APIS, ApiKey
 from broker.protocol.compile import (
@@ -26,7 +26,12 @@ from broker.protocol.compile import (
     skip_tags,
 )
 from broker.protocol.errors import ErrorCode, ProtocolError, UnsupportedVersionError
-from broker.protocol.messages import ApiVersionsResponse, ApiVersionsResponseRange, Message
+from broker.protocol.messages import (
+    CLASSES,
+    ApiVersionsResponse,
+    ApiVersionsResponseRange,
+    Message,
+)
 from broker.protocol.schema import NEVER, Direction
 
 Buffer = bytes | bytearray | memoryview
@@ -90,7 +95,7 @@ def _behind_tags(frame: Buffer, position: int, key: int, version: int) -> int:
         count = frame[position]
         if count == 0:
             return position + 1
-        return position + 1 + skip_tags(bytes(frame[position + 1 :]), 0, count)
+        return skip_tags(memoryview(frame), position + 1, count)
     except IndexError:
         raise ProtocolError("header is cut short", key, version, position) from None
     except ProtocolError as error:
@@ -122,10 +127,15 @@ def decode_body(header: RequestHeader, frame: Buffer) -> Message:
     return _decode(decoder, data, 0, header.api_key, header.api_version)
 
 
-def decode_body_sliced(header: RequestHeader, frame: Buffer) -> Generator[None, None, Message]:
-    """As `decode_body`, in slices. The frame is copied now, so that it may be written over."""
-    data = bytes(frame[header.body_position :])
-    return _decode_sliced(header.api_key, header.api_version, data)
+def decode_body_sliced(
+    header: RequestHeader, frame: Buffer, max_rows: int
+) -> Generator[None, None, Message]:
+    """As `decode_body`, in slices, during which the frame must not change.
+
+    Raises RowLimitError for more than `max_rows` rows. Fields of type `records` are views of the
+    frame, all others are copies.
+    """
+    return _decode_sliced(header, memoryview(frame), max_rows)
 
 
 def encode_response(api_key: int, version: int, correlation_id: int, body: Message) -> bytes:
@@ -139,19 +149,18 @@ def encode_response(api_key: int, version: int, correlation_id: int, body: Messa
 
 def encode_response_sliced(
     api_key: int, version: int, correlation_id: int, body: Message
-) -> Generator[None, None, bytes]:
-    """As `encode_response`, in slices."""
+) -> Generator[None, None, list[bytes]]:
+    """As `encode_response`, in slices, as parts in wire order: joining them would be one stroke."""
     encoder = _sliced_encoder(api_key, version)
-    frame = bytearray(_SIZE.size)
-    frame += _response_header(api_key, version, correlation_id)
-    pieces: list[bytes] = []
+    pieces = [_response_header(api_key, version, correlation_id)]
+    parts: list[bytes] = []
     for _ in encoder(pieces.append, body):
-        frame += b"".join(pieces)
+        parts.append(b"".join(pieces))
         pieces.clear()
         yield
-    frame += b"".join(pieces)
-    _SIZE.pack_into(frame, 0, len(frame) - _SIZE.size)
-    return bytes(frame)
+    parts.append(b"".join(pieces))
+    parts[0] = _SIZE.pack(sum(map(len, parts))) + parts[0]
+    return parts
 
 
 def _response_header(api_key: int, version: int, correlation_id: int) -> bytes:
@@ -174,6 +183,17 @@ def encode_unsupported_version(
     own = ApiVersionsResponseRange(api_key=ApiKey.API_VERSIONS, min_version=first, max_version=last)
     body = ApiVersionsResponse(error_code=error_code, api_keys=[own])
     return encode_response(ApiKey.API_VERSIONS, 0, correlation_id, body)
+
+
+def encode_error(api_key: int, version: int, correlation_id: int, code: int) -> bytes | None:
+    """Encode a response that is an error as a whole; None where the API has no place for one."""
+    fields = APIS[api_key].response.fields
+    places = [field for field in fields if field.name == "error_code" and version in field.versions]
+    if not places:
+        return None
+    body: Any = CLASSES[APIS[api_key].response.name]()
+    body.error_code = code
+    return encode_response(api_key, version, correlation_id, body)
 
 
 def encode_request(
@@ -211,9 +231,12 @@ def _decode(decoder: Decoder, data: bytes, position: int, key: int, version: int
         raise _named(error, key, version) from None
 
 
-def _decode_sliced(key: int, version: int, data: bytes) -> Generator[None, None, Message]:
+def _decode_sliced(
+    header: RequestHeader, frame: memoryview, max_rows: int
+) -> Generator[None, None, Message]:
+    key, version = header.api_key, header.api_version
     try:
-        return (yield from _sliced_decoder(key, version)(data, 0))
+        return (yield from _sliced_decoder(key, version)(frame, header.body_position, max_rows))
     except (ProtocolError, *SHORT_READ_ERRORS) as error:
         raise _named(error, key, version) from None
 
@@ -221,7 +244,7 @@ def _decode_sliced(key: int, version: int, data: bytes) -> Generator[None, None,
 def _named(error: Exception, key: int, version: int) -> ProtocolError:
     """What went wrong, with the message it went wrong in."""
     if isinstance(error, ProtocolError):
-        return ProtocolError(error.reason, key, version, error.position)
+        return type(error)(error.reason, key, version, error.position)
     reason = "string is not UTF-8" if isinstance(error, UnicodeDecodeError) else "cut short"
     return ProtocolError(reason, key, version)
 

@@ -4,12 +4,14 @@ Rules. Every layout and every limit of the wire format is written here and nowhe
 reads from `bytes`, keeps one position `p`, and believes no length: a string must end inside the
 frame, an array must have at least its smallest element's bytes left for every element it announces,
 and a message may make at most MAX_ELEMENTS elements in all. So memory follows bytes that are
-really there. Varints have at most 5 bytes. Unknown tagged fields are skipped, trailing bytes are
-ignored (librdkafka sends some). What goes wrong is a ProtocolError, or one of SHORT_READ_ERRORS,
-which the caller turns into one.
+really there. Varints have at most 5 bytes, strings 32,767, a section of tagged fields 64 fields.
+Unknown tagged fields are skipped, trailing bytes are ignored (librdkafka sends some). What goes
+wrong is a ProtocolError, or one of SHORT_READ_ERRORS, which the caller turns into one.
 
-A sliced codec does the same as a generator, which pauses after every ELEMENTS_PER_SLICE elements: a
-message of a hundred thousand rows takes tens of milliseconds, and others have the loop meanwhile.
+A sliced codec does the same as a generator, which pauses after every ELEMENTS_PER_SLICE rows
+(elements and tagged fields): a message of a hundred thousand rows takes tens of milliseconds, and
+others have the loop meanwhile. Its decoder is told how many rows there may be in all. It reads from
+a memoryview, which must not change meanwhile; only fields of type `records` are views of it.
 
 Neighbouring fields of fixed size become one call of a precompiled `struct.Struct`, together with
 the length that follows them: that, and nothing being looked up at run time, is where the speed is.
@@ -20,23 +22,22 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from broker.protocol.errors import ProtocolError
+from broker.protocol.errors import ProtocolError, RowLimitError
+from broker.protocol.limits import STRING_BYTES_MAX, TAGS_PER_SECTION_MAX
 from broker.protocol.messages import CLASSES, Message, default_expression
 from broker.protocol.schema import Field, Struct
 
 # Of one message, all arrays together. A broker with 100,000 partitions stays below it in every
 # message; at some 200 bytes an element it bounds what a frame of 100 MB can turn into.
 MAX_ELEMENTS: Final = 1_000_000
-# Of one that is decoded in slices: a request. The collector of cycles looks at all of its rows at
-# one stroke, with those of the answer, and a hundred thousand of them take it 10-20 ms.
-MAX_SLICED_ELEMENTS: Final = 50_000
 ELEMENTS_PER_SLICE: Final = 512  # half a microsecond each; those with many fields two
 SHORT_READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
 MAX_VARINT_BYTES: Final = 5  # an unsigned varint of 32 bits
 
 Decoder = Callable[[bytes, int], Message]
 Encoder = Callable[[Callable[[bytes], None], Message], None]
-SlicedDecoder = Callable[[bytes, int], Generator[None, None, Message]]
+# (frame, position of the body, rows that it may have)
+SlicedDecoder = Callable[[memoryview, int, int], Generator[None, None, Message]]
 SlicedEncoder = Callable[[Callable[[bytes], None], Message], Generator[None, None, None]]
 
 _FIXED: Final = {
@@ -69,10 +70,15 @@ def read_long_varint(data: bytes | memoryview, position: int, first: int) -> tup
 
 
 def skip_tags(data: bytes | memoryview, position: int, count: int) -> int:
-    """Skip `count` tagged fields; -> position behind them."""
+    """Skip a section of tagged fields, given the first byte of their number.
+
+    -> position behind them
+    """
     end = len(data)
     if count > 0x7F:
         count, position = read_long_varint(data, position, count)
+    if count > TAGS_PER_SECTION_MAX:
+        raise ProtocolError(f"{count} tagged fields in one section", position=position)
     if count * 2 > end - position:
         raise ProtocolError("more tagged fields than bytes", position=position)
     for _ in range(count):
@@ -176,7 +182,7 @@ class _Source:
         """Behind each element: pause when the slice is full."""
         if self.sliced:
             self.add("rows -= 1")
-            with self.block("if not rows:"):
+            with self.block("if rows <= 0:"):
                 self.add(f"rows = {ELEMENTS_PER_SLICE}; yield")
 
     def run(self, head: str) -> Any:
@@ -203,17 +209,21 @@ class _DecoderSource(_Source):
     def finish(self, body: Struct) -> Any:
         self.names |= {
             "new": object.__new__, "long": read_long_varint, "skip": skip_tags,
-            "unpack_from": struct.unpack_from, "bad": self._bad,
+            "unpack_from": struct.unpack_from, "bad": self._bad, "many": self._many,
         }  # fmt: skip
         self.begin()
         self.add("end = len(data)")
-        self.add(f"left = {MAX_SLICED_ELEMENTS if self.sliced else MAX_ELEMENTS}")
+        if not self.sliced:
+            self.add(f"left = {MAX_ELEMENTS}")
         self.struct(body, "m")
         self.add("return m")
-        return self.run("def codec(data, p):")
+        return self.run("def codec(data, p, left):" if self.sliced else "def codec(data, p):")
 
     def _bad(self, what: str, length: int, position: int) -> ProtocolError:
         return ProtocolError(f"{self.root}.{what}: length {length} is wrong", position=position)
+
+    def _many(self, what: str, rows: int, position: int) -> RowLimitError:
+        return RowLimitError(f"{self.root}.{what}: {rows} rows are too many", position=position)
 
     def flush(self) -> None:
         if self.pending:
@@ -246,6 +256,11 @@ class _DecoderSource(_Source):
             self.pending.append(("B", "n"))
             self.flush()
             with self.block("if n:"):
+                if self.sliced:
+                    self.add("rows -= n")
+                self.add("left -= n")
+                with self.block("if left < 0:"):
+                    self.add("raise many('tagged fields', n, p)")
                 if tagged:
                     self._tags(tagged, target)
                 else:
@@ -265,7 +280,7 @@ class _DecoderSource(_Source):
         tag, stop = self.variable("t"), self.variable("e")
         with self.block("if n > 127:"):
             self.add("n, p = long(data, p, n)")
-        with self.block("if n * 2 > end - p:"):
+        with self.block(f"if n > {TAGS_PER_SECTION_MAX} or n * 2 > end - p:"):
             self.add("raise bad('tagged fields', n, p)")
         with self.block("for _ in range(n):"):
             for name in (tag, "n"):
@@ -300,17 +315,22 @@ class _DecoderSource(_Source):
         self.length(_LENGTH_BYTES[field.type])
         refuse = f"raise bad({field.name!r}, n, p)"
         taken = "data[p:q].decode()" if field.type == "string" else "data[p:q]"
+        if self.sliced and field.type == "string":
+            taken = "str(data[p:q], 'utf-8')"
+        elif self.sliced and field.type == "bytes":
+            taken = "bytes(data[p:q])"
+        longest = f" or n > {STRING_BYTES_MAX}" if field.type == "string" else ""
         if not field.is_array and self.nullable(field):
             with self.block("if n == -1:"):
                 self.add(f"{target} = None")
             with self.block("else:"):
-                self._take(target, taken, refuse)
+                self._take(target, taken, refuse, longest)
         else:
-            self._take(target, taken, refuse)
+            self._take(target, taken, refuse, longest)
 
-    def _take(self, target: str, taken: str, refuse: str) -> None:
+    def _take(self, target: str, taken: str, refuse: str, longest: str) -> None:
         self.add("q = p + n")
-        with self.block("if n < 0 or q > end:"):
+        with self.block(f"if n < 0 or q > end{longest}:"):
             self.add(refuse)
         self.add(f"{target} = {taken}; p = q")
 
@@ -342,9 +362,11 @@ class _DecoderSource(_Source):
     def _elements(self, field: Field, target: str) -> None:
         smallest = self.smallest(field)
         assert smallest > 0, field.name  # or a length would cost nothing to announce
-        with self.block(f"if n < 0 or n * {smallest} > end - p or n > left:"):
+        with self.block(f"if n < 0 or n * {smallest} > end - p:"):
             self.add(f"raise bad({field.name!r}, n, p)")
         self.add("left -= n")
+        with self.block("if left < 0:"):
+            self.add(f"raise many({field.name!r}, n, p)")
         if field.type in _FIXED:
             code, size = _FIXED[field.type]
             assert len(code) == 1, "an array of uuids would need its own line"

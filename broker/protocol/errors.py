@@ -31,6 +31,14 @@ class ProtocolError(Exception):
         self.position = position
 
 
+class RowLimitError(ProtocolError):
+    """A request of more rows than its API allows (limits.py); found before any of them is built."""
+
+
+class SlicesNeededError(Exception):
+    """A request of more rows than are decoded without a pause. Nothing is wrong with it."""
+
+
 class UnsupportedVersionError(ProtocolError):
     """A request of an API or version that has no table here."""
 

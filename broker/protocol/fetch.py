@@ -6,22 +6,27 @@ all, so that each range can follow its header by sendfile. Nothing of a request 
 whatever the bytes are, the outcome is a request or a ProtocolError. Layout: `FETCH` in
 `tables_records.py`, against which this is tested. Diverging epochs, current leaders, snapshot ids
 and node endpoints are never sent: there is one node.
+
+A request of more than WHOLE_ROWS_MAX rows is decoded by `decode_fetch_sliced`, from that table, and
+its response is encoded by `encode_fetch_response_sliced`, both with pauses.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
-from broker.protocol.codec import RequestHeader
+from broker.protocol.codec import RequestHeader, decode_body_sliced
 from broker.protocol.compile import (
-    MAX_ELEMENTS,
+    ELEMENTS_PER_SLICE,
     SHORT_READ_ERRORS,
     read_varint,
     skip_tags,
     varint,
 )
-from broker.protocol.errors import ProtocolError
+from broker.protocol.errors import ProtocolError, SlicesNeededError
+from broker.protocol.limits import TAGS_PER_SECTION_MAX, WHOLE_ROWS_MAX
+from broker.protocol.messages import FetchRequest as FetchBody
 from broker.protocol.produce import TopicRef, topic_bytes
 
 FIRST_FLEXIBLE_VERSION: Final = 12
@@ -96,7 +101,10 @@ class FetchedPartition(NamedTuple, Generic[Records]):
 
 
 def decode_fetch(header: RequestHeader, frame: memoryview | bytes) -> FetchRequest:
-    """Decode a Fetch request, versions 4 to 18. Raises ProtocolError."""
+    """Decode a Fetch request, versions 4 to 18.
+
+    Raises ProtocolError, and SlicesNeededError where `decode_fetch_sliced` must do it.
+    """
     # The fields are small and outlive the frame (sessions, long polls), hence the copy.
     reader = _Reader(bytes(frame[header.body_position :]), header.api_version)
     try:
@@ -107,6 +115,58 @@ def decode_fetch(header: RequestHeader, frame: memoryview | bytes) -> FetchReque
         short = not isinstance(error, UnicodeDecodeError)
         reason, position = "cut short" if short else "string is not UTF-8", -1
     raise ProtocolError(f"Fetch: {reason}", 1, header.api_version, position)
+
+
+def decode_fetch_sliced(
+    header: RequestHeader, frame: memoryview, max_rows: int
+) -> Generator[None, None, FetchRequest]:
+    """Decode a Fetch request of many rows, with pauses. Raises ProtocolError."""
+    body = yield from decode_body_sliced(header, frame, max_rows)
+    assert isinstance(body, FetchBody)
+    version = header.api_version
+    by_id = version >= FIRST_TOPIC_ID_VERSION
+    replica_id = body.replica_state.replica_id if version >= 15 else body.replica_id
+    topics: list[tuple[TopicRef, list[FetchPartition]]] = []
+    rows = 0
+    for topic in body.topics:
+        partitions: list[FetchPartition] = []
+        topics.append((topic.topic_id if by_id else topic.topic, partitions))
+        for one in topic.partitions:
+            partitions.append(
+                FetchPartition(
+                    one.partition,
+                    one.current_leader_epoch,
+                    one.fetch_offset,
+                    one.last_fetched_epoch,
+                    one.log_start_offset,
+                    one.partition_max_bytes,
+                )
+            )
+            rows += 1
+            if rows % ELEMENTS_PER_SLICE == 0:
+                yield
+        rows += 1
+        if rows % ELEMENTS_PER_SLICE == 0:
+            yield
+    forgotten: list[tuple[TopicRef, list[int]]] = []
+    for gone in body.forgotten_topics_data:
+        forgotten.append((gone.topic_id if by_id else gone.topic, gone.partitions))
+        rows += 1
+        if rows % ELEMENTS_PER_SLICE == 0:
+            yield
+    return FetchRequest(
+        replica_id=replica_id,
+        max_wait_ms=body.max_wait_ms,
+        min_bytes=body.min_bytes,
+        max_bytes=body.max_bytes,
+        isolation_level=body.isolation_level,
+        session_id=body.session_id,
+        session_epoch=body.session_epoch,
+        topics=topics,
+        forgotten=forgotten if version >= 7 else (),
+        rack_id=body.rack_id,
+        cluster_id=body.cluster_id,
+    )
 
 
 def _refuse(what: str, length: int, position: int) -> NoReturn:
@@ -136,7 +196,7 @@ class _Reader:
         self.position = 0
         self.version = version
         self.flexible = version >= FIRST_FLEXIBLE_VERSION
-        self.left = MAX_ELEMENTS
+        self.left = WHOLE_ROWS_MAX
 
     def request(self) -> FetchRequest:
         version, request = self.version, FetchRequest()
@@ -201,7 +261,7 @@ class _Reader:
 
     def _request_tags(self, request: FetchRequest) -> None:
         count, self.position = read_varint(self.data, self.position)
-        if count * 2 > self.end - self.position:
+        if count > TAGS_PER_SECTION_MAX or count * 2 > self.end - self.position:
             _refuse("tagged fields", count, self.position)
         for _ in range(count):
             tag, self.position = read_varint(self.data, self.position)
@@ -237,9 +297,11 @@ class _Reader:
         else:
             (count,) = _COUNT.unpack_from(self.data, self.position)
             self.position += 4
-        if count < 0 or count * bytes_min > self.end - self.position or count > self.left:
+        if count < 0 or count * bytes_min > self.end - self.position:
             _refuse(what, count, self.position)
         self.left -= count
+        if self.left < 0:
+            raise SlicesNeededError
         return count
 
     def _string(self, what: str) -> str:
@@ -269,6 +331,9 @@ class _Reader:
             count = self.data[self.position]
             self.position += 1
             if count:
+                self.left -= count
+                if self.left < 0:
+                    raise SlicesNeededError
                 self.position = skip_tags(self.data, self.position, count)
 
 
@@ -300,48 +365,83 @@ def encode_fetch_response(
     are left out. Before version 7 there is no error code and no session id.
     """
     flexible = version >= FIRST_FLEXIBLE_VERSION
-    parts: list[bytes | Records] = []
-    ranges_bytes = 0
-    if flexible:
-        small = [_TOP_FLEXIBLE.pack(correlation_id, throttle_time_ms, error_code, session_id)]
-    elif version >= 7:
-        small = [_TOP_SESSION.pack(correlation_id, throttle_time_ms, error_code, session_id)]
-    else:
-        small = [_TOP.pack(correlation_id, throttle_time_ms)]
+    small = _begin(version, correlation_id, throttle_time_ms, error_code, session_id)
     small.append(varint(len(topics) + 1) if flexible else _COUNT.pack(len(topics)))
+    parts: list[bytes | Records] = []
     for topic, partitions in topics:
         small.append(topic_bytes(topic, version, FIRST_FLEXIBLE_VERSION))
         count = len(partitions)
         small.append(varint(count + 1) if flexible else _COUNT.pack(count))
         for fetched in partitions:
-            _encode_partition(small, version, fetched)
-            records = fetched.records
-            length = len(records) if isinstance(records, bytes) else records.length
-            small.append(varint(length + 1) if flexible else _COUNT.pack(length))
-            if isinstance(records, bytes):
-                small.append(records)
-            elif length:
-                parts.append(b"".join(small))
-                parts.append(records)
-                ranges_bytes += length
-                small = []
-            if flexible:
-                small.append(b"\0")
+            _encode_partition(parts, small, version, fetched)
         if flexible:
             small.append(b"\0")
-    if flexible:
+    return _finish(parts, small, version)
+
+
+def encode_fetch_response_sliced(
+    version: int,
+    correlation_id: int,
+    topics: Sequence[tuple[TopicRef, Sequence[FetchedPartition[Records]]]],
+    session_id: int,
+) -> Generator[None, None, list[bytes | Records]]:
+    """As `encode_fetch_response`, with pauses."""
+    flexible = version >= FIRST_FLEXIBLE_VERSION
+    small = _begin(version, correlation_id, 0, 0, session_id)
+    small.append(varint(len(topics) + 1) if flexible else _COUNT.pack(len(topics)))
+    parts: list[bytes | Records] = []
+    rows = 0
+    for topic, partitions in topics:
+        small.append(topic_bytes(topic, version, FIRST_FLEXIBLE_VERSION))
+        count = len(partitions)
+        small.append(varint(count + 1) if flexible else _COUNT.pack(count))
+        for fetched in partitions:
+            _encode_partition(parts, small, version, fetched)
+            rows += 1
+            if rows % ELEMENTS_PER_SLICE == 0:
+                yield
+        if flexible:
+            small.append(b"\0")
+        rows += 1
+        if rows % ELEMENTS_PER_SLICE == 0:
+            parts.append(b"".join(small))
+            small.clear()
+            yield
+    return _finish(parts, small, version)
+
+
+def _begin(
+    version: int, correlation_id: int, throttle_time_ms: int, error_code: int, session_id: int
+) -> list[bytes]:
+    if version >= FIRST_FLEXIBLE_VERSION:
+        return [_TOP_FLEXIBLE.pack(correlation_id, throttle_time_ms, error_code, session_id)]
+    if version >= 7:
+        return [_TOP_SESSION.pack(correlation_id, throttle_time_ms, error_code, session_id)]
+    return [_TOP.pack(correlation_id, throttle_time_ms)]
+
+
+def _finish(
+    parts: list[bytes | Records], small: list[bytes], version: int
+) -> list[bytes | Records]:
+    """Close the message and put its size in front."""
+    if version >= FIRST_FLEXIBLE_VERSION:
         small.append(b"\0")
     parts.append(b"".join(small))
-    size = ranges_bytes + sum(len(part) for part in parts if isinstance(part, bytes))
+    size = sum([len(part) if isinstance(part, bytes) else part.length for part in parts])
     first = parts[0]
     assert isinstance(first, bytes)
     parts[0] = _COUNT.pack(size) + first
     return parts if parts[-1] else parts[:-1]
 
 
-def _encode_partition(small: list[bytes], version: int, fetched: FetchedPartition[Records]) -> None:
-    """Encode a partition up to its records."""
-    partition, error_code, high_watermark, last_stable, log_start, aborted, _ = fetched
+def _encode_partition(
+    parts: list[bytes | Records],
+    small: list[bytes],
+    version: int,
+    fetched: FetchedPartition[Records],
+) -> None:
+    """Add a partition to `small`; where it has a range, `small` and the range go to `parts`."""
+    partition, error_code, high_watermark, last_stable, log_start, aborted, records = fetched
     values = (partition, error_code, high_watermark, last_stable)
     flexible = version >= FIRST_FLEXIBLE_VERSION
     if aborted is None and version >= 11:
@@ -349,16 +449,26 @@ def _encode_partition(small: list[bytes], version: int, fetched: FetchedPartitio
             small.append(_QUIET_FLEXIBLE.pack(*values, log_start, -1))
         else:
             small.append(_QUIET.pack(*values, log_start, -1, -1))
-        return
-    if version >= 5:
-        small.append(_PARTITION_START.pack(*values, log_start))
     else:
-        small.append(_PARTITION.pack(*values))
-    count = -1 if aborted is None else len(aborted)
-    small.append(varint(count + 1) if flexible else _COUNT.pack(count))
-    for producer_id, first_offset in aborted or ():
-        small.append(_ABORTED.pack(producer_id, first_offset))
-        if flexible:
-            small.append(b"\0")
-    if version >= 11:
-        small.append(_NO_REPLICA)
+        if version >= 5:
+            small.append(_PARTITION_START.pack(*values, log_start))
+        else:
+            small.append(_PARTITION.pack(*values))
+        count = -1 if aborted is None else len(aborted)
+        small.append(varint(count + 1) if flexible else _COUNT.pack(count))
+        for producer_id, first_offset in aborted or ():
+            small.append(_ABORTED.pack(producer_id, first_offset))
+            if flexible:
+                small.append(b"\0")
+        if version >= 11:
+            small.append(_NO_REPLICA)
+    length = len(records) if isinstance(records, bytes) else records.length
+    small.append(varint(length + 1) if flexible else _COUNT.pack(length))
+    if isinstance(records, bytes):
+        small.append(records)
+    elif length:
+        parts.append(b"".join(small))
+        parts.append(records)
+        small.clear()
+    if flexible:
+        small.append(b"\0")

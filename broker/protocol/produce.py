@@ -4,22 +4,27 @@ Rules. `decode_produce` reads versions 3 to 13 from the receive buffer; the reco
 are a slice of that buffer, writable when it is (the log stamps offsets where they lie), and valid
 as long as the frame is. Nothing is believed: whatever the bytes are, the outcome is a request or a
 ProtocolError. Layout: `PRODUCE` in `tables_records.py`, against which this is tested.
+
+A request of more than WHOLE_ROWS_MAX rows is decoded by `decode_produce_sliced`, from that table,
+with pauses; rows are topics, partitions and tagged fields.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple, NoReturn, cast
 
-from broker.protocol.codec import RequestHeader
+from broker.protocol.codec import RequestHeader, decode_body_sliced
 from broker.protocol.compile import (
-    MAX_ELEMENTS,
+    ELEMENTS_PER_SLICE,
     SHORT_READ_ERRORS,
     read_long_varint,
     skip_tags,
     varint,
 )
-from broker.protocol.errors import ProtocolError
+from broker.protocol.errors import ProtocolError, SlicesNeededError
+from broker.protocol.limits import WHOLE_ROWS_MAX
+from broker.protocol.messages import ProduceRequest as ProduceBody
 
 FIRST_FLEXIBLE_VERSION: Final = 9
 FIRST_TOPIC_ID_VERSION: Final = 13
@@ -63,7 +68,10 @@ class ProducedPartition(NamedTuple):
 
 
 def decode_produce(header: RequestHeader, frame: memoryview) -> ProduceRequest:
-    """Decode a Produce request, versions 3 to 13. Raises ProtocolError."""
+    """Decode a Produce request, versions 3 to 13.
+
+    Raises ProtocolError, and SlicesNeededError where `decode_produce_sliced` must do it.
+    """
     try:
         if header.api_version >= FIRST_FLEXIBLE_VERSION:
             return _decode_flexible(frame, header.body_position, header.api_version)
@@ -73,6 +81,32 @@ def decode_produce(header: RequestHeader, frame: memoryview) -> ProduceRequest:
     except SHORT_READ_ERRORS as error:
         reason = "string is not UTF-8" if isinstance(error, UnicodeDecodeError) else "cut short"
         raise _error(reason, header.api_version) from None
+
+
+def decode_produce_sliced(
+    header: RequestHeader, frame: memoryview, max_rows: int
+) -> Generator[None, None, ProduceRequest]:
+    """Decode a Produce request of many rows, with pauses. Raises ProtocolError."""
+    body = yield from decode_body_sliced(header, frame, max_rows)
+    assert isinstance(body, ProduceBody)
+    by_id = header.api_version >= FIRST_TOPIC_ID_VERSION
+    topics: list[tuple[TopicRef, list[PartitionRecords]]] = []
+    rows = 0
+    for topic in body.topic_data:
+        partitions: list[PartitionRecords] = []
+        topics.append((topic.topic_id if by_id else topic.name, partitions))
+        rows += 1
+        for one in topic.partition_data:
+            # A view of the frame, not bytes: what the table says is for whole decoding.
+            partitions.append((one.index, cast("memoryview | None", one.records)))
+            rows += 1
+            if rows >= ELEMENTS_PER_SLICE:
+                rows = 0
+                yield
+        if rows >= ELEMENTS_PER_SLICE:
+            rows = 0
+            yield
+    return ProduceRequest(body.transactional_id, body.acks, body.timeout_ms, topics)
 
 
 def _error(reason: str, version: int, position: int = -1) -> ProtocolError:
@@ -85,7 +119,7 @@ def _refuse(what: str, length: int, position: int) -> NoReturn:
 
 def _decode_classic(frame: memoryview, p: int) -> ProduceRequest:
     end = len(frame)
-    left = MAX_ELEMENTS
+    left = WHOLE_ROWS_MAX
     (n,) = _LENGTH.unpack_from(frame, p)
     p += 2
     transactional_id = None
@@ -96,9 +130,11 @@ def _decode_classic(frame: memoryview, p: int) -> ProduceRequest:
         p += n
     acks, timeout_ms, topic_count = _ACKS.unpack_from(frame, p)
     p += 10
-    if topic_count < 0 or topic_count * 6 > end - p or topic_count > left:
+    if topic_count < 0 or topic_count * 6 > end - p:
         _refuse("topics", topic_count, p)
     left -= topic_count
+    if left < 0:
+        raise SlicesNeededError
     topics: list[tuple[TopicRef, list[PartitionRecords]]] = []
     for _ in range(topic_count):
         (n,) = _LENGTH.unpack_from(frame, p)
@@ -109,9 +145,11 @@ def _decode_classic(frame: memoryview, p: int) -> ProduceRequest:
         p += n
         (partition_count,) = _COUNT.unpack_from(frame, p)
         p += 4
-        if partition_count < 0 or partition_count * 8 > end - p or partition_count > left:
+        if partition_count < 0 or partition_count * 8 > end - p:
             _refuse("partitions", partition_count, p)
         left -= partition_count
+        if left < 0:
+            raise SlicesNeededError
         partitions: list[PartitionRecords] = []
         for _ in range(partition_count):
             index, n = _PARTITION.unpack_from(frame, p)
@@ -146,9 +184,11 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
     if n > 127:
         n, p = read_long_varint(frame, p, n)
     by_id = version >= FIRST_TOPIC_ID_VERSION
-    if not n or (n - 1) * (18 if by_id else 3) > end - p or n - 1 > MAX_ELEMENTS:
+    if not n or (n - 1) * (18 if by_id else 3) > end - p:
         _refuse("topics", n - 1, p)
-    left = MAX_ELEMENTS - n + 1
+    left = WHOLE_ROWS_MAX - n + 1
+    if left < 0:
+        raise SlicesNeededError
     topics: list[tuple[TopicRef, list[PartitionRecords]]] = []
     topic: TopicRef
     for _ in range(n - 1):
@@ -168,21 +208,29 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
         p += 1
         if n > 127:
             n, p = read_long_varint(frame, p, n)
-        if not n or (n - 1) * 6 > end - p or n - 1 > left:
+        if not n or (n - 1) * 6 > end - p:
             _refuse("partitions", n - 1, p)
         left -= n - 1
-        partitions, p = _flexible_partitions(frame, p, n - 1)
+        if left < 0:
+            raise SlicesNeededError
+        partitions, p, left = _flexible_partitions(frame, p, n - 1, left)
         topics.append((topic, partitions))
         n = frame[p]
-        p = skip_tags(frame, p + 1, n) if n else p + 1
+        p += 1
+        if n:
+            left -= n
+            if left < 0:
+                raise SlicesNeededError
+            p = skip_tags(frame, p, n)
     if frame[p]:
         skip_tags(frame, p + 1, frame[p])
     return tuple.__new__(ProduceRequest, (transactional_id, acks, timeout_ms, topics))
 
 
 def _flexible_partitions(
-    frame: memoryview, p: int, count: int
-) -> tuple[list[PartitionRecords], int]:
+    frame: memoryview, p: int, count: int, left: int
+) -> tuple[list[PartitionRecords], int, int]:
+    """-> the partitions, the position behind them, the rows that are left"""
     end = len(frame)
     partitions: list[PartitionRecords] = []
     for _ in range(count):
@@ -200,8 +248,13 @@ def _flexible_partitions(
         else:
             partitions.append((index, None))
         n = frame[p]
-        p = skip_tags(frame, p + 1, n) if n else p + 1
-    return partitions, p
+        p += 1
+        if n:
+            left -= n
+            if left < 0:
+                raise SlicesNeededError
+            p = skip_tags(frame, p, n)
+    return partitions, p, left
 
 
 def encode_produced(
@@ -252,21 +305,51 @@ def encode_produce_response(
     throttle_time_ms: int = 0,
 ) -> bytes:
     """Encode a whole response of any shape, size included. Tagged fields are not sent."""
+    slices = encode_produce_response_sliced(version, correlation_id, topics, throttle_time_ms)
+    while True:
+        try:
+            next(slices)
+        except StopIteration as stop:
+            return b"".join(stop.value)
+
+
+def encode_produce_response_sliced(
+    version: int,
+    correlation_id: int,
+    topics: Sequence[tuple[TopicRef, Sequence[ProducedPartition]]],
+    throttle_time_ms: int = 0,
+) -> Generator[None, None, list[bytes]]:
+    """As `encode_produce_response`, as parts in wire order, with pauses."""
     flexible = version >= FIRST_FLEXIBLE_VERSION
     out = [_COUNT.pack(correlation_id), b"\0" if flexible else b""]
     out.append(_count(len(topics), flexible))
+    parts: list[bytes] = []
+    rows = 0
     for topic, partitions in topics:
         out.append(topic_bytes(topic, version, FIRST_FLEXIBLE_VERSION))
         out.append(_count(len(partitions), flexible))
+        rows += 1
         for produced in partitions:
             _encode_partition(out, version, produced)
+            rows += 1 + len(produced.record_errors)
+            if rows >= ELEMENTS_PER_SLICE:
+                rows = 0
+                parts.append(b"".join(out))
+                out.clear()
+                yield
         if flexible:
             out.append(b"\0")
+        if rows >= ELEMENTS_PER_SLICE:
+            rows = 0
+            parts.append(b"".join(out))
+            out.clear()
+            yield
     out.append(_COUNT.pack(throttle_time_ms))
     if flexible:
         out.append(b"\0")
-    frame = b"".join(out)
-    return _COUNT.pack(len(frame)) + frame
+    parts.append(b"".join(out))
+    parts[0] = _COUNT.pack(sum(map(len, parts))) + parts[0]
+    return parts
 
 
 def _encode_partition(out: list[bytes], version: int, produced: ProducedPartition) -> None:

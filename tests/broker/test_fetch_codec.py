@@ -1,24 +1,30 @@
 import random
-from typing import NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple, TypeVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.protocol import codec
-from broker.protocol.compile import varint
-from broker.protocol.errors import ProtocolError
+from broker.protocol import messages as m
+from broker.protocol.compile import ELEMENTS_PER_SLICE, varint
+from broker.protocol.errors import ProtocolError, RowLimitError, SlicesNeededError
 from broker.protocol.fetch import (
     FetchedPartition,
     FetchPartition,
     FetchRequest,
     decode_fetch,
+    decode_fetch_sliced,
     encode_fetch_response,
+    encode_fetch_response_sliced,
 )
+from broker.protocol.limits import ROWS
 from broker.protocol.messages import FetchRequest as FetchMessage
 from broker.protocol.messages import FetchResponse
 from tests.support.messages import random_body
 
+T = TypeVar("T")
 FETCH = 1
 VERSIONS = range(4, 19)
 TOPIC_ID = bytes(range(16))
@@ -38,9 +44,26 @@ def request_frame(version: int, body: FetchMessage, client_id: str | None = "c")
     return bytearray(codec.encode_request(FETCH, version, 7, client_id, body)[4:])
 
 
+def drained(slices: Generator[None, None, T]) -> tuple[T, int]:
+    """The result, and how often there was a pause."""
+    pauses = 0
+    while True:
+        try:
+            next(slices)
+            pauses += 1
+        except StopIteration as stop:
+            result: T = stop.value
+            return result, pauses
+
+
 def decoded(frame: bytearray) -> FetchRequest:
+    """As the handler decodes it: in slices if it has many rows."""
     view = memoryview(frame)
-    return decode_fetch(codec.read_header(view), view)
+    header = codec.read_header(view)
+    try:
+        return decode_fetch(header, view)
+    except SlicesNeededError:
+        return drained(decode_fetch_sliced(header, view, ROWS))[0]
 
 
 def plain(version: int, body: object) -> FetchRequest:
@@ -126,7 +149,7 @@ def test_both_decoders_agree_on_mangled_requests(version: int, data: st.DataObje
         # A known tagged field of a partition is skipped here and looked into there.
         if version < 17:
             with pytest.raises(ProtocolError):
-                decode_fetch(header, view)
+                decoded(frame)
         return
     assert decoded(frame) == expected
 
@@ -136,9 +159,9 @@ def test_both_decoders_agree_on_mangled_requests(version: int, data: st.DataObje
 @given(body=st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_protocol_errors(version: int, body: bytes) -> None:
     head = FETCH.to_bytes(2, "big") + version.to_bytes(2, "big") + bytes(4) + b"\xff\xff"
-    frame = memoryview(head + b"\0" * (version >= 12) + body)
+    frame = bytearray(head + b"\0" * (version >= 12) + body)
     try:
-        decode_fetch(codec.read_header(frame), frame)
+        decoded(frame)
     except ProtocolError as error:
         refused = error
     else:
@@ -247,3 +270,60 @@ def test_a_response_that_ends_in_records_has_no_empty_part_behind_them() -> None
     records = FakeRange(b"x" * 10)
     parts = encode_fetch_response(4, 1, [("t", [FetchedPartition(0, records=records)])])
     assert parts[-1] == records
+
+
+@pytest.mark.parametrize("version", [4, 7, 11, 12, 15, 18])
+def test_a_request_of_many_rows_is_decoded_in_slices_to_the_same(version: int) -> None:
+    rng = random.Random(version)
+    base = random_body(rng, FETCH, version, "request", width=2)
+    assert isinstance(base, FetchMessage)
+    row = m.FetchRequestPartition(partition=3, fetch_offset=2**40, partition_max_bytes=9)
+    name = {"topic_id": TOPIC_ID} if version >= 13 else {"topic": "orders"}
+    topic = m.FetchRequestTopic(**name, partitions=[row] * 3)  # type: ignore[arg-type]
+    base.topics, base.forgotten_topics_data = [topic] * 10, []
+    frame = request_frame(version, base)
+    header = codec.read_header(frame)
+    whole = decode_fetch(header, frame)
+    sliced, _ = drained(decode_fetch_sliced(header, memoryview(frame), ROWS))
+    assert sliced == whole
+    base.topics = [topic] * 2_000
+    frame = request_frame(version, base)
+    with pytest.raises(SlicesNeededError):
+        decode_fetch(header, frame)
+    request, pauses = drained(decode_fetch_sliced(header, memoryview(frame), ROWS))
+    assert request.topics == whole.topics[:1] * 2_000
+    assert pauses >= 8_000 // ELEMENTS_PER_SLICE
+    with pytest.raises(RowLimitError):
+        drained(decode_fetch_sliced(header, memoryview(frame), 7_999))
+
+
+@pytest.mark.parametrize("version", [4, 12])
+def test_a_million_empty_topics_are_refused_before_they_are_built(version: int) -> None:
+    count = 1_000_000
+    frame = request_frame(version, FetchMessage())
+    if version < 12:
+        frame[-4:] = count.to_bytes(4, "big") + bytes(6 * count)
+    else:
+        frame[-4:] = varint(count + 1) + b"\1\1\0" * count
+    header = codec.read_header(frame)
+    with pytest.raises(SlicesNeededError):
+        decode_fetch(header, frame)
+    with pytest.raises(RowLimitError, match="1000000 rows are too many"):
+        next(decode_fetch_sliced(header, memoryview(frame), ROWS))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_response_in_slices_is_the_response_as_a_whole(version: int) -> None:
+    rng = random.Random(version)
+    topics = [
+        (
+            TOPIC_ID if version >= 13 else f"t{number}",
+            [random_fetched(rng, version) for _ in range(rng.randrange(4))],
+        )
+        for number in range(1_500)
+    ]
+    session_id = 5 if version >= 7 else 0
+    whole = encode_fetch_response(version, 9, topics, session_id=session_id)
+    parts, pauses = drained(encode_fetch_response_sliced(version, 9, topics, session_id))
+    assert sent(parts) == sent(whole)
+    assert pauses >= 1_500 // ELEMENTS_PER_SLICE

@@ -5,7 +5,9 @@ import tracemalloc
 import pytest
 
 from broker.framing import INITIAL_BYTES, MIN_READ_BYTES, RETAINED_BYTES, FrameReader
+from broker.protocol.api import ApiKey
 from broker.protocol.errors import ProtocolError
+from broker.protocol.limits import RequestLimits
 
 
 def framed(payload: bytes) -> bytes:
@@ -98,6 +100,38 @@ def test_a_size_out_of_bounds_is_refused_before_anything_is_allocated(size: int)
 def test_a_frame_of_exactly_the_limit_is_accepted() -> None:
     reader = FrameReader(max_frame_bytes=200_000)
     assert read_all(reader, framed(bytes(200_000))) == [bytes(200_000)]
+
+
+def limit_of(api_key: int) -> int:
+    return RequestLimits(100 << 20, 10_000).of(api_key).frame_bytes
+
+
+@pytest.mark.parametrize("api_key", [ApiKey.HEARTBEAT, ApiKey.API_VERSIONS, 999, -1])
+def test_a_large_frame_of_an_api_with_small_requests_is_refused_at_its_first_bytes(
+    api_key: int,
+) -> None:
+    reader = FrameReader(100 << 20, limit_of)
+    deliver(reader, struct.pack(">i", 90 << 20))
+    assert reader.next_frame() is None  # the API is not known yet
+    deliver(reader, struct.pack(">h", api_key))
+    with pytest.raises(ProtocolError, match=f"API {api_key} has at most 65536"):
+        reader.next_frame()
+    assert reader.allocated_bytes == INITIAL_BYTES
+
+
+@pytest.mark.parametrize(
+    ("api_key", "largest"),
+    [(ApiKey.PRODUCE, 100 << 20), (ApiKey.FETCH, 4 << 20), (ApiKey.SYNC_GROUP, 16 << 20)],
+)
+def test_a_frame_of_the_largest_size_of_its_api_is_received(api_key: int, largest: int) -> None:
+    reader = FrameReader(100 << 20, limit_of)
+    deliver(reader, struct.pack(">ih", largest, api_key))
+    assert reader.next_frame() is None
+    if largest < 100 << 20:
+        reader = FrameReader(100 << 20, limit_of)
+        deliver(reader, struct.pack(">ih", largest + 1, api_key))
+        with pytest.raises(ProtocolError, match=str(largest + 1)):
+            reader.next_frame()
 
 
 def test_memory_follows_what_was_received_and_not_what_was_announced() -> None:

@@ -1,12 +1,16 @@
 import random
+from collections.abc import Generator
+from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.protocol import codec
-from broker.protocol.compile import MAX_ELEMENTS, varint
-from broker.protocol.errors import ProtocolError
+from broker.protocol import messages as m
+from broker.protocol.compile import ELEMENTS_PER_SLICE, varint
+from broker.protocol.errors import ProtocolError, RowLimitError, SlicesNeededError
+from broker.protocol.limits import ROWS, TAGS_PER_SECTION_MAX
 from broker.protocol.messages import (
     ProduceRequest,
     ProduceRequestPartition,
@@ -16,11 +20,13 @@ from broker.protocol.messages import (
 from broker.protocol.produce import (
     ProducedPartition,
     decode_produce,
+    decode_produce_sliced,
     encode_produce_response,
     encode_produced,
 )
 from tests.support.messages import random_body
 
+T = TypeVar("T")
 PRODUCE = 0
 VERSIONS = range(3, 14)
 TOPIC_ID = bytes(range(16))
@@ -55,9 +61,26 @@ def plain(version: int, body: ProduceRequest) -> object:
     )
 
 
+def drained(slices: Generator[None, None, T]) -> tuple[T, int]:
+    """The result, and how often there was a pause."""
+    pauses = 0
+    while True:
+        try:
+            next(slices)
+            pauses += 1
+        except StopIteration as stop:
+            result: T = stop.value
+            return result, pauses
+
+
 def decoded(frame: bytearray) -> object:
+    """As the handler decodes it: in slices if it has many rows."""
     view = memoryview(frame)
-    request = decode_produce(codec.read_header(view), view)
+    header = codec.read_header(view)
+    try:
+        request = decode_produce(header, view)
+    except SlicesNeededError:
+        request, _ = drained(decode_produce_sliced(header, view, ROWS))
     return (
         request.transactional_id,
         request.acks,
@@ -131,7 +154,7 @@ def test_both_decoders_agree_on_mangled_requests(version: int, data: st.DataObje
         expected = plain(version, codec.decode_body(header, view))  # type: ignore[arg-type]
     except ProtocolError:
         with pytest.raises(ProtocolError):
-            decode_produce(header, view)
+            decoded(frame)
         return
     assert decoded(frame) == expected
 
@@ -140,9 +163,9 @@ def test_both_decoders_agree_on_mangled_requests(version: int, data: st.DataObje
 @settings(max_examples=100, deadline=None)
 @given(body=st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_protocol_errors(version: int, body: bytes) -> None:
-    frame = memoryview(bytearray(version.to_bytes(4, "big") + bytes(4) + b"\xff\xff\0" + body))
+    frame = bytearray(version.to_bytes(4, "big") + bytes(4) + b"\xff\xff\0" + body)
     try:
-        decode_produce(codec.read_header(frame), frame)
+        decoded(frame)
     except ProtocolError as error:
         refused = error
     else:
@@ -162,13 +185,70 @@ def test_an_array_longer_than_its_bytes_is_refused(version: int) -> None:
         decoded(frame)
 
 
-def test_a_request_has_a_largest_number_of_partitions() -> None:
-    body = one_partition(3)
-    frame = request_frame(3, body)
-    at = frame.index(b"orders") + 6
-    frame[at:] = (MAX_ELEMENTS + 1).to_bytes(4, "big") + bytes(8 * (MAX_ELEMENTS + 1))
-    with pytest.raises(ProtocolError, match="partitions"):
+@pytest.mark.parametrize("version", [3, 9, 13])
+@pytest.mark.parametrize("shape", [(1, 5_000), (5_000, 1), (70, 70), (5_000, 0)])
+def test_a_request_of_many_rows_is_decoded_in_slices_as_views_of_the_frame(
+    version: int, shape: tuple[int, int]
+) -> None:
+    topics, partitions = shape
+    rows = [m.ProduceRequestPartition(index=n, records=b"r%d" % n) for n in range(partitions)]
+    name = {"topic_id": TOPIC_ID} if version >= 13 else {"name": "orders"}
+    body = ProduceRequest(
+        acks=-1,
+        timeout_ms=7,
+        topic_data=[m.ProduceRequestTopic(**name, partition_data=rows)] * topics,  # type: ignore[arg-type]
+    )
+    frame = memoryview(request_frame(version, body))
+    header = codec.read_header(frame)
+    with pytest.raises(SlicesNeededError):
+        decode_produce(header, frame)
+    request, pauses = drained(decode_produce_sliced(header, frame, ROWS))
+    assert pauses >= topics * max(1, partitions) // ELEMENTS_PER_SLICE
+    assert (request.acks, request.timeout_ms, request.transactional_id) == (-1, 7, None)
+    reference = TOPIC_ID if version >= 13 else "orders"
+    assert [one for one, _ in request.topics] == [reference] * topics
+    for _, decoded_rows in request.topics:
+        assert [(n, bytes(r or b"")) for n, r in decoded_rows] == [
+            (n, b"r%d" % n) for n in range(partitions)
+        ]
+        assert all(isinstance(r, memoryview) and r.obj is frame.obj for _, r in decoded_rows)
+
+
+@pytest.mark.parametrize("version", [3, 9])
+def test_a_request_has_a_largest_number_of_rows_found_before_they_are_built(version: int) -> None:
+    """A million empty topics."""
+    count = 1_000_000
+    frame = request_frame(version, ProduceRequest(topic_data=[]))
+    if version < 9:
+        frame[-4:] = count.to_bytes(4, "big") + bytes(6 * count)
+    else:
+        frame[-2:] = varint(count + 1) + b"\1\1\0" * count
+    header = codec.read_header(frame)
+    with pytest.raises(SlicesNeededError):
+        decode_produce(header, memoryview(frame))
+    slices = decode_produce_sliced(header, memoryview(frame), ROWS)
+    with pytest.raises(RowLimitError, match="1000000 rows are too many"):
+        next(slices)
+
+
+def test_tagged_fields_are_rows_and_a_section_has_few() -> None:
+    """Ten million tags: a tag and its size are two bytes."""
+    frame = request_frame(9, ProduceRequest(topic_data=[]))
+    frame[-1:] = varint(1_000_000) + bytes(2_000_000)
+    with pytest.raises(ProtocolError, match="1000000 tagged fields"):
         decoded(frame)
+    many = request_frame(9, one_partition(9))
+    assert many.endswith(b"\0\0\0")  # tags of the partition, the topic, the request
+    row = b"\0\0\0\0\1" + varint(TAGS_PER_SECTION_MAX) + bytes(2 * TAGS_PER_SECTION_MAX)
+    body = b"\0\0\1\0\0\0\0\2\2t" + varint(2_001) + row * 2_000 + b"\0\0"
+    frame = bytearray(request_frame(9, ProduceRequest(topic_data=[])))
+    del frame[codec.read_header(frame).body_position :]
+    frame += body
+    header = codec.read_header(frame)
+    with pytest.raises(RowLimitError, match="tagged fields"):
+        drained(decode_produce_sliced(header, memoryview(frame), ROWS))
+    request, _ = drained(decode_produce_sliced(header, memoryview(frame), 2_002 + 64 * 2_000))
+    assert len(request.topics[0][1]) == 2_000
 
 
 def random_produced(rng: random.Random, version: int) -> ProducedPartition:
