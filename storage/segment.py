@@ -156,11 +156,10 @@ class Segment:
         self.max_timestamp_ms = timestamp_ms
         self.max_timestamp_offset = self.base_offset + timestamp_offset
         next_offset = self._walk_tail(relative, position)
-        if self.base_offset + max(relative, timestamp_offset) >= max(next_offset, 1):
-            raise CorruptIndexError(
-                self._path(filenames.INDEX),
-                f"an entry is behind the last offset, {next_offset - 1}",
-            )
+        last_indexed = max(relative, timestamp_offset if timestamp_ms >= 0 else -1)
+        if last_indexed >= 0 and self.base_offset + last_indexed >= next_offset:
+            path = self._path(filenames.INDEX)
+            raise CorruptIndexError(path, f"an entry is behind the last offset, {next_offset - 1}")
         if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
             raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
         return next_offset

@@ -73,6 +73,16 @@ def test_an_empty_folder_begins_at_the_log_start(env: MemoryEnv) -> None:
     assert append(log, b"x").first_offset == 500
 
 
+def test_an_empty_active_segment_needs_no_mending(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 3)
+    log.roll(NOW_MS)
+    log.close()
+    again, loaded = open_with_notes(env, was_clean=True, recovery_point=3)
+    assert loaded.notes == ()
+    assert [base for base, _ in segments_of(again)] == [0, 3]
+
+
 def test_an_empty_active_segment_without_indexes_opens(env: MemoryEnv) -> None:
     log = open_log(env)
     fill(log, 3)
