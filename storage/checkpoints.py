@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from storage.env import Env, write_file_atomically
-from storage.errors import CorruptCheckpointError
+from storage.errors import CorruptCheckpointError, NewerFormatError
 from storage.model import TopicPartition
 
 CHECKPOINT_VERSION: Final = 0
+META_PROPERTIES_VERSION: Final = 1
 TOPIC_ID_BYTES: Final = 16
 LARGEST_INT64: Final = (1 << 63) - 1
 LARGEST_INT32: Final = (1 << 31) - 1
@@ -166,9 +167,11 @@ def encode_meta_properties(properties: MetaProperties) -> bytes:
 
 
 def decode_meta_properties(data: bytes, path: str = "") -> MetaProperties:
-    """Read `meta.properties` (Java properties). Raises CorruptCheckpointError."""
+    """Read `meta.properties` (Java properties). Raises CorruptCheckpointError, NewerFormatError."""
     fields = _properties(data, path)
     version = parse_number(fields.pop("version", ""), LARGEST_INT32)
+    if version is not None and version > META_PROPERTIES_VERSION:
+        raise NewerFormatError(path, version, META_PROPERTIES_VERSION)
     if version not in (0, 1):
         raise CorruptCheckpointError(path, "no version 0 or 1")
     node_text = fields.pop("broker.id" if version == 0 else "node.id", None)

@@ -218,6 +218,16 @@ class InconsistentDirectoryError(StorageError):
         self.expected = expected
 
 
+class LostIdentityError(StorageError):
+    """A data directory with data whose cluster is not known."""
+
+    def __init__(self, path: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{path}: {reason}, and its directory holds data. {remedy}")
+        self.path = path
+        self.reason = reason
+        self.remedy = remedy
+
+
 class CorruptCheckpointError(StorageError):
     """A checkpoint or metadata file that does not follow its format."""
 

@@ -2,6 +2,10 @@
 
 Rules
 - What is written was captured on the event loop; the writing may be done in a thread.
+- A file that is missing or damaged costs time and no record. Without recovery points nothing is
+  known to be flushed and nothing is known not to be (None): all is verified, and only the end of
+  the last segment can be torn. Without log starts a log begins at its first segment. Without
+  cleaner offsets it is cleaned from its start.
 - Kafka's formats name a partition and not its topic's id. So nothing may be left that was said of
   a deleted partition when another one of that name is created: a start after a kill would take
   the offsets for the new one's, and cut or hide its records.
@@ -11,9 +15,10 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from storage.checkpoints import write_offsets
+from storage import filenames
+from storage.checkpoints import decode_offsets, write_offsets
 from storage.env import Env
-from storage.errors import LogDirectoryError, NoRoomError
+from storage.errors import CorruptCheckpointError, LogDirectoryError, NoRoomError
 from storage.log import Log
 from storage.log_directory import LogDirectory
 from storage.model import TopicPartition
@@ -25,22 +30,68 @@ Offsets = dict[TopicPartition, int]
 class FoundCheckpoints:
     """What a directory's checkpoints said when it was opened."""
 
-    recovery_points: Offsets = field(default_factory=dict)
+    recovery_points: Offsets | None = field(default_factory=dict)  # None: lost
     log_starts: Offsets = field(default_factory=dict)
     cleaner: Offsets = field(default_factory=dict)
 
     @property
     def partitions(self) -> set[TopicPartition]:
         """Of which they say anything."""
-        return {*self.recovery_points, *self.log_starts, *self.cleaner}
+        return {*(self.recovery_points or ()), *self.log_starts, *self.cleaner}
+
+    def recovery_point_of(self, partition: TopicPartition) -> int | None:
+        """Below which a partition was flushed; None if that was lost."""
+        return None if self.recovery_points is None else self.recovery_points.get(partition, 0)
 
     def kept(self, partition: TopicPartition) -> "KeptOffsets":
         """What they say of one partition."""
         return KeptOffsets(
-            self.recovery_points.get(partition),
+            None if self.recovery_points is None else self.recovery_points.get(partition),
             self.log_starts.get(partition),
             self.cleaner.get(partition),
         )
+
+
+def read_checkpoints(env: Env, directory: LogDirectory) -> FoundCheckpoints:
+    """Read the checkpoints of a directory; what is lost is told to `directory.notes`.
+
+    OSError as it comes.
+    """
+    points, problem = _read(env, directory.file(filenames.RECOVERY_POINT_CHECKPOINT))
+    starts, starts_problem = _read(env, directory.file(filenames.LOG_START_CHECKPOINT))
+    cleaner, cleaner_problem = _read(env, directory.file(filenames.CLEANER_CHECKPOINT))
+    siblings = (
+        filenames.LOG_START_CHECKPOINT,
+        filenames.REPLICATION_CHECKPOINT,
+        filenames.CLEANER_CHECKPOINT,
+    )
+    if points is None and not problem:
+        # All are written together. A directory that has none was never checkpointed.
+        if any(env.exists(directory.file(name)) for name in siblings):
+            problem = f"{directory.file(filenames.RECOVERY_POINT_CHECKPOINT)}: it is missing"
+        else:
+            points = {}
+    for text, consequence in (
+        (problem, "every log is verified from its first segment on"),
+        (starts_problem, "each log begins at its first segment"),
+        (cleaner_problem, "each log is cleaned from its start"),
+    ):
+        if text:
+            directory.notes.append(f"{text}; {consequence}")
+    return FoundCheckpoints(points, starts or {}, cleaner or {})
+
+
+def _read(env: Env, path: str) -> tuple[Offsets | None, str]:
+    """An offset checkpoint, or None and what is wrong with it; no problem if it is missing."""
+    try:
+        data = env.read_file(path)
+        if not data:
+            return None, f"{path}: it is empty"  # one without entries has two lines
+        return decode_offsets(data, path), ""
+    except FileNotFoundError:
+        return None, ""
+    except CorruptCheckpointError as error:
+        return None, str(error)
 
 
 @dataclass(frozen=True, slots=True)

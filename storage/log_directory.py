@@ -8,7 +8,8 @@ Rules
 - A directory that cannot be used is offline with a reason, and stays so until the next start. The
   others go on.
 - Kafka's `meta.properties` is adopted: cluster, node and directory ids stay what they are, keys
-  that we do not know are kept.
+  that we do not know are kept. If it is lost or damaged beside data, see storage/identity.py.
+- A folder under the name of one of the directory's own files is renamed: the file counts as lost.
 
 This knows nothing of the partitions inside.
 """
@@ -22,21 +23,35 @@ from typing import Final
 
 from storage import filenames
 from storage.checkpoints import (
+    META_PROPERTIES_VERSION,
     MetaProperties,
     decode_meta_properties,
     encode_meta_properties,
 )
 from storage.env import Env, Lock, mkdir_durably, write_file_atomically
 from storage.errors import (
+    CorruptCheckpointError,
     InconsistentDirectoryError,
     LogDirectoryError,
     PartitionFolderError,
     is_folder_error,
 )
+from storage.identity import Lost, newest_metadata, partitions_in, recover_identity
+from storage.metadata import FILE_NAME
 
 DEFAULT_NODE_ID: Final = 1
 UNKNOWN_BROKER_EPOCH: Final = -1
-META_PROPERTIES_VERSION: Final = 1
+# Files of ours in every data directory. The lock is not among them: it is held.
+OWN_FILES: Final = (
+    filenames.META_PROPERTIES,
+    filenames.CLEAN_SHUTDOWN,
+    filenames.RECOVERY_POINT_CHECKPOINT,
+    filenames.LOG_START_CHECKPOINT,
+    filenames.REPLICATION_CHECKPOINT,
+    filenames.CLEANER_CHECKPOINT,
+    FILE_NAME,
+)
+ASIDE: Final = ".not-a-file."  # behind the name of a folder that stood under the name of a file
 
 
 def random_id(env: Env) -> str:
@@ -60,6 +75,7 @@ class LogDirectory:
         self.path = path
         self.directory_id = ""  # 22 characters; empty while it is not known
         self.was_clean = False  # the marker of an orderly stop was there
+        self.notes: list[str] = []  # what had to be mended when it was opened
         self.offline_reason: str | None = None
         self._env = env
         self._lock: Lock | None = None
@@ -114,21 +130,53 @@ class LogDirectory:
         mkdir_durably(self._env, self.path)
         self._lock = self._env.lock(self.file(filenames.LOCK))
 
-    def read_properties(self) -> MetaProperties | None:
-        """Its `meta.properties`, if any. Raises CorruptCheckpointError."""
-        path = self.file(filenames.META_PROPERTIES)
-        if not self._env.exists(path):
-            return None
-        return decode_meta_properties(self._env.read_file(path), path)
+    def read_properties(self) -> MetaProperties | Lost | None:
+        """Its `meta.properties`; None for a directory without data that has none.
 
-    def settle(self, found: MetaProperties | None, cluster_id: str, node_id: int) -> None:
-        """Make it ours: take the marker away, complete `meta.properties`. OSError as it comes."""
-        marker = self.file(filenames.CLEAN_SHUTDOWN)
-        self.was_clean = self._env.exists(marker)
-        if self.was_clean:
-            self._env.unlink(marker)
-            self._env.sync_dir(self.path)
-        present = found or MetaProperties(None, None, None)
+        Raises NewerFormatError.
+        """
+        path = self.file(filenames.META_PROPERTIES)
+        try:
+            if self._env.is_dir(path):
+                raise CorruptCheckpointError(path, "it is a folder")
+            return decode_meta_properties(self._env.read_file(path), path)
+        except FileNotFoundError:
+            reason = "it is missing"
+        except CorruptCheckpointError as error:
+            reason = error.reason
+        partitions = partitions_in(self._env, self.path)
+        if (
+            reason == "it is missing"
+            and not partitions
+            and not self._env.exists(self.file(FILE_NAME))
+        ):
+            return None
+        return Lost(self.path, reason, partitions)
+
+    def move_folders_aside(self) -> None:
+        """Rename folders that stand under the names of files of ours. OSError as it comes."""
+        for name in OWN_FILES:
+            path = self.file(name)
+            if self._env.is_dir(path):
+                aside = f"{path}{ASIDE}{self._env.random_bytes(4).hex()}"
+                self._env.rename(path, aside)
+                self._env.sync_dir(self.path)
+                self.notes.append(f"{path} is a folder and was renamed to {aside}")
+
+    def settle(
+        self,
+        written: MetaProperties | None,
+        cluster_id: str,
+        node_id: int,
+        *,
+        recovered: MetaProperties | None = None,
+    ) -> None:
+        """Make it ours: complete `meta.properties`, take the marker away. OSError as it comes.
+
+        `written` is what the file says, `recovered` what it said before it was lost.
+        """
+        self.move_folders_aside()
+        present = written or recovered or MetaProperties(None, None, None)
         self.directory_id = present.directory_id or random_id(self._env)
         complete = replace(
             present,
@@ -137,12 +185,17 @@ class LogDirectory:
             directory_id=self.directory_id,
             version=META_PROPERTIES_VERSION,
         )
-        if complete != found:
+        if complete != written:
             write_file_atomically(
                 self._env,
                 self.file(filenames.META_PROPERTIES),
                 encode_meta_properties(complete),
             )
+        marker = self.file(filenames.CLEAN_SHUTDOWN)
+        self.was_clean = self._env.exists(marker)
+        if self.was_clean:
+            self._env.unlink(marker)
+            self._env.sync_dir(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +226,8 @@ def open_directories(
     new cluster id and node 1. A directory that gives an OSError is offline in the result.
 
     Raises, with every lock given back: DirectoryLockedError (the same directory named twice
-    included), InconsistentDirectoryError, CorruptCheckpointError for an unreadable
-    `meta.properties`, LogDirectoryError when no directory can be used.
+    included), InconsistentDirectoryError, LostIdentityError for an unreadable `meta.properties`
+    that cannot be made anew, NewerFormatError, LogDirectoryError when no directory can be used.
     """
     assert paths
     opened = tuple(LogDirectory(env, os.path.abspath(path)) for path in paths)
@@ -189,28 +242,57 @@ def open_directories(
 def _open(
     env: Env, opened: tuple[LogDirectory, ...], cluster_id: str | None, node_id: int | None
 ) -> OpenedDirectories:
-    found: dict[LogDirectory, MetaProperties | None] = {}
+    found: dict[LogDirectory, MetaProperties | Lost | None] = {}
     for directory in opened:
         try:
             directory.lock()
             found[directory] = directory.read_properties()
         except OSError as error:
             directory.fail(str(error))
-    cluster_id, node_id = agree(
-        {one.path: properties for one, properties in found.items() if properties is not None},
-        cluster_id,
-        node_id,
-    )
+    written = {one: has for one, has in found.items() if isinstance(has, MetaProperties)}
+    known = {one.path: has for one, has in written.items()}
+    cluster_id, node_id = agree(known, cluster_id, node_id)
+    recovered = _recover_lost(env, found, cluster_id, node_id)
+    known |= {one.path: has for one, has in recovered.items()}
+    cluster_id, node_id = agree(known, cluster_id, node_id)
     cluster_id = cluster_id or random_id(env)
     node_id = DEFAULT_NODE_ID if node_id is None else node_id
-    for directory, properties in found.items():
+    for directory in found:
         try:
-            directory.settle(properties, cluster_id, node_id)
+            directory.settle(
+                written.get(directory), cluster_id, node_id, recovered=recovered.get(directory)
+            )
         except OSError as error:
             directory.fail(str(error))
     if not any(directory.is_online for directory in opened):
         raise LogDirectoryError(opened[0].path, opened[0].offline_reason or "")
     return OpenedDirectories(opened, cluster_id, node_id)
+
+
+def _recover_lost(
+    env: Env,
+    found: dict[LogDirectory, MetaProperties | Lost | None],
+    cluster_id: str | None,
+    node_id: int | None,
+) -> dict[LogDirectory, MetaProperties]:
+    """Find out what lost `meta.properties` said. Raises LostIdentityError."""
+    lost = {one: has for one, has in found.items() if isinstance(has, Lost)}
+    if not lost:
+        return {}
+    metadata = newest_metadata(env, [one.path for one in found])
+    others = {has.directory_id for has in found.values() if isinstance(has, MetaProperties)}
+    recovered: dict[LogDirectory, MetaProperties] = {}
+    for directory, has in lost.items():
+        properties = recover_identity(
+            has, metadata, cluster_id=cluster_id, node_id=node_id, others=others
+        )
+        others.add(properties.directory_id)
+        recovered[directory] = properties
+        path = directory.file(filenames.META_PROPERTIES)
+        directory.notes.append(
+            f"{path}: {has.reason}; written again for cluster {properties.cluster_id}"
+        )
+    return recovered
 
 
 def agree(

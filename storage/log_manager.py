@@ -27,15 +27,11 @@ from typing import Final
 
 from config.topic_keys import TopicConfig
 from storage import filenames
-from storage.checkpoints import (
-    encode_partition_metadata,
-    read_offsets,
-    write_offsets,
-)
+from storage.checkpoints import encode_partition_metadata, write_offsets
 from storage.env import Env, write_file_atomically
 from storage.epoch_files import enter_epochs
 from storage.errors import (
-    CorruptCheckpointError,
+    InconsistentDirectoryError,
     LogDirectoryError,
     NoRoomError,
     PartitionFolderError,
@@ -49,6 +45,7 @@ from storage.log_checkpoints import (
     KeptOffsets,
     Offsets,
     WrittenCheckpoints,
+    read_checkpoints,
 )
 from storage.log_directory import LogDirectory, OpenedDirectories, open_directories
 from storage.metadata import (
@@ -78,11 +75,14 @@ class OpenReport:
     refused: tuple[tuple[str, str], ...]  # (folder, reason)
     removed: tuple[str, ...]  # folders
     notes: tuple[tuple[TopicPartition, str], ...]  # what had to be mended
+    directory_notes: tuple[tuple[str, str], ...] = ()  # likewise, of a whole directory
 
     def lines(self) -> Iterator[tuple[str, dict[str, str]]]:
         """What happened, and its fields: one line each of a structured log."""
         for directory, reason in self.offline_directories.items():
             yield "data directory is offline", {"directory": directory, "reason": reason}
+        for directory, note in self.directory_notes:
+            yield "data directory mended", {"directory": directory, "reason": note}
         for partition, reason in self.offline.items():
             yield "partition is offline", {"partition": str(partition), "reason": reason}
         for partition in self.adopted:
@@ -179,6 +179,8 @@ class LogManager:
         self._store = MetadataStore(self._env, [one.path for one in online], self._directory_failed)
         unopened = [one.path for one in self.directories if not one.is_online]
         loaded = self._store.load(unopened=unopened)
+        if loaded is not None:
+            self._check_identity(loaded)
         self.metadata = loaded or new_metadata(
             self._env, self._opened.cluster_id, self._opened.node_id
         )
@@ -186,12 +188,12 @@ class LogManager:
         found: list[FoundFolder] = []
         for directory in online:
             try:
-                read = checkpoints[directory.directory_id] = self._read_checkpoints(directory)
+                read = checkpoints[directory.directory_id] = read_checkpoints(self._env, directory)
                 self._written.partitions[directory.path] = read.partitions
                 seen = look(self._env, directory)
                 found += seen.partitions
                 self._doomed += [(0, directory, path, None) for path in seen.deleted]
-            except (OSError, CorruptCheckpointError) as error:
+            except OSError as error:
                 directory.fail(str(error))
         homes = settle_homes(
             found,
@@ -232,19 +234,18 @@ class LogManager:
             ),
             tuple(removed),
             tuple(notes),
+            tuple((one.path, note) for one in self.directories for note in one.notes),
         )
 
-    def _read_checkpoints(self, directory: LogDirectory) -> FoundCheckpoints:
-        """Raises CorruptCheckpointError: without them flushed data could be taken for a tail."""
-        found = FoundCheckpoints(
-            read_offsets(self._env, directory.file(filenames.RECOVERY_POINT_CHECKPOINT)),
-            read_offsets(self._env, directory.file(filenames.LOG_START_CHECKPOINT)),
-        )
-        try:
-            found.cleaner = read_offsets(self._env, directory.file(filenames.CLEANER_CHECKPOINT))
-        except CorruptCheckpointError:
-            found.cleaner = {}  # the cleaner begins at the start of the log, which costs time only
-        return found
+    def _check_identity(self, loaded: ClusterMetadata) -> None:
+        """Raises InconsistentDirectoryError where `meta.properties` names another cluster."""
+        for field, found, expected in (
+            ("cluster.id", self._opened.cluster_id, loaded.cluster_id),
+            ("node.id", str(self._opened.node_id), str(loaded.node_id)),
+        ):
+            if found != expected:
+                path = self._opened.online[0].file(filenames.META_PROPERTIES)
+                raise InconsistentDirectoryError(path, field, found, expected)
 
     def _enter_epochs(self) -> None:
         for home in self._opened.online:
@@ -354,7 +355,7 @@ class LogManager:
             path,
             index_limits(config),
             was_clean=home.was_clean,
-            recovery_point=checkpoints.recovery_points.get(partition, 0),
+            recovery_point=checkpoints.recovery_point_of(partition),
             log_start_offset=checkpoints.log_starts.get(partition),
             go_on=self.opening.go_on,
         )

@@ -29,7 +29,7 @@ from storage.errors import (
     DamagedSegmentError,
     OverlappingSegmentsError,
 )
-from storage.index import CorruptIndexError, IndexLimits
+from storage.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
 from storage.leader_epochs import LeaderEpochs
 from storage.log_producers import (
     load_states,
@@ -100,27 +100,34 @@ def load_log(
     limits: IndexLimits,
     *,
     was_clean: bool,
-    recovery_point: int,
+    recovery_point: int | None,
     log_start_offset: int | None,
     go_on: Callable[[], None] = lambda: None,
 ) -> LoadedLog:
     """Open a partition's folder. `go_on` is called for each segment and each batch that is
     verified, and may raise: to give up there is as to be killed there.
 
+    `recovery_point` is None if it was lost. Then all is verified, unless the stop was orderly, and
+    only the last segment can have a torn end: a bad batch in another one becomes a damaged range.
     `log_start_offset` is what was noted of it, None if nothing was. It may lie below the first
     segment: where compaction left nothing, offsets are passed over, not gone.
 
     Raises OSError as it comes, UnfinishedSwapError and NewerFormatError of an interrupted swap,
     OverlappingSegmentsError.
     """
-    loading = _Loading(env, directory, limits, recovery_point, go_on=go_on)
     swap = recover_swap(env, directory)
+    files = filenames.classify(env.listdir(directory))
+    is_point_lost = recovery_point is None
+    if recovery_point is None:
+        recovery_point = _assumed_recovery_point(files, was_clean=was_clean)
+    loading = _Loading(env, directory, limits, recovery_point, go_on=go_on)
     if swap.changed:
         loading.note(f"after an interrupted swap: {swap}")
-    files = filenames.classify(env.listdir(directory))
     _remove_leftovers(loading, files)
     _read_epochs(loading)
     first_unclean = _open_segments(loading, files, was_clean=was_clean)
+    if is_point_lost and not was_clean:
+        first_unclean = 0
     if swap.refused:
         first_unclean = 0  # a transaction index may be of the old segment and its log of the new
     is_noted = False  # by an orderly stop: what is open
@@ -129,7 +136,7 @@ def load_log(
     elif loading.segments:
         loading.states = load_states(env, directory, loading.segments, loading.next_offset)
         is_noted = loading.next_offset in snapshots_in(env, directory)
-    if loading.next_offset < recovery_point:
+    if loading.next_offset < recovery_point and not is_point_lost:
         missing = f"[{loading.next_offset}, {recovery_point})"
         loading.note(f"flushed offsets {missing} cannot be read; the log goes on behind them")
         loading.next_offset = recovery_point
@@ -140,6 +147,16 @@ def load_log(
     if not is_noted:
         _forget_hidden(loading, log_start_offset or 0)
     return _finish(loading, log_start_offset, was_clean=was_clean)
+
+
+def _assumed_recovery_point(files: filenames.PartitionFiles, *, was_clean: bool) -> int:
+    """Where a recovery point that was lost may have been, as far as cutting is concerned.
+
+    After an orderly stop everything had been flushed: behind all offsets that can be there.
+    """
+    last_base_offset = files.logs[-1] if files.logs else 0
+    beyond = min(last_base_offset + RELATIVE_OFFSET_MAX, filenames.LARGEST_OFFSET)
+    return beyond if was_clean else last_base_offset
 
 
 def begin_log(env: Env, directory: str, limits: IndexLimits) -> LoadedLog:

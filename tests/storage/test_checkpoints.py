@@ -18,7 +18,7 @@ from storage.checkpoints import (
     write_offsets,
 )
 from storage.env import mkdir_durably
-from storage.errors import CorruptCheckpointError
+from storage.errors import CorruptCheckpointError, NewerFormatError
 from storage.model import TopicPartition
 from tests.support.formats import golden_bytes
 from tests.support.memory_env import MemoryEnv
@@ -182,8 +182,13 @@ def test_the_first_version_calls_the_node_a_broker() -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"version=2", b"node.id=1", b"version=1\nnode.id=x", b"version=1\nnovalue", b"\xff=1"],
+    [b"", b"version=x", b"node.id=1", b"version=1\nnode.id=x", b"version=1\nnovalue", b"\xff=1"],
 )
 def test_meta_properties_that_do_not_follow_the_format_are_corrupt(raw: bytes) -> None:
     with pytest.raises(CorruptCheckpointError):
         decode_meta_properties(raw)
+
+
+def test_meta_properties_of_a_newer_version_are_not_taken_for_damaged() -> None:
+    with pytest.raises(NewerFormatError):
+        decode_meta_properties(b"version=2\nnode.id=1")

@@ -10,10 +10,11 @@ import pytest
 from storage.checkpoints import MetaProperties, decode_meta_properties
 from storage.env import RealEnv
 from storage.errors import (
-    CorruptCheckpointError,
     DirectoryLockedError,
     InconsistentDirectoryError,
     LogDirectoryError,
+    LostIdentityError,
+    NewerFormatError,
 )
 from storage.log_directory import OpenedDirectories, agree, open_directories, random_id
 from tests.support.memory_env import MemoryEnv, SimulatedCrash
@@ -150,11 +151,12 @@ def test_agreement_needs_no_property_at_all() -> None:
 
 
 def test_an_unreadable_meta_properties_is_no_new_directory(env: MemoryEnv) -> None:
-    write(env, "/a/meta.properties", "version=9\n")
-    with pytest.raises(CorruptCheckpointError) as caught:
-        open_directories(env, ["/a"])
-    assert caught.value.path == "/a/meta.properties"
-    assert env.read_file("/a/meta.properties") == b"version=9\n"
+    for text, error in (("version=9\n", NewerFormatError), ("no properties", LostIdentityError)):
+        write(env, "/a/meta.properties", text)
+        with pytest.raises(error) as caught:
+            open_directories(env, ["/a"])
+        assert caught.value.path == "/a/meta.properties"
+        assert env.read_file("/a/meta.properties") == text.encode()
 
 
 @pytest.mark.parametrize("marker", ["", '{"version":0,"brokerEpoch":12}', "not json"])

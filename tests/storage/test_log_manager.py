@@ -22,6 +22,7 @@ from storage.errors import (
     InconsistentDirectoryError,
     LogClosedError,
     LogDirectoryError,
+    LostIdentityError,
     PartitionFolderError,
 )
 from storage.log import Log
@@ -364,17 +365,124 @@ def test_a_checkpoint_that_fails_names_its_directory_and_spares_the_other(env: M
     assert points == {ORDERS[1]: 5, ORDERS[3]: 5}
 
 
-@pytest.mark.parametrize(
-    "name", [filenames.RECOVERY_POINT_CHECKPOINT, filenames.LOG_START_CHECKPOINT]
-)
-def test_a_checkpoint_that_cannot_be_read_takes_its_directory_offline(
-    env: MemoryEnv, name: str
+def lose(env: MemoryEnv, path: str, how: str) -> None:
+    """Damage a file so that nothing in it can be believed."""
+    if how == "missing":
+        env.unlink(path)
+    elif how == "a folder":
+        env.unlink(path)
+        env.mkdir(f"{path}/something")
+    else:
+        write_file_atomically(env, path, {"empty": b"", "garbage": b"0\n7\ngarbage\n"}[how])
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "garbage", "a folder"])
+@pytest.mark.parametrize("was_clean", [True, False])
+def test_a_lost_recovery_point_has_everything_verified_and_nothing_cut(
+    env: MemoryEnv, how: str, was_clean: bool
 ) -> None:
-    two_disks(env).close()
-    write_file_atomically(env, f"{TWO}/{name}", b"0\n7\ngarbage\n")
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[1]]
+    fill(log, 15)
+    bases = [facts.base_offset for facts in log.segment_facts()]
+    if was_clean:
+        manager.close()
+    else:
+        manager.checkpoint()
+        env = env.kill()
+    path = f"{log.directory}/{filenames.file_name(bases[1], filenames.LOG)}"
+    file = env.open(path, write=True)
+    file.pwrite(b"!", 100)  # in a record of the first batch
+    lose(env, f"{TWO}/{filenames.RECOVERY_POINT_CHECKPOINT}", how)
     manager, report = opened(env)
-    assert name in report.offline_directories[TWO]
-    assert sorted(manager.logs) == [ORDERS[0], ORDERS[2]]
+    assert report.offline_directories == report.offline == {}
+    assert [directory for directory, _ in report.directory_notes][:1] == [TWO]
+    log = manager.logs[ORDERS[1]]
+    assert log.log_end_offset == 20
+    assert offsets_in(log, start=bases[2]) == list(range(bases[2], 20))
+    assert len(log.damaged) == (0 if was_clean else 1)
+    manager.close()
+    again, report = opened(env)
+    assert report.directory_notes == ()
+    assert again.logs[ORDERS[1]].log_end_offset == 20
+
+
+def test_a_directory_that_was_never_checkpointed_has_lost_nothing(env: MemoryEnv) -> None:
+    two_disks(env)
+    _, report = opened(env.kill())
+    assert report.directory_notes == ()
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "garbage", "a folder"])
+@pytest.mark.parametrize("was_clean", [True, False])
+def test_without_a_log_start_a_log_begins_at_its_first_segment(
+    env: MemoryEnv, how: str, was_clean: bool
+) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[1]]
+    fill(log, 15)
+    log.flush()
+    log.delete_records(7)
+    log.expire(0)
+    assert log.first_base_offset == 5
+    if was_clean:
+        manager.close()
+    else:
+        manager.checkpoint()
+        env = env.kill()
+    lose(env, f"{TWO}/{filenames.LOG_START_CHECKPOINT}", how)
+    manager, report = opened(env)
+    assert report.offline_directories == report.offline == {}
+    assert manager.logs[ORDERS[1]].log_start_offset == 5
+    assert offsets_in(manager.logs[ORDERS[1]]) == list(range(5, 20))
+    manager.checkpoint()
+
+
+@pytest.mark.parametrize("how", ["missing", "empty", "garbage", "a folder"])
+@pytest.mark.parametrize("disks", [1, 2])
+def test_lost_meta_properties_are_written_again_from_the_metadata(
+    env: MemoryEnv, how: str, disks: int
+) -> None:
+    manager = two_disks(env)
+    ids = (manager.metadata.cluster_id, manager.metadata.node_id)
+    homes = {where: manager.directory_id_of(where) for where in ORDERS}
+    manager.close()
+    for disk in (ONE, TWO)[:disks]:
+        lose(env, f"{disk}/{filenames.META_PROPERTIES}", how)
+    manager, report = opened(env)
+    assert report.offline_directories == report.offline == {}
+    assert {directory for directory, _ in report.directory_notes} == {ONE, TWO}.difference(
+        (TWO,) if disks == 1 else ()
+    )
+    assert (manager.metadata.cluster_id, manager.metadata.node_id) == ids
+    assert {where: manager.directory_id_of(where) for where in ORDERS} == homes
+    assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in manager.logs.values())
+    manager.close()
+    again, report = opened(env)
+    assert report.directory_notes == ()
+    assert sorted(again.logs) == ORDERS
+
+
+def test_no_cluster_id_is_invented_beside_data(env: MemoryEnv) -> None:
+    kafka_folder(env, "unknown-0", TOPIC_ID)
+    env.unlink(f"{ONE}/{filenames.META_PROPERTIES}")
+    before = env.listdir(ONE)
+    with pytest.raises(LostIdentityError) as caught:
+        opened(env, ONE)
+    assert f"{ONE}/{filenames.META_PROPERTIES}" in str(caught.value)
+    assert "cluster.id" in caught.value.remedy
+    assert sorted({*env.listdir(ONE)} - {filenames.LOCK}) == before
+
+
+def test_meta_properties_of_another_cluster_than_the_metadata_are_refused(env: MemoryEnv) -> None:
+    two_disks(env).close()
+    for disk in (ONE, TWO):
+        path = f"{disk}/{filenames.META_PROPERTIES}"
+        text = env.read_file(path).decode()
+        cluster_id = text.partition("cluster.id=")[2].partition("\n")[0]
+        write_file_atomically(env, path, text.replace(cluster_id, "x" * 22).encode())
+    with pytest.raises(InconsistentDirectoryError, match=r"cluster\.id"):
+        opened(env)
 
 
 def test_the_cleaners_checkpoint_may_be_lost(env: MemoryEnv) -> None:
@@ -564,10 +672,15 @@ def test_a_folder_in_the_way_is_not_overwritten(env: MemoryEnv) -> None:
 # --- adoption -----------------------------------------------------------------------------------
 
 
+KAFKA_PROPERTIES = b"version=1\ncluster.id=a-cluster-of-kafka\nnode.id=7\n"
+
+
 def kafka_folder(env: MemoryEnv, name: str, topic_id: bytes | None, records: int = 3) -> None:
     log = open_log(env, folder=f"{ONE}/{name}", was_clean=True)
     fill(log, records)
     log.close()
+    if not env.exists(f"{ONE}/{filenames.META_PROPERTIES}"):
+        write_file_atomically(env, f"{ONE}/{filenames.META_PROPERTIES}", KAFKA_PROPERTIES)
     if topic_id is not None:
         path = f"{ONE}/{name}/{filenames.PARTITION_METADATA}"
         write_file_atomically(env, path, encode_partition_metadata(topic_id))

@@ -1,0 +1,97 @@
+"""Whose a data directory is if its `meta.properties` is lost.
+
+Rules
+- A directory without data gets a new identity. One that holds partitions or a `varve.metadata` has
+  had one, and another cluster or directory id would detach its partitions from what is known of
+  them: that identity is found out, or the start is refused with what to do.
+- The cluster and node id stand in every copy of `varve.metadata`, and in the `meta.properties` of
+  the other directories.
+- The directory id is the one under which the metadata looks for the partitions that are found here.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from storage import filenames
+from storage.checkpoints import MetaProperties
+from storage.env import Env
+from storage.errors import LostIdentityError, StorageError
+from storage.filenames import DirectoryKind
+from storage.metadata import FILE_NAME, ClusterMetadata, decode_metadata
+from storage.model import TopicPartition
+
+REMEDY = (
+    "Restore the file, or write one with the lines `version=1`, `cluster.id=<id>` and"
+    " `node.id=<number>` that the cluster had"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A directory without a usable `meta.properties`, and why."""
+
+    path: str
+    reason: str
+    partitions: frozenset[TopicPartition]
+
+
+def partitions_in(env: Env, directory: str) -> frozenset[TopicPartition]:
+    """The partitions whose folders stand in a data directory. OSError as it comes."""
+    names = [
+        name
+        for name in env.listdir(directory)
+        if filenames.kind_of_dir(name) is DirectoryKind.PARTITION
+        and env.is_dir(os.path.join(directory, name))
+    ]
+    return frozenset(filter(None, map(filenames.parse_partition_dir, names)))
+
+
+def newest_metadata(env: Env, directories: Iterable[str]) -> ClusterMetadata | None:
+    """The readable copy of the metadata with the highest epoch, if any; never raises for a bad one.
+
+    It is only looked at for ids: whether the broker may start from it is decided by MetadataStore.
+    """
+    copies = []
+    for directory in directories:
+        path = os.path.join(directory, FILE_NAME)
+        try:
+            copies.append(decode_metadata(env.read_file(path), path))
+        except (OSError, StorageError):
+            continue
+    return max(copies, key=lambda copy: copy.epoch, default=None)
+
+
+def recover_identity(
+    lost: Lost,
+    metadata: ClusterMetadata | None,
+    *,
+    cluster_id: str | None,
+    node_id: int | None,
+    others: Collection[str | None],
+) -> MetaProperties:
+    """What `meta.properties` of a directory with data must have said; pure.
+
+    `cluster_id` and `node_id`: of the other directories or the configuration. `others`: the ids of
+    the other directories. Raises LostIdentityError where the cluster cannot be known.
+    """
+    if metadata is not None:
+        cluster_id = cluster_id or metadata.cluster_id
+        node_id = metadata.node_id if node_id is None else node_id
+    if cluster_id is None or node_id is None:
+        path = os.path.join(lost.path, filenames.META_PROPERTIES)
+        raise LostIdentityError(path, lost.reason, REMEDY)
+    return MetaProperties(cluster_id, node_id, _directory_id(lost, metadata, others))
+
+
+def _directory_id(
+    lost: Lost, metadata: ClusterMetadata | None, others: Collection[str | None]
+) -> str | None:
+    homes: Counter[str] = Counter()
+    for where in lost.partitions:
+        entry = metadata.topics.get(where.topic) if metadata is not None else None
+        home = entry.partitions.get(where.partition) if entry is not None else None
+        if home is not None and home not in others:
+            homes[home] += 1
+    return max(homes, key=lambda home: (homes[home], home), default=None)
