@@ -81,6 +81,7 @@ PAUSE_BELIEVED_MS = 86_400_000
 PROGRESS_SECONDS = 5.0  # between two lines about a long recovery
 VIEW_WORKER = -1  # its number among those that share the cleaner's budgets
 OFFLINE_WORKER = -2  # likewise
+UNSERVED_NAMED = 20  # partitions named in the answer of /readyz
 EXIT_OK = 0
 EXIT_CANNOT_START = 1
 
@@ -433,15 +434,30 @@ class Broker:
     # What the parts ask of each other -------------------------------------------
 
     def not_ready_because(self) -> str | None:
-        """For /readyz."""
+        """For /readyz: None if every partition that should be served is."""
         if self._stopping.is_set():
             return "stopping"
         if self._ready:
-            return None
+            return self._unserved()
         opening = self.manager.opening
         if opening.done < opening.total:
             return f"recovering {opening.done} of {opening.total} partitions"
         return "starting"
+
+    def _unserved(self) -> str | None:
+        """What should be served and is not, a line each; None if all of it is."""
+        lines = [
+            f"data directory {directory.path} is offline: {directory.offline_reason}"
+            for directory in self.manager.directories
+            if not directory.is_online
+        ]
+        unserved = {str(where): reason for where, reason in self.manager.offline.items()}
+        unserved |= {str(where): str(reason) for where, reason in self.views.failures()}
+        named = sorted(unserved)[:UNSERVED_NAMED]
+        lines += [f"partition {name} is not served: {unserved[name]}" for name in named]
+        if len(unserved) > len(named):
+            lines.append(f"{len(unserved) - len(named)} more partitions are not served")
+        return "\n".join(lines) or None
 
     def unhealthy_because(self) -> str | None:
         """For /healthz: the process works as long as one data directory does."""

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 import structlog
 from aiohttp import web
@@ -20,7 +20,16 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from broker.http_guard import OPEN_PATHS, SAFE_METHODS, Asked, Guard, Refusal
+from broker.http_guard import (
+    HEALTH_PATH,
+    OPEN_PATHS,
+    READY_PATH,
+    SAFE_METHODS,
+    Asked,
+    Guard,
+    Refusal,
+)
+from broker.http_health import HealthConnections, Verdict, answer
 from broker.logging import RateLimitedLogger
 from broker.turns import Turns
 
@@ -29,6 +38,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY_BYTES: Final = 64 << 10  # nothing that is served here takes more
 # Scrapers and health checks keep one each, people a handful. Who does nothing with his connection,
 # or is slow with the head or the body of a request, loses it and leaves room for the next one.
+# Connections above the limit may ask for the health of the broker (http_health.py).
 CONNECTIONS_MAX: Final = 128
 IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two of them
 BODY_SECONDS: Final = 10.0
@@ -87,8 +97,8 @@ class HttpServer:
         self.application.add_routes(
             [
                 web.get("/metrics", self._metrics),
-                web.get("/healthz", self._healthz),
-                web.get("/readyz", self._readyz),
+                web.get(HEALTH_PATH, self._health_check),
+                web.get(READY_PATH, self._health_check),
                 *routes,
             ]
         )
@@ -101,6 +111,7 @@ class HttpServer:
             logger=_server_logger(),
         )
         self._listening: asyncio.Server | None = None
+        self._health_connections = HealthConnections(self._answer_health_check)
 
     def open(self, metrics: MetricsSource) -> None:
         """Serve everything from now on; before only the health checks."""
@@ -117,12 +128,23 @@ class HttpServer:
     def _connection(self) -> asyncio.BaseProtocol:
         server = self._runner.server
         assert server is not None
-        return server() if len(server.connections) < CONNECTIONS_MAX else _OneTooMany()
+        if len(server.connections) < CONNECTIONS_MAX:
+            return server()
+        return self._health_connections.protocol()
+
+    def _answer_health_check(self, head: bytes) -> bytes:
+        return answer(head, self.guard.refusal, self._verdict_on)
+
+    def _verdict_on(self, path: str) -> Verdict:
+        is_ready = path == READY_PATH
+        health = self._health
+        return verdict(health.not_ready_because() if is_ready else health.unhealthy_because())
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
         if self._listening is not None:
             self._listening.close()
+        self._health_connections.close()
         await self._runner.cleanup()
 
     @web.middleware
@@ -176,11 +198,9 @@ class HttpServer:
         body = await encoded(await self._metrics_source.snapshot(), encode)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def _healthz(self, _request: web.Request) -> web.Response:
-        return _verdict(self._health.unhealthy_because())
-
-    async def _readyz(self, _request: web.Request) -> web.Response:
-        return _verdict(self._health.not_ready_because())
+    async def _health_check(self, request: web.Request) -> web.Response:
+        found = self._verdict_on(request.path)
+        return web.Response(status=found.status, text=found.text)
 
 
 class _Part(Collector):
@@ -209,14 +229,6 @@ async def encoded(families: Iterable[Metric], encode: Callable[[Collector], byte
     if encode(_Nothing()) == OPENMETRICS_END:
         parts.append(OPENMETRICS_END)
     return b"".join(parts)
-
-
-class _OneTooMany(asyncio.Protocol):
-    """Closed as soon as it is there."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast: the transports of uvloop are no subclasses of asyncio's.
-        cast(asyncio.Transport, transport).abort()
 
 
 class _ServerErrors(logging.Handler):
@@ -272,7 +284,6 @@ def _refused(request: web.Request, refusal: Refusal) -> web.Response:
     return web.Response(status=refusal.status, text=f"{refusal.reason}\n", headers=headers)
 
 
-def _verdict(reason: str | None) -> web.Response:
-    if reason is None:
-        return web.Response(text="ok\n")
-    return web.Response(status=503, text=f"{reason}\n")
+def verdict(reason: str | None) -> Verdict:
+    """The answer to a health check: 200, or 503 and the reason."""
+    return Verdict(200, "ok\n") if reason is None else Verdict(503, f"{reason}\n")

@@ -19,7 +19,9 @@ from urllib.parse import urlsplit
 
 from config.address import Address
 
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+HEALTH_PATH: Final = "/healthz"
+READY_PATH: Final = "/readyz"
+OPEN_PATHS: Final = frozenset({HEALTH_PATH, READY_PATH})
 SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 BEARER: Final = "bearer "

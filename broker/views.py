@@ -133,6 +133,13 @@ class Views:
         view = self._named(view_name(base.topic))
         return None if view is None else self._partition_of(view, base.partition)
 
+    def failures(self) -> Iterator[tuple[TopicPartition, InvalidViewError]]:
+        """The partitions of views that cannot be read, and why."""
+        for view in self._by_name.values():
+            for opened in view.partitions.values():
+                if opened.log.failure is not None:
+                    yield opened.partition, opened.log.failure
+
     def find(self, topic: str | bytes, index: int) -> ViewPartition | ErrorCode:
         """As Topics.find; looks at no other partition, so that a fetch may ask for each of many."""
         by_id = isinstance(topic, bytes)

@@ -72,16 +72,16 @@ async def test_a_body_that_does_not_come_is_not_waited_for(broker: Broker) -> No
     writer.close()
 
 
-async def test_one_connection_too_many_is_closed_and_room_is_made_in_time(broker: Broker) -> None:
+async def test_one_connection_too_many_is_refused_and_room_is_made_in_time(broker: Broker) -> None:
     async with AsyncExitStack() as stack:
         for _ in range(3):
             _, writer = await connect(broker)
             stack.callback(writer.close)
-        assert await ask(broker, "/healthz") == b""
+        assert (await ask(broker, "/metrics")).startswith(b"HTTP/1.1 503 ")
         answer = b""
         async with asyncio.timeout(20):
             while not answer.startswith(b"HTTP/1.1 200"):
-                answer = await ask(broker, "/healthz")
+                answer = await ask(broker, "/metrics")
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def log_lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_http_connections_above_the_limit_are_closed_without_a_log_line(
+def test_http_connections_above_the_limit_get_nothing_but_health_checks_and_no_log_line(
     monkeypatch: pytest.MonkeyPatch, log_stream: io.StringIO
 ) -> None:
     """On the loop that the daemon uses: its transports are classes of their own."""
@@ -110,10 +110,30 @@ def test_http_connections_above_the_limit_are_closed_without_a_log_line(
             stack.callback(writer.close)
             log_stream.truncate(0)
             for _ in range(20):
-                assert await ask(broker, "/healthz") == b""
+                assert (await ask(broker, "/metrics")).startswith(b"HTTP/1.1 503 ")
+                assert (await ask(broker, "/healthz")).endswith(b"\r\n\r\nok\n")
             assert [line["event"] for line in log_lines(log_stream)] == []
 
     uvloop.run(fill())
+
+
+async def test_idle_connections_do_not_keep_health_checks_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 3)
+    async with broker_in_memory(MemoryEnv(seed=2)) as broker, AsyncExitStack() as stack:
+        for _ in range(100):
+            _, writer = await connect(broker)
+            stack.callback(writer.close)
+        for path in ("/healthz", "/readyz"):
+            assert (await ask(broker, path)).endswith(b"\r\n\r\nok\n")
+        foreign = b"GET /readyz HTTP/1.1\r\nHost: elsewhere\r\n\r\n"
+        for request, status in ((foreign, b"403"), (b"x" * 5000, b"400"), (b"no\r\n\r\n", b"400")):
+            reader, writer = await connect(broker)
+            writer.write(request)
+            response = await asyncio.wait_for(reader.read(), 20)
+            assert response.startswith(b"HTTP/1.1 " + status)
+            writer.close()
 
 
 GZIPPED = HEAD + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nxxxxx"
