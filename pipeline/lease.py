@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
 from cleaner.handoff import (
@@ -30,12 +30,14 @@ from cleaner.handoff import (
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from config import exit_codes
 
+T = TypeVar("T")
+
 TTL_SECONDS: Final = 120
 LEFT_SECONDS: Final = 3600  # for a run that nobody keeps alive
 RENEWALS: Final = 3  # in the time of a lease
 RETRY_SECONDS: Final = 1.0  # where the broker could not be reached
 NOT_THERE: Final = 404
-UNREACHABLE_SECONDS: Final = 60.0  # that an adoption goes on asking; the broker may be restarting
+UNREACHABLE_SECONDS: Final = 60.0  # of asking again where no broker answers
 
 
 class RunError(Exception):
@@ -64,6 +66,24 @@ class BrokerUnreachableError(RunError):
     """No broker answered."""
 
     code = exit_codes.UNREACHABLE
+
+
+def persistently(ask: Callable[[], T]) -> T:
+    """Ask again for a minute where no broker answers: it may be restarting.
+
+    Raises what `ask` raises.
+    """
+    until = time.monotonic() + UNREACHABLE_SECONDS
+    while True:
+        try:
+            return ask()
+        except UnreachableError:
+            if time.monotonic() >= until:
+                raise
+        except ApiRefusedError as error:
+            if error.status != 503 or time.monotonic() >= until:
+                raise
+        time.sleep(RETRY_SECONDS)
 
 
 def _as_run_error(error: ApiRefusedError | UnreachableError) -> RunError:
@@ -212,7 +232,7 @@ class Run:
         data = encode_manifest(manifest)
         path = f"/partitions/{job.partition.partition}/manifest"
         try:
-            self._persistently(lambda: self._files.upload(path, data, len(data), {}))
+            persistently(lambda: self._files.upload(path, data, len(data), {}))
         except (ApiRefusedError, UnreachableError) as error:
             raise _as_run_error(error) from error
 
@@ -236,7 +256,7 @@ class Run:
         wanted = {} if partition is None else {"partition": partition}
         try:
             while True:
-                found = self._persistently(lambda: self._client.post("/adopt", wanted))
+                found = persistently(lambda: self._client.post("/adopt", wanted))
                 if found["done"]:
                     return [result_of(one) for one in found["results"]]
         except (ApiRefusedError, UnreachableError) as error:
@@ -276,7 +296,7 @@ class Run:
         self._is_over.set()
         self._keeper.join(UNREACHABLE_SECONDS)  # a renewal of its own would shorten the time again
         try:
-            self._persistently(lambda: self._client.post("/renew", wanted))
+            persistently(lambda: self._client.post("/renew", wanted))
         except (ApiRefusedError, UnreachableError) as error:
             with suppress(RunError):
                 self.abandon()
@@ -289,20 +309,6 @@ class Run:
                 self.abandon()
         self._is_over.set()
         self._keeper.join(timeout=RETRY_SECONDS)
-
-    def _persistently(self, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Ask again for a while where nobody answers: the broker may be restarting."""
-        until = time.monotonic() + UNREACHABLE_SECONDS
-        while True:
-            try:
-                return ask()
-            except UnreachableError:
-                if time.monotonic() >= until:
-                    raise
-            except ApiRefusedError as error:
-                if error.status != 503 or time.monotonic() >= until:
-                    raise
-            time.sleep(RETRY_SECONDS)
 
     def _keep_alive(self) -> None:
         renewed = time.monotonic()

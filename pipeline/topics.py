@@ -10,6 +10,7 @@ Rules
 import errno
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,10 +135,12 @@ def reach_cluster(bootstrap: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TopicBounds:
-    """Where the partitions of a topic begin and end."""
+    """Where the partitions of a topic begin and end; `at_ms` is a time just before that was asked,
+    by this machine's clock."""
 
     first: dict[int, int]
     end: dict[int, int]
+    at_ms: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -156,6 +159,7 @@ def bounds_of(
 
     Raises UnknownTopicError, JobError for a partition that there is not, WireError.
     """
+    at_ms = now_ms()
     with WireClient(bootstrap) as client:
         there = client.partitions([topic])[topic]
         wanted = there if partitions is None else sorted(partitions)
@@ -168,8 +172,15 @@ def bounds_of(
         first = client.offsets(dict.fromkeys(places, EARLIEST))
         end = client.offsets(dict.fromkeys(places, LATEST), isolation)
     return TopicBounds(
-        {one.partition: first[one] for one in places}, {one.partition: end[one] for one in places}
+        {one.partition: first[one] for one in places},
+        {one.partition: end[one] for one in places},
+        at_ms,
     )
+
+
+def now_ms() -> int:
+    """Return the wall clock of this machine."""
+    return time.time_ns() // 1_000_000
 
 
 def settings_of(bootstrap: str, topic: str) -> dict[str, str]:

@@ -42,7 +42,6 @@ from pipeline.jobs.erase_receipt import (
     PartitionErased,
     Receipt,
     lines,
-    now_ms,
 )
 from pipeline.jobs.table_reading import FORMATS
 from pipeline.producing import BulkProducer
@@ -51,6 +50,7 @@ from pipeline.topics import (
     as_job_errors,
     bounds_of,
     cluster_errors,
+    now_ms,
     reach_topic,
     read_topic,
     settings_of,

@@ -6,7 +6,6 @@ What may hold copies beside that is in `copies`, with the time at which it ends,
 """
 
 import hashlib
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,11 +19,6 @@ DRY_RUN: Final = "dry-run"
 def digest_of(key: bytes) -> str:
     """How a key is told of."""
     return hashlib.sha256(key).hexdigest()
-
-
-def now_ms() -> int:
-    """Wall time."""
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(slots=True)

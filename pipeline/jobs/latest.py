@@ -24,6 +24,7 @@ from config.units import about_size
 from pipeline.cli import JobError, SparkOptions, show, telling
 from pipeline.progress import Silent, Told, shown
 from pipeline.tables.columns import Form, Forms
+from pipeline.tables.delete_guard import safe_time_id
 from pipeline.tables.delta import version_id
 from pipeline.tables.opening import Broker, opened
 from pipeline.tables.options import reading_options, table_options
@@ -166,8 +167,9 @@ def notes_of(job: str, topic: str, state: TopicState, **more: object) -> Mapping
 
 
 def versions_of(topic: str, state: TopicState) -> dict[str, int]:
-    """How far the topic is in the table, as a stream into it wants to know."""
-    return {version_id(topic, number): end for number, end in state.end_offsets.items()}
+    """How far the topic is in the table, and its safe time, as a stream into it wants to know."""
+    reach = {version_id(topic, number): end for number, end in state.end_offsets.items()}
+    return {**reach, safe_time_id(topic): state.safe_ms}
 
 
 def lines(result: TableResult) -> list[str]:

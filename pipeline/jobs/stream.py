@@ -5,8 +5,8 @@ Rules
   last record of each key replaces, deletes or adds its row (pipeline/tables/upsert.py).
 - A query that ends anywhere and starts again, from its checkpoint or without one, goes on where the
   table is: each record counts once.
-- What cannot be made good by reading on is refused: a checkpoint that is ahead of the table, and a
-  table that was left alone for longer than deletes stay in the topic.
+- What cannot be made good by reading on is refused: a checkpoint that is ahead of the table, and
+  batches that are read later than deletes stay in the topic (pipeline/tables/delete_guard.py).
 """
 
 import json
@@ -15,20 +15,22 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.api_client import ApiRefusedError, UnreachableError
 from config import exit_codes
 from pipeline.cli import JobError, SparkOptions, show
 from pipeline.progress import Told, shown
 from pipeline.tables.columns import Forms
+from pipeline.tables.delete_guard import DeleteGuard, look_at_cleaner, safe_ms_in
 from pipeline.tables.opening import Broker
 from pipeline.tables.publish import Format, Target, target
-from pipeline.tables.state import COLUMNS, cleaned_offset
-from pipeline.tables.upsert import Upserts, ends_of, last_ends, versions_in
-from pipeline.topics import partitions_of, reach_topic, settings_of
+from pipeline.tables.state import COLUMNS
+from pipeline.tables.upsert import Upserts, ends_of, last_ends, planned_ms_of, versions_in
+from pipeline.topics import now_ms, partitions_of, reach_topic, settings_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -129,13 +131,20 @@ def follow(
         _make(spark, broker, topic, _target(out, overwrite=overwrite), places,
               forms=forms, told=told, options=options or {})  # fmt: skip
     result.seconds["table"] = time.monotonic() - started
-    versions = check_table(broker, topic, path, places, numbers)
-    upserts = Upserts(path, topic, forms, COLUMNS)
+    versions = check_table(topic, path, places, numbers)
+    guard = DeleteGuard(
+        topic, numbers, versions, safe_ms_in(_table(path), topic),
+        look=lambda number: look_at_cleaner(broker.client, topic, number),
+        delete_retention_ms=lambda: _delete_retention_ms(broker, topic),
+        now_ms=now_ms,
+    )  # fmt: skip
+    guard.check()
+    upserts = Upserts(path, topic, forms, COLUMNS, guard)
     told.note("following the topic")
     started = time.monotonic()
     _run(
-        spark, broker, topic, upserts, checkpoint=places, versions=versions, partitions=numbers,
-        every_seconds=every_seconds,
+        spark, broker, topic, upserts, guard, checkpoint=places, versions=versions,
+        partitions=numbers, every_seconds=every_seconds,
     )  # fmt: skip
     result.seconds["stream"] = time.monotonic() - started
     _tell(result, upserts, topic, numbers)
@@ -176,9 +185,7 @@ def _make(
         shutil.rmtree(checkpoint)
 
 
-def check_table(
-    broker: Broker, topic: str, path: Path, checkpoint: Path, partitions: list[int]
-) -> dict[int, int]:
+def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int]) -> dict[int, int]:
     """See that a query can go on with a table -> how far its partitions are. Raises JobError."""
     table = _table(path)
     versions = versions_in(table, topic, partitions)
@@ -190,27 +197,11 @@ def check_table(
                 f"{checkpoint} is ahead of the table: {topic}-{number} was read up to {end}, and is"
                 f" in the table up to {versions.get(number, 0)}. --overwrite makes both anew"
             )
-    _check_deletes(broker, topic, table, versions)
     return versions
 
 
-def _check_deletes(
-    broker: Broker, topic: str, table: "DeltaTable", versions: Mapping[int, int]
-) -> None:
-    """Deletes that the cleaner has removed can never be read any more."""
-    retention_ms = int(settings_of(broker.bootstrap, topic).get("delete.retention.ms", 0))
-    idle_ms = time.time() * 1000 - int(table.history(1)[0]["timestamp"])
-    if idle_ms <= retention_ms:
-        return
-    for number, version in versions.items():
-        cleaned = cleaned_offset(broker.client, topic, number)
-        if cleaned is not None and cleaned > version:
-            raise JobError(
-                f"{topic}-{number} is in the table up to {version}, and was cleaned up to {cleaned}"
-                f" since: deletes stay for {retention_ms / 1000:g} s, and some may have gone"
-                " unread. --overwrite makes the table anew",
-                exit_codes.STALE,
-            )
+def _delete_retention_ms(broker: Broker, topic: str) -> int:
+    return int(settings_of(broker.bootstrap, topic).get("delete.retention.ms", 0))
 
 
 def _table(path: Path) -> "DeltaTable":
@@ -228,6 +219,7 @@ def _run(
     broker: Broker,
     topic: str,
     upserts: Upserts,
+    guard: DeleteGuard,
     *,
     checkpoint: Path,
     versions: Mapping[int, int],
@@ -245,12 +237,16 @@ def _run(
         .option("startingOffsets", json.dumps({topic: starts}))
         .load()
     )
-    failed: list[JobError] = []
+    failed: list[JobError | ApiRefusedError | UnreachableError] = []
+    started_ms = now_ms()
 
     def take_in(batch: "DataFrame", batch_id: int) -> None:
         try:
-            upserts.take_in(batch, ends_of(checkpoint, topic, batch_id))
-        except JobError as error:
+            planned_ms = planned_ms_of(checkpoint, batch_id)
+            if every_seconds is None:  # Spark asks once, and may first repeat an earlier batch
+                planned_ms = min(planned_ms, started_ms)
+            upserts.take_in(batch, ends_of(checkpoint, topic, batch_id), planned_ms)
+        except (JobError, ApiRefusedError, UnreachableError) as error:
             failed.append(error)
             raise
 
@@ -264,7 +260,9 @@ def _run(
     try:
         with _asked_to_stop() as asked:
             while query.isActive and not asked.wait(POLL_SECONDS):
-                pass
+                # What fails here is tried again by the next batch, which has to have an answer.
+                with suppress(JobError, ApiRefusedError, UnreachableError):
+                    guard.look_again()
         query.stop()
         if (error := query.exception()) is not None and not asked.is_set():
             raise failed[0] if failed else error

@@ -23,6 +23,7 @@ from pipeline.progress import Told
 from pipeline.stages.indexing import PartitionIndex, index_partitions
 from pipeline.stages.planning import Limits, sources_of
 from pipeline.stages.tasks import SegmentCounts
+from pipeline.tables.delete_guard import UNKNOWN_MS
 from pipeline.tables.rows import RowTask, row_tasks, rows_of
 from pipeline.topics import TopicBounds, read_topic
 
@@ -55,6 +56,7 @@ class TopicState:
     frame: "DataFrame"
     partitions: list[PartitionState]
     tails: dict[int, int] = field(default_factory=dict)  # partition -> where its open part ends
+    safe_ms: int = UNKNOWN_MS  # see delete_guard.py
 
     @property
     def end_offsets(self) -> dict[int, int]:
@@ -100,6 +102,8 @@ def state_of(
             task_bytes=reading.limits.task_bytes,
         )  # fmt: skip
     state = TopicState(rows_of(reading.spark, tasks, wanted), [])
+    if as_of is None:  # earlier offsets may have been passed by the cleaner long ago
+        state.safe_ms = bounds.at_ms
     parts: list[RowTask] = []
     open_first: dict[int, int] = {}
     for number in sorted(ends):

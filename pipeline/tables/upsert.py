@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from config import exit_codes
 from pipeline.cli import JobError
+from pipeline.lease import persistently
 from pipeline.tables.columns import Forms
+from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
 from pipeline.tables.delta import commit_of, version_id
 from pipeline.tables.publish import write_beside
 from pipeline.tables.state import last_by_key
+from pipeline.wire import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 DELETED: Final = "_deleted"
 _SAME_ROW: Final = "t.`partition` = s.`partition` AND t.`key` = s.`key`"
+# Asking for the end of a batch takes three requests at most, each with its time limit.
+PLANNING_MS_MAX: Final = 3 * round(1000 * TIMEOUT_SECONDS)
 _IS_NEWER: Final = "s.`offset` > t.`offset`"
 
 
@@ -48,6 +53,17 @@ def ends_of(checkpoint: Path, topic: str, batch_id: int) -> dict[int, int]:
         raise JobError(f"{path} is no list of offsets of {topic}: {error!r}") from error
 
 
+def planned_ms_of(checkpoint: Path, batch_id: int) -> int:
+    """Return a time before the end of a micro-batch was asked for. Raises JobError."""
+    path = checkpoint / "offsets" / str(batch_id)
+    try:
+        # Spark notes the time when it has the answer.
+        noted_ms = int(json.loads(path.read_text().splitlines()[1])["batchTimestampMs"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise JobError(f"{path} has no time of its batch: {error!r}") from error
+    return noted_ms - PLANNING_MS_MAX
+
+
 def last_ends(checkpoint: Path, topic: str) -> dict[int, int]:
     """Where the last micro-batch that is done ended; {} where none is. Raises JobError."""
     commits = checkpoint / "commits"
@@ -58,18 +74,30 @@ def last_ends(checkpoint: Path, topic: str) -> dict[int, int]:
 class Upserts:
     """Merges batches of one topic into one table."""
 
-    def __init__(self, path: Path, topic: str, forms: Forms, columns: Sequence[str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        topic: str,
+        forms: Forms,
+        columns: Sequence[str],
+        guard: DeleteGuard | None = None,
+    ) -> None:
+        """`guard` is asked before each commit whether deletes may have gone unread."""
         self.path = path
+        self._guard = guard
         self.batches = 0  # that were taken in
         self.updated = self.inserted = self.deleted = 0  # rows
         self._topic = topic
         self._forms = forms
         self._columns = tuple(columns)
 
-    def take_in(self, batch: "DataFrame", ends: Mapping[int, int]) -> bool:
+    def take_in(
+        self, batch: "DataFrame", ends: Mapping[int, int], planned_ms: int = UNKNOWN_MS
+    ) -> bool:
         """Merge a batch whose partitions end at `ends`; False: it was there already.
 
-        Raises JobError, PySparkException.
+        `planned_ms`: a time before these ends were asked for. Raises JobError, PySparkException,
+        ApiRefusedError, UnreachableError.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
@@ -79,16 +107,20 @@ class Upserts:
         if all(number in before and before[number] >= end for number, end in ends.items()):
             return False
         rows = self._last(batch, before)
-        reached = {
-            version_id(self._topic, number): max(end, before.get(number, 0))
-            for number, end in ends.items()
-        }
+        reach = {number: max(end, before.get(number, 0)) for number, end in ends.items()}
+        versions = {version_id(self._topic, number): end for number, end in reach.items()}
         notes = {"job": "latest --stream", "topic": self._topic}
         try:
             with write_beside(rows, self.path) as data:
-                self._merge(table, data, commit_of(notes, reached))
+                guard = self._guard
+                if guard is not None:  # all has been read now, and nothing is committed
+                    safe_ms = persistently(lambda: guard.checked_safe_ms(reach, planned_ms))
+                    versions[safe_time_id(self._topic)] = safe_ms
+                self._merge(table, data, commit_of(notes, versions))
         except DeltaError as error:
             raise JobError(f"{self.path}: {error}", exit_codes.FAILED) from error
+        if self._guard is not None:
+            self._guard.committed(reach, versions[safe_time_id(self._topic)])
         self.batches += 1
         return True
 

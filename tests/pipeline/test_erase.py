@@ -17,9 +17,10 @@ from pipeline.jobs import erase
 from pipeline.jobs.erase import Eraser
 from pipeline.jobs.erase_files import scan_files
 from pipeline.jobs.erase_keys import keys_of_lines, keys_of_table
-from pipeline.jobs.erase_receipt import COMPLETE, DRY_RUN, PENDING, lines, now_ms
+from pipeline.jobs.erase_receipt import COMPLETE, DRY_RUN, PENDING, lines
 from pipeline.lease import BrokerRuns
 from pipeline.progress import Silent
+from pipeline.topics import now_ms
 from storage.batch import TRANSACTIONAL, Record, build_batch
 from tests.pipeline.planted import (
     CODECS,

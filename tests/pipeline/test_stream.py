@@ -18,6 +18,7 @@ from pipeline.jobs import stream
 from pipeline.jobs.stream import StreamResult, follow
 from pipeline.progress import Silent
 from pipeline.tables.columns import Form, Forms
+from pipeline.tables.delete_guard import DeleteGuard
 from pipeline.tables.opening import Broker
 from pipeline.tables.upsert import Upserts
 from pipeline.topics import as_job_errors
@@ -144,17 +145,41 @@ def test_deletes_that_may_have_gone_unread_are_told(
     caught_up(spark, addresses, topic, path)
     write(broker, topic, [(b"a", None), (b"b", b"2"), (b"b", b"3")])
     addresses.client.post(f"/partitions/{topic}/0/run", {"roll": True})
-
-    def is_clean() -> bool:
-        found = addresses.client.get(f"/partitions/{topic}/0")["first_dirty_offset"]
-        return bool(found == 5)
-
-    wait_until(is_clean, "the topic is clean", 30)
+    wait_until(lambda: first_dirty_offset(addresses, topic) == 5, "the topic is clean", 30)
     with pytest.raises(JobError, match="deletes stay for 0 s") as caught:
         caught_up(spark, addresses, topic, path)
     assert caught.value.code == exit_codes.STALE
     caught_up(spark, addresses, topic, path, overwrite=True)
     assert read_table(path, "delta").column("value").to_pylist() == [b"3"]
+
+
+def test_a_batch_that_was_read_too_late_changes_nothing(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The deletes were there when the query began, and were removed while the batch was read."""
+    make_topic(broker, topic, partitions=1, delete_retention_ms="0")
+    path = tmp_path / "t"
+    write(broker, topic, [(b"a", b"1"), (b"b", b"1")])
+    caught_up(spark, addresses, topic, path)
+    before = read_table(path, "delta")
+    write(broker, topic, [(b"a", None), (b"b", b"2")])
+    checked = DeleteGuard.checked_safe_ms
+
+    def cleaned_meanwhile(self: DeleteGuard, *arguments: Any) -> int:
+        addresses.client.post(f"/partitions/{topic}/0/run", {"roll": True})
+        wait_until(lambda: first_dirty_offset(addresses, topic) == 4, "the topic is clean", 30)
+        return checked(self, *arguments)
+
+    monkeypatch.setattr(DeleteGuard, "checked_safe_ms", cleaned_meanwhile)
+    with pytest.raises(JobError, match="some may have gone unread") as caught:
+        caught_up(spark, addresses, topic, path)
+    assert caught.value.code == exit_codes.STALE
+    assert read_table(path, "delta").equals(before)
+
+
+def first_dirty_offset(addresses: Broker, topic: str) -> Any:
+    return addresses.client.get(f"/partitions/{topic}/0")["first_dirty_offset"]
 
 
 def test_keys_that_cannot_be_told_apart_are_refused(

@@ -1,0 +1,176 @@
+"""Whether deletes may have left a topic before a table of its state read them.
+
+A tombstone stays in the log for `delete.retention.ms` after the clean that first passes it. A table
+that reads on later than that may lack the delete, and would keep the row for ever.
+
+Rules
+- The reach of a table is, for each partition, the first offset that is not in it. Its safe time is
+  a time before which no clean began that covers offsets at or past the reach. Deletes there stay in
+  the log until the safe time plus `delete.retention.ms` at least: what is read
+  by then is complete.
+- The safe time stands in the table's own commits, as an application transaction. So neither the
+  time of a commit counts, which may be hours after its data was read, nor commits of others.
+- Reading is checked when it has ended, before its commit: each batch, not just the first.
+- Where the safe time is too long ago, the table is still complete as long as the cleaner has not
+  passed its reach.
+- Not noticed: a `delete.retention.ms` that is lowered and raised again between two looks.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from broker.api_client import ApiClient
+from config import exit_codes
+from config.units import about_span
+from pipeline.cli import JobError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+UNKNOWN_MS: Final = 0  # a safe time that is always too long ago
+LOOK_MS_MAX: Final = 60_000  # between two looks while nothing is read
+LOOK_MS_MIN: Final = 1_000
+# States of a partition in which no clean of it is under way: one that began before a look may
+# pass the reach after it.
+_CALM: Final = ("idle", "quarantined")
+
+Offsets = Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CleanerLook:
+    """What the broker says of a partition: the cleaner has passed the offsets below
+    `cleaned_offset` (None: unknown, or the topic is not compacted); `is_calm`: no clean is under
+    way."""
+
+    cleaned_offset: int | None
+    is_calm: bool
+
+
+def look_at_cleaner(client: ApiClient, topic: str, partition: int) -> CleanerLook:
+    """Ask the broker for one partition. Raises ApiRefusedError, UnreachableError."""
+    answer = client.get(f"/partitions/{topic}/{partition}")
+    offset = answer.get("first_dirty_offset")
+    return CleanerLook(None if offset is None else int(offset), answer.get("state") in _CALM)
+
+
+def safe_time_id(topic: str) -> str:
+    """Return the id of the application transaction whose version is the safe time, in ms."""
+    return f"varve-safe-ms:{topic}"
+
+
+def safe_ms_in(table: "DeltaTable", topic: str) -> int:
+    """Return the safe time that a table states; UNKNOWN_MS where it states none."""
+    version = table.transaction_version(safe_time_id(topic))
+    return UNKNOWN_MS if version is None else int(version)
+
+
+class DeleteGuard:
+    """Watches that one table of one topic misses no delete. Usable from several threads."""
+
+    def __init__(
+        self,
+        topic: str,
+        partitions: Sequence[int],
+        reach: Offsets,
+        safe_ms: int,
+        *,
+        look: Callable[[int], CleanerLook],
+        delete_retention_ms: Callable[[], int],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """`look` asks the broker for a partition, `delete_retention_ms` for the setting as it is.
+
+        A partition that is not in `reach` was created after the table: all of it is still unread.
+        """
+        self._topic = topic
+        self._reach = {number: reach.get(number, 0) for number in partitions}
+        self._safe_ms = safe_ms
+        self._look = look
+        self._ask_retention_ms = delete_retention_ms
+        self._retention_ms: int | None = None
+        self._now_ms = now_ms
+        self._looked_ms = now_ms()
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """See that no delete at or past the reach has gone unread up to now.
+
+        Raises JobError (STALE), ApiRefusedError, UnreachableError.
+        """
+        with self._lock:
+            self._checked()
+
+    def checked_safe_ms(self, reach: Offsets, planned_ms: int) -> int:
+        """See that reading up to `reach`, which has just ended, missed no delete -> the safe time
+        of a table with that reach.
+
+        `planned_ms` is a time before `reach` was the end of what can be cleaned. Raises as `check`.
+        """
+        with self._lock:
+            now_ms, looks = self._checked()
+            if _is_untouched(looks, {**self._reach, **reach}):
+                return now_ms
+            # What is safe for a reach is safe for every later one.
+            return max(self._safe_ms, planned_ms)
+
+    def committed(self, reach: Offsets, safe_ms: int) -> None:
+        """Note that the table has been committed with a new reach."""
+        with self._lock:
+            self._reach |= reach
+            self._safe_ms = max(self._safe_ms, safe_ms)
+
+    def look_again(self) -> None:
+        """Move the safe time on while nothing is read, if the cleaner has not passed the reach.
+
+        Asks the broker only when a look is due. Raises ApiRefusedError, UnreachableError, JobError.
+        """
+        if not self._lock.acquire(blocking=False):
+            return  # a batch is being checked, which is a look of its own
+        try:
+            now_ms = self._now_ms()
+            due_ms = min(max((self._retention_ms or 0) // 4, LOOK_MS_MIN), LOOK_MS_MAX)
+            if now_ms - self._looked_ms >= due_ms:
+                self._looked()
+        finally:
+            self._lock.release()
+
+    def _looked(self) -> tuple[int, int, dict[int, CleanerLook]]:
+        """Look at every partition -> the time before, the retention, what was seen."""
+        now_ms = self._looked_ms = self._now_ms()
+        retention_ms = self._ask_retention_ms()
+        # A clean since the last look may have used the setting as it was then.
+        before_ms = retention_ms if self._retention_ms is None else self._retention_ms
+        least_ms = min(retention_ms, before_ms)
+        self._retention_ms = retention_ms
+        looks = {number: self._look(number) for number in self._reach}
+        if _is_untouched(looks, self._reach):
+            self._safe_ms = now_ms
+        return now_ms, least_ms, looks
+
+    def _checked(self) -> tuple[int, dict[int, CleanerLook]]:
+        now_ms, retention_ms, looks = self._looked()
+        unread_ms = now_ms - self._safe_ms
+        for number, seen in looks.items():
+            reach, cleaned = self._reach[number], seen.cleaned_offset
+            if cleaned is not None and cleaned > reach and unread_ms > retention_ms:
+                age = "an unknown time" if self._safe_ms == UNKNOWN_MS else about_span(unread_ms)
+                raise JobError(
+                    f"{self._topic}-{number} is in the table up to {reach}, as it was {age} ago,"
+                    f" and was cleaned up to {cleaned} since: deletes stay for"
+                    f" {retention_ms / 1000:g} s (delete.retention.ms), and some may have gone"
+                    " unread. --overwrite makes the table anew; a longer delete.retention.ms"
+                    " gives the next one more time",
+                    exit_codes.STALE,
+                )
+        return now_ms, looks
+
+
+def _is_untouched(looks: Mapping[int, CleanerLook], reach: Offsets) -> bool:
+    """Return whether no clean that began before the looks covers offsets at or past `reach`."""
+    return all(
+        seen.is_calm and seen.cleaned_offset is not None and seen.cleaned_offset <= reach[number]
+        for number, seen in looks.items()
+    )
