@@ -26,7 +26,9 @@ from broker.banner import ready_text
 from broker.cleaner_metrics import CleanerMetrics
 from broker.cleaning import Cleaning
 from broker.cli import installed_version
+from broker.consumer_metrics import ConsumerMetrics
 from broker.context import Services
+from broker.directory_metrics import StartMetrics
 from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator, GroupSettings
 from broker.groups.live_group import LoopClock
@@ -268,6 +270,7 @@ class Broker:
                 services.limits,
             ),
         )
+        await self.housekeeping.measure_disks()
         self._open_http(services)
         for address in self.settings.listeners:
             host, port = await self.listener.start(address.host, address.port)
@@ -329,7 +332,8 @@ class Broker:
         documents = openapi.routes(installed_version())
         routes = [*api.routes(), *views.routes(), *offline.routes(), *documents]
         guard = Guard.of(address, self._token)
-        self.http = HttpServer(self, guard, routes, [tell_refusals], TRANSFERS)
+        early = StartMetrics(self.manager)
+        self.http = HttpServer(self, guard, routes, [tell_refusals], TRANSFERS, early_metrics=early)
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
 
@@ -343,7 +347,11 @@ class Broker:
                 self.listener,
                 self.housekeeping,
                 cleaner,
-                [lambda: view_families(self.view_runs), lambda: offline_families(self.offline)],
+                [
+                    ConsumerMetrics(self.groups, self.topics).steps,
+                    lambda: view_families(self.view_runs),
+                    lambda: offline_families(self.offline),
+                ],
             )
         )
 
@@ -497,7 +505,14 @@ class Broker:
     def _make_partition(self, opened: Log) -> Partition:
         stats = self.stats.topics[opened.partition.topic]
         opened.on_roll = self._cleaner_waker(opened)
-        return Partition(opened, stats, _flush_in_thread, self.fail_directory)
+        return Partition(opened, stats, self._flush_in_thread, self.fail_directory)
+
+    async def _flush_in_thread(self, opened: Log) -> None:
+        task = opened.flush_begin()
+        began = self._env.monotonic()
+        await asyncio.to_thread(task.run)
+        self.stats.flushes.add(int(1e6 * (self._env.monotonic() - began)))
+        opened.flush_done(task)
 
     def _damage_gone(self, partition: TopicPartition) -> None:
         self.pool.forgive(partition)  # it may have been in quarantine for it
@@ -533,12 +548,6 @@ class Broker:
     def _wanted_workers(self) -> int:
         settings = self.topics.cleaner_settings
         return settings.workers if settings.enabled else 0
-
-
-async def _flush_in_thread(opened: Log) -> None:
-    task = opened.flush_begin()
-    await asyncio.to_thread(task.run)
-    opened.flush_done(task)
 
 
 def run(settings: Settings, load: Callable[[], Settings] | None = None) -> int:

@@ -26,6 +26,7 @@ WATCH_SECONDS = 1.0  # a jumped clock, or a failed directory, is noticed this mu
 ROLL_SECONDS = 1.0  # idle segments roll this much late at most
 FLUSH_SECONDS = 1.0  # flush.ms is kept to this much
 PURGE_SECONDS = 1.0  # file.delete.delay.ms is kept to this much
+DISK_SECONDS = 10.0  # free space in the metrics is this old at most
 EXPIRE_PRODUCERS_SECONDS = 600.0  # Kafka's producer.id.expiration.check.interval.ms
 LOOP_SHARE = 32  # partitions per turn of the event loop in a sweep over all of them
 JUMP_MS = 60_000  # wall time may leave monotonic time by this much between two looks
@@ -82,6 +83,14 @@ class _Expiry:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskSize:
+    """Of the file system that holds a data directory."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Periods:
     """Seconds between two runs."""
 
@@ -116,6 +125,7 @@ class Housekeeping:
         self._damage_gone = damage_gone
         self.clock = clock
         self.stats = HousekeepingStats()
+        self.disks: dict[str, DiskSize] = {}  # by data directory, as measured last
 
     def start(self) -> None:
         """Start every timer."""
@@ -126,6 +136,7 @@ class Housekeeping:
             ("roll", ROLL_SECONDS, self.roll),
             ("flush", FLUSH_SECONDS, self.flush),
             ("purge", PURGE_SECONDS, self.purge),
+            ("disks", DISK_SECONDS, self.measure_disks),
             ("checkpoint", self._periods.checkpoint, self.checkpoint),
             ("expire producers", EXPIRE_PRODUCERS_SECONDS, self.expire_producers),
         ):
@@ -256,6 +267,20 @@ class Housekeeping:
         """Unlink `.deleted` files whose delay is over, and folders of deleted topics."""
         await self._for_each("purge", lambda p: p.log.purge_deleted(self._env.wall_ms()))
         await asyncio.to_thread(self._manager.purge_deleted, self._env.wall_ms())
+
+    async def measure_disks(self) -> None:
+        """Note size and free space of each data directory's file system."""
+        paths = [one.path for one in self._manager.directories if one.is_online]
+        self.disks = await asyncio.to_thread(self._disk_sizes, paths)
+
+    def _disk_sizes(self, paths: Iterable[str]) -> dict[str, DiskSize]:
+        sizes = {}
+        for path in paths:
+            try:
+                sizes[path] = DiskSize(self._env.total_bytes(path), self._env.free_bytes(path))
+            except OSError as error:  # whether it failed is for those to say who read and write
+                log.debug("disk not measured", directory=path, reason=str(error))
+        return sizes
 
     async def checkpoint(self) -> None:
         """Write recovery points, log starts and cleaner offsets; note what time it is."""

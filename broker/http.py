@@ -82,11 +82,14 @@ class HttpServer:
         routes: Iterable[web.AbstractRouteDef] = (),
         middlewares: Sequence[Middleware] = (),
         transfers: Collection[str] = (),
+        *,
+        early_metrics: MetricsSource | None = None,
     ) -> None:
         """`transfers`: paths of routes, as they were given, whose handlers check a token of their
-        own and read the body as it comes.
+        own and read the body as it comes. `early_metrics` are served until `open`.
         """
-        self._metrics_source: MetricsSource | None = None
+        self._metrics_source = early_metrics
+        self._is_open = False
         self._health = health
         self._transfers = frozenset(transfers)
         self.guard = guard  # replaced when the token is read anew
@@ -114,8 +117,9 @@ class HttpServer:
         self._health_connections = HealthConnections(self._answer_health_check)
 
     def open(self, metrics: MetricsSource) -> None:
-        """Serve everything from now on; before only the health checks."""
+        """Serve everything from now on; before only the health checks and `early_metrics`."""
         self._metrics_source = metrics
+        self._is_open = True
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; returns the bound address. Raises OSError."""
@@ -183,9 +187,13 @@ class HttpServer:
         )
         if refusal is None and request.method not in SAFE_METHODS and not is_transfer:
             refusal = await _read_body(request)
-        if refusal is None and self._metrics_source is None and request.path not in OPEN_PATHS:
+        if refusal is None and not (self._is_open or self._is_early(request.path)):
             refusal = Refusal(503, self._health.not_ready_because() or "starting")
         return await handler(request) if refusal is None else _refused(request, refusal)
+
+    def _is_early(self, path: str) -> bool:
+        """Whether a path is served before `open`."""
+        return path in OPEN_PATHS or (path == "/metrics" and self._metrics_source is not None)
 
     def _is_transfer(self, request: web.Request) -> bool:
         """By the route that will answer, not by what the path looks like."""

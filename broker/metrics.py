@@ -10,22 +10,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 
 from broker.cleaner_metrics import CleanerMetrics
 from broker.context import Services
+from broker.directory_metrics import directory_families, recovery_families
 from broker.housekeeping import Housekeeping
 from broker.listener import Listener
 from broker.logging import RateLimitedLogger
-from broker.metric_families import counter, gauge
-from broker.stats import QUANTILES, UNSUPPORTED, TopicStats
+from broker.metric_families import LatencyFamilies, counter, gauge
+from broker.stats import UNSUPPORTED, TopicStats
 from broker.turns import Turns
 
-Families: TypeAlias = Callable[[], Iterable[Metric]]  # what a part of the broker tells of itself
 # A family, or a place where others may have their turn.
 Step: TypeAlias = Metric | None
+Families: TypeAlias = Callable[[], Iterable[Step]]  # what a part of the broker tells of itself
 STEP_ROWS = 64  # series of a family between two such places
 
 TOPIC_COUNTERS: tuple[tuple[str, str, Callable[[TopicStats], int]], ...] = (
@@ -120,22 +121,18 @@ class BrokerMetrics:
         requests = CounterMetricFamily(
             "kafka_network_requestmetrics_requests", "Requests", labels=["request", "version"]
         )
-        times = GaugeMetricFamily(
-            "kafka_network_requestmetrics_totaltimems",
-            "Time from the whole request to its response, upper bound",
-            labels=["request", "quantile"],
-        )
-        counts = SummaryMetricFamily(
-            "varve_request_seconds", "Time to answer a request", labels=["request"]
+        times = LatencyFamilies(
+            kafkas="kafka_network_requestmetrics_totaltimems",
+            ours="varve_request_seconds",
+            text="Time from the whole request to its response",
+            labels=["request"],
         )
         for name, one in stats.requests.items():
             for version, count in sorted(one.by_version.items()):
                 label = "unsupported" if version == UNSUPPORTED else str(version)
                 requests.add_metric([name, label], count)
             if one.latency.count:
-                for quantile in QUANTILES:
-                    times.add_metric([name, str(quantile)], one.latency.quantile_ms(quantile))
-                counts.add_metric([name], one.latency.count, one.latency.sum_us / 1e6)
+                times.add([name], one.latency)
         holds = GaugeMetricFamily(
             "varve_request_longest_hold_seconds",
             "Longest time that one turn of a request held the event loop, since the start",
@@ -150,7 +147,14 @@ class BrokerMetrics:
         )
         for (name, error), count in stats.errors.items():
             errors.add_metric([name, error], count)
-        yield from (requests, times, counts, errors)
+        yield from (requests, *times.families(), errors)
+        flushes = LatencyFamilies(
+            kafkas="kafka_log_logflushstats_logflushrateandtimems",
+            ours="varve_flush_seconds",
+            text="Time of a flush of one log to the disk",
+        )
+        flushes.add([], stats.flushes)
+        yield from flushes.families()
         purgatory = GaugeMetricFamily(
             "kafka_server_delayedoperationpurgatory_purgatorysize",
             "Requests that wait",
@@ -186,8 +190,6 @@ class BrokerMetrics:
         topics = self._services.topics
         served = sum(len(topic.partitions) for topic in topics)
         offline = sum(len(topic.offline) for topic in topics)
-        directories = self._services.manager.directories
-        failed = sum(1 for directory in directories if not directory.is_online)
         stats = self._housekeeping.stats
         for name, text, value in (
             ("kafka_server_replicamanager_partitioncount", "Partitions", served + offline),
@@ -200,9 +202,6 @@ class BrokerMetrics:
             ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", len(topics)),
             ("kafka_controller_kafkacontroller_globalpartitioncount", "Partitions",
              served + offline),
-            ("kafka_log_logmanager_offlinelogdirectorycount", "Data directories offline", failed),
-            ("kafka_server_socket_server_metrics_connection_count", "Connections",
-             len(self._listener.connections)),
             ("kafka_server_fetchsessioncache_numincrementalfetchsessions", "Fetch sessions",
              len(self._services.sessions)),
             ("kafka_server_fetchsessioncache_numincrementalfetchpartitionscached",
@@ -211,6 +210,14 @@ class BrokerMetrics:
              int(self._housekeeping.clock_trusted())),
         ):  # fmt: skip
             yield gauge(name, text, value)
+        # A name that ends in _count is no gauge to `promtool check metrics`.
+        connections = UnknownMetricFamily(
+            "kafka_server_socket_server_metrics_connection_count", "Connections"
+        )
+        connections.add_metric([], len(self._listener.connections))
+        yield connections
+        yield from recovery_families(self._services.manager)
+        yield from directory_families(self._services.manager, self._housekeeping.disks)
         for name, text, value in (
             ("varve_connections_accepted", "Connections accepted", self._listener.stats.accepted),
             ("varve_connections_refused", "Connections above the limit",

@@ -7,6 +7,8 @@ from cleaner.host import Foreground
 
 LATENCY_BUCKETS = 40  # powers of two of 1 us: up to 6 days
 UNSUPPORTED = -1  # stands for every version that a client made up
+# Upper bounds of the buckets that are exported: 2 to the power of these, in us (64 us to 17 s).
+EXPORTED_BITS = (6, 8, 10, 12, 14, 16, 18, 20, 22, 24)
 QUANTILES = (0.5, 0.75, 0.95, 0.99, 0.999)
 
 
@@ -51,6 +53,10 @@ class LatencyHistogram:
         self.count += 1
         self.sum_us += microseconds
 
+    def cumulative(self) -> list[tuple[float, int]]:
+        """(bound in seconds, how many took less), for the bounds that are exported."""
+        return [(2**bits / 1e6, sum(self.buckets[: bits + 1])) for bits in EXPORTED_BITS]
+
     def quantile_ms(self, quantile: float) -> float:
         """An upper bound of the quantile, in ms; 0 if nothing was counted."""
         wanted = quantile * self.count
@@ -89,6 +95,7 @@ class BrokerStats:
     requests: dict[str, RequestStats] = field(default_factory=lambda: defaultdict(RequestStats))
     errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     deleted_topics: TopicStats = field(default_factory=TopicStats)  # the sum over all of them
+    flushes: LatencyHistogram = field(default_factory=LatencyHistogram)  # of one log each
     delayed_fetches: int = 0  # waiting now
     delayed_produces: int = 0  # waiting for an fsync now
 

@@ -23,6 +23,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from config.topic_keys import TopicConfig
@@ -211,13 +212,13 @@ class LogManager:
         self.metadata = homes.metadata
         removed = self._remove_folders(homes.remove, by_id)
         notes: list[tuple[TopicPartition, str]] = []
-        self.opening.total = len(homes.serve)
+        self.opening.begin(Counter(by_id[one.directory_id].path for one in homes.serve))
         for folder in homes.serve:
             self.opening.go_on()
             home = by_id[folder.directory_id]
             told = self._serve(folder, home, checkpoints[folder.directory_id], config_of)
             notes += [(folder.partition, note) for note in told]
-            self.opening.done += 1
+            self.opening.opened(home.path)
         self._enter_epochs()
         self._confirm_absent(found)
         changed |= self._skip_known_producers()
@@ -358,6 +359,7 @@ class LogManager:
             recovery_point=checkpoints.recovery_point_of(partition),
             log_start_offset=checkpoints.log_starts.get(partition),
             go_on=self.opening.go_on,
+            segments_left=partial(self.opening.remaining_segments.__setitem__, home.path),
         )
         context = LogContext(self._env, home, self._new_generation)
         topic_id = self.metadata.topics[partition.topic].topic_id

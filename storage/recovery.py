@@ -77,6 +77,7 @@ class _Loading:
     notes: list[str] = field(default_factory=list)
     removed_names: bool = False
     go_on: Callable[[], None] = lambda: None
+    segments_left: Callable[[int], None] = lambda _: None
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -103,9 +104,11 @@ def load_log(
     recovery_point: int | None,
     log_start_offset: int | None,
     go_on: Callable[[], None] = lambda: None,
+    segments_left: Callable[[int], None] = lambda _: None,
 ) -> LoadedLog:
     """Open a partition's folder. `go_on` is called for each segment and each batch that is
-    verified, and may raise: to give up there is as to be killed there.
+    verified, and may raise: to give up there is as to be killed there. `segments_left` is told
+    before each segment how many are still to be verified.
 
     `recovery_point` is None if it was lost. Then all is verified, unless the stop was orderly, and
     only the last segment can have a torn end: a bad batch in another one becomes a damaged range.
@@ -120,7 +123,9 @@ def load_log(
     is_point_lost = recovery_point is None
     if recovery_point is None:
         recovery_point = _assumed_recovery_point(files, was_clean=was_clean)
-    loading = _Loading(env, directory, limits, recovery_point, go_on=go_on)
+    loading = _Loading(
+        env, directory, limits, recovery_point, go_on=go_on, segments_left=segments_left
+    )
     if swap.changed:
         loading.note(f"after an interrupted swap: {swap}")
     _remove_leftovers(loading, files)
@@ -237,6 +242,7 @@ def _recover(loading: _Loading, first: int) -> None:
     _forget_decided(loading, segments[:first])
     for index in range(first, len(segments)):
         segment = segments[index]
+        loading.segments_left(len(segments) - index)
         write_snapshot(
             loading.env, loading.directory, segment.base_offset, loading.states, durable=True
         )

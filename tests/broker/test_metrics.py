@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import shutil
+import subprocess
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import fields
@@ -15,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 import broker.cleaner_metrics
+import broker.consumer_metrics
 import broker.http
 import broker.metrics
 from broker.app import Broker
@@ -23,15 +26,28 @@ from broker.housekeeping import HousekeepingStats
 from broker.http import encoded
 from broker.listener import ListenerStats
 from broker.protocol.api import ApiKey
-from broker.protocol.messages import DeleteTopicsRequest, ListGroupsRequest, MetadataRequest
+from broker.protocol.errors import ErrorCode
+from broker.protocol.messages import (
+    DeleteTopicsRequest,
+    FindCoordinatorRequest,
+    ListGroupsRequest,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
 from broker.stats import BrokerStats, LatencyHistogram, RejectStats, TopicStats
 from broker.turns import Turns
 from cleaner.host import Foreground
 from cleaner.stats import PoolStats
+from storage.errors import LogDirectoryError
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.logs import batch_of
 from tests.support.memory_env import MemoryEnv
+from tests.support.metric_rules import complaints
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 SOURCE = "".join(
     Path(module.__file__ or "").read_text() for module in (broker.metrics, broker.cleaner_metrics)
@@ -142,6 +158,162 @@ async def test_series_of_a_deleted_topic_go_away_and_sums_stay() -> None:
     assert "orders" not in text
     assert before[0].bytes_in > 0
     assert after == before[0]
+
+
+# Kafka's own names and labels, which dashboards look for, that no rule of Prometheus would allow.
+KAFKAS_OWN_STYLE = {
+    "kafka_log_logcleanermanager_time_since_last_run_ms",
+    "kafka_log_logcleanermanager_uncleanable_bytes",
+    "kafka_log_logcleanermanager_uncleanable_partitions_count",
+    "kafka_log_logmanager_logdirectoryoffline",
+    "kafka_server_delayedoperationpurgatory_purgatorysize",
+}
+
+
+async def after_some_work() -> str:
+    """/metrics of a broker with a view, a cleaned log's verdicts, requests, flushes and groups."""
+    topics = {
+        "orders": {"keys": {"cleanup.policy": "compact", "varve.flush.on.ack": "true"}},
+        "viewed": {"keys": {"varve.view": "compacted"}},
+    }
+    async with broker_in_memory(MemoryEnv(seed=3), "/disk1", "/disk2", topics=topics) as running:
+        await asyncio.to_thread(work, running.addresses[0].port)
+        await running.pool._lookout.look()
+        return await scraped(running)
+
+
+def work(port: int) -> None:
+    with RawClient(port) as client:
+        for _ in range(3):
+            client.produce("orders", bytes(batch_of(b"one", b"two")))
+        client.produce("orders", b"\xff" * 80)
+        client.fetch("orders")
+        client.fetch("viewed.compacted")
+        client.request(ApiKey.FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=["g"]))
+        for topic, partition, offset in (("orders", 0, 2), ("viewed.compacted", 0, 0),
+                                         ("orders", 7, 1)):  # fmt: skip
+            commit(client, "g", topic, partition, offset)
+
+
+def commit(client: RawClient, group: str, topic: str, partition: int, offset: int) -> None:
+    """As soon as the group is loaded."""
+    row = OffsetCommitRequestPartition(
+        partition_index=partition, committed_offset=offset, committed_metadata=""
+    )
+    body = OffsetCommitRequest(
+        group_id=group,
+        generation_id_or_member_epoch=-1,
+        topics=[OffsetCommitRequestTopic(name=topic, partitions=[row])],
+    )
+
+    def error() -> int:
+        answer = client.request(ApiKey.OFFSET_COMMIT, 8, body)
+        assert isinstance(answer, OffsetCommitResponse)
+        return answer.topics[0].partitions[0].error_code
+
+    loading = {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE}
+    wait_until(lambda: error() not in loading, "the group is loaded")
+
+
+async def test_metrics_keep_the_rules_of_prometheus_but_for_names_that_are_kafkas() -> None:
+    text = await after_some_work()
+    assert {one.partition(":")[0] for one in complaints(text)} == KAFKAS_OWN_STYLE
+    for broken, reason in (
+        ("# HELP a_ms x\n# TYPE a_ms gauge\na_ms 1\n", "abbreviated unit"),
+        ("# HELP a x\n# TYPE a gauge\na 1\na 2\n", "a series twice"),
+        ('# HELP a x\n# TYPE a gauge\na{quantile="1"} 1\n', "a quantile outside of a summary"),
+        ("# TYPE a gauge\na 1\n", "no help text"),
+    ):
+        assert {one.partition(": ")[2] for one in complaints(broken)} == {reason}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+async def test_promtool_has_nothing_to_say_but_of_names_that_are_kafkas() -> None:
+    text = await after_some_work()
+    command = ["promtool", "check", "metrics"]
+    done = await asyncio.to_thread(
+        subprocess.run, command, input=text, capture_output=True, text=True, check=False
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    assert {line.partition(" ")[0] for line in lines} <= KAFKAS_OWN_STYLE, lines
+
+
+async def test_latencies_are_histograms_that_can_be_added_up() -> None:
+    text = await after_some_work()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name, labels in (("varve_request_seconds", {"request": "Produce"}),
+                         ("varve_flush_seconds", {})):  # fmt: skip
+        assert families[name].type == "histogram"
+        buckets = [
+            (float(sample.labels["le"]), sample.value)
+            for sample in families[name].samples
+            if sample.name.endswith("_bucket") and labels.items() <= sample.labels.items()
+        ]
+        counts = [count for _, count in buckets]
+        assert counts == sorted(counts)
+        assert buckets == sorted(buckets)
+        assert buckets[-1][0] == float("inf")
+        assert counts[-1] >= 3
+    assert 'kafka_network_requestmetrics_totaltimems_count{request="Produce"} 4.0' in text
+    assert families["kafka_log_logflushstats_logflushrateandtimems"].type == "summary"
+
+
+def test_a_bucket_counts_what_took_less_than_its_bound() -> None:
+    latency = LatencyHistogram()
+    for microseconds in (0, 63, 64, 255, 256, 20_000_000):
+        latency.add(microseconds)
+    assert latency.cumulative()[:2] == [(0.000064, 2), (0.000256, 4)]
+    assert latency.cumulative()[-1] == (16.777216, 5)
+
+
+async def test_consumer_lag_is_told_of_partitions_that_are_served() -> None:
+    text = await after_some_work()
+    labels = 'consumergroup="g",partition="0",topic="orders"'
+    assert f"kafka_consumergroup_current_offset{{{labels}}} 2.0\n" in text
+    assert f"kafka_consumergroup_lag{{{labels}}} 4.0\n" in text
+    assert 'kafka_consumergroup_lag_sum{consumergroup="g",topic="orders"} 4.0\n' in text
+    assert 'kafka_consumergroup_members{consumergroup="g"} 0.0\n' in text
+    view = 'consumergroup="g",partition="0",topic="viewed.compacted"'
+    assert f"kafka_consumergroup_lag{{{view}}} 0.0\n" in text
+    assert 'consumergroup="g",partition="7"' not in text
+
+
+async def test_the_number_of_series_of_consumers_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(broker.consumer_metrics, "OFFSETS_MAX", 1)
+    text = await after_some_work()
+    assert text.count("kafka_consumergroup_lag{") == 1
+    assert "\nvarve_consumer_offsets_left_out 1.0\n" in text
+
+
+async def test_each_data_directory_says_whether_it_works_and_how_full_its_disk_is() -> None:
+    env = MemoryEnv(seed=3)
+    async with broker_in_memory(env, "/disk1", "/disk2") as running:
+        running.fail_directory(LogDirectoryError("/disk2", "it was pulled out"))
+        text = await scraped(running)
+        assert 'kafka_log_logmanager_logdirectoryoffline{logDirectory="/disk1"} 0.0\n' in text
+        assert 'kafka_log_logmanager_logdirectoryoffline{logDirectory="/disk2"} 1.0\n' in text
+        for name, size_bytes in (
+            ("free", env.free_bytes("/disk1")),
+            ("size", env.total_bytes("/disk1")),
+        ):
+            found = re.search(rf'^varve_disk_{name}_bytes{{directory="/disk1"}} (.+)$', text, re.M)
+            assert found is not None
+            assert float(found[1]) == size_bytes
+        await running.housekeeping.measure_disks()
+        assert 'free_bytes{directory="/disk2"}' not in await scraped(running)
+
+
+async def test_metrics_on_the_page_exist() -> None:
+    page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    told = set(re.findall(r"\b((?:kafka|varve)_\w+)", page))
+    text = await after_some_work()
+    samples = {line.partition(" ")[0].partition("{")[0] for line in text.splitlines()}
+    told -= {"kafka_exporter", "varve_topic_policy_unknown"}  # no series where all are known
+    known = samples | {name.removesuffix("_bucket") for name in samples}
+    assert len(told) > 20
+    assert sorted(told - known) == []
 
 
 # Kafka's gauges of LogCleaner and LogCleanerManager, as jmx_exporter names them.

@@ -70,13 +70,20 @@ async def test_while_logs_are_opened_health_checks_say_how_far_it_is(
         told = "recovering 1 of 3 partitions"
         assert await asyncio.to_thread(get, broker, "/readyz") == (503, f"{told}\n")
         assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
-        assert await asyncio.to_thread(get, broker, "/metrics") == (503, f"{told}\n")
+        status, text = await asyncio.to_thread(get, broker, "/metrics")
+        assert status == 200
+        for remaining in ("logstorecover", "segmentstorecover"):
+            count = 2 if remaining == "logstorecover" else 1
+            series = f'kafka_log_logmanager_remaining{remaining}{{dir="/disk1"}} {count}.0'
+            assert f"\n{series}\n" in text
         status, text = await asyncio.to_thread(get, broker, "/api/v1/cleaner")
         assert (status, told in text) == (503, True)
         await asyncio.to_thread(wait_until, lambda: f"STATUS={told}" in statuses, "a line about it")
     await task
     assert (await asyncio.to_thread(get, broker, "/readyz"))[0] == 200
-    assert (await asyncio.to_thread(get, broker, "/metrics"))[0] == 200
+    status, text = await asyncio.to_thread(get, broker, "/metrics")
+    assert status == 200
+    assert 'remaininglogstorecover{dir="/disk1"} 0.0' in text
     assert all(one.log.log_end_offset == 3 for one in broker.topics.partitions())
     await broker.stop()
 

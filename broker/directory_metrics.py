@@ -1,0 +1,81 @@
+"""Data directories in numbers: whether they work, how full they are, what is left to recover.
+
+The recovery gauges have Kafka's names and are served while the broker starts, when nothing else is
+known; afterwards they are 0. The sizes of the file systems are measured by a timer in a thread
+(`Housekeeping.measure_disks`): on a dead disk the question may not return.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+
+from broker.housekeeping import DiskSize
+from broker.metric_families import gauge
+from storage.log_manager import LogManager
+
+LABELS: Final = ["logDirectory"]  # Kafka's
+
+
+def recovery_families(manager: LogManager) -> Iterator[Metric]:
+    """What opening the logs has still to do, by data directory."""
+    opening = manager.opening
+    logs = GaugeMetricFamily(
+        "kafka_log_logmanager_remaininglogstorecover",
+        "Partitions that are still to be opened at start",
+        labels=["dir"],
+    )
+    segments = GaugeMetricFamily(
+        "kafka_log_logmanager_remainingsegmentstorecover",
+        "Segments that are still to be verified of the partition that is being recovered",
+        labels=["dir"],
+    )
+    for directory in manager.directories:
+        logs.add_metric([directory.path], opening.remaining_logs.get(directory.path, 0))
+        segments.add_metric([directory.path], opening.remaining_segments.get(directory.path, 0))
+    yield from (logs, segments)
+
+
+def directory_families(manager: LogManager, disks: Mapping[str, DiskSize]) -> Iterator[Metric]:
+    """The state and size of each data directory."""
+    offline = GaugeMetricFamily(
+        "kafka_log_logmanager_logdirectoryoffline",
+        "1 for a data directory that failed",
+        labels=LABELS,
+    )
+    total = GaugeMetricFamily(
+        "varve_disk_size_bytes", "Size of the data directory's file system", labels=["directory"]
+    )
+    free = GaugeMetricFamily(
+        "varve_disk_free_bytes",
+        "Bytes that can still be written to the data directory's file system",
+        labels=["directory"],
+    )
+    failed = 0
+    for directory in manager.directories:
+        failed += not directory.is_online
+        offline.add_metric([directory.path], int(not directory.is_online))
+        size = disks.get(directory.path)
+        if size is not None:
+            total.add_metric([directory.path], size.total_bytes)
+            free.add_metric([directory.path], size.free_bytes)
+    yield gauge("kafka_log_logmanager_offlinelogdirectorycount", "Data directories offline", failed)
+    yield from (offline, total, free)
+
+
+class StartMetrics:
+    """What is served while the logs are being opened."""
+
+    def __init__(self, manager: LogManager) -> None:
+        self._manager = manager
+        self._process = ProcessCollector(registry=None)
+
+    async def snapshot(self) -> Sequence[Metric]:
+        """Every metric family that there is then."""
+        return [
+            *recovery_families(self._manager),
+            *directory_families(self._manager, {}),
+            *self._process.collect(),
+        ]
