@@ -77,11 +77,20 @@ class CleanJob:
     # offset. Between the two stands what could not be read, and what was cleaned behind it.
     clean_below: int | None = None
     output_directory: str | None = None  # where `.cleaned` files go; None: to `directory`
+    # The time by which all of it is expected to be published: delete horizons count from there, so
+    # that a tombstone stays readable for delete.retention.ms. None: from `now_ms`.
+    published_by_ms: int | None = None
 
     @property
     def outputs(self) -> str:
         """The folder that `.cleaned` files are written to."""
         return self.directory if self.output_directory is None else self.output_directory
+
+    @property
+    def horizon_ms(self) -> int:
+        """The delete horizon of a tombstone or marker that this job meets first."""
+        from_ms = self.now_ms if self.published_by_ms is None else self.published_by_ms
+        return from_ms + self.delete_retention_ms
 
 
 NO_HORIZON: Final = -1  # nothing in the segment waits to be removed

@@ -4,7 +4,9 @@ Rules
 - A partition has one run that compacts it, at most. A run that reads holds nobody off.
 - A lease blocks nothing: who appends, expires, cuts, deletes or changes a topic does not ask. The
   broker's own cleaner alone waits, and as long as the lease lasts and no longer.
-- A lease is good for one generation of one log. With another one it is stale, and says so.
+- A lease is good for one generation of one log. With another one it is stale, and says so. It is
+  also stale when its outputs could not be published any more before the time from which their
+  delete horizons count (cleaner/planning/offline_plan.py).
 - A lease that is not renewed in time ends; so does its hold of the cleaner, and its files go. An
   adoption under way is not disturbed by that: it is bounded by itself.
 - After a restart a run is taken up where it can be proved that nothing changed: the same topic, the
@@ -51,6 +53,7 @@ RUNS_MAX: Final = 32  # at the same time; each pins as much as its topic has
 ENDED_MAX: Final = 200  # that are remembered
 TTL_SECONDS_MIN: Final = 1
 TTL_SECONDS_MAX: Final = 3600
+PUBLISH_MS: Final = 60_000  # that the publication of what was compared may take
 ADOPT_ANSWER_SECONDS: Final = 15.0  # after which who waits for an adoption is told how far it is
 
 _GIVEN_UP: Final = (PartState.EXPIRED, PartState.ABANDONED)
@@ -314,6 +317,12 @@ class OfflineRuns:
             return "the partition was deleted, or is offline"
         if found.log.generation != part.generation:
             return "the log was cut or its policy changed: it has another generation now"
+        by_ms = part.job.published_by_ms
+        if by_ms is not None and self._env.wall_ms() > by_ms - PUBLISH_MS:
+            return (
+                "it took too long: its tombstones would be removed before delete.retention.ms is "
+                "over; lease it again"
+            )
         return ""
 
     # Keeping ----------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ class GroupBooks:
         stamps = sound and timed and not job.expired_only
         state[fields.SOUND] = sound
         state[fields.DROP_EXPIRED] = sound and job.drop_expired_tombstones
-        state[fields.HORIZON_MS] = job.now_ms + job.delete_retention_ms if stamps else -1
+        state[fields.HORIZON_MS] = job.horizon_ms if stamps else -1
 
     def _is_sound(self, group: tuple[SourceSegment, ...]) -> bool:
         """Whether all that is older was searched for the keys of what is clean in the group."""

@@ -17,6 +17,8 @@ from storage.retention import SegmentFacts
 
 # Offsets inside a segment are stored as 32-bit differences to its base (offset index format).
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
+# What a worker reads at least where nothing else limits it: one of small compressed records.
+WORKER_BYTES_PER_SECOND: Final = 20_000_000
 
 
 def plan_job(
@@ -49,7 +51,19 @@ def plan_job(
         expired_only=expired is not None,
         run_id=run_id,
         now_ms=now_ms,
+        work_ms=expected_work_ms(groups, settings.read_bytes_per_second),
     )
+
+
+def expected_work_ms(groups: Sequence[Sequence[SegmentFacts]], rate: int | None) -> int:
+    """Return how long a worker takes to read these segments twice, in whole minutes.
+
+    `rate` is the budget in bytes per second, None if there is none. Most jobs take less than a
+    minute: what they stamp, they stamp as Kafka does, by the time at which they were planned.
+    """
+    size_bytes = sum(segment.size_bytes for group in groups for segment in group)
+    bytes_per_second = min(rate or WORKER_BYTES_PER_SECOND, WORKER_BYTES_PER_SECOND)
+    return 2 * size_bytes // bytes_per_second // 60 * 60_000
 
 
 def word_job(
@@ -63,9 +77,14 @@ def word_job(
     expired_only: bool,
     run_id: str,
     now_ms: int,
+    work_ms: int = 0,
 ) -> CleanJob:
-    """The job over these groups of the log, which are not none."""
+    """The job over these groups of the log, which are not none.
+
+    `work_ms` is the time that may pass until all of it is published.
+    """
     end = groups[-1][-1].next_base_offset
+    promises = facts.clock_trusted and facts.config.delete_retention_ms > 0 and work_ms > 0
     return CleanJob(
         partition=facts.partition,
         directory=facts.directory,
@@ -84,6 +103,7 @@ def word_job(
         aborted=inputs.aborted,
         expired_only=expired_only,
         clean_below=clean_below,
+        published_by_ms=now_ms + work_ms if promises else None,
     )
 
 

@@ -6,7 +6,12 @@ Rules
 - To read is to see all that is decided: up to the high watermark, the last stable offset and the
   active segment. What lies below is as good as dirty: nobody says how clean it is.
 - Damage is as in every job: it is left as it is.
+- Work outside may take long. So its delete horizons count from the time by which its outputs have
+  to be published, and outputs that come later are refused: their tombstones would be removed
+  before delete.retention.ms is over.
 """
+
+from typing import Final
 
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob
@@ -15,6 +20,11 @@ from cleaner.planning.grouping import group_all, word_job
 from cleaner.planning.remembered import Remembered
 from cleaner.planning.section import dirty_section, live_segments
 from config.settings import CleanerSettings
+
+# Work outside may take as long as a job on Spark (cleaner.spark.timeout_ms), and then comes the
+# comparison, which reads everything at this rate at least.
+VERIFY_BYTES_PER_SECOND: Final = 10_000_000
+VERIFY_MS_MIN: Final = 600_000
 
 
 def compaction_job(
@@ -33,6 +43,8 @@ def compaction_job(
     section = dirty_section(facts, now, known)
     if section.dirty_bytes == 0:
         return None, 0
+    size_bytes = section.clean_bytes + section.dirty_bytes
+    verify_ms = max(VERIFY_MS_MIN, size_bytes * 1000 // VERIFY_BYTES_PER_SECOND)
     job = word_job(
         facts,
         inputs,
@@ -43,6 +55,7 @@ def compaction_job(
         expired_only=False,
         run_id=run_id,
         now_ms=now.wall_ms,
+        work_ms=settings.spark.timeout_ms + verify_ms,
     )
     return job, section.dirty_bytes
 
