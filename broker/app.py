@@ -264,10 +264,13 @@ class Broker:
         self.listener = Listener(
             make_dispatcher(services),
             ConnectionLimits(
-                limits.connections,
-                limits.request_bytes,
-                limits.connection_idle_ms / 1000,
-                services.limits,
+                max_connections=limits.connections,
+                max_connections_per_ip=limits.connections_per_ip,
+                max_request_bytes=limits.request_bytes,
+                max_queued_bytes=limits.queued_request_bytes,
+                max_idle_seconds=limits.connection_idle_ms / 1000,
+                max_first_request_seconds=limits.first_request_ms / 1000,
+                requests=services.limits,
             ),
         )
         await self.housekeeping.measure_disks()

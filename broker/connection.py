@@ -3,7 +3,9 @@
 Rules. One request of a connection is worked on at a time, as in Kafka: while one waits (a long
 poll, a join, an fsync) the connection is muted and what the client pipelines stays in the socket.
 While a response has not left, nothing further is read: a client that stops reading stops only
-itself. Whatever goes wrong with the bytes of a client closes that connection and is one log line.
+itself. Nothing is read either while the budget over all receive buffers has no room for a frame
+that has begun (receive_budget.py). Whatever goes wrong with the bytes of a client closes that
+connection and is one log line.
 """
 
 import asyncio
@@ -14,10 +16,11 @@ from typing import Final, Protocol, cast
 import structlog
 
 from broker.context import RequestContext
-from broker.framing import FrameReader
+from broker.framing import INITIAL_BYTES, FrameReader
 from broker.logging import RateLimitedLogger
 from broker.protocol.api import ApiKey
 from broker.protocol.errors import ProtocolError
+from broker.receive_budget import ReceiveBudget
 from broker.socket_writer import Part, SocketWriter
 from storage.log import FetchSlice
 
@@ -50,6 +53,7 @@ class ConnectionOwner(Protocol):
     """What a connection needs of its listener."""
 
     handler: RequestHandler
+    budget: ReceiveBudget
 
     @property
     def max_request_bytes(self) -> int:
@@ -60,8 +64,8 @@ class ConnectionOwner(Protocol):
         """Largest frame of one API."""
         ...
 
-    def connected(self, connection: "Connection") -> bool:
-        """False: one too many, close at once."""
+    def connected(self, connection: "Connection") -> str | None:
+        """Take a connection in. -> why it is to be closed at once, None if it may stay"""
         ...
 
     def disconnected(self, connection: "Connection") -> None:
@@ -82,6 +86,7 @@ class Connection(asyncio.BufferedProtocol):
         self._next_turn: asyncio.Handle | None = None  # others have theirs first
         self._only_waits = False  # the request that is waited for changes nothing
         self._reading = True
+        self._reserved_bytes = 0  # of the budget over all receive buffers
         self._open = False
         self._finishing = False  # the broker is stopping: no further request is taken
         self._loop = asyncio.get_running_loop()
@@ -90,7 +95,8 @@ class Connection(asyncio.BufferedProtocol):
         self.local_host = ""
         self.local_port = 0
         self.context: RequestContext | None = None  # made by the dispatcher at the first request
-        self.last_active = self._loop.time()
+        self.opened_at = self.last_active = self._loop.time()
+        self.is_stranger = True  # until its first complete request is accepted
 
     # What the transport calls -------------------------------------------------
 
@@ -104,8 +110,9 @@ class Connection(asyncio.BufferedProtocol):
         fd = transport.get_extra_info("socket").fileno()
         self._writer = SocketWriter(self._loop, fd, self._drained, self._write_failed)
         self._open = True
-        if not self._owner.connected(self):
-            self.close("too many connections")
+        refusal = self._owner.connected(self)
+        if refusal is not None:
+            self.close(refusal)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go."""
@@ -131,6 +138,7 @@ class Connection(asyncio.BufferedProtocol):
             self._next_turn.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
+        self._release()
         self._owner.disconnected(self)
 
     # What the listener asks -----------------------------------------------------
@@ -162,6 +170,7 @@ class Connection(asyncio.BufferedProtocol):
             log.info("connection closed", peer=self._peer(), reason=reason)
             self._writer.close()
             self._transport.abort()
+            self._release()
 
     def finish(self) -> None:
         """Take no further request, and close as soon as the present one is answered.
@@ -171,6 +180,40 @@ class Connection(asyncio.BufferedProtocol):
         self._finishing = True
         if not self.busy or (self._waiting is not None and self._only_waits):
             self.close(STOPPING)
+
+    # What the budget over all receive buffers asks ------------------------------
+
+    def give_back(self) -> None:
+        """Release the buffer that is kept for the next request, if none has begun."""
+        if not self.busy and self._next_turn is None:
+            self._reader.give_back()
+            self._note_shrunk()
+
+    def room_made(self) -> None:
+        """Go on reading if there is memory now."""
+        self._mute_or_listen()
+
+    def _release(self) -> None:
+        self._reserved_bytes = 0
+        self._owner.budget.forget(self)
+
+    def _has_room(self) -> bool:
+        """Whether the next bytes may be received; memory for them is reserved then."""
+        growth = self._reader.growth()
+        if self._reserved_bytes:
+            self._note_shrunk()
+        if not growth:
+            return True
+        if self._owner.budget.reserve(self, growth):
+            self._reserved_bytes += growth
+            return True
+        return False
+
+    def _note_shrunk(self) -> None:
+        held = self._reader.allocated_bytes - INITIAL_BYTES
+        if held < self._reserved_bytes:
+            self._reserved_bytes = held
+            self._owner.budget.set_held(self, held)
 
     # The one place where requests are worked on ---------------------------------
 
@@ -188,6 +231,7 @@ class Connection(asyncio.BufferedProtocol):
                 if frame is None:
                     break
                 answer = self._handler.handle(self, frame)
+                self.is_stranger = False
                 if inspect.isawaitable(answer):
                     self._only_waits = frame[0] == 0 and frame[1] in WAITING_APIS
                     self._wait_for(answer)
@@ -251,6 +295,7 @@ class Connection(asyncio.BufferedProtocol):
         if not self._open:
             return
         listen = self._waiting is None and self._writer.idle and self._next_turn is None
+        listen = listen and self._has_room() and self._open  # making room may close it
         if listen and not self._reading:
             self._transport.resume_reading()
         elif not listen and self._reading:

@@ -54,12 +54,30 @@ class FrameReader:
         """Size of the receive buffer."""
         return self._capacity
 
+    def growth(self) -> int:
+        """Return by how many bytes the buffer grows at the next `get_buffer`; it may shrink now.
+
+        Frames handed out before are gone.
+        """
+        if self._start == self._end:
+            self.give_back(RETAINED_BYTES)
+            return 0
+        return max(0, self._capacity_needed() - self._capacity)
+
+    def give_back(self, retained_bytes: int = INITIAL_BYTES) -> None:
+        """Shrink a buffer above `retained_bytes` in which no frame has begun.
+
+        Frames handed out before are gone.
+        """
+        if self._start == self._end:
+            self._start = self._end = 0
+            if self._capacity > retained_bytes:
+                self._replace(INITIAL_BYTES)
+
     def get_buffer(self, _size_hint: int) -> memoryview:
         """Return where the next bytes go, never empty. Frames handed out before are gone."""
         if self._start == self._end:
-            self._start = self._end = 0
-            if self._capacity > RETAINED_BYTES:
-                self._replace(INITIAL_BYTES)
+            self.give_back(RETAINED_BYTES)
         else:
             self._make_room()
         assert self._end < self._capacity
@@ -100,20 +118,25 @@ class FrameReader:
 
     def _make_room(self) -> None:
         """Part of a frame is there: make sure that the rest, or a good part of it, fits."""
+        needed = self._capacity_needed()
+        if needed > self._capacity:
+            self._replace(needed)
+        elif needed:
+            received = self._end - self._start
+            self._view[:received] = self._view[self._start : self._end]
+            self._start, self._end = 0, received
+
+    def _capacity_needed(self) -> int:
+        """Of a buffer for the frame that has begun, at its front; 0 where it can stay as it is."""
         room = self._capacity - self._end
         if self._start == 0 and room > 0:
-            return
+            return 0
         received = self._end - self._start
         whole = self._frame_bytes(received)
         if room >= whole - received and room >= MIN_READ_BYTES:
-            return
+            return 0
         # The last step may be a larger one, or a frame just above a power of two is copied twice.
-        grown = whole if whole <= 4 * received else 2 * received
-        if grown > self._capacity:
-            self._replace(grown)
-        else:
-            self._view[:received] = self._view[self._start : self._end]
-            self._start, self._end = 0, received
+        return whole if whole <= 4 * received else 2 * received
 
     def _frame_bytes(self, received: int) -> int:
         """Size of the frame that has begun, its own size field included, as far as known."""

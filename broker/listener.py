@@ -1,6 +1,15 @@
-"""The listening sockets, and the limits that hold for all connections together."""
+"""The listening sockets, and the limits that hold for all connections together.
+
+Rules. Where there are as many connections as are allowed, a new one takes the place of another: of
+the address with the most connections, first one that has sent no complete request yet, else the one
+that has been silent for longest. A connection that was active within IDLE_EVICT_SECONDS gives way
+only to an address that has far fewer. So connections that do nothing lock nobody out, and neither
+does one address, whatever it does. A client whose connection was closed connects again.
+"""
 
 import asyncio
+import heapq
+import ipaddress
 import resource
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +19,7 @@ import structlog
 
 from broker.connection import STOPPING, Connection, RequestHandler
 from broker.protocol.limits import RequestLimits
+from broker.receive_budget import ReceiveBudget
 from storage.log import Log
 
 log = structlog.get_logger("broker.listener")
@@ -18,6 +28,12 @@ BACKLOG = 1024  # a burst of reconnecting clients after a restart
 SWEEP_SECONDS = 5.0  # how often idle and stalled connections are looked for
 DRAIN_POLL_SECONDS = 0.01
 STALL_SECONDS = 60.0  # a client that takes no byte of its response for so long is closed
+IDLE_EVICT_SECONDS = 10.0
+# Victims that are looked for at once, and how often: looking walks all connections of an address,
+# which takes a millisecond for four thousand.
+EVICT_BATCH = 32
+EVICT_LOOK_SECONDS = 0.1
+FAR_FEWER = 2  # connections of an address: less than half of another's
 
 
 @dataclass(slots=True)
@@ -26,8 +42,10 @@ class ListenerStats:
 
     accepted: int = 0
     refused: int = 0
+    evicted: int = 0
     closed_idle: int = 0
     closed_stalled: int = 0
+    closed_silent: int = 0  # before a first complete request
 
 
 @dataclass(slots=True)
@@ -35,8 +53,11 @@ class ConnectionLimits:
     """Bounds on what strangers may hold."""
 
     max_connections: int
+    max_connections_per_ip: int
     max_request_bytes: int
+    max_queued_bytes: int
     max_idle_seconds: float
+    max_first_request_seconds: float
     requests: RequestLimits
 
 
@@ -54,9 +75,19 @@ class Listener:
     limits: ConnectionLimits
     stats: ListenerStats = field(default_factory=ListenerStats)
     connections: set[Connection] = field(default_factory=set)
+    budget: ReceiveBudget = field(init=False)
+    _by_address: dict[str, set[Connection]] = field(default_factory=dict)
+    _victims: list[tuple[Connection, float]] = field(default_factory=list)
+    _look_again_at: float = 0.0
     _servers: list[asyncio.Server] = field(default_factory=list)
     _progress: dict[Connection, _Progress] = field(default_factory=dict)
     _sweeper: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        """Make the budget over the receive buffers of all connections."""
+        self.budget = ReceiveBudget(
+            self.limits.max_queued_bytes, lambda work: asyncio.get_running_loop().call_soon(work)
+        )
 
     @property
     def max_request_bytes(self) -> int:
@@ -79,19 +110,63 @@ class Listener:
         bound = server.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
-    def connected(self, connection: Connection) -> bool:
-        """Count a new connection; False when there are enough."""
-        if len(self.connections) >= self.limits.max_connections:
+    def connected(self, connection: Connection) -> str | None:
+        """Take a new connection in. -> why it is to be closed at once, None if it may stay"""
+        address = address_of(connection.peer_host)
+        neighbours = self._by_address.get(address, ())
+        if len(neighbours) >= self.limits.max_connections_per_ip:
             self.stats.refused += 1
-            return False
+            return "too many connections of this address"
+        is_full = len(self.connections) >= self.limits.max_connections
+        if is_full and not self._evict(len(neighbours), asyncio.get_running_loop().time()):
+            self.stats.refused += 1
+            return "too many connections"
+        if is_full:  # the next one to go, unless it becomes a client: found without looking
+            self._victims.insert(0, (connection, connection.last_active))
         self.stats.accepted += 1
         self.connections.add(connection)
-        return True
+        self._by_address.setdefault(address, set()).add(connection)
+        return None
 
     def disconnected(self, connection: Connection) -> None:
         """Forget a connection."""
         self.connections.discard(connection)
         self._progress.pop(connection, None)
+        address = address_of(connection.peer_host)
+        neighbours = self._by_address.get(address)
+        if neighbours is not None:
+            neighbours.discard(connection)
+            if not neighbours:
+                del self._by_address[address]
+
+    def _evict(self, own: int, now: float) -> bool:
+        """Close a connection so that one of an address that has `own` may come."""
+        most = max(self._by_address.values(), key=len)
+        is_far_fewer = own * FAR_FEWER < len(most)
+        if self._evict_one(now, is_far_fewer):
+            return True
+        if now >= self._look_again_at:
+            self._find_victims(most)
+            if self._evict_one(now, is_far_fewer):
+                return True
+            self._look_again_at = now + EVICT_LOOK_SECONDS
+        return False
+
+    def _find_victims(self, connections: set[Connection]) -> None:
+        found = heapq.nsmallest(EVICT_BATCH, connections, key=_eviction_order)
+        self._victims = [(one, one.last_active) for one in reversed(found)]
+
+    def _evict_one(self, now: float, is_far_fewer: bool) -> bool:
+        while self._victims:
+            victim, last_active = self._victims.pop()
+            # It may be gone, or have been active since it was found.
+            is_as_found = victim in self.connections and victim.last_active == last_active
+            if is_as_found and (is_far_fewer or _may_go(victim, now)):
+                self.stats.evicted += 1
+                self.disconnected(victim)
+                victim.close("another connection needs its place")
+                return True
+        return False
 
     async def stop(self, drain_seconds: float) -> None:
         """Stop accepting, let requests under way finish, then close what is left."""
@@ -128,9 +203,32 @@ class Listener:
                     connection.close("the client does not read its responses")
                 continue
             self._progress.pop(connection, None)
-            if now - connection.idle_since > self.limits.max_idle_seconds:
+            open_for = now - connection.opened_at
+            if connection.is_stranger and open_for > self.limits.max_first_request_seconds:
+                self.stats.closed_silent += 1
+                connection.close("no complete request since it was opened")
+            elif now - connection.idle_since > self.limits.max_idle_seconds:
                 self.stats.closed_idle += 1
                 connection.close("idle")
+
+
+def address_of(host: str) -> str:
+    """What counts as one address: of IPv6 the first 64 bits, which are one network's."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return address.exploded[:19]
+
+
+def _may_go(connection: Connection, now: float) -> bool:
+    return connection.is_stranger or now - connection.idle_since > IDLE_EVICT_SECONDS
+
+
+def _eviction_order(connection: Connection) -> tuple[bool, float]:
+    """Strangers first, then those that have been silent for longest."""
+    return not connection.is_stranger, connection.idle_since
 
 
 def raise_file_limit() -> int:

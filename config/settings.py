@@ -126,7 +126,10 @@ class LimitSettings(_Model):
     """Bounds on what clients can make the broker hold."""
 
     connections: _Count = 4_096
+    connections_per_ip: _Count = INT_MAX
     connection_idle_ms: _PeriodMs = 600_000
+    first_request_ms: _PeriodMs = 30_000
+    queued_request_bytes: Annotated[_Bytes, Field(ge=MIB, le=LONG_MAX)] = 256 * MIB
     request_bytes: Annotated[_Bytes, Field(ge=1 << 10, le=INT_MAX)] = 100 * MIB
     fetch_bytes: Annotated[_Bytes, Field(ge=1 << 10, le=INT_MAX)] = 55 * MIB
     fetch_sessions: _Count = 1_000

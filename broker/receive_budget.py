@@ -1,0 +1,126 @@
+"""One budget over the receive buffers of all connections (Kafka's queued.max.request.bytes).
+
+Rules. Counted is what a buffer has beyond its first INITIAL_BYTES. A connection reserves before its
+buffer grows; one that gets nothing is muted and waits in line. Room is made in this order: buffers
+that idle connections have kept for their next request are given back; connections that have sent
+no complete request yet lose theirs, the largest first; else the connection waits for others. The
+first in line may exceed the budget if nobody else does, until its request is complete. So the
+requests of working clients always become complete, and all buffers together hold at most the
+budget and one request of the largest size.
+
+It knows no sockets and no clock.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Holder(Protocol):
+    """What the budget needs of a connection."""
+
+    @property
+    def is_stranger(self) -> bool:
+        """It has sent no complete request yet."""
+        ...
+
+    def give_back(self) -> None:
+        """Release what is kept for the next request, if none has begun."""
+        ...
+
+    def room_made(self) -> None:
+        """Try to reserve again."""
+        ...
+
+    def close(self, reason: str) -> None:
+        """Close the connection, which releases what it holds."""
+        ...
+
+
+class ReceiveBudget:
+    """Who holds how much, and who waits for it."""
+
+    def __init__(self, limit_bytes: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """`call_soon` runs a function in a later turn of the loop."""
+        assert limit_bytes > 0
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.waits = 0  # how often a connection was muted
+        self.closed = 0  # connections that lost their buffer
+        self._call_soon = call_soon
+        self._held: dict[Holder, int] = {}
+        self._waiting: dict[Holder, None] = {}  # in order
+        self._over: Holder | None = None  # who may exceed the budget
+        self._is_serving = False
+
+    @property
+    def waiting(self) -> int:
+        """Connections that are muted now."""
+        return len(self._waiting)
+
+    def reserve(self, holder: Holder, growth: int) -> bool:
+        """Take `growth` bytes more for a holder; False: it waits, or was closed."""
+        if not self._fits(growth):
+            self._make_room(growth)
+        is_next = next(iter(self._waiting), holder) is holder
+        may_exceed = self._over is holder or (is_next and self._over is None)
+        if may_exceed or (is_next and self._fits(growth)):
+            if not self._fits(growth):
+                self._over = holder
+            self._waiting.pop(holder, None)
+            self._held[holder] = self._held.get(holder, 0) + growth
+            self.used_bytes += growth
+            if self._waiting:
+                self._serve_soon()
+            return True
+        if holder not in self._waiting:
+            self._waiting[holder] = None
+            self.waits += 1
+        return False
+
+    def set_held(self, holder: Holder, held_bytes: int) -> None:
+        """Note that the buffer of a holder has become smaller."""
+        before = self._held.pop(holder, 0)
+        assert held_bytes <= before, (held_bytes, before)
+        if held_bytes:
+            self._held[holder] = held_bytes
+        self.used_bytes -= before - held_bytes
+        if self._over is holder and held_bytes < before:
+            self._over = None
+        if self._waiting:
+            self._serve_soon()
+
+    def forget(self, holder: Holder) -> None:
+        """Release everything of a connection that is gone."""
+        self._waiting.pop(holder, None)
+        if self._over is holder:
+            self._over = None
+        self.set_held(holder, 0)
+
+    def _fits(self, growth: int) -> bool:
+        return self.used_bytes + growth <= self.limit_bytes
+
+    def _make_room(self, growth: int) -> None:
+        for holder in tuple(self._held):
+            holder.give_back()
+        if self._fits(growth):
+            return
+        strangers = [holder for holder in self._held if holder.is_stranger]
+        for holder in sorted(strangers, key=self._held.__getitem__, reverse=True):
+            self.closed += 1
+            holder.close("memory is needed, and no request of this connection is complete yet")
+            if self._fits(growth):
+                return
+
+    def _serve_soon(self) -> None:
+        if not self._is_serving:
+            self._is_serving = True
+            self._call_soon(self._serve)
+
+    def _serve(self) -> None:
+        """Let those who wait try again, in order, until one has to go on waiting."""
+        self._is_serving = False
+        while self._waiting:
+            first = next(iter(self._waiting))
+            first.room_made()
+            if next(iter(self._waiting), None) is first:
+                return
