@@ -19,6 +19,7 @@ import structlog
 from broker import systemd
 from broker.api import openapi
 from broker.api.cleaner import CleanerApi
+from broker.api.log import LogApi
 from broker.api.offline import TRANSFERS, OfflineApi
 from broker.api.requests import tell_refusals
 from broker.api.views import ViewApi
@@ -28,6 +29,7 @@ from broker.cleaning import Cleaning
 from broker.cli import installed_version
 from broker.consumer_metrics import ConsumerMetrics
 from broker.context import Services
+from broker.damage import DamageWatch
 from broker.directory_metrics import StartMetrics
 from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator, GroupSettings
@@ -38,6 +40,7 @@ from broker.housekeeping import CONFIRM_MS, ClockWatch, Housekeeping, Periods
 from broker.http import HttpServer
 from broker.http_guard import Guard
 from broker.listener import ConnectionLimits, Listener, raise_file_limit, tell_of_low_file_limit
+from broker.log_repair import LogRepair
 from broker.logging import may_print, writes_text
 from broker.metrics import BrokerMetrics
 from broker.offline.adoption import Adopter
@@ -147,6 +150,7 @@ class Broker:
         self.view_runs = self._make_view_runs(view_worker or self._view_worker)
         self.offline = self._make_offline(view_worker or self._offline_worker)
         self.spark = self._make_spark()
+        self.damage = DamageWatch(env, self.stats, lambda: self.groups)
         self.reloader: Reloader | None = None
         if load is not None:
             self.reloader = Reloader(
@@ -154,7 +158,7 @@ class Broker:
             )
         self._services: Services
         self.offsets_topic: OffsetsTopic
-        self.groups: GroupCoordinator
+        self.groups: GroupCoordinator  # once it is ready, and so the API is open
         self.listener: Listener
         self.http: HttpServer
         self.addresses: list[Address] = []
@@ -322,6 +326,7 @@ class Broker:
             limits=RequestLimits(
                 self.settings.limits.request_bytes, self.settings.limits.partitions
             ),
+            damage=self.damage,
             cluster_id=self.manager.metadata.cluster_id,
             node_id=self.manager.metadata.node_id,
         )
@@ -329,11 +334,19 @@ class Broker:
     async def _start_http(self) -> None:
         """Health checks; all else is refused until `_open_http`."""
         address = self.settings.http
-        api = CleanerApi(self._env, self.topics, self.pool, self.fail_directory)
+        api = CleanerApi(self._env, self.topics, self.pool, self.fail_directory, self.damage)
         views = ViewApi(self.topics, self.view_runs)
         offline = OfflineApi(self.offline, Transfers(self._env, self.offline))
         documents = openapi.routes(installed_version())
-        routes = [*api.routes(), *views.routes(), *offline.routes(), *documents]
+        logs = LogApi(
+            self.manager,
+            self.topics,
+            self.damage,
+            LogRepair(self._env, self.cleaning, self.pool.paused),
+            skipped=self._damage_gone,
+            fail_directory=self.fail_directory,
+        )
+        routes = [*api.routes(), *logs.routes(), *views.routes(), *offline.routes(), *documents]
         guard = Guard.of(address, self._token)
         early = StartMetrics(self.manager)
         self.http = HttpServer(self, guard, routes, [tell_refusals], TRANSFERS, early_metrics=early)
@@ -519,6 +532,7 @@ class Broker:
 
     def _damage_gone(self, partition: TopicPartition) -> None:
         self.pool.forgive(partition)  # it may have been in quarantine for it
+        self.pool.wake()
 
     def _cleaner_waker(self, opened: Log) -> Callable[[], None]:
         def wake() -> None:

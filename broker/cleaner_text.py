@@ -24,10 +24,14 @@ def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -
             doing = f"{job['topic']}-{job['partition']}: {_stage(job)}"
         lines.append(f"  worker {worker['index']} (pid {worker['pid']}): {doing}")
     lines += _spark_lines(answer["spark"])
+    if partitions["damaged"]:
+        lines.append(
+            f"  {partitions['damaged']} with damaged batches, which readers cannot pass: "
+            "`varve cleaner explain`, `varve log skip`"
+        )
     for key, text in (("quarantined", "in quarantine"), ("paused", "paused by an operator"),
                       ("offline", "offline"), ("policy_unknown", "without a cleanup.policy"),
-                      ("over_max_lag", "over max.compaction.lag.ms"),
-                      ("damaged", "with damaged segments")):  # fmt: skip
+                      ("over_max_lag", "over max.compaction.lag.ms")):  # fmt: skip
         if partitions[key]:
             lines.append(f"  {partitions[key]} {text}")
     if rows:
@@ -92,7 +96,13 @@ def _topic_headline(topic: str, rows: Sequence[Json]) -> str:
 
 def _table(rows: Sequence[Json]) -> list[str]:
     order = sorted(
-        rows, key=lambda row: (-(row["dirty_ratio"] or 0), row["topic"], row["partition"])
+        rows,
+        key=lambda row: (
+            not row.get("damage"),
+            -(row["dirty_ratio"] or 0),
+            row["topic"],
+            row["partition"],
+        ),
     )
     table = [("PARTITION", "STATE", "SIZE", "DIRTY", "WAITING", "RATIO", "BLOCKED BY")]
     for row in order[:ROWS_MAX]:
@@ -115,6 +125,10 @@ def _table(rows: Sequence[Json]) -> list[str]:
 
 
 def _obstacle(row: Json) -> str:
+    if damage := row.get("damage"):
+        ranges = ", ".join(f"{one['first_offset']}-{one['next_offset'] - 1}" for one in damage[:3])
+        more = f" and {len(damage) - 3} more ranges" if len(damage) > 3 else ""
+        return f"DAMAGED: offsets {ranges}{more} cannot be read"
     if row["job"] is not None:
         return f"{row['blocked_by']}: {_stage(row['job'])}"
     return row["blocked_by"] or ""

@@ -20,11 +20,13 @@ from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, Publi
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
 from storage.errors import LogDirectoryError, NoRoomError, SwapRefusedError, TransactionIndexError
+from storage.log import Log
+from storage.log_checkpoints import CheckpointTask
 from storage.log_directory import LogDirectory
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.segment import Segment
-from storage.swap import execute_swap, plan_swap
+from storage.swap import SwapPlan, execute_swap, plan_swap
 
 log = structlog.get_logger("broker.cleaning")
 
@@ -201,37 +203,52 @@ class Cleaning:
         assert present == sources[-len(present) :], (job.partition, present)
         left = [group for group in groups if group.source_base_offsets[-1] in facts]
         found.log.pin(present)
-        self._swaps[job.partition] += 1
         plan = plan_swap(
             found.log.directory,
             [facts[base] for base in present],
             [group.output for group in left if group.output is not None],
             front_is_gone=left[0].source_base_offsets[0] not in facts,
         )
+        checkpoint = None
+        if len(present) < len(sources) or (
+            is_first and job.log_start_offset > found.log.first_base_offset
+        ):
+            checkpoint = self._manager.checkpoint_begin(self._manager.home_of(job.partition))
         try:
-            is_cut = is_first and job.log_start_offset > found.log.first_base_offset
-            if len(present) < len(sources) or is_cut:
-                home = self._manager.home_of(job.partition)
-                await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
-            await asyncio.to_thread(execute_swap, self._env, plan)
+            await self.swap(found.log, plan, checkpoint)
         except SwapRefusedError:
-            found.log.unpin(present)
+            self._flushed_for.pop(job.partition, None)
+            raise
+        gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(left))
+        return gone + (PublishOutcome.PUBLISHED,) * len(left)
+
+    async def swap(self, log: Log, plan: SwapPlan, before: CheckpointTask | None = None) -> None:
+        """Carry out the swap of pinned segments and go over to its outputs; durable then.
+
+        `before` is written first. Raises SwapRefusedError with the segments unpinned,
+        LogDirectoryError.
+        """
+        sources = plan.source_base_offsets
+        self._swaps[log.partition] += 1
+        try:
+            if before is not None:
+                await asyncio.to_thread(before.run)
+            await asyncio.to_thread(execute_swap, self._env, plan)
+            opened = await asyncio.to_thread(log.open_outputs, plan)
+        except SwapRefusedError:
+            log.unpin(sources)
             raise  # pinned sources do not go by themselves: something else is wrong
         except NoRoomError as error:  # of the checkpoint: the swap was not begun
-            found.log.unpin(present)
-            del self._flushed_for[job.partition]
-            raise SwapRefusedError(found.log.directory, f"no room: {error}") from error
+            log.unpin(sources)
+            raise SwapRefusedError(log.directory, f"no room: {error}") from error
         except LogDirectoryError as error:
             self._fail_directory(error)
             raise
         except OSError as error:
-            failed = self._manager.failure_in(found.log.directory, error)
+            failed = self._manager.failure_in(log.directory, error)
             self._fail_directory(failed)
             raise failed from error
-        replaced = found.log.replace_segments(plan)
-        release_later(replaced)
-        gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(left))
-        return gone + (PublishOutcome.PUBLISHED,) * len(left)
+        release_later(log.replace_segments(plan, opened))
 
     def finished(
         self, job: CleanJob, report: CleanReport, *, damage: str, engine: str = ""
@@ -256,7 +273,18 @@ class Cleaning:
         found = self._topics.partition(job.partition)
         for path, position, reason in report.damaged:
             if found is not None and found.log.generation == job.generation:
-                found.log.mark_damaged(path, position, reason)  # readers get an error there
+                noted = found.log.mark_damaged(path, position, reason)
+                if noted is not None and noted.is_served and damage:
+                    log.warning(
+                        "batch cannot be cleaned",
+                        partition=str(job.partition),
+                        path=path,
+                        position=position,
+                        first_offset=noted.first_offset,
+                        next_offset=noted.next_offset,
+                        reason=reason,
+                        readable=True,
+                    )
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         """One line per failed attempt."""

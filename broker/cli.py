@@ -13,6 +13,7 @@ import click
 
 from broker.cleaner_cli import cleaner
 from broker.leases_cli import leases
+from broker.log_cli import log_group
 from broker.view_cli import view
 from config import exit_codes
 
@@ -117,6 +118,7 @@ def warmup() -> None:
 
 main.add_command(cleaner)
 main.add_command(leases)
+main.add_command(log_group)
 main.add_command(view)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from broker.damage import DamageWatch
 from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator
 from broker.offsets_topic import OffsetsTopic
@@ -31,6 +32,7 @@ class Services:
     sessions: FetchSessions
     stats: BrokerStats
     limits: RequestLimits
+    damage: DamageWatch
     cluster_id: str
     node_id: int
 

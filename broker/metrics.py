@@ -184,7 +184,14 @@ class BrokerMetrics:
             count.add_metric(names, log.segment_count)
             if log.damaged:
                 damaged.add_metric(names, len(log.damaged))
-        yield from (size, start, end, count, damaged)
+        refused = CounterMetricFamily(
+            "varve_log_damaged_fetches",
+            "Fetches of offsets in a damaged range, answered with CORRUPT_MESSAGE",
+            labels=["topic"],
+        )
+        for topic, fetches in tuple(self._services.stats.damaged_fetches.items()):
+            refused.add_metric([topic], fetches)
+        yield from (size, start, end, count, damaged, refused)
 
     def _broker(self) -> Iterator[Step]:
         topics = self._services.topics

@@ -93,6 +93,7 @@ class BrokerStats:
     topics: dict[str, TopicStats] = field(default_factory=lambda: defaultdict(TopicStats))
     rejects: RejectStats = field(default_factory=RejectStats)
     requests: dict[str, RequestStats] = field(default_factory=lambda: defaultdict(RequestStats))
+    damaged_fetches: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by topic
     errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     deleted_topics: TopicStats = field(default_factory=TopicStats)  # the sum over all of them
     flushes: LatencyHistogram = field(default_factory=LatencyHistogram)  # of one log each

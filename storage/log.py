@@ -7,8 +7,9 @@ Rules
 - Offsets: log start <= high watermark <= log end; recovery point <= log end; nothing at or above
   the end a reader is given is ever handed out.
 - Nothing is appended to a directory that is offline, or to a log that was closed.
-- The generation changes with everything that makes work planned for this log void: truncation and
-  a change of policy. (A new log has a new one anyway.) Retention and cleaning do not change it.
+- The generation changes with everything that makes work planned for this log void: truncation, a
+  change of policy, damage that is skipped. (A new log has a new one anyway.) Retention and cleaning
+  do not change it.
 - Segments go from the front only, and after a crash no reader sees an older one without the newer
   ones that went with it: a deleted value would come back without its tombstone.
 
@@ -617,15 +618,8 @@ class Log(LogView):
             if segment is not None:
                 segment.unpin()
 
-    def replace_segments(self, plan: SwapPlan) -> list[Segment]:
-        """Go over to the outputs of a swap that has been carried out -> the old segments.
-
-        Slices of the old segments stay readable: their files are open. Letting go of the last
-        reference frees their pages, which takes 20 ms for 64 MB: to be done in a thread.
-        """
-        found = [self._segments.find(base) for base in plan.source_base_offsets]
-        gone = [segment for segment in found if segment is not None]
-        found.clear()
+    def open_outputs(self, plan: SwapPlan) -> list[Segment]:
+        """Open what a swap that has been carried out put in place; may run in a thread."""
         new: list[Segment] = []
         try:
             for output in plan.outputs:
@@ -640,6 +634,22 @@ class Log(LogView):
                 new.append(segment)
         except OSError as error:
             raise self._give_up("swap in", error) from error
+        return new
+
+    def replace_segments(
+        self, plan: SwapPlan, opened: Sequence[Segment] | None = None
+    ) -> list[Segment]:
+        """Go over to the outputs of a swap that has been carried out -> the old segments.
+
+        `opened`: the outputs, if `open_outputs` opened them before.
+
+        Slices of the old segments stay readable: their files are open. Letting go of the last
+        reference frees their pages, which takes 20 ms for 64 MB: to be done in a thread.
+        """
+        found = [self._segments.find(base) for base in plan.source_base_offsets]
+        gone = [segment for segment in found if segment is not None]
+        found.clear()
+        new = self.open_outputs(plan) if opened is None else opened
         self._segments.replace(gone, new)
         self.is_being_swapped = False
         self._unsynced = [one for one in self._unsynced if one not in gone]
@@ -653,8 +663,18 @@ class Log(LogView):
         """
         for segment in self._segments:
             if segment.path == path and position < segment.size_bytes:
-                return segment.note_finding(position, reason)
+                return self.note_finding(segment, position, reason)
         return None
+
+    def note_finding(self, segment: Segment, position: int, reason: str) -> DamagedSegment | None:
+        """As `mark_damaged`; None if the segment has gone, or been replaced, meanwhile."""
+        if self._segments.find(segment.base_offset) is not segment:
+            return None
+        return segment.note_finding(position, reason, self._end_of(segment))
+
+    def begin_generation(self) -> None:
+        """Make void whatever work is planned for this log."""
+        self.generation = self._new_generation()
 
     # Closing
 

@@ -5,12 +5,15 @@ point <= log end. No answer contains what lies at or above the end the caller gi
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from config.topic_keys import TopicConfig
-from storage.batch import walk_headers
+from storage.batch import HEADER_BYTES, read_header, walk_headers
 from storage.env import Env
 from storage.errors import (
+    CorruptBatchError,
     LogClosedError,
     OffsetOutOfRangeError,
     PartitionFolderError,
@@ -19,11 +22,12 @@ from storage.errors import (
 from storage.log_directory import LogDirectory
 from storage.log_producers import LogProducers
 from storage.log_reader import NOTHING, FetchSlice, find_slice
+from storage.log_verify import VerifiedPart, verify_part
 from storage.model import TimestampOffset, TopicPartition
 from storage.producer_state import ProducerEntry
 from storage.recovery import LoadedLog
 from storage.retention import SegmentFacts
-from storage.segment import DamagedSegment
+from storage.segment import DamagedSegment, Segment
 from storage.timestamp_lookup import Search, finish, first_at_or_after, first_of_largest
 from storage.txn_index import TxnIndexEntry, aborted_in
 from storage.txn_mending import mend
@@ -36,6 +40,25 @@ class LogContext:
     env: Env
     home: LogDirectory
     new_generation: Callable[[], str]
+
+
+class VerifyStep(NamedTuple):
+    """Bytes `[position, end_position)` of a segment that may hold batches of these offsets.
+
+    `damage`: what is known to be damaged at the first of them; then there are no bytes to verify.
+    """
+
+    segment: Segment
+    position: int
+    end_position: int
+    offsets: range
+    damage: DamagedSegment | None
+
+    def run(self, max_bytes: int) -> VerifiedPart:
+        """Verify about so many bytes; may run in a thread. Raises OSError."""
+        return verify_part(
+            self.segment.file, self.position, self.end_position, self.offsets, max_bytes
+        )
 
 
 class LogView:
@@ -207,6 +230,35 @@ class LogView:
         Reads all headers of the log: to be called in a thread. Raises OSError.
         """
         return mend(list(self._segments)[:-1])
+
+    def verify_step(self, offset: int, *, is_border: bool) -> VerifyStep:
+        """What has to be verified next, from `offset` on: see VerifyStep. Raises OSError.
+
+        `is_border`: a batch ended there; else `offset` may be in the midst of one.
+        """
+        index = self._segments.index_of(offset)
+        segment = self._segments[index]
+        end_offset = self._end_of(segment)
+        for damage in segment.damages:
+            next_offset = end_offset if damage.next_offset < 0 else damage.next_offset
+            if damage.first_offset <= offset < next_offset:
+                known = damage._replace(next_offset=next_offset)
+                return VerifyStep(segment, 0, 0, range(offset, end_offset), known)
+        position = segment.locate_readable(offset)
+        starts = (one.position for one in segment.damages if one.position >= position)
+        end = min(starts, default=segment.size_bytes)
+        first_offset = max(segment.base_offset, min(offset, end_offset))
+        if not is_border and position < end:
+            with suppress(CorruptBatchError):
+                header = read_header(segment.file.pread(HEADER_BYTES, position))
+                if segment.base_offset <= header.base_offset < offset <= header.last_offset:
+                    first_offset = header.base_offset
+        return VerifyStep(segment, position, end, range(first_offset, end_offset), None)
+
+    def _end_of(self, segment: Segment) -> int:
+        """The first offset that no batch of the segment can have."""
+        following = self._segments.since(segment.base_offset)[1:]
+        return following[0].base_offset if following else self.log_end_offset
 
     def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
         """The aborted transactions that overlap `[first, end)`, by their markers' offsets."""

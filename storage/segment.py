@@ -29,6 +29,7 @@ from storage.log_scan import (
     skip_old_messages,
     verify,
 )
+from storage.log_verify import why_misplaced
 from storage.retention import SegmentFacts
 from storage.segment_indexes import SegmentIndexes
 from storage.txn_index import TxnIndexEntry, decode_entries, encode_entries
@@ -343,15 +344,15 @@ class Segment:
         self.add_damage(damage)
         return damage
 
-    def note_finding(self, position: int, reason: str) -> DamagedSegment:
-        """Remember that the cleaner cannot use what is at `position`.
+    def note_finding(self, position: int, reason: str, end_offset: int) -> DamagedSegment:
+        """Remember that somebody could not use what is at `position`.
 
         A batch whose bytes are as they were written stays readable: it is noted as uncleanable.
-        Anything else is damage.
+        Anything else is damage, a batch that reaches `end_offset`, where the segment ends, too.
         """
         first_offset, is_border = self._offset_at(position)
         batch = self._intact_batch(position) if is_border else None
-        if batch is None or batch.header.base_offset < first_offset:
+        if batch is None or why_misplaced(batch.header, range(first_offset, end_offset)):
             return self.note_damage(position, reason)
         found = DamagedSegment(
             self.path,

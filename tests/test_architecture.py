@@ -128,7 +128,12 @@ def test_the_broker_starts_without_numba() -> None:
 
 def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -> None:
     # Groups of commands over HTTP: click, urllib and formats, nothing of the broker itself.
-    groups = {"broker.cleaner_cli", "broker.leases_cli", "broker.view_cli"}
+    groups = {
+        "broker.cleaner_cli",
+        "broker.leases_cli",
+        "broker.log_cli",
+        "broker.view_cli",
+    }
     ours = [name for name in imports(ROOT / "broker/cli.py", everywhere=False)
             if name.partition(".")[0] in LAYERS]  # fmt: skip
     assert set(ours) <= {*groups, "config"}

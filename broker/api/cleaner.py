@@ -34,6 +34,7 @@ from broker.api.shapes import (
     state_name,
     status_json,
 )
+from broker.damage import DamageWatch, blocked_text
 from broker.end_transaction import NoTransactionError, end_transaction
 from broker.partition import Partition
 from broker.topics import Topics
@@ -63,8 +64,10 @@ class CleanerApi:
         topics: Topics,
         pool: CleanerPool,
         fail_directory: Callable[[LogDirectoryError], None],
+        damage: DamageWatch,
     ) -> None:
         self._env = env
+        self._damage = damage
         self._topics = topics
         self._pool = pool
         self._fail_directory = fail_directory
@@ -111,7 +114,7 @@ class CleanerApi:
         )
 
     async def _partitions(self, request: web.Request) -> web.Response:
-        """Compacted partitions, or all of a topic, in order: a page of them."""
+        """Compacted and damaged partitions, or all of a topic, in order: a page of them."""
         query = query_of(request, ("topic", "after", "limit"))
         limit = number(query.get("limit", str(PAGE_ROWS)), "limit", 1, PAGE_ROWS_MAX)
         after = _cursor(query["after"]) if "after" in query else None
@@ -122,7 +125,11 @@ class CleanerApi:
                 raise ApiError(404, f"there is no topic {query['topic'][:300]}")
             found = list(topic.partitions.values())
         else:
-            found = [one for one in self._topics.partitions() if one.log.config.compacts]
+            found = [
+                one
+                for one in self._topics.partitions()
+                if one.log.config.compacts or one.log.damaged
+            ]
         rest = sorted(
             (one for one in found if after is None or one.partition > after),
             key=lambda one: one.partition,
@@ -160,7 +167,11 @@ class CleanerApi:
     def _explained(self, partition: Partition) -> Json:
         explanation = self._pool.explain(partition.partition)
         active = partition.log.segment_facts()[-1].base_offset
-        return explanation_json(partition, explanation, active)
+        answer = explanation_json(partition, explanation, active)
+        if partition.log.damaged:
+            answer["damage"] = self._damage.to_json(partition.log)
+            answer["sentences"] += [blocked_text(one) for one in answer["damage"]]
+        return answer
 
     async def _history(self, request: web.Request) -> web.Response:
         query = query_of(request, ("topic", "partition", "limit"))

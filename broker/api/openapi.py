@@ -97,6 +97,30 @@ def _post(
     }
 
 
+def _logs() -> dict[str, Any]:
+    """The health of logs."""
+    partition = "/api/v1/log/partitions/{topic}/{partition}"
+    from_offset = _query("from_offset", "integer", "Begin here, not at the start.", minimum=0)
+    end_offset = _query("end_offset", "integer", "End here, not at the log's end.", minimum=0)
+    offset = _query("offset", "integer", "An offset of the damaged range.", minimum=0)
+    return {
+        f"{partition}/damage": _get(
+            "Damaged ranges and who is blocked by them; batches that cannot be cleaned.",
+            [_TOPIC, _PARTITION],
+            _UNKNOWN,
+            _CONFLICT,
+        ),
+        f"{partition}/verify": _post(
+            "Verify a part of the log; repeat from `next_offset` until `done`.",
+            parameters=[from_offset, end_offset],
+        ),
+        f"{partition}/skip": _post(
+            "Cut a damaged range out of the log: its records are given up, readers go on behind.",
+            parameters=[{**offset, "required": True}],
+        ),
+    }
+
+
 def _runs() -> dict[str, Any]:
     """Work on logs outside of the broker."""
     root = RUNS_PATH
@@ -246,7 +270,7 @@ def document(version: str) -> dict[str, Any]:
             f"{view}/abort": _post("Give up its compaction; it stays as it was."),
             "/api/v1/cleaner/pause": _post("Pause every compacted partition.", one=False),
             "/api/v1/cleaner/resume": _post("Resume every partition that is paused.", one=False),
-            **_runs(),
+            **(_logs() | _runs()),
             PATH: _get("This document.", []),
         },
     }

@@ -332,6 +332,13 @@ class GroupCoordinator:
             return error, {}
         return error, live.offsets
 
+    def committed_in(self, topic: str, partition: int) -> Iterator[tuple[str, int]]:
+        """The groups that committed an offset of a partition, and that offset."""
+        for group_id, live in tuple(self._groups.items()):
+            committed = live.offsets.get((topic, partition))
+            if committed is not None:
+                yield group_id, committed.offset
+
     async def delete_offsets(
         self, group_id: str, keys: Sequence[TopicIndex]
     ) -> tuple[ErrorCode, Mapping[TopicIndex, ErrorCode]]:

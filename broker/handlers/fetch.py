@@ -1,10 +1,11 @@
 """Fetch: collect what is there, wait for more if it is too little, send ranges of files.
 
 Rules. Nothing at or above the high watermark (or, for read_committed, the last stable offset) is
-given out. The first records of an answer are given whole even above the limits (KIP-74). A fetch
-that waits is woken by its partitions, not by polling. Records that are not in the page cache are
-read in a thread first, so that a slow disk stops one client and not the loop. A fetch of more than
-WHOLE_ROWS_MAX partitions is decoded in slices and worked on in turns.
+given out. A fetch in a damaged range is answered with CORRUPT_MESSAGE; one that begins before the
+range gets what is before it. The first records of an answer are given whole even above the limits
+(KIP-74). A fetch that waits is woken by its partitions, not by polling. Records that are not in the
+page cache are read in a thread first, so that a slow disk stops one client and not the loop. A
+fetch of more than WHOLE_ROWS_MAX partitions is decoded in slices and worked on in turns.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ from broker.protocol.produce import TopicRef
 from broker.stats import BrokerStats, TopicStats
 from broker.turns import Turns, run_in_turns
 from broker.views import ViewPartition, cursor_of
-from storage.errors import StorageError
+from storage.errors import DamagedSegmentError, StorageError
 from storage.log import Log
 from storage.log_reader import FetchSlice
 from storage.view_log import ViewCursor
@@ -80,7 +81,7 @@ def fetch(
         return encode_fetch_response(version, header.correlation_id, [], error_code=error.code)
     if len(targets) > WHOLE_ROWS_MAX:
         return _wait(context, header, request, session, targets)
-    collected = _collect(context, request, version, targets)
+    collected = _collect(context, header, request, targets)
     if _is_enough(request, targets, collected):
         if _all_cached(collected.slices):
             return _answer(services, header, request, session, collected)
@@ -151,23 +152,27 @@ def _is_enough(request: FetchRequest, targets: Targets, collected: Collected) ->
 
 
 def _collect(
-    context: RequestContext, request: FetchRequest, version: int, targets: Targets
+    context: RequestContext, header: RequestHeader, request: FetchRequest, targets: Targets
 ) -> Collected:
     collected = _nothing_collected(context, request)
     committed = request.isolation_level == READ_COMMITTED
     for key, target in targets.items():
-        _collect_one(context, version, key, target, collected, committed=committed)
+        _collect_one(context, header, key, target, collected, committed=committed)
     return collected
 
 
 async def _collect_in_turns(
-    context: RequestContext, request: FetchRequest, version: int, targets: Targets, turns: Turns
+    context: RequestContext,
+    header: RequestHeader,
+    request: FetchRequest,
+    targets: Targets,
+    turns: Turns,
 ) -> Collected:
     collected = _nothing_collected(context, request)
     committed = request.isolation_level == READ_COMMITTED
     for key, target in tuple(targets.items()):  # others may use the session meanwhile
         await turns.take()
-        _collect_one(context, version, key, target, collected, committed=committed)
+        _collect_one(context, header, key, target, collected, committed=committed)
     return collected
 
 
@@ -178,7 +183,7 @@ def _nothing_collected(context: RequestContext, request: FetchRequest) -> Collec
 
 def _collect_one(
     context: RequestContext,
-    version: int,
+    header: RequestHeader,
     key: PartitionKey,
     target: FetchPartition,
     collected: Collected,
@@ -186,13 +191,13 @@ def _collect_one(
     committed: bool,
 ) -> None:
     """Read one partition and add what is there."""
-    partition = _partition_of(context.services, key, version)
+    partition = _partition_of(context.services, key, header.api_version)
     fetched: Fetched
     if isinstance(partition, ErrorCode):
         fetched = Fetched(target.partition, partition)
     else:
         fetched = _read(
-            context, partition, target, version, collected.left,
+            context, partition, target, header, collected.left,
             committed=committed, first=collected.record_bytes == 0,
         )  # fmt: skip
         collected.asked.append((partition.stats, fetched))
@@ -222,7 +227,7 @@ def _read(
     context: RequestContext,
     partition: Partition | ViewPartition,
     target: FetchPartition,
-    version: int,
+    header: RequestHeader,
     left: int,
     *,
     committed: bool,
@@ -248,6 +253,10 @@ def _read(
             if committed and found.length:
                 entries = source.aborted_transactions(target.fetch_offset, end)
                 aborted = [(one.producer_id, one.first_offset) for one in entries]
+    except DamagedSegmentError as error:
+        opened = partition.log.log if isinstance(partition, ViewPartition) else partition.log
+        context.services.damage.refuse(opened, target.fetch_offset, header.client_id or "", error)
+        return Fetched(target.partition, code_of(error))
     except StorageError as error:
         return Fetched(target.partition, code_of(error))
     return Fetched(
@@ -380,9 +389,7 @@ async def _wait(
     try:
         while True:
             woken.clear()  # before the pass: what is appended during it is seen by the next
-            collected = await _collect_in_turns(
-                context, request, header.api_version, targets, turns
-            )
+            collected = await _collect_in_turns(context, header, request, targets, turns)
             if is_over or _is_enough(request, targets, collected):
                 break
             await woken.wait()

@@ -1,0 +1,165 @@
+"""Damage that readers meet: it is logged, counted, and whoever is blocked by it is remembered.
+
+Rules: a line for each damaged range at most once a minute, whatever the readers do. Memory is
+bounded: so many partitions, and so many clients of each; the oldest are forgotten.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from broker.groups.coordinator import GroupCoordinator
+from broker.stats import BrokerStats
+from config.units import about_span
+from storage.env import Env
+from storage.errors import DamagedSegmentError
+from storage.log import DamagedSegment
+from storage.log_view import LogView
+from storage.model import TopicPartition
+
+log = structlog.get_logger("broker.damage")
+
+LINE_SECONDS: Final = 60.0  # between two lines about one range
+PARTITIONS_MAX: Final = 1000
+CLIENTS_MAX: Final = 20  # of one partition
+NAMED_MAX: Final = 10  # in one sentence
+CLIENT_SECONDS: Final = 300.0  # who has not asked for so long is not blocked any more
+
+
+class RefusedFetch(NamedTuple):
+    """The last fetch of a client that was refused for damage. Times are monotonic, in seconds."""
+
+    client_id: str
+    offset: int
+    at: float
+
+
+class DamageWatch:
+    """Who was refused which offsets, and when that was logged."""
+
+    def __init__(
+        self, env: Env, stats: BrokerStats, groups: Callable[[], GroupCoordinator]
+    ) -> None:
+        self._env = env
+        self._stats = stats
+        self._groups = groups
+        self._refused: dict[TopicPartition, dict[str, RefusedFetch]] = {}
+        self._logged: dict[tuple[TopicPartition, int], float] = {}  # by position in the file
+
+    def refuse(
+        self, opened: LogView, offset: int, client_id: str, error: DamagedSegmentError
+    ) -> None:
+        """Count and remember a fetch at a damaged offset; log it if that is due."""
+        now, where = self._env.monotonic(), opened.partition
+        self._stats.damaged_fetches[where.topic] += 1
+        clients = self._refused.pop(where, {})
+        clients.pop(client_id, None)
+        clients[client_id] = RefusedFetch(client_id, offset, now)
+        if len(clients) > CLIENTS_MAX:
+            del clients[next(iter(clients))]
+        self._refused[where] = clients
+        if len(self._refused) > PARTITIONS_MAX:
+            del self._refused[next(iter(self._refused))]
+        self._log(opened, offset, client_id, error, now)
+
+    def _log(
+        self, opened: LogView, offset: int, client_id: str, error: DamagedSegmentError, now: float
+    ) -> None:
+        where = opened.partition
+        key = (where, error.position)
+        if now - self._logged.get(key, -LINE_SECONDS) < LINE_SECONDS:
+            return
+        self._logged.pop(key, None)
+        self._logged[key] = now
+        if len(self._logged) > PARTITIONS_MAX:
+            del self._logged[next(iter(self._logged))]
+        damage = damage_at(opened, offset)
+        skip = f"varve log skip {where.topic} {where.partition} --offset {offset}"
+        remake = f"varve view compact {where.topic} {where.partition} --from-scratch"
+        log.error(
+            "damaged batch blocks a reader",
+            partition=str(where),
+            fetch_offset=offset,
+            client_id=client_id,
+            path=error.path,
+            position=error.position,
+            reason=error.reason,
+            first_offset=None if damage is None else damage.first_offset,
+            next_offset=None if damage is None else damage.next_offset,
+            remedy=remake if damage is None else skip,  # else it is a file of the topic's view
+        )
+
+    def clients_at(self, where: TopicPartition, damage: DamagedSegment) -> list[RefusedFetch]:
+        """Clients that lately asked for offsets of a damaged range."""
+        now = self._env.monotonic()
+        return [
+            one
+            for one in self._refused.get(where, {}).values()
+            if _blocks(damage, one.offset) and now - one.at <= CLIENT_SECONDS
+        ]
+
+    def groups_at(self, where: TopicPartition, damage: DamagedSegment) -> Iterator[tuple[str, int]]:
+        """Consumer groups whose committed offset lies in a damaged range, and that offset."""
+        for group_id, offset in self._groups().committed_in(*where):
+            if _blocks(damage, offset):
+                yield group_id, offset
+
+    def to_json(self, opened: LogView) -> list[dict[str, Any]]:
+        """Every damaged range of a log, with who is blocked by it."""
+        now = self._env.monotonic()
+        return [
+            {
+                **damage_json(damage),
+                "blocked_groups": [
+                    {"group": group, "offset": offset}
+                    for group, offset in self.groups_at(opened.partition, damage)
+                ],
+                "blocked_clients": [
+                    {"client_id": one.client_id, "offset": one.offset,
+                     "seconds_ago": round(now - one.at, 3)}
+                    for one in self.clients_at(opened.partition, damage)
+                ],
+            }
+            for damage in opened.damaged
+        ]  # fmt: skip
+
+
+def damage_json(damage: DamagedSegment) -> dict[str, Any]:
+    """A damaged range as the API shows it; offsets and bytes are half-open ranges."""
+    return {
+        "path": damage.path,
+        "segment_base_offset": damage.base_offset,
+        "position": damage.position,
+        "end_position": damage.end_position,
+        "first_offset": damage.first_offset,
+        "next_offset": damage.next_offset,
+        "reason": damage.reason,
+    }
+
+
+def blocked_text(damage: dict[str, Any]) -> str:
+    """Who is blocked by a damaged range, of `DamageWatch.to_json`, in words."""
+    first, last = damage["first_offset"], damage["next_offset"] - 1
+    blocked = [
+        f"group {one['group']} (committed offset {one['offset']})"
+        for one in damage["blocked_groups"]
+    ]
+    blocked += [
+        f"client {one['client_id'] or 'without a name'} (asked for offset {one['offset']} "
+        f"{about_span(round(1000 * one['seconds_ago']))} ago)"
+        for one in damage["blocked_clients"]
+    ]
+    if not blocked:
+        return f"Nobody is known to be blocked at offsets {first} to {last}."
+    more = f" and {len(blocked) - NAMED_MAX} more" if len(blocked) > NAMED_MAX else ""
+    return f"Blocked at offsets {first} to {last}: {', '.join(blocked[:NAMED_MAX])}{more}."
+
+
+def damage_at(opened: LogView, offset: int) -> DamagedSegment | None:
+    """The damaged range that blocks a reader at `offset`."""
+    return next((one for one in opened.damaged if _blocks(one, offset)), None)
+
+
+def _blocks(damage: DamagedSegment, offset: int) -> bool:
+    return damage.first_offset <= offset < damage.next_offset

@@ -1,0 +1,215 @@
+"""Verifying a log and skipping what is damaged in it, on an operator's request.
+
+Rules
+- A log is verified in parts of bounded size and time, so that no request takes long. One part at a
+  time is read, in a thread: an operator's look must not take the disk from clients.
+- What a part finds is noted in the log at once: readers are refused there from then on.
+- A skip cuts one damaged range out of its segment (storage/log_skip.py). It is durable when it is
+  answered, and written to the broker's log. It cannot be undone; the bytes are kept beside.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from broker.cleaning import Cleaning
+from broker.damage import damage_at
+from broker.partition import Partition
+from storage import filenames
+from storage.env import Env, remove_if_there
+from storage.log import DamagedSegment, Log
+from storage.log_skip import SkipPlan, write_without_damage
+from storage.model import TopicPartition
+from storage.swap import plan_swap
+
+log = structlog.get_logger("broker.log_repair")
+
+PART_BYTES: Final = 64 << 20  # of one request to verify: a fraction of a second, from the cache
+PART_SECONDS: Final = 5.0
+STEP_BYTES: Final = 8 << 20  # of one read in the thread
+RUN_ID_BYTES: Final = 8
+
+Pause = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
+
+
+class NotDamagedError(Exception):
+    """There is no known damage at this offset."""
+
+
+class SkipRefusedError(Exception):
+    """The range cannot be skipped now."""
+
+
+@dataclass(slots=True)
+class VerifiedOffsets:
+    """What verifying a part of a log found, from `first_offset` up to `next_offset`."""
+
+    first_offset: int
+    next_offset: int
+    end_offset: int
+    size_bytes: int = 0
+    batches: int = 0
+    records: int = 0
+    damage: list[DamagedSegment] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRange:
+    """A damaged range that is no part of the log any more; its bytes are in the file `kept_as`."""
+
+    damage: DamagedSegment
+    kept_as: str
+
+
+class LogRepair:
+    """Verifies logs and skips damage."""
+
+    def __init__(self, env: Env, cleaning: Cleaning, pause: Pause) -> None:
+        self._env = env
+        self._cleaning = cleaning
+        self._pause = pause
+        self._reading = asyncio.Lock()
+
+    async def verify(
+        self, partition: Partition, offset: int | None, end_offset: int | None
+    ) -> VerifiedOffsets:
+        """Verify a part of a log from `offset` on, by default from its start; see VerifiedOffsets.
+
+        Raises StorageError, OSError.
+        """
+        opened = partition.log
+        start = max(opened.log_start_offset, offset or 0)
+        end = opened.log_end_offset if end_offset is None else end_offset
+        end = min(end, opened.log_end_offset)
+        found = VerifiedOffsets(start, start, end)
+        async with self._reading:
+            deadline = self._env.monotonic() + PART_SECONDS
+            is_border = False
+            while (
+                found.next_offset < end
+                and found.size_bytes < PART_BYTES
+                and self._env.monotonic() < deadline
+            ):
+                await self._step(opened, found, is_border=is_border)
+                is_border = True
+        return found
+
+    async def _step(self, opened: Log, found: VerifiedOffsets, *, is_border: bool) -> None:
+        """Go on behind what is known to be damaged, or verify some bytes."""
+        step = opened.verify_step(found.next_offset, is_border=is_border)
+        if step.damage is not None:
+            found.damage.append(step.damage)
+            found.next_offset = step.damage.next_offset
+            return
+        part = await asyncio.to_thread(step.run, STEP_BYTES)
+        found.size_bytes += part.end_position - part.position
+        found.batches += part.batches
+        found.records += part.records
+        reached = part.next_offset
+        if part.damage:
+            damage = opened.note_finding(step.segment, part.end_position, part.damage)
+            if damage is not None:
+                log.error(
+                    "damage found",
+                    partition=str(opened.partition),
+                    path=damage.path,
+                    position=damage.position,
+                    end_position=damage.end_position,
+                    first_offset=damage.first_offset,
+                    reason=damage.reason,
+                )
+        elif part.end_position >= step.segment.size_bytes:
+            reached = step.offsets.stop
+        # Where nothing was read the segment has been replaced: its successor is read next time.
+        found.next_offset = max(found.next_offset, reached)
+
+    async def skip(self, partition: Partition, offset: int) -> SkippedRange:
+        """Cut the damaged range that holds `offset` out of the log; durable when this returns.
+
+        Raises NotDamagedError, SkipRefusedError, StorageError.
+        """
+        opened = partition.log
+        async with self._pause(partition.partition, "an operator skips damage"):
+            damage = damage_at(opened, offset)
+            if damage is None:
+                raise NotDamagedError(
+                    f"no damage is known at offset {offset} of {partition.partition}; "
+                    "`varve log verify` looks for it"
+                )
+            if opened.is_being_swapped:
+                raise SkipRefusedError(f"{partition.partition} is being cleaned, try again")
+            if damage.base_offset == opened.segment_facts()[-1].base_offset:
+                opened.roll(self._env.wall_ms())
+            task = opened.flush_begin()
+            await asyncio.to_thread(task.run)
+            opened.flush_done(task)
+            skipped = await self._cut(partition, damage)
+        log.warning(
+            "damage skipped by an operator",
+            partition=str(partition.partition),
+            first_offset=damage.first_offset,
+            next_offset=damage.next_offset,
+            path=damage.path,
+            position=damage.position,
+            end_position=damage.end_position,
+            reason=damage.reason,
+            kept_as=skipped.kept_as,
+        )
+        return skipped
+
+    async def _cut(self, partition: Partition, damage: DamagedSegment) -> SkippedRange:
+        opened = partition.log
+        facts = next(
+            (one for one in opened.segment_facts()[:-1] if one.base_offset == damage.base_offset),
+            None,
+        )
+        if facts is None:
+            raise NotDamagedError(f"the damaged segment {damage.path} is gone: retention took it")
+        others = [
+            one
+            for one in opened.damaged
+            if one.base_offset == damage.base_offset and one.position != damage.position
+        ]
+        plan = SkipPlan(
+            directory=opened.directory,
+            base_offset=damage.base_offset,
+            size_bytes=facts.size_bytes,
+            damage=damage,
+            run_id=f"skip-{self._env.random_bytes(RUN_ID_BYTES).hex()}",
+            other_files=tuple(n for n in facts.files if n.endswith(filenames.TXN_INDEX)),
+        )
+        async with self._pinned(opened, damage.base_offset):
+            try:
+                output = await asyncio.to_thread(write_without_damage, self._env, plan)
+            except OSError as error:
+                for kind in filenames.SEGMENT_KINDS:
+                    name = filenames.cleaned_name(plan.base_offset, kind, plan.run_id)
+                    remove_if_there(self._env, f"{plan.directory}/{name}")
+                raise SkipRefusedError(f"the segment cannot be copied: {error}") from error
+            swap = plan_swap(opened.directory, [facts], [] if output is None else [output])
+            await self._cleaning.swap(opened, swap)
+        opened.begin_generation()
+        self._note_again(opened, damage, others)
+        partition.wake()
+        return SkippedRange(damage, f"{opened.directory}/{plan.kept_as}")
+
+    @asynccontextmanager
+    async def _pinned(self, opened: Log, base_offset: int) -> AsyncIterator[None]:
+        """Keep retention off a segment until it has been replaced."""
+        opened.pin([base_offset])
+        try:
+            yield
+        finally:
+            if opened.is_being_swapped:
+                opened.unpin([base_offset])
+
+    def _note_again(self, opened: Log, cut: DamagedSegment, others: list[DamagedSegment]) -> None:
+        """What else is damaged in the segment still is, at other positions."""
+        cut_bytes = cut.end_position - cut.position
+        for one in others:
+            moved = one.position - (cut_bytes if one.position > cut.position else 0)
+            opened.mark_damaged(one.path, moved, one.reason)

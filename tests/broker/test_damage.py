@@ -1,0 +1,301 @@
+"""Damaged batches over the wire and the HTTP API: who is told, who is blocked, how to get past."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from structlog.testing import capture_logs
+
+from broker.app import Broker
+from broker.cli import main
+from broker.damage import LINE_SECONDS
+from broker.groups.model import CommitRequested
+from broker.groups.offset_records import CommittedOffset
+from broker.handlers.groups import UNKNOWN_WAITER
+from broker.partition import Partition
+from broker.protocol.api import ApiKey
+from broker.protocol.errors import ErrorCode
+from broker.protocol.messages import (
+    DeleteRecordsRequest,
+    DeleteRecordsRequestPartition,
+    DeleteRecordsRequestTopic,
+    DeleteRecordsResponse,
+    FetchRequest,
+    FetchRequestPartition,
+    FetchRequestTopic,
+    FetchResponse,
+)
+from config import exit_codes
+from storage.batch import read_header, walk_headers
+from storage.filenames import LOG, file_name
+from tests.support.broker_in_memory import broker_in_memory
+from tests.support.logs import batch_of, offsets_in, value_at
+from tests.support.memory_env import MemoryEnv
+from tests.support.raw_client import FETCH_VERSION, RawClient
+
+BATCH_BYTES = len(batch_of(value_at(0)))
+FIRST = f"/disk1/orders-0/{file_name(0, LOG)}"
+DELETE = {"keys": {"cleanup.policy": "delete"}}
+COMPACT = {"keys": {"cleanup.policy": "compact"}}
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=12)
+
+
+@pytest.fixture
+def clients() -> Iterator[list[RawClient]]:
+    made: list[RawClient] = []
+    yield made
+    for client in made:
+        client.socket.close()
+
+
+def filled(broker: Broker, batches: int = 6) -> Partition:
+    """A closed segment of single-record batches, and an empty active one."""
+    topic = broker.topics.get("orders")
+    assert topic is not None
+    partition = topic.partitions[0]
+    for offset in range(batches):
+        batch = batch_of(value_at(offset))
+        partition.append(memoryview(batch), read_header(batch), 0)
+    partition.log.roll(0)
+    return partition
+
+
+def flip(env: MemoryEnv, position: int) -> None:
+    file = env.open(FIRST, write=True)
+    file.pwrite(bytes([file.pread(1, position)[0] ^ 0x15]), position)
+
+
+async def fetch(
+    broker: Broker, clients: list[RawClient], offset: int
+) -> tuple[ErrorCode, list[int]]:
+    client = RawClient(broker.addresses[0].port)
+    clients.append(client)
+    wanted = FetchRequestPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
+    body = FetchRequest(
+        max_wait_ms=0,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        session_id=0,
+        session_epoch=-1,
+        topics=[FetchRequestTopic(topic="orders", partitions=[wanted])],
+    )
+    answer = await asyncio.to_thread(client.request, ApiKey.FETCH, FETCH_VERSION, body)
+    assert isinstance(answer, FetchResponse)
+    (found,) = answer.responses[0].partitions
+    data = bytes(found.records or b"")
+    return ErrorCode(found.error_code), [header.base_offset for _, header in walk_headers(data)]
+
+
+def ask(broker: Broker, method: str, path: str) -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(
+        f"http://{broker.http_address}/api/v1/{path}",
+        b"{}" if method == "POST" else None,
+        {"Content-Type": "application/json"},
+        method=method,
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+async def api(broker: Broker, method: str, path: str) -> tuple[int, dict[str, Any]]:
+    return await asyncio.to_thread(ask, broker, method, path)
+
+
+async def cli(broker: Broker, *args: str) -> tuple[int, str]:
+    def run() -> tuple[int, str]:
+        result = CliRunner().invoke(main, [*args, "--http", str(broker.http_address)])
+        return result.exit_code, result.output
+
+    return await asyncio.to_thread(run)
+
+
+# --- readers --------------------------------------------------------------------------------------
+
+
+async def test_only_the_damaged_batch_is_answered_with_corrupt_message(
+    env: MemoryEnv, clients: list[RawClient]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        log = filled(broker).log
+        flip(env, 2 * BATCH_BYTES + 9)  # its length: the batches behind it have to be found
+        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "no batch")
+        assert await fetch(broker, clients, 0) == (ErrorCode.NONE, [0, 1])
+        assert await fetch(broker, clients, 2) == (ErrorCode.CORRUPT_MESSAGE, [])
+        assert await fetch(broker, clients, 3) == (ErrorCode.NONE, [3, 4, 5])
+
+
+async def test_a_blocked_reader_is_logged_once_a_minute_and_counted_each_time(
+    env: MemoryEnv, clients: list[RawClient]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        log = filled(broker).log
+        flip(env, 2 * BATCH_BYTES + 70)
+        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        with capture_logs() as lines:
+            for _ in range(3):
+                await fetch(broker, clients, 2)
+            env.advance_ms(int(LINE_SECONDS * 1000) + 1)
+            await fetch(broker, clients, 2)
+        told = [line for line in lines if line["event"] == "damaged batch blocks a reader"]
+        assert len(told) == 2
+        assert told[0]["fetch_offset"] == 2
+        assert told[0]["remedy"] == "varve log skip orders 0 --offset 2"
+        assert broker.stats.damaged_fetches == {"orders": 4}
+
+
+async def test_explain_and_status_show_damage_first_and_who_is_blocked(
+    env: MemoryEnv, clients: list[RawClient]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE, "users": COMPACT}) as broker:
+        log = filled(broker).log
+        flip(env, 2 * BATCH_BYTES + 70)
+        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        await fetch(broker, clients, 2)
+        _, found = await api(broker, "GET", "cleaner/partitions/orders/0")
+        (damage,) = found["damage"]
+        assert (damage["first_offset"], damage["next_offset"]) == (2, 3)
+        (blocked,) = damage["blocked_clients"]
+        assert blocked["offset"] == 2
+        assert any("Blocked at offsets 2 to 2: client" in text for text in found["sentences"])
+        code, text = await cli(broker, "cleaner", "status")
+        assert code == exit_codes.DONE
+        rows = text.splitlines()
+        first = rows[next(i for i, row in enumerate(rows) if row.startswith("PARTITION")) + 1]
+        assert first.startswith("orders-0")
+        assert "DAMAGED: offsets 2-2 cannot be read" in first
+
+
+async def test_explain_names_the_groups_that_committed_a_damaged_offset(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        log = filled(broker).log
+        flip(env, 2 * BATCH_BYTES + 70)
+        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        await broker.offsets_topic.ensure()
+        for group, offset in (("billing", 2), ("audit", 3)):
+            request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
+            committed = {("orders", 0): CommittedOffset(offset)}
+            done = await broker.groups.commit(group, request, committed)
+            assert done is ErrorCode.NONE
+        _, found = await api(broker, "GET", "cleaner/partitions/orders/0")
+        assert found["damage"][0]["blocked_groups"] == [{"group": "billing", "offset": 2}]
+        assert found["sentences"][-1] == (
+            "Blocked at offsets 2 to 2: group billing (committed offset 2)."
+        )
+
+
+async def test_records_past_damage_can_be_deleted(env: MemoryEnv, clients: list[RawClient]) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        log = filled(broker).log
+        flip(env, 2 * BATCH_BYTES + 9)
+        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "no batch")
+        client = RawClient(broker.addresses[0].port)
+        clients.append(client)
+        rows = [DeleteRecordsRequestPartition(partition_index=0, offset=3)]
+        body = DeleteRecordsRequest(
+            topics=[DeleteRecordsRequestTopic(name="orders", partitions=rows)], timeout_ms=1000
+        )
+        answer = await asyncio.to_thread(client.request, ApiKey.DELETE_RECORDS, 2, body)
+        assert isinstance(answer, DeleteRecordsResponse)
+        (done,) = answer.topics[0].partitions
+        assert (done.error_code, done.low_watermark) == (0, 3)
+        assert await fetch(broker, clients, 3) == (ErrorCode.NONE, [3, 4, 5])
+
+
+# --- varve log ------------------------------------------------------------------------------------
+
+
+async def test_verify_names_every_damaged_range_and_ends_with_its_own_code(
+    env: MemoryEnv, clients: list[RawClient]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        filled(broker)
+        assert (await cli(broker, "log", "verify", "orders", "0"))[0] == exit_codes.DONE
+        flip(env, BATCH_BYTES + 70)
+        flip(env, 4 * BATCH_BYTES + 16)
+        with capture_logs() as lines:
+            code, text = await cli(broker, "log", "verify", "orders", "0")
+        assert code == exit_codes.UNVERIFIED
+        assert text.splitlines()[0].startswith("orders-0 has 2 damaged ranges, offsets 0 to 6: 4 ")
+        assert ["offsets 1 to 1" in text, "offsets 4 to 4" in text] == [True, True]
+        assert [line["event"] for line in lines].count("damage found") == 2
+        for offset, code_there in ((1, "CORRUPT_MESSAGE"), (2, "NONE"), (4, "CORRUPT_MESSAGE")):
+            assert (await fetch(broker, clients, offset))[0].name == code_there
+
+
+@pytest.mark.parametrize("policy", [DELETE, COMPACT], ids=["delete", "compact"])
+async def test_a_skip_lets_readers_go_on_and_holds_over_restarts(
+    env: MemoryEnv, clients: list[RawClient], policy: dict[str, dict[str, str]]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": policy}) as broker:
+        opened = filled(broker).log
+        damaged = env.read_file(FIRST)[2 * BATCH_BYTES : 3 * BATCH_BYTES]
+        flip(env, 2 * BATCH_BYTES + 70)
+        flip(env, 4 * BATCH_BYTES + 70)
+        for index in (2, 4):
+            opened.mark_damaged(FIRST, index * BATCH_BYTES, "bad CRC")
+        code, text = await cli(broker, "log", "skip", "orders", "0", "--offset", "2")
+        assert code == exit_codes.FAILED
+        assert "would give up offsets 2 to 2" in text
+        assert "--yes" in text
+        assert (await fetch(broker, clients, 2))[0] is ErrorCode.CORRUPT_MESSAGE
+        with capture_logs() as lines:
+            code, text = await cli(broker, "log", "skip", "orders", "0", "--offset", "2", "--yes")
+        assert code == exit_codes.DONE, text
+        (told,) = [one for one in lines if one["event"] == "damage skipped by an operator"]
+        assert (told["first_offset"], told["next_offset"]) == (2, 3)
+        kept = env.read_file(told["kept_as"])
+        assert len(kept) == len(damaged)
+        assert kept != damaged
+        assert await fetch(broker, clients, 2) == (ErrorCode.NONE, [3])
+        assert await fetch(broker, clients, 4) == (ErrorCode.CORRUPT_MESSAGE, [])
+        status, found = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
+        assert (status, "no damage is known" in found["error"]) == (409, True)
+        await api(broker, "POST", "log/partitions/orders/0/skip?offset=4")
+        _, text = await cli(broker, "log", "verify", "orders", "0")
+        assert "is whole" in text
+    async with broker_in_memory(env.kill(), topics={"orders": policy}) as broker:
+        topic = broker.topics.get("orders")
+        assert topic is not None
+        assert offsets_in(topic.partitions[0].log) == [0, 1, 3, 5]
+
+
+async def test_damage_in_the_active_segment_can_be_skipped(
+    env: MemoryEnv, clients: list[RawClient]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        topic = broker.topics.get("orders")
+        assert topic is not None
+        partition = topic.partitions[0]
+        for offset in range(3):
+            batch = batch_of(value_at(offset))
+            partition.append(memoryview(batch), read_header(batch), 0)
+        flip(env, BATCH_BYTES + 70)
+        partition.log.mark_damaged(FIRST, BATCH_BYTES, "bad CRC")
+        status, _ = await api(broker, "POST", "log/partitions/orders/0/skip?offset=1")
+        assert status == 200
+        assert offsets_in(partition.log) == [0, 2]
+
+
+async def test_a_segment_of_which_nothing_is_whole_goes_as_a_whole(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        opened = filled(broker, 1).log
+        flip(env, 70)
+        opened.mark_damaged(FIRST, 0, "bad CRC")
+        status, found = await api(broker, "POST", "log/partitions/orders/0/skip?offset=0")
+        assert status == 200, found
+        assert offsets_in(opened) == []
+        assert opened.log_start_offset == 0
+        assert not env.exists(FIRST)
