@@ -5,6 +5,10 @@ when its indexes are full, when an offset would be too far from the base, and by
 batch's timestamp against the first one's, or wall time where the first batch has no timestamp;
 never of an empty segment. On compacted topics the age is at most `max.compaction.lag.ms`.
 
+What Kafka does not have: a topic with a compacted view closes its segments long before
+`retention.ms`. A view takes closed segments only; what expired in the active one would never be in
+it, neither values nor deletes.
+
 Kafka rolls on append only; `is_idle_due` lets a timer close segments that nobody writes to any
 more. It counts wall time since the first append alone: a backfill of old records is no reason to
 make many small segments.
@@ -14,8 +18,10 @@ from typing import Final
 
 from config.topic_keys import TopicConfig
 from storage.index import RELATIVE_OFFSET_MAX
+from storage.retention import NO_LIMIT
 
 NEVER_MS: Final = 1 << 63
+VIEW_SHARE: Final = 4  # of retention.ms: a view takes a closed segment when half of it is over
 
 
 class RollRule:
@@ -37,6 +43,9 @@ class RollRule:
         age_ms = config.segment_ms
         if config.compacts:
             age_ms = min(age_ms, config.max_compaction_lag_ms)
+        is_kept_by_view = config.has_view and config.varve_view_min_bytes >= 0
+        if is_kept_by_view and config.deletes and config.retention_ms != NO_LIMIT:
+            age_ms = min(age_ms, config.retention_ms // VIEW_SHARE)
         self._age_ms = age_ms - int(min(config.segment_jitter_ms, age_ms) * jitter)
         self._end_offset = base_offset + RELATIVE_OFFSET_MAX + 1
         self._at_timestamp_ms = self._at_wall_ms = NEVER_MS

@@ -437,3 +437,29 @@ async def test_a_sweep_never_removes_what_the_manifest_names() -> None:
         await produce(broker, (b"a", b"1"))
         await broker.view_runs.compact(WHERE)
         assert sweep(env, f"/disk1/{WHERE}", keep=[]) == ()
+
+
+async def test_a_slow_topic_loses_neither_values_nor_deletes_of_its_view_to_retention() -> None:
+    """Its segments would never be full, nor as old as segment.ms, before their records expire."""
+    env = MemoryEnv()
+    day = 86_400_000
+    keys = {
+        "varve.view.min.bytes": str(1 << 30),
+        "retention.ms": str(day),
+        "message.timestamp.type": "LogAppendTime",
+    }
+    async with broker_with_view(env, keys) as broker:
+        for hour in range(0, 96, 2):
+            if hour == 0:
+                await produce(broker, (b"a", b"1"), (b"b", b"1"))
+            if hour == 48:
+                await produce(broker, (b"a", None))
+            env.advance_ms(2 * 3_600_000)
+            await broker.housekeeping.expire()
+            await broker.housekeeping.roll()
+            await broker.view_runs.tidy()
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        assert partition.log.log_start_offset == partition.log.log_end_offset == 3
+        assert await read_all(broker) == [(1, b"b", b"1")]
+        assert broker.view_runs.status()[0].missed == ()

@@ -378,6 +378,8 @@ async def test_a_view_that_could_not_be_read_is_refused_when_it_is_set_up() -> N
 
 async def test_a_topic_that_has_a_views_name_already_is_served_and_the_view_is_not() -> None:
     env = MemoryEnv()
+    async with broker_with_view(env, topics={}):
+        pass  # the directory gets its identity
     adopted = "/disk1/orders.compacted-0"
     env.mkdir(adopted)
     batch = build_batch([Record(0, env.wall_ms(), b"a", b"adopted")])
