@@ -100,6 +100,12 @@ def of_partition(function: Callable[P, None]) -> Callable[P, None]:
     return click.argument("topic")(function)
 
 
+def of_partitions(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the arguments that name a partition, or all of a topic: see `places_of`."""
+    number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
+    return click.argument("topic")(number(function))
+
+
 def show(answer: Json, as_json: bool, lines: Callable[[Json], Sequence[str]]) -> None:
     """An answer as it is, or as lines for people."""
     click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)))

@@ -3,14 +3,26 @@
 Exit codes: config/exit_codes.py. Plain columns, not boxes: they go through grep, cut and a mail.
 """
 
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
 
 import click
 
-from broker.api_client import ApiClient, Json, partition_path
-from broker.api_command import POLL_SECONDS, P, asking, fail, longest_wait, of_partition, show
+from broker.api_client import ApiClient, ApiRefusedError, Json, partition_path
+from broker.api_command import (
+    POLL_SECONDS,
+    P,
+    asking,
+    fail,
+    longest_wait,
+    of_partition,
+    of_partitions,
+    show,
+)
 from broker.cleaner_text import (
     clean_text,
     explanation_lines,
@@ -39,16 +51,83 @@ def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
     show({**found, "rows": rows}, as_json, lambda answer: status_lines(answer, rows, topic))
 
 
-@cleaner.command(short_help="Why is this partition not being cleaned?")
-@of_partition
+class NotDoneError(Exception):
+    """What was asked for was not done for a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The partitions that a command line names. `topic`: all of it was meant."""
+
+    partitions: tuple[tuple[str, int], ...]
+    topic: str | None = None
+
+
+def places_of(client: ApiClient, topic: str, partition: int | None) -> Places:
+    """`customers 0` and `customers-0` name a partition, `customers` all that are served.
+
+    A topic whose own name ends in a number wins over a partition of another one.
+    """
+    if partition is not None:
+        return Places(((topic, partition),))
+    try:
+        rows = list(client.pages("/partitions", "partitions", topic=topic))
+    except ApiRefusedError as error:
+        name, _, number = topic.rpartition("-")
+        if (
+            error.status != HTTPStatus.NOT_FOUND
+            or not name
+            or not re.fullmatch("[0-9]{1,9}", number)
+        ):
+            raise
+        return Places(((name, int(number)),))
+    return Places(tuple((topic, row["partition"]) for row in rows), topic)
+
+
+def _for_each(
+    places: Places, as_json: bool, act: Callable[[str, int], tuple[Json, Sequence[str]]]
+) -> None:
+    """Act on each partition and print what came of it; go on behind one that refuses.
+
+    A topic's answers are a JSON object with `partitions`, one partition's are as they come.
+    """
+    answers: list[Json] = []
+    lines: list[str] = []
+    refusals: list[str] = []
+    for topic, number in places.partitions:
+        try:
+            answer, text = act(topic, number)
+        except (ApiRefusedError, NotDoneError) as error:
+            refusals.append(str(error))
+            continue
+        answers.append(answer)
+        lines += text
+    if places.topic is not None:
+        show({"topic": places.topic, "partitions": answers}, as_json, lambda _: lines)
+    elif answers:
+        show(answers[0], as_json, lambda _: lines)
+    if refusals:
+        fail("\nvarve: ".join(refusals))
+
+
+@cleaner.command(short_help="Why is this partition, or topic, not being cleaned?")
+@of_partitions
 @asking
-def explain(client: ApiClient, topic: str, partition: int, as_json: bool) -> None:
-    """Why is this partition not being cleaned? The whole chain of reasons."""
-    show(client.get(partition_path(topic, partition)), as_json, explanation_lines)
+def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
+    """Why is this partition, or topic, not being cleaned? The whole chain of reasons.
+
+    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
+    """
+
+    def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:
+        answer = client.get(partition_path(name, number))
+        return answer, explanation_lines(answer)
+
+    _for_each(places_of(client, topic, partition), as_json, ask)
 
 
-@cleaner.command(short_help="Clean a partition next, whatever its ratio.")
-@of_partition
+@cleaner.command(short_help="Clean a partition, or a topic, next, whatever its ratio.")
+@of_partitions
 @click.option("--roll", is_flag=True, help="Close the active segment first: clean everything.")
 @click.option("--wait", is_flag=True, help="Wait until it is clean; show progress.")
 @longest_wait
@@ -57,30 +136,45 @@ def run(
     *,
     client: ApiClient,
     topic: str,
-    partition: int,
+    partition: int | None,
     roll: bool,
     wait: bool,
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Clean a partition next, whatever its ratio, and forget earlier failures.
+    """Clean a partition, or all of a topic, next, whatever its ratio; forget earlier failures.
 
-    It is wanted until it is clean up to where it could be cleaned when this was said; `abort`
-    withdraws it.
+    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic. It is
+    wanted until it is clean up to where it could be cleaned when this was said; `abort` withdraws
+    it.
     """
-    path, name = partition_path(topic, partition), f"{topic}-{partition}"
-    began = client.post(f"{path}/run", {"roll": roll})
-    wanted = began["wanted_offset"]
-    if wanted is None:
-        text = nothing_to_clean(began, rolled=roll)
-        if wait and began["hindrance"] is not None:
-            fail(f"{name}: {text}")
-        show(began, as_json, lambda _: [f"{name}: {text}"])
-    elif not wait:
-        show(began, as_json, lambda _: [f"{name} is cleaned next, up to offset {wanted}"])
-    else:
-        done = _wait_cleaned(client, path, began, timeout, quiet=as_json)
-        show(done, as_json, lambda answer: [clean_text(answer)])
+    places = places_of(client, topic, partition)
+    deadline = time.monotonic() + timeout
+    begun: dict[tuple[str, int], Json | ApiRefusedError] = {}
+    for where in places.partitions:  # all are asked for before the first is waited for
+        try:
+            begun[where] = client.post(f"{partition_path(*where)}/run", {"roll": roll})
+        except ApiRefusedError as error:
+            begun[where] = error
+
+    def finish(name: str, number: int) -> tuple[Json, Sequence[str]]:
+        began, text = begun[name, number], f"{name}-{number}"
+        if isinstance(began, ApiRefusedError):
+            raise began
+        wanted = began["wanted_offset"]
+        if wanted is None:
+            reason = nothing_to_clean(began, rolled=roll)
+            if wait and began["hindrance"] is not None:
+                raise NotDoneError(f"{text}: {reason}")
+            return began, [f"{text}: {reason}"]
+        if not wait:
+            return began, [f"{text} is cleaned next, up to offset {wanted}"]
+        path = partition_path(name, number)
+        waited = Waited(client, path, began, deadline, timeout)
+        done = _wait_cleaned(waited, quiet=as_json)
+        return done, [clean_text(done)]
+
+    _for_each(places, as_json, finish)
 
 
 def of_partition_or_all(function: Callable[P, None]) -> Callable[P, None]:
@@ -96,8 +190,11 @@ def of_partition_or_all(function: Callable[P, None]) -> Callable[P, None]:
 def pause(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
 ) -> None:
-    """Leave a partition alone until it is resumed, also across restarts."""
-    where = _one_or_all(topic, partition, all_of_them)
+    """Leave a partition, or all of a topic, alone until it is resumed, also across restarts.
+
+    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
+    """
+    where = _some_or_all(client, topic, partition, all_of_them)
     _act(client, where, "pause", as_json=as_json, yes="is paused", no="was paused already")
 
 
@@ -107,30 +204,31 @@ def pause(
 def resume(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
 ) -> None:
-    """End a pause."""
-    where = _one_or_all(topic, partition, all_of_them)
+    """End a pause of a partition, or of all of a topic."""
+    where = _some_or_all(client, topic, partition, all_of_them)
     _act(client, where, "resume", as_json=as_json, yes="is resumed", no="was not paused")
 
 
 @cleaner.command(short_help="Give up the job that runs, and what was asked for.")
-@of_partition
+@of_partitions
 @asking
-def abort(client: ApiClient, topic: str, partition: int, as_json: bool) -> None:
+def abort(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
     """Give up the job that runs, and a clean that was asked for.
 
     The partition may be chosen again at once.
     """
-    where = topic, partition
+    where = places_of(client, topic, partition)
     _act(client, where, "abort", as_json=as_json, yes="is given up", no="was not being cleaned")
 
 
 @cleaner.command(short_help="End a quarantine: forget earlier failures.")
-@of_partition
+@of_partitions
 @asking
-def retry(client: ApiClient, topic: str, partition: int, as_json: bool) -> None:
+def retry(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
     """End a quarantine: forget earlier failures."""
     yes, no = "may be tried again", "was not in quarantine"
-    _act(client, (topic, partition), "retry", as_json=as_json, yes=yes, no=no)
+    where = places_of(client, topic, partition)
+    _act(client, where, "retry", as_json=as_json, yes=yes, no=no)
 
 
 @cleaner.command("end-transaction", short_help="Abort a transaction that nobody else will end.")
@@ -163,59 +261,73 @@ def history(
     show(found, as_json, lambda answer: history_lines(answer["jobs"]))
 
 
-def _one_or_all(
-    topic: str | None, partition: int | None, all_of_them: bool
-) -> tuple[str, int] | None:
-    """The partition that is named; None for all."""
-    if topic is not None and partition is not None and not all_of_them:
-        return topic, partition
+def _some_or_all(
+    client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool
+) -> Places | None:
+    """The partitions that are named; None for all."""
+    if topic is not None and not all_of_them:
+        return places_of(client, topic, partition)
     if topic is None and all_of_them:
         return None
-    raise click.UsageError("name a topic and a partition, or say --all")
+    raise click.UsageError("name a topic or a partition, or say --all")
 
 
 def _act(
-    client: ApiClient,
-    where: tuple[str, int] | None,
-    action: str,
-    *,
-    as_json: bool,
-    yes: str,
-    no: str,
+    client: ApiClient, where: Places | None, action: str, *, as_json: bool, yes: str, no: str
 ) -> None:
-    done = client.post(f"/{action}" if where is None else f"{partition_path(*where)}/{action}")
     if where is None:
+        done = client.post(f"/{action}")
         count = done["changed"]
         text = f"{count} partition {yes}" if count == 1 else f"{count} partitions: each {yes}"
-    else:
-        text = f"{where[0]}-{where[1]} {yes if done['changed'] else no}"
-    if not done.get("durable", True):
-        text += "; it is in force, but could not be written: a restart now would forget it"
-    show(done, as_json, lambda _: [text])
+        show(done, as_json, lambda _: [text + _durability(done)])
+        return
+
+    def act(topic: str, number: int) -> tuple[Json, Sequence[str]]:
+        done = client.post(f"{partition_path(topic, number)}/{action}")
+        return done, [f"{topic}-{number} {yes if done['changed'] else no}{_durability(done)}"]
+
+    _for_each(where, as_json, act)
 
 
-def _wait_cleaned(
-    client: ApiClient, path: str, began: Json, timeout: float, *, quiet: bool
-) -> Json:
-    """Until everything that could be cleaned at the beginning is. Exits where it cannot be."""
-    end, deadline = began["wanted_offset"], time.monotonic() + timeout
+def _durability(done: Json) -> str:
+    if done.get("durable", True):
+        return ""
+    return "; it is in force, but could not be written: a restart now would forget it"
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """A clean that was asked for, and how long to wait for it."""
+
+    client: ApiClient
+    path: str
+    began: Json
+    deadline: float  # monotonic
+    seconds: float
+
+
+def _wait_cleaned(waited: Waited, *, quiet: bool) -> Json:
+    """Until everything that could be cleaned at the beginning is. Raises NotDoneError."""
+    client, began = waited.client, waited.began
+    end = began["wanted_offset"]
     shown = False
-    while True:
-        now = client.get(path)
-        stuck = reason_to_stop_waiting(now, began)
-        if stuck:
-            fail(stuck)
-        if _is_clean(now, end):
-            break
-        if time.monotonic() >= deadline:
-            fail(f"not clean after {timeout:g} s: {now['sentences'][0]}")
-        if not quiet and sys.stderr.isatty():
-            click.echo(f"\r\033[K{progress_text(client.get(''), now)}", nl=False, err=True)
-            shown = True
-        time.sleep(POLL_SECONDS)
-    if shown:
-        click.echo("\r\033[K", nl=False, err=True)
-    return now
+    try:
+        while True:
+            now = client.get(waited.path)
+            stuck = reason_to_stop_waiting(now, began)
+            if stuck:
+                raise NotDoneError(stuck)
+            if _is_clean(now, end):
+                return now
+            if time.monotonic() >= waited.deadline:
+                raise NotDoneError(f"not clean after {waited.seconds:g} s: {now['sentences'][0]}")
+            if not quiet and sys.stderr.isatty():
+                click.echo(f"\r\033[K{progress_text(client.get(''), now)}", nl=False, err=True)
+                shown = True
+            time.sleep(POLL_SECONDS)
+    finally:
+        if shown:
+            click.echo("\r\033[K", nl=False, err=True)
 
 
 def _is_clean(now: Json, end: int) -> bool:

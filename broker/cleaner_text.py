@@ -1,17 +1,22 @@
 """What `varve cleaner` prints for people. Pure: the API's answers in, lines out."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
 from broker.api_client import Json
+from config.topic_names import INTERNAL_TOPICS
 from config.units import about_size, about_span, format_size
 
 ROWS_MAX: Final = 5000  # of a table; who has more asks for a topic, or for --json
 
 
 def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -> list[str]:
-    """The cleaner as a whole, or a topic, and a table of partitions, the dirtiest first."""
+    """The cleaner as a whole, or a topic, and a table of partitions: what matters comes first.
+
+    Empty partitions of internal topics are one line, unless the topic is asked for.
+    """
     if topic is not None:
         return [_topic_headline(topic, rows), "", *_table(rows)]
     partitions = answer["partitions"]
@@ -34,9 +39,11 @@ def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -
                       ("over_max_lag", "over max.compaction.lag.ms")):  # fmt: skip
         if partitions[key]:
             lines.append(f"  {partitions[key]} {text}")
-    if rows:
-        lines += ["", *_table(rows)]
-    return lines
+    folded = [row for row in rows if _is_folded(row)]
+    shown = [row for row in rows if not _is_folded(row)]
+    if shown:
+        lines += ["", *_table(shown)]
+    return lines + _folded_lines(folded)
 
 
 def _spark_lines(spark: Json) -> list[str]:
@@ -94,16 +101,35 @@ def _topic_headline(topic: str, rows: Sequence[Json]) -> str:
     )
 
 
-def _table(rows: Sequence[Json]) -> list[str]:
-    order = sorted(
-        rows,
-        key=lambda row: (
-            not row.get("damage"),
-            -(row["dirty_ratio"] or 0),
-            row["topic"],
-            row["partition"],
-        ),
+def _by_importance(row: Json) -> tuple[bool, bool, float, int, str, int]:
+    """Sort key: damaged first, then quarantined, then the dirtiest, then what waits."""
+    return (
+        not row.get("damage"),
+        row["state"] != "quarantined",
+        -(row["dirty_ratio"] or 0),
+        -(row["waiting_bytes"] or 0),
+        row["topic"],
+        row["partition"],
     )
+
+
+def _is_folded(row: Json) -> bool:
+    """Whether a partition is an empty one of an internal topic, with nothing to say about it."""
+    is_idle = row["state"] == "idle" and not row["paused"] and not row.get("damage")
+    return row["topic"] in INTERNAL_TOPICS and row["size_bytes"] == 0 and is_idle
+
+
+def _folded_lines(rows: Sequence[Json]) -> list[str]:
+    """One line for all folded partitions of each topic."""
+    counts = Counter(row["topic"] for row in rows)
+    return [
+        f"... and {count} empty partitions of {topic} (--topic {topic} lists them)"
+        for topic, count in sorted(counts.items())
+    ]
+
+
+def _table(rows: Sequence[Json]) -> list[str]:
+    order = sorted(rows, key=_by_importance)
     table = [("PARTITION", "STATE", "SIZE", "DIRTY", "WAITING", "RATIO", "BLOCKED BY")]
     for row in order[:ROWS_MAX]:
         ratio = row["dirty_ratio"]

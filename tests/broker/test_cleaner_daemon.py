@@ -110,7 +110,8 @@ def test_a_paused_partition_is_left_alone_until_it_is_resumed(broker: VarveBroke
     status = varve(broker, "status").stdout
     assert "1 paused by an operator" in status
     assert "customers-1  paused" in status
-    assert "paused by an operator" in status.splitlines()[-1]
+    (paused,) = [line for line in status.splitlines() if line.startswith("customers-1 ")]
+    assert "paused by an operator" in paused
     assert varve(broker, "resume", "customers", "1").stdout == "customers-1 is resumed\n"
     done = varve(broker, "run", "customers", "1", "--roll", "--wait")
     assert (done.returncode, done.stderr) == (0, "")
@@ -180,8 +181,27 @@ def test_a_run_that_was_given_up_ends_with_a_failure_and_says_who_did(tmp_path: 
 def test_all_are_paused_and_resumed_at_once(broker: VarveBroker) -> None:
     assert varve(broker, "pause", "--all").stdout == "2 partitions: each is paused\n"
     assert varve(broker, "resume", "--all").stdout == "2 partitions: each is resumed\n"
-    for wrong in (["pause"], ["pause", "customers"], ["resume", "customers", "0", "--all"]):
+    for wrong in (["pause"], ["resume", "customers", "0", "--all"]):
         assert varve(broker, *wrong).returncode == 2
+
+
+def test_commands_take_a_whole_topic_or_one_partition_by_its_name(broker: VarveBroker) -> None:
+    assert varve(broker, "pause", "customers-1").stdout == "customers-1 is paused\n"
+    both = varve(broker, "pause", "customers").stdout.splitlines()
+    assert both == ["customers-0 is paused", "customers-1 was paused already"]
+    found = answered(broker, "explain", "customers")
+    assert [row["partition"] for row in found["partitions"]] == [0, 1]
+    assert answered(broker, "explain", "customers-1")["partition"] == 1
+    text = varve(broker, "explain", "customers").stdout
+    assert text.count("is not being cleaned: paused by an operator.") == 2
+    assert varve(broker, "resume", "customers-0").stdout == "customers-0 is resumed\n"
+    produce(broker, 0, KEYS, "a")
+    done = varve(broker, "run", "customers", "--roll", "--wait")
+    # One refuses, and the other one is cleaned all the same.
+    assert done.returncode == 1
+    assert done.stderr == "varve: customers-1 is paused by an operator: resume it first\n"
+    assert done.stdout.startswith("customers-0 is clean up to offset")
+    assert varve(broker, "resume", "customers").returncode == 0
 
 
 def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path) -> None:
@@ -221,7 +241,10 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         (["explain", "nowhere", "0"], 1, "varve: there is no topic nowhere"),
         (["explain", "customers", "9"], 1, "topic customers has 2 partitions, from 0 on"),
         (["run", "audit", "0"], 1, "audit-0 is not compacted: its cleanup.policy is delete"),
-        (["explain", "customers"], 2, "Missing argument 'PARTITION'"),
+        (["explain"], 2, "Missing argument 'TOPIC'"),
+        (["explain", "nowhere"], 1, "varve: there is no topic nowhere"),
+        (["pause", "nowhere-1"], 1, "varve: there is no topic nowhere"),
+        (["explain", "customers-9"], 1, "topic customers has 2 partitions, from 0 on"),
         (["explain", "customers", "-1"], 2, "No such option"),
         (["explain", "customers", "x"], 2, "is not a valid integer"),
         (["status", "--http", "ftp://somewhere"], 2, "expected http://HOST:PORT"),
