@@ -45,6 +45,9 @@ ZSTD_LEVEL_DEFAULT: Final = 3
 _GZIP_WINDOW_BITS: Final = 31  # 15 bits of window, and a gzip header and trailer
 _CHUNK_BYTES: Final = 64 * 1024
 
+# Deflate's best: a match of 258 bytes in two bits.
+_GZIP_EXPANSION_MAX: Final = 1032
+
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"  # version, compatible
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
@@ -92,6 +95,39 @@ def decompress(codec: int, data: Buffer, limit_bytes: int) -> bytes:
     unpacked = _DECOMPRESSORS[codec](memoryview(data), limit_bytes)
     assert len(unpacked) <= limit_bytes
     return unpacked
+
+
+def may_exceed(codec: int, data: Buffer, limit_bytes: int) -> bool:
+    """Return whether the records of a batch may unpack to more than `limit_bytes`; cheap.
+
+    Nothing is unpacked: the size of the data times the most that its codec can unpack a byte to
+    tells in most cases; else the lengths of the blocks tell, which are counted. Data that cannot
+    be walked may be anything. An unknown codec is not for this to judge.
+    """
+    view = memoryview(data)
+    if codec not in _EXPANSION_MAX or len(view) * _EXPANSION_MAX[codec] <= limit_bytes:
+        return False
+    if codec not in {LZ4, ZSTD}:
+        return True
+    bound = position = 0
+    try:
+        while position < len(view):
+            end = _skippable_end(view, position)
+            if end < 0:
+                end, frame_bound = _frame_end(codec, view, position)
+                bound += frame_bound
+            position = end
+    except CorruptBatchError:
+        return True
+    return bound > limit_bytes
+
+
+def _frame_end(codec: int, data: memoryview, position: int) -> tuple[int, int]:
+    """The end of a frame of lz4 or zstd, and the most that it unpacks to."""
+    if codec == LZ4:
+        return _lz4_frame_end(data, position)
+    end, bound, promised = _zstd_frame_end(data, position)
+    return end, bound if promised < 0 else promised
 
 
 def decompress_zstd_frame(data: memoryview, bound_bytes: int) -> bytes:
@@ -409,6 +445,14 @@ def _zstd_frame_end(data: memoryview, position: int) -> tuple[int, int, int]:
     return at, bound, promised
 
 
+# What one byte can unpack to at most. A block of zstd that repeats one byte takes four bytes.
+_EXPANSION_MAX: Final = {
+    NONE: 1,
+    GZIP: _GZIP_EXPANSION_MAX,
+    SNAPPY: _SNAPPY_EXPANSION_MAX,
+    LZ4: _LZ4_EXPANSION_MAX,
+    ZSTD: _ZSTD_BLOCK_BYTES_MAX // 4,
+}
 _COMPRESSORS: Final[dict[int, Callable[[Buffer, int | None], bytes]]] = {
     GZIP: _compress_gzip,
     SNAPPY: _compress_snappy,

@@ -2,8 +2,10 @@
 
 Rules: `check_produced` looks at the header and the CRC only, a few microseconds whatever the
 size. `check_records` looks at every record, in a compiled kernel, and is asked for only where the
-topic needs it (`needs_record_check`). Nothing is changed here. A batch that passes both can be
-cleaned later: it unpacks within the topic's limit, and its records are well-formed and keyed.
+topic needs it (`needs_record_check`). `needs_size_check` says whether a batch has to be unpacked
+because it may be larger than the topic's limit. Nothing is changed here. Whatever is accepted
+unpacks within the limit, on every topic: it may be compacted one day. A batch of a compacted topic
+can be cleaned: its records are well-formed and keyed, too.
 
 Sources: the Kafka protocol guide, KIP-467 (errors of single records), KIP-937 (timestamps).
 """
@@ -27,10 +29,11 @@ from storage.batch import (
     RECORD_BYTES_MIN,
     TRANSACTIONAL,
     BatchHeader,
+    Buffer,
     unpack_header,
     unpack_records,
 )
-from storage.compression import ZSTD
+from storage.compression import ZSTD, may_exceed
 from storage.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -149,6 +152,36 @@ def needs_record_check(header: BatchHeader, config: TopicConfig, now_ms: int) ->
     )
 
 
+def needs_size_check(
+    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
+) -> bool:
+    """Whether a batch has to be unpacked to know that it is within the topic's limit."""
+    limit_bytes = config.varve_decompressed_batch_bytes
+    return header.codec != 0 and may_exceed(
+        header.codec, memoryview(records)[HEADER_BYTES:], limit_bytes
+    )
+
+
+def check_size(
+    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
+) -> None:
+    """Unpack a batch that `needs_size_check`. May run in a thread.
+
+    Raises DecompressionLimitError, InvalidRecordError if it cannot be unpacked.
+    """
+    _unpack(records, header, config)
+
+
+def _unpack(
+    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
+) -> Buffer:
+    try:
+        return unpack_records(records, header, 0, config.varve_decompressed_batch_bytes)
+    except CorruptBatchError as error:
+        # Its CRC was right, so it would arrive like this again: not worth a retry (87, not 2).
+        raise InvalidRecordError(f"cannot be decompressed: {error.reason}") from error
+
+
 def check_records(
     records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig, now_ms: int
 ) -> None:
@@ -159,11 +192,7 @@ def check_records(
     """
     from storage.kernels.records import RecordCode, RecordRules, check_records_kernel
 
-    try:
-        data = unpack_records(records, header, 0, config.varve_decompressed_batch_bytes)
-    except CorruptBatchError as error:
-        # Its CRC was right, so it would arrive like this again: not worth a retry (87, not 2).
-        raise InvalidRecordError(f"cannot be decompressed: {error.reason}") from error
+    data = _unpack(records, header, config)
     buf = np.frombuffer(data, dtype=np.uint8)
     buf.flags.writeable = False  # one type for all callers, so one compiled kernel
     first_ms, last_ms = _SMALLEST_INT64, _LARGEST_INT64

@@ -45,7 +45,13 @@ from storage.errors import (
 )
 from storage.model import AppendInfo
 from storage.recompression import needs_recompression, recompress
-from storage.validation import check_produced, check_records, needs_record_check
+from storage.validation import (
+    check_produced,
+    check_records,
+    check_size,
+    needs_record_check,
+    needs_size_check,
+)
 
 LEGAL_ACKS: Final = (-1, 0, 1)  # all, none, the leader; all is the leader alone on one node
 
@@ -161,7 +167,8 @@ def _produce_one(
         header = check_produced(records or _NOTHING, config, produce_version=version, now_ms=now_ms)
         assert records is not None
         checks = needs_record_check(header, config, now_ms)
-        if (checks and header.codec) or needs_recompression(header, config):
+        unpacks = checks or needs_size_check(records, header, config)
+        if (header.codec and unpacks) or needs_recompression(header, config):
             batch = _Batch(index, records, header, now_ms)
             return _unpack_in_thread(services, partition, batch, acks)
         if checks:
@@ -209,6 +216,8 @@ def _unpack(batch: _Batch, config: TopicConfig) -> memoryview:
     _, records, header, now_ms = batch
     if needs_record_check(header, config, now_ms):
         check_records(records, header, config, now_ms)
+    elif needs_size_check(records, header, config):
+        check_size(records, header, config)
     if needs_recompression(header, config):
         return memoryview(recompress(records, header, config))
     return records

@@ -32,6 +32,7 @@ from broker.protocol.messages import (
 )
 from config import exit_codes
 from storage.batch import read_header, walk_headers
+from storage.compression import ZSTD
 from storage.filenames import LOG, file_name
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.logs import batch_of, offsets_in, value_at
@@ -299,3 +300,24 @@ async def test_a_segment_of_which_nothing_is_whole_goes_as_a_whole(env: MemoryEn
         assert offsets_in(opened) == []
         assert opened.log_start_offset == 0
         assert not env.exists(FIRST)
+
+
+# --- what is never accepted -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact"])
+async def test_a_batch_that_the_cleaner_could_not_unpack_is_refused_on_every_topic(
+    env: MemoryEnv, clients: list[RawClient], policy: str
+) -> None:
+    keys = {"cleanup.policy": policy, "varve.decompressed.batch.bytes": "1MiB"}
+    async with broker_in_memory(env, topics={"orders": {"keys": keys}}) as broker:
+        client = RawClient(broker.addresses[0].port)
+        clients.append(client)
+        for size_bytes, expected in (
+            (100_000, ErrorCode.NONE),
+            (2 << 20, ErrorCode.INVALID_RECORD),
+        ):
+            batch = bytes(batch_of(bytes(size_bytes), codec=ZSTD, timestamp=env.wall_ms()))
+            done = await asyncio.to_thread(client.produce, "orders", batch)
+            assert done.error_code == expected, size_bytes
+        assert broker.stats.rejects.decompression_limit == 1

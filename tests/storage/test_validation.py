@@ -1,5 +1,6 @@
 """What a producer may send: each rule, their order, and that nothing passes that cannot be read."""
 
+import random
 import struct
 from collections.abc import Callable, Sequence
 
@@ -37,7 +38,9 @@ from storage.validation import (
     FAILURES_NAMED_MAX,
     check_produced,
     check_records,
+    check_size,
     needs_record_check,
+    needs_size_check,
 )
 from tests.support.formats import START_MS, golden_bytes
 
@@ -331,3 +334,38 @@ def test_what_passes_can_be_read(codec: int, data: st.DataObject) -> None:
     records = decode_records(batch, header)
     assert [record.offset for record in records] == list(range(5))
     assert all(record.key is not None for record in records)
+
+
+@pytest.mark.parametrize("codec", range(1, 5))
+def test_a_topic_that_is_not_compacted_refuses_what_the_cleaner_could_not_unpack(
+    codec: int,
+) -> None:
+    records = [Record(0, NOW_MS, b"k", bytes(100_000))]
+    limited = TopicConfig(varve_decompressed_batch_bytes=100_000)
+    batch = build_batch(records, codec=codec)
+    header = check(batch, limited)
+    assert not needs_record_check(header, limited, NOW_MS)
+    assert needs_size_check(batch, header, limited)
+    with pytest.raises(DecompressionLimitError):
+        check_size(batch, header, limited)
+    ample = TopicConfig(varve_decompressed_batch_bytes=200_000)
+    if needs_size_check(batch, header, ample):
+        check_size(batch, header, ample)
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_batches_of_an_ordinary_size_are_not_unpacked_for_their_size(codec: int) -> None:
+    records = [Record(at, NOW_MS, b"k", random.Random(at).randbytes(500)) for at in range(100)]
+    batch = build_batch(records, codec=codec)
+    assert not needs_size_check(batch, check(batch), TopicConfig())
+
+
+def test_frames_that_are_cut_short_are_unpacked_to_know_their_size() -> None:
+    limited = TopicConfig(varve_decompressed_batch_bytes=1000)
+    whole = build_batch([Record(0, NOW_MS, b"k", random.Random(1).randbytes(2000))], codec=4)
+    header = check(whole)
+    cut = resealed(bytes(whole[61:-5]), header)
+    header = check(cut)
+    assert needs_size_check(cut, header, limited)
+    with pytest.raises(InvalidRecordError, match="cannot be decompressed"):
+        check_size(cut, header, TopicConfig())
