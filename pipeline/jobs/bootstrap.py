@@ -6,7 +6,7 @@ Rules
 - A key goes to the partition that the Java client's default partitioner gives it. Records without
   one are spread evenly.
 - A task that fails is not run again by itself: it would write twice. What was written stays, and is
-  told; `--resume` writes what is missing.
+  told; `--resume` writes what is missing (pipeline/jobs/bootstrap_resume.py).
 - In the end the log has to have grown by exactly what was written.
 """
 
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -22,6 +22,7 @@ import click
 from config import exit_codes
 from config.topic_names import RESERVED_SUFFIX
 from pipeline.cli import JobError, SparkOptions, on_spark, show, telling
+from pipeline.jobs.bootstrap_resume import remaining, since_option
 from pipeline.jobs.bootstrap_rows import RowCounts, RowMapping, counted, shaped
 from pipeline.jobs.table_reading import FORMATS, read_table
 from pipeline.progress import shown
@@ -33,7 +34,7 @@ from pipeline.topics import (
     create_topic,
     reach_cluster,
     reach_topic,
-    read_topic,
+    read_offsets,
     settings_of,
     with_bootstrap,
 )
@@ -57,6 +58,13 @@ class Target:
     append: bool = False
     resume: bool = False
     allow_duplicates: bool = False
+    since: Mapping[int, int] | None = None  # with `resume`: where the load began, if not at 0
+
+    def began(self, before: TopicBounds) -> Mapping[int, int]:
+        """Where the load began, of which this is a part; `before` are the bounds before it."""
+        if self.resume:
+            return self.since or {}
+        return before.end
 
 
 @dataclass(slots=True)
@@ -76,7 +84,8 @@ class BootstrapResult:
     dry_run: bool
     counts: RowCounts
     written: int = 0
-    skipped: int = 0  # with --resume: they were there
+    skipped: int = 0  # with --resume: their keys were there
+    superseded: int = 0  # of these: the key has other values only, which somebody else has written
     partitions: dict[int, PartitionWritten] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -108,7 +117,10 @@ def bootstrap_topic(
             before = TopicBounds({}, {})
         result = BootstrapResult(target.topic, dry_run, counts)
         if target.resume:
-            rows = _without_those_there(spark, rows, target, before)
+            left = remaining(
+                spark, rows, target.bootstrap, target.topic, since=target.since, end=before.end
+            )
+            rows, result.superseded = left.rows, left.superseded
         written = _write(rows, mapping, target, partitions, before, dry_run=dry_run)
     result.partitions = {n: PartitionWritten(records) for n, records in sorted(written.items())}
     result.written = sum(written.values())
@@ -160,23 +172,6 @@ def _check_empty(before: TopicBounds, target: Target) -> None:
         )
 
 
-def _without_those_there(
-    spark: "SparkSession", rows: "DataFrame", target: Target, bounds: TopicBounds
-) -> "DataFrame":
-    """The rows whose key and value no record has yet."""
-    from pyspark.sql import functions as f
-
-    there = read_topic(
-        spark, target.bootstrap, target.topic, bounds.first, bounds.end,
-        columns=("key", "value"), isolation=Isolation.READ_UNCOMMITTED,
-    )  # fmt: skip
-    digest = f.sha2("value", 256)
-    there = there.select("key", digest.alias("digest"), f.lit(1).alias("there")).distinct()
-    rows = rows.withColumn("digest", digest)
-    same = [rows["key"] == there["key"], rows["digest"].eqNullSafe(there["digest"])]
-    return rows.join(there, same, "left_anti").drop("digest")
-
-
 # Writing ------------------------------------------------------------------------------------
 
 
@@ -208,7 +203,8 @@ def _write(
     except KeyboardInterrupt as error:
         if dry_run:
             raise
-        said = "interrupted; what was written stays, and --resume writes what is missing"
+        resume = since_option(target.began(before))
+        said = f"interrupted; what was written stays, and {resume} writes what is missing"
         raise JobError(said, exit_codes.INTERRUPTED) from error
     except JobError as error:
         if dry_run:
@@ -230,7 +226,8 @@ def _what_was_written(target: Target, before: TopicBounds) -> str:
     if not any(grown.values()):
         return "nothing was written"
     told = ", ".join(f"{count:,} in partition {n}" for n, count in grown.items() if count)
-    return f"written were {told}, and they stay: --resume writes the rest"
+    resume = since_option(target.began(before))
+    return f"written were {told}, and they stay: {resume} writes the rest"
 
 
 class _Writer:
@@ -345,6 +342,8 @@ def lines(result: BootstrapResult) -> list[str]:
     what = f"{counts.rows:,} rows, {counts.keys:,} keys, {counts.tombstones:,} deletes"
     if result.skipped:
         what += f", {result.skipped:,} were there already"
+    if result.superseded:
+        what += f", {result.superseded:,} of them with other values, which others wrote"
     return [*found, f"{result.topic}: {result.written:,} records {verb} ({what})"]
 
 
@@ -379,7 +378,9 @@ def _pairs(
 @click.option("--allow-duplicates", is_flag=True, help="Write every row of a key, in an order.")
 @click.option("--order-by", multiple=True, metavar="COL", help="That order: the last one stands.")
 @click.option("--append", is_flag=True, help="The topic may have records.")
-@click.option("--resume", is_flag=True, help="Write only rows that the topic does not have.")
+@click.option("--resume", is_flag=True, help="Write only rows whose keys the topic does not have.")
+@click.option("--since", metavar="JSON|@FILE",
+              help='With --resume: where the load began, {"0": 12}; else at offset 0.')  # fmt: skip
 @click.option("--create", type=click.IntRange(1, 100_000), metavar="PARTITIONS",
               help="Make the topic, with so many partitions.")  # fmt: skip
 @click.option("--config", "topic_settings", multiple=True, callback=_pairs, metavar="NAME=VALUE",
@@ -401,12 +402,17 @@ def command(
     as_json: bool,
     append: bool,
     resume: bool,
+    since: str | None,
     allow_duplicates: bool,
     **columns: Any,
 ) -> None:
     """Write the rows of a table to a topic, a record each, partitioned as Java's producer does."""
     mapping = RowMapping(**columns)
+    if since is not None and not resume:
+        raise click.UsageError("--since goes with --resume")
     target = Target(bootstrap, topic, append, resume, allow_duplicates)
+    if since is not None:
+        target = replace(target, since=read_offsets(since, reach_topic(bootstrap, topic)))
     _check_options(mapping, target, create, dict(topic_settings))
     with shown(quiet=as_json) as told:
         told.note("starting Spark")

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from pyspark.sql import Row
 
+from broker.api_client import ApiClient
 from config import exit_codes
 from pipeline.cli import JobError
 from pipeline.jobs import bootstrap
 from pipeline.jobs.bootstrap import Target, bootstrap_topic
+from pipeline.jobs.bootstrap_resume import remaining, since_option
 from pipeline.jobs.bootstrap_rows import RowMapping, shaped
 from pipeline.records.partitioner import partition_of
 from pipeline.topics import bounds_of, read_topic
 from tests.pipeline.planted import make_topic, write
 from tests.support.draws import seed_of_test
 from tests.support.varve import VarveBroker
+from tests.support.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -198,6 +203,83 @@ def test_a_failure_says_what_was_written(
     assert {row.key for row in records(spark, broker, topic)} == {b"early", b"late"}
 
 
+def test_a_resumed_load_never_writes_behind_what_others_wrote_since(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    """Of k1 somebody wrote a newer value, k2 was deleted; ours were removed by compaction."""
+    make_topic(broker, topic, 1)
+    others = [(0, b"k1", b"newer", START_MS, None), (0, b"k2", None, START_MS, None)]
+    write(broker, topic, [(0, b"k0", b"v0", START_MS, None), *others])
+    rows = [(f"k{n}", f"v{n}") for n in range(5)]
+    table = spark.createDataFrame(rows, "k string, v string")
+    mapping = RowMapping(keys=("k",), values=("v",))
+    result = run(table, broker, topic, mapping, resume=True)
+    assert (result.written, result.skipped, result.superseded) == (2, 3, 2)
+    last = {row.key: row.value for row in records(spark, broker, topic)}
+    assert last == {b"k0": b"v0", b"k1": b"newer", b"k2": None, b"k3": b"v3", b"k4": b"v4"}
+    assert any("2 of them with other values" in line for line in bootstrap.lines(result))
+
+
+def test_a_resumed_load_behind_older_records_begins_where_it_is_said(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    make_topic(broker, topic, 1)
+    old = [(0, b"k%d" % n, b"old", START_MS, None) for n in range(3)]
+    write(broker, topic, [*old, (0, b"k0", b"v0", START_MS, None)])
+    rows = [(f"k{n}", f"v{n}") for n in range(3)]
+    table = spark.createDataFrame(rows, "k string, v string")
+    mapping = RowMapping(keys=("k",), values=("v",))
+    assert run(table, broker, topic, mapping, resume=True, dry_run=True).superseded == 2
+    with pytest.raises(JobError, match="ends at 4, before 5"):
+        run(table, broker, topic, mapping, resume=True, since={0: 5})
+    result = run(table, broker, topic, mapping, resume=True, since={0: 3})
+    assert (result.written, result.superseded) == (2, 0)
+    last = {row.key: row.value for row in records(spark, broker, topic)}
+    assert last == {b"k0": b"v0", b"k1": b"v1", b"k2": b"v2"}
+    assert since_option({0: 3}) == """--resume --since '{"0": 3}'"""
+    assert since_option({0: 0}) == "--resume"
+
+
+def test_a_load_is_not_resumed_where_a_delete_may_have_been_removed_since(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    make_topic(broker, topic, 1, cleanup_policy="compact", delete_retention_ms="0")
+    table = spark.createDataFrame([("k0", "v0"), ("k1", "v1")], "k string, v string")
+    mapping = RowMapping(keys=("k",), values=("v",))
+    write(broker, topic, [(0, b"k0", b"v0", START_MS, None), (0, b"k0", None, START_MS, None)])
+    assert run(table, broker, topic, mapping, resume=True, dry_run=True).written == 1
+    client = ApiClient(f"127.0.0.1:{broker.http_port}")
+    client.post(f"/partitions/{topic}/0/run", {"roll": True})
+
+    def is_clean() -> bool:
+        return bool(client.get(f"/partitions/{topic}/0")["first_dirty_offset"] == 2)
+
+    wait_until(is_clean, "the topic is clean", 30)
+    with pytest.raises(JobError, match=rf"{topic}-0 lacks \d of its records from offset 0"):
+        run(table, broker, topic, mapping, resume=True)
+
+
+def test_a_load_is_not_resumed_where_records_are_undecided_or_gone(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    make_topic(broker, topic, 1)
+    table = spark.createDataFrame([("k0", "v0")], "k string, v string")
+    mapping = RowMapping(keys=("k",), values=("v",))
+    write(broker, topic, [(0, b"k1", b"v1", START_MS, None)])
+    bounds = bounds_of(broker.bootstrap, topic)
+    options = {"since": None, "end": {0: 2}}  # an uncommitted reader sees a record more
+    with pytest.raises(JobError, match=r"transaction is open in .* from offset 1 on") as undecided:
+        remaining(spark, table, broker.bootstrap, topic, **options)
+    assert undecided.value.code == exit_codes.STALE
+    assert bounds.end == {0: 1}
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for deleted in admin.delete_records([TopicPartition(topic, 0, 1)]).values():
+        deleted.result()
+    with pytest.raises(JobError, match=r"begins at offset 1, and the load began at 0: .* --since"):
+        run(table, broker, topic, mapping, resume=True)
+    assert run(table, broker, topic, mapping, resume=True, since={0: 1}).written == 1
+
+
 def test_a_dry_run_and_an_empty_table_write_nothing(
     spark: "SparkSession", broker: VarveBroker, topic: str
 ) -> None:
@@ -288,6 +370,7 @@ def test_options_that_make_no_sense_together_are_refused(broker: VarveBroker, to
         ([topic, "--header", "a=b", "--headers-column", "c"], "two different ways"),
         ([topic, "--resume", "--allow-duplicates"], "cannot tell rows"),
         ([topic, "--config", "a=b"], "for a topic that is made"),
+        ([topic, "--since", '{"0": 1}'], "goes with --resume"),
         ([topic, "--header", "a"], "expected NAME="),
     ):
         done = invoke(broker, *arguments, "--from", "t")
