@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from broker.context import RequestContext
-from broker.handlers.topics import check_number, parse_setting
+from broker.handlers.topics import check_number, parse_setting, refuse_view
 from broker.protocol.codec import RequestHeader
 from broker.protocol.errors import ErrorCode, code_of
 from broker.protocol.messages import (
@@ -195,6 +195,7 @@ async def _alter(
 ) -> None:
     topics = context.services.topics
     if kind == TOPIC:
+        refuse_view(context, name)
         await topics.alter(name, change, validate_only=validate_only)
     elif kind == BROKER:
         _check_broker(context, name)

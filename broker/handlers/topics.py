@@ -26,6 +26,7 @@ from broker.protocol.messages import (
 )
 from broker.topics import Topic, TopicError
 from broker.turns import Turns
+from broker.views import ViewTopic
 from config.topic_keys import InvalidTopicConfigError, describe, parse_value
 from config.topic_names import INTERNAL_TOPICS, view_name
 from storage.errors import StorageError
@@ -150,11 +151,13 @@ async def _delete(
             error_message="both a name and an id were given",
         )
     topic = services.topics.get(name) if name is not None else services.topics.by_id(topic_id)
-    if topic is None and name is not None and services.views.get(name) is not None:
+    view = services.views.get(name) if name is not None else services.views.by_id(topic_id)
+    if topic is None and view is not None:
         return DeleteTopicsResponseTopic(
-            name=name,
+            name=view.name,
+            topic_id=view.topic_id,
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message="a compacted view goes with its topic, or with varve.view=none",
+            error_message=f"{_view_text(view)}. It goes with that topic, or with varve.view=none",
         )
     if topic is None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
@@ -188,6 +191,7 @@ async def create_partitions(
         result = CreatePartitionsResponseTopic(name=wanted.name)
         try:
             _refuse_internal(wanted.name)
+            refuse_view(context, wanted.name)
             _check_assignment(context, wanted)
             if body.validate_only:
                 context.services.topics.check_growth(wanted.name, wanted.count)
@@ -228,7 +232,9 @@ def _delete_before(
 ) -> DeleteRecordsResponsePartition:
     found = context.services.topics.find(*where)
     result = DeleteRecordsResponsePartition(partition_index=where.partition, low_watermark=-1)
-    if isinstance(found, ErrorCode):
+    if context.services.views.get(where.topic) is not None:
+        result.error_code = ErrorCode.POLICY_VIOLATION  # as of any topic that is not of "delete"
+    elif isinstance(found, ErrorCode):
         result.error_code = found
     elif not found.log.config.deletes:
         result.error_code = ErrorCode.POLICY_VIOLATION
@@ -252,6 +258,20 @@ def _refuse_internal(name: str) -> None:
     """Their number of partitions decides where a group is kept: it is the broker's to choose."""
     if name in INTERNAL_TOPICS:
         raise TopicError(ErrorCode.INVALID_REQUEST, f"{name} is internal")
+
+
+def refuse_view(context: RequestContext, name: str) -> None:
+    """Refuse to change a compacted view. Raises TopicError.
+
+    INVALID_REQUEST, as for internal topics: no client tries it again, and nobody looks for ACLs.
+    """
+    view = context.services.views.get(name)
+    if view is not None:
+        raise TopicError(ErrorCode.INVALID_REQUEST, f"{_view_text(view)}. Change that topic")
+
+
+def _view_text(view: ViewTopic) -> str:
+    return f"{view.name} is the compacted view of topic {view.base.name}, and is read only"
 
 
 def check_number(settings: int) -> None:

@@ -2,12 +2,26 @@
 
 import asyncio
 import errno
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import InvalidRequestError, TopicAuthorizationFailedError, for_code
 
+from broker.protocol.api import ApiKey
 from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.messages import (
+    AlterConfigsRequest,
+    AlterConfigsRequestConfig,
+    AlterConfigsRequestResource,
+    CreatePartitionsRequest,
+    CreatePartitionsRequestTopic,
+    DeleteRecordsRequest,
+    DeleteRecordsRequestPartition,
+    DeleteRecordsRequestTopic,
+    DeleteTopicsRequest,
+    DeleteTopicsRequestTopic,
+)
 from broker.topics import TopicError
 from broker.view_making import ViewError
 from broker.views import view_id
@@ -16,6 +30,7 @@ from storage.errors import InvalidViewError
 from storage.view_ledger import view_path
 from storage.view_log import ViewCursor
 from tests.support.memory_env import MemoryEnv
+from tests.support.raw_client import RawClient
 from tests.support.view_broker import (
     ANY_TIME,
     ON,
@@ -244,6 +259,47 @@ async def test_groups_commit_offsets_for_a_view() -> None:
         await broker.topics.create("orders", 1, {**ON, **ANY_TIME})
         async with consuming(broker, group_id="readers") as consumer:
             assert await consumer.committed(VIEW) is None, "they went with the topic"
+
+
+async def test_a_view_cannot_be_changed_and_the_refusal_names_its_topic() -> None:
+    async with broker_with_view(MemoryEnv()) as broker:
+        view = broker.views.get(VIEW.topic)
+        assert view is not None
+        setting = AlterConfigsRequestConfig(name="retention.ms", value="1")
+        resource = AlterConfigsRequestResource(
+            resource_type=2, resource_name=view.name, configs=[setting]
+        )
+        by_name = DeleteTopicsRequestTopic(name=view.name)
+        by_id = DeleteTopicsRequestTopic(name=None, topic_id=view.topic_id)
+        grown = CreatePartitionsRequestTopic(name=view.name, count=2)
+        cut = DeleteRecordsRequestTopic(
+            name=view.name, partitions=[DeleteRecordsRequestPartition(partition_index=0, offset=0)]
+        )
+
+        def asked() -> tuple[list[Any], Any]:
+            with RawClient(broker.addresses[0].port) as client:
+                answers: Any = [
+                    client.request(
+                        ApiKey.DELETE_TOPICS, 6, DeleteTopicsRequest(topics=[by_name, by_id])
+                    ),
+                    client.request(
+                        ApiKey.ALTER_CONFIGS, 2, AlterConfigsRequest(resources=[resource])
+                    ),
+                    client.request(
+                        ApiKey.CREATE_PARTITIONS, 3, CreatePartitionsRequest(topics=[grown])
+                    ),
+                    client.request(ApiKey.DELETE_RECORDS, 2, DeleteRecordsRequest(topics=[cut])),
+                ]
+            deleted, altered, grew, records = answers
+            changed = [*deleted.responses, *altered.responses, *grew.results]
+            return changed, records.topics[0].partitions[0]
+
+        changed, cut_off = await asyncio.to_thread(asked)
+        text = "orders.compacted is the compacted view of topic orders, and is read only"
+        found = [(one.error_code, text in (one.error_message or "")) for one in changed]
+        assert found == [(ErrorCode.INVALID_REQUEST, True)] * 4
+        assert cut_off.error_code == ErrorCode.POLICY_VIOLATION
+        assert broker.topics.get("orders") is not None
 
 
 async def deleted(admin: AIOKafkaAdminClient, topic: str) -> None:
