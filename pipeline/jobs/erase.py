@@ -42,6 +42,7 @@ from pipeline.jobs.erase_receipt import (
     PartitionErased,
     Receipt,
     lines,
+    records_text,
 )
 from pipeline.jobs.table_reading import FORMATS
 from pipeline.producing import BulkProducer
@@ -264,10 +265,10 @@ class Eraser:
             part = receipt.partitions.setdefault(one.partition, PartitionErased())
             part.view_records_left += one.older
         for n, part in sorted(receipt.partitions.items()):
-            left = part.records_left + part.view_records_left
-            if left or part.reason:
+            if part.records_left or part.view_records_left or part.reason:
                 why = part.reason or "they were compacted, and are there: was the log damaged?"
-                receipt.reasons.append(f"partition {n}: {left:,} records are left: {why}")
+                left = records_text(part.records_left, part.view_records_left)
+                receipt.reasons.append(f"partition {n}: left are {left}: {why}")
 
     def _prove_files(
         self, receipt: Receipt, keys: Sequence[bytes], wanted: Offsets, until: float

@@ -111,18 +111,29 @@ def _partition_json(number: int, one: PartitionErased) -> dict[str, Any]:
     }
 
 
+def records_text(in_log: int, in_view: int) -> str:
+    """Say how many records there are in the log and in its view, which repeats some of the log's:
+    their sum would count these twice."""
+    found = f"{in_log:,} records in the log"
+    return f"{found} and {in_view:,} in its view" if in_view else found
+
+
 def lines(receipt: Receipt) -> list[str]:
     """A receipt for people."""
     found = []
     for n, one in sorted(receipt.partitions.items()):
         name = f"{receipt.topic}-{n}"
-        total = one.records_found + one.view_records_found
         if receipt.state == DRY_RUN:
-            found.append(f"{name}: {total:,} records of {one.keys:,} keys would go")
+            records = records_text(one.records_found, one.view_records_found)
+            found.append(f"{name}: {records} of {one.keys:,} keys would go")
             continue
-        left = one.records_left + one.view_records_left
-        what = f"{total - left:,} of {total:,} records of {one.keys:,} keys are gone"
-        found.append(f"{name}: {what}, {one.tombstones_left:,} tombstones stay for a while")
+        removed = one.removed, max(one.view_records_found - one.view_records_left, 0)
+        records = records_text(*removed)
+        total = records_text(one.records_found, one.view_records_found)
+        if removed != (one.records_found, one.view_records_found):
+            records += f" (of {total})"
+        stay = f"{one.tombstones_left:,} tombstones stay for a while"
+        found.append(f"{name}: {records} of {one.keys:,} keys are gone, {stay}")
     found += [f"pending: {reason}" for reason in receipt.reasons]
     found += [f"may hold copies: {one.text}" for one in receipt.copies]
     keys = f"{len(receipt.keys):,} keys, {receipt.absent:,} of them in no record"

@@ -17,7 +17,14 @@ from pipeline.jobs import erase
 from pipeline.jobs.erase import Eraser
 from pipeline.jobs.erase_files import scan_files
 from pipeline.jobs.erase_keys import keys_of_lines, keys_of_table
-from pipeline.jobs.erase_receipt import COMPLETE, DRY_RUN, PENDING, lines
+from pipeline.jobs.erase_receipt import (
+    COMPLETE,
+    DRY_RUN,
+    PENDING,
+    PartitionErased,
+    Receipt,
+    lines,
+)
 from pipeline.lease import BrokerRuns
 from pipeline.progress import Silent
 from pipeline.topics import now_ms
@@ -158,6 +165,21 @@ def test_a_tombstone_outranks_what_the_view_calls_latest(
     assert (receipt.state, receipt.reasons) == (COMPLETE, [])
     assert receipt.partitions[0].view_records_found == 1
     assert receipt.partitions[0].view_records_left == 0
+
+
+def test_a_record_that_is_in_the_log_and_in_its_view_is_not_counted_as_two() -> None:
+    """Of three records in the log the view repeats one."""
+    one = PartitionErased(keys=2, records_found=3, view_records_found=1)
+    receipt = Receipt("t", [b"a", b"b"], DRY_RUN, 0, partitions={0: one})
+    in_both = "3 records in the log and 1 in its view"
+    assert lines(receipt)[0] == f"t-0: {in_both} of 2 keys would go"
+    receipt.state = COMPLETE
+    assert lines(receipt)[0].startswith(f"t-0: {in_both} of 2 keys are gone, ")
+    one.records_left = 1
+    text = f"t-0: 2 records in the log and 1 in its view (of {in_both}) of 2 keys are gone, "
+    assert lines(receipt)[0].startswith(text)
+    one.view_records_found = 0
+    assert lines(receipt)[0].startswith("t-0: 2 records in the log (of 3 records in the log) of 2")
 
 
 def test_what_is_not_decided_leaves_it_pending(spark: "SparkSession", tmp_path: Path) -> None:
