@@ -125,6 +125,16 @@ def _settings(
     return found
 
 
+def _checked_master(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
+    from pipeline.session import check_master
+
+    try:
+        check_master(given)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return given
+
+
 def on_spark(function: Callable[P, None]) -> Callable[P, None]:
     """Adds the options of a session; the command gets them as `spark_options`."""
 
@@ -133,6 +143,7 @@ def on_spark(function: Callable[P, None]) -> Callable[P, None]:
         envvar="VARVE_SPARK_MASTER",
         default="local[*]",
         show_default=True,
+        callback=_checked_master,
         metavar="URL",
         help="Spark's master: local[N], spark://HOST:PORT, sc://HOST:PORT.",
     )

@@ -34,6 +34,8 @@ EXECUTOR_SECONDS: Final = 60.0  # until the first is there: a JVM's start on a b
 EXECUTORS_SETTLED_SECONDS: Final = 0.5  # no further one has come for so long
 EXECUTORS_POLL_SECONDS: Final = 0.1
 LOCAL_MASTER: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\s*(?P<failures>\d+))?\])?")
+# Others that Spark knows: a cluster in this process for tests, and managers of clusters.
+OTHER_MASTERS: Final = re.compile(r"local-cluster\[[\d, ]+\]|yarn|k8s://\S+")
 LOCAL_ATTEMPTS: Final = 2  # Spark's own local mode fails a job at a task's first failure
 LOG_LEVELS: Final = ("off", "error", "warn", "info", "debug")
 
@@ -54,6 +56,7 @@ appender.errors.layout.pattern = spark: %d{HH:mm:ss} %p %c{1}: %m%n%xThrowable{s
 # The gateway's level is compared with the root's, and where they differ Spark talks about it.
 _GATEWAY: Final = "org.apache.spark.api.python.PythonGatewayServer"
 _TOLD_BY_US: Final = {
+    "context": "org.apache.spark.SparkContext",
     "executor": "org.apache.spark.executor.Executor",
     "tasks": "org.apache.spark.scheduler.TaskSetManager",
     "connect": "org.apache.spark.sql.connect",
@@ -92,6 +95,10 @@ def build_session(
     """
     if log_level not in LOG_LEVELS:
         raise ValueError(f"log_level is one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
+    try:
+        check_master(master)
+    except ValueError as error:
+        raise SessionError(f"no such Spark master: {error}") from error
     if master.startswith("sc://"):
         return _connect(master, app_name, settings or {})
     conf = {
@@ -111,6 +118,22 @@ def build_session(
     if conf["spark.master"].startswith("spark://"):
         _wait_for_executors(spark, conf["spark.executor.memory"])
     return spark
+
+
+def check_master(master: str) -> None:
+    """See that a master is of a form that Spark takes: a JVM needs many seconds to say that it is
+    not, and says it with a stack. Raises ValueError."""
+    local = LOCAL_MASTER.fullmatch(master)
+    if local is not None:
+        if (cores := local["cores"]) not in (None, "*") and int(cores) == 0:
+            raise ValueError(f"{master} has no core to run on")
+        return
+    if OTHER_MASTERS.fullmatch(master) is not None:
+        return
+    scheme, sign, rest = master.partition("://")
+    if sign and scheme in ("spark", "sc") and rest and not re.search(r"\s", rest):
+        return
+    raise ValueError(f"expected local[N], spark://HOST:PORT or sc://HOST:PORT, not {master[:80]!r}")
 
 
 def common_settings() -> dict[str, str]:

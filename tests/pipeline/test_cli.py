@@ -91,6 +91,12 @@ def test_no_broker_is_an_exit_code_of_its_own(command: list[str], nobody: str) -
         ["--conf", "user.home=/"],
         ["--http", "ftp://host"],
         ["--processes", "0"],
+        ["--master", "nonsense"],
+        ["--master", "local[x]"],
+        ["--master", "local[0]"],
+        ["--master", "spark://"],
+        ["--master", "spark://a b:1"],
+        ["--master", "http://host:1"],
     ],
 )
 def test_a_command_line_that_makes_no_sense_is_refused(options: list[str]) -> None:

@@ -14,7 +14,14 @@ import pyspark
 import pytest
 
 from pipeline.java import CACHE_VARIABLE, class_archive, find_java
-from pipeline.session import SessionError, _placement, build_session, first_line, is_news
+from pipeline.session import (
+    SessionError,
+    _placement,
+    build_session,
+    check_master,
+    first_line,
+    is_news,
+)
 from pipeline.spark_daemon import print_unless_gone
 
 if TYPE_CHECKING:
@@ -48,6 +55,24 @@ def test_a_local_master_tries_its_tasks_twice_and_stays_on_loopback() -> None:
     assert _placement("local[*]")["spark.master"] == "local[*,2]"
     assert _placement("local[2,5]")["spark.master"] == "local[2,5]"
     assert _placement("local[2]")["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_a_master_of_no_known_form_is_refused_without_a_jvm() -> None:
+    for good in ("local", "local[*]", "local[4,2]", "local-cluster[2,1,1024]", "yarn",
+                 "k8s://https://h:1", "spark://a:1,b:2", "spark://a", "sc://h:1/;x=y"):  # fmt: skip
+        check_master(good)
+    for bad in (
+        "",
+        "locl[2]",
+        "local[]",
+        "local[0]",
+        "local[1.5]",
+        "spark:/a",
+        "sc://",
+        "mesos://h",
+    ):
+        with pytest.raises(SessionError, match="no such Spark master"):
+            build_session(bad)
 
 
 def test_the_driver_binds_to_the_address_that_faces_the_master() -> None:
