@@ -267,8 +267,10 @@ def telling(function: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> None:
-        # As Ctrl-C: whatever is leased is given up on the way out.
+        # Both as exceptions: whatever is leased is given up on the way out.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see __main__.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             function(*args, **options)
         except (JobError, RunError) as error:

@@ -3,7 +3,9 @@
 import errno
 import importlib.util
 import os
+import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,8 @@ from pipeline.jobs.compact import CompactResult, PartitionResult, lines
 from pipeline.progress import Silent
 from pipeline.stages.planning import Limits
 from pipeline.topics import as_job_errors
+
+ROOT = Path(__file__).parents[2]
 
 
 def invoke(*arguments: str, **options: Any) -> tuple[int, str]:
@@ -116,6 +120,26 @@ def test_a_master_that_is_not_there_is_told_before_anything_is_leased(nobody: st
     assert code == exit_codes.NO_SPARK
     assert text.startswith(f"varve: no Spark master answers: {nobody}")
     assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("module", ["pipeline.cli", "pipeline.jobs.compact"])
+def test_ctrl_c_while_modules_are_loaded_ends_without_a_stack(module: str) -> None:
+    program = f"""
+import os, runpy, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["pipeline", "compact", "t", "--http", "127.0.0.1:1"]
+runpy.run_module("pipeline", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_the_worst_outcome_is_the_exit_code() -> None:
