@@ -12,8 +12,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from config.units import about_size, about_span
+from config.units import about_size
 from pipeline.report.figures import TopicFigures
+from pipeline.report.ticks import Ticks, even_ticks, log_ticks
 
 # Drawn with -> what the page calls it. The colours themselves are never seen.
 COLOURS: Final = {
@@ -47,7 +48,6 @@ _STYLE: Final = {
     "axes.spines.right": False,
     "legend.frameon": False,
 }
-_AGES: Final = (1, 60, 3600, 86_400, 604_800, 2_592_000, 31_536_000)  # seconds, as ticks
 
 Draw = Callable[[Any, TopicFigures], None]
 
@@ -71,7 +71,8 @@ def survival_by_age(axes: Any, topic: TopicFigures) -> None:
             ages, shares, _ = zip(*dots, strict=True)
             axes.scatter(ages, shares, s=16, color=colour, alpha=0.55, lw=0, label=label)
     axes.set_xscale("log")
-    _age_ticks(axes)
+    low, high = axes.get_xlim()
+    _set_ticks(axes, log_ticks(low, high))
     axes.set_xlabel("age")
     _share_axis(axes, "still live")
 
@@ -149,7 +150,7 @@ def bytes_over_time(axes: Any, topic: TopicFigures) -> None:
     axes.fill_between(times, live_bytes, step="post", color=LIVE, alpha=0.7, lw=0,
                       label="of it live")  # fmt: skip
     _bytes_axis(axes)
-    axes.xaxis.set_major_formatter(_formatter(_seconds))
+    _set_ticks(axes, even_ticks(times[-1]))
     axes.set_xlabel("since the first record")
     axes.set_ylim(bottom=0)
     axes.margins(x=0)
@@ -251,13 +252,8 @@ def _bytes_axis(axes: Any) -> None:
     axes.set_yticks(ticks, [about_size(tick).replace(".0 ", " ") for tick in ticks])
 
 
-def _age_ticks(axes: Any) -> None:
-    low, high = axes.get_xlim()
-    ticks = [tick for tick in _AGES if low <= tick <= high * 1.1]
-    if len(ticks) < 2:
-        axes.xaxis.set_major_formatter(_formatter(_seconds))
-        return
-    axes.set_xticks(ticks, [_seconds(tick) for tick in ticks])
+def _set_ticks(axes: Any, ticks: Ticks) -> None:
+    axes.set_xticks([place for place, _ in ticks], [label for _, label in ticks])
     axes.minorticks_off()
 
 
@@ -265,11 +261,6 @@ def _formatter(words: Callable[[float], str]) -> Any:
     from matplotlib.ticker import FuncFormatter
 
     return FuncFormatter(lambda value, _: words(value))
-
-
-def _seconds(value: float) -> str:
-    text = about_span(int(value * 1000))
-    return text.replace(".0 ", " ")
 
 
 def _count(value: float) -> str:

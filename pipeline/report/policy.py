@@ -21,7 +21,6 @@ SEGMENT_MIN: Final = 4 << 20
 SEGMENT_MAX: Final = 1 << 30
 READ_BYTES_PER_SECOND: Final = 5 << 20  # of a slow consumer that reads the whole topic
 DAY_MS: Final = 86_400_000
-HOUR_MS: Final = 3_600_000
 _NOT_SAID: Final = "not known"
 
 
@@ -147,18 +146,23 @@ def _lag(topic: TopicFigures) -> int:
 
 
 def _delete_retention(topic: TopicFigures) -> None:
+    """Advise more where a whole read takes long; never less than is set. How long consumers stay
+    away is in no figure, and one that misses a delete keeps the key for ever."""
+    now = topic.settings.get("delete.retention.ms")
+    now_ms = DAY_MS if now is None else int(now)
     read_ms = topic.total("size_bytes") / READ_BYTES_PER_SECOND * 1000
-    advised = int(min(max(10 * read_ms, HOUR_MS), 7 * DAY_MS)) // 60_000 * 60_000
+    wanted_ms = int(min(10 * read_ms, 7 * DAY_MS)) // 60_000 * 60_000
     deletes = topic.total("tombstones")
     topic.advice.append(
         Advice(
             "delete.retention.ms",
-            topic.settings.get("delete.retention.ms", _NOT_SAID),
-            str(advised),
-            f"A consumer that reads {about_size(READ_BYTES_PER_SECOND)}/s has all of the topic in"
-            f" {about_span(int(read_ms))}, and must meet the deletes of what it has read before."
-            f" Ten times that, an hour at least; {deletes:,} keys are deletes now. Consumers that"
-            " may be away for longer need more.",
+            _NOT_SAID if now is None else now,
+            str(max(now_ms, wanted_ms)),
+            "A consumer has to read on within this time, or it misses deletes for good. How long"
+            " yours may be away is not known here: that decides. A consumer that reads"
+            f" {about_size(READ_BYTES_PER_SECOND)}/s has all of the topic in"
+            f" {about_span(int(read_ms))}, and ten times that is the least that is advised, up to"
+            f" a week. {deletes:,} keys are deletes now.",
         )
     )
 
