@@ -181,9 +181,10 @@ def lines(result: TableResult) -> list[str]:
     ]
     if known:
         records = sum(one.records for one in known)
-        gone = sum(one.tombstones for one in known)
-        keyless = sum(one.keyless for one in known)
-        found.append(f"of {records:,} records; {gone:,} keys deleted, {keyless:,} without a key")
+        what = f"of {records:,} records; {sum(one.keyless for one in known):,} without a key"
+        if all(one.tombstones >= 0 for one in known):
+            what += f", {sum(one.tombstones for one in known):,} keys deleted"
+        found.append(what)
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
     return [*found, f"by spark over {result.transport}: {spent}"]
 

@@ -37,7 +37,9 @@ COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "
 class PartitionState:
     """What one partition's state is made of. Offsets: [first_offset, end_offset) was looked at.
 
-    The counts are of the closed segments; -1 where they were not indexed.
+    Counts are of committed records in that range, and -1 where they were not counted: all of them
+    for `all_records`; `live` and `tombstones`, which are of keys, where records follow the segments
+    that were indexed.
     """
 
     partition: int
@@ -106,6 +108,7 @@ def state_of(
         state.safe_ms = bounds.at_ms
     parts: list[RowTask] = []
     open_first: dict[int, int] = {}
+    reaches: dict[int, int] = {}
     for number in sorted(ends):
         job, covered = jobs.get(number), whole.get(number)
         reached = bounds.first[number] if covered is None else covered.end_offset
@@ -115,8 +118,7 @@ def state_of(
             reached = max(reached, min(job.end_offset, ends[number]))
         if reached < ends[number]:
             open_first[number], state.tails[number] = reached, ends[number]
-        end = max(reached, ends[number])
-        state.partitions.append(_told(number, bounds.first[number], end, indexes.get(number)))
+        reaches[number] = max(reached, ends[number])
     tail = rows_of(reading.spark, parts, wanted) if parts else None
     if open_first:
         rest = read_topic(
@@ -124,6 +126,11 @@ def state_of(
             columns=wanted,
         )  # fmt: skip
         tail = rest if tail is None else tail.unionByName(rest)
+    counts = {} if tail is None else _counted(tail)
+    state.partitions += [
+        _told(number, bounds.first[number], end, indexes.get(number), counts.get(number))
+        for number, end in reaches.items()
+    ]
     if tail is not None:
         state.frame = _superseded(state.frame, tail, wanted)
     state.frame = state.frame.select(*columns)
@@ -210,16 +217,33 @@ def _indexed(reading: Reading, jobs: Sequence[CleanJob]) -> dict[int, PartitionI
     return {index.job.partition.partition: index for index in found}
 
 
-def _told(number: int, first: int, end: int, index: PartitionIndex | None) -> PartitionState:
+def _counted(tail: "DataFrame") -> dict[int, tuple[int, int]]:
+    """Count what follows the indexed segments -> records and those without a key, by partition."""
+    from pyspark.sql import functions as sql
+
+    keyless = sql.count(sql.when(sql.col("key").isNull(), 1))
+    counted = tail.groupBy("partition").agg(sql.count(sql.lit(1)), keyless).collect()
+    return {number: (records, without) for number, records, without in counted}
+
+
+def _told(
+    number: int,
+    first: int,
+    end: int,
+    index: PartitionIndex | None,
+    after: tuple[int, int] | None,
+) -> PartitionState:
     counts: Sequence[SegmentCounts] = () if index is None else index.counts
+    records, keyless = (0, 0) if after is None else after
+    # What follows supersedes keys of the index: how many is not known without its keys.
     return PartitionState(
         partition=number,
         first_offset=first,
         end_offset=end,
-        records=sum(one.records for one in counts),
-        live=sum(one.live for one in counts),
-        tombstones=sum(one.tombstones for one in counts),
-        keyless=sum(one.keyless for one in counts),
+        records=sum(one.records - one.aborted for one in counts) + records,
+        live=-1 if records else sum(one.live for one in counts),
+        tombstones=-1 if records else sum(one.tombstones for one in counts),
+        keyless=sum(one.keyless for one in counts) + keyless,
     )
 
 

@@ -126,6 +126,8 @@ def test_transactions_count_by_how_they_ended(
         place = target(str(tmp_path / "t"), "delta", overwrite=False)
         result = make_table(spark, addresses, topic, place, told=Silent())
         assert result.partitions[0].end_offset == at - 1
+        records = sum(row.partition == 0 for row in model.rows)
+        assert result.partitions[0].records == records
     table = read_table(tmp_path / "t", "delta")
     assert_state(table, model)
     assert b"committed" in table.column("value").to_pylist()

@@ -66,6 +66,13 @@ def test_a_state_as_of_offsets_is_what_was_there_then(
         result = taken(spark, addresses, topic, path, AsOf(offsets))
         assert result.end_offsets == offsets
         assert_state(read_table(path, "parquet"), model, offsets)
+        for one in result.table.partitions:
+            below = [row for row in model.rows
+                     if row.partition == one.partition and row.offset < one.end_offset]  # fmt: skip
+            keyless = sum(row.key is None for row in below)
+            assert (one.records, one.keyless) == (len(below), keyless)
+            live = len([n for n, _ in model.state(offsets) if n == one.partition])
+            assert one.live in (live, -1)  # not counted where records follow what was indexed
 
 
 @pytest.mark.spark
