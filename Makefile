@@ -14,7 +14,7 @@ PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.
 # Somebody else's environment must not leak into ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help run test compare soak lint docs lock clean
+.PHONY: help run test compare soak sim-schedule lint docs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make test   set up, with Spark, and run the tests (ARGS="-k swap", ARGS="-m \"not spark\"")'
 	@echo 'make compare  what our cleaner leaves beside what Apache Kafka leaves (ARGS="--seed N --cases N")'
 	@echo 'make soak   ten minutes of load, kills and cleaning (ARGS="--minutes N --seed N")'
+	@echo 'make sim-schedule  the simulation of the order of cleans (SEEDS=0:100)'
 	@echo 'make lint   ruff, mypy, import-linter'
 	@echo 'make docs   write docs/configuration.md anew from the tables in config/'
 	@echo 'make lock   resolve newer versions of the dependencies and lock them'
@@ -39,6 +40,9 @@ compare: $(VENV)/.installed-dev $(VENV)/.warm
 
 soak: $(VENV)/.installed-dev $(VENV)/.warm
 	@$(BIN)/python -m tests.soak $(ARGS)
+
+sim-schedule: $(VENV)/.installed-dev
+	VARVE_SCHEDULE_SEEDS=$(or $(SEEDS),0:100) $(BIN)/python -m pytest -q tests/cleaner/test_scheduling.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

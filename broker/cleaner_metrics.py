@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from broker.metric_families import counter, gauge
 from broker.topics import Topics
+from cleaner.planning.order import Lane
 from cleaner.planning.plan import Verdict
 from cleaner.pool.explain import blocked_by
 from cleaner.pool.history import RECORDS_MAX, JobRecord
@@ -75,7 +76,9 @@ class CleanerMetrics:
         fullest = max((report.map_utilization for report in last), default=0.0)
         written = sum(report.bytes_written for report in last)
         recopied = 100 * written / max(1, sum(report.bytes_replaced for report in last))
-        missing = self._wanted_workers() - len(self._pool.status().workers)
+        workers = self._pool.status().workers
+        regular = sum(worker.lane is Lane.REGULAR for worker in workers)
+        missing = self._wanted_workers() - regular
         since = 0.0
         if stats.scanned_at is not None:
             since = asyncio.get_running_loop().time() - stats.scanned_at

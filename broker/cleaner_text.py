@@ -27,7 +27,8 @@ def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -
             doing = "idle" if worker["ready"] else "starting"
         else:
             doing = f"{job['topic']}-{job['partition']}: {_stage(job)}"
-        lines.append(f"  worker {worker['index']} (pid {worker['pid']}): {doing}")
+        lane = "" if worker["lane"] == "regular" else f", for {worker['lane']} jobs"
+        lines.append(f"  worker {worker['index']} (pid {worker['pid']}{lane}): {doing}")
     lines += _spark_lines(answer["spark"])
     if partitions["damaged"]:
         lines.append(

@@ -48,6 +48,11 @@ __all__ = [
 ]
 
 
+# Grants are handed out every 50 ms: a lower rate would move in visible steps (as for the workers'
+# own limits, config/settings.py).
+CLEANER_RATE_MIN: Final = 64 << 10
+
+
 class ConfigSource(IntEnum):
     """Where a value comes from; the numbers of DescribeConfigs' `config_source`.
 
@@ -97,6 +102,7 @@ class TopicConfig:
     varve_flush_on_ack: bool = False
     varve_cleaner_engine: str = "default"
     varve_cleaner_strategy: str = "default"
+    varve_cleaner_io_max_bytes_per_second: int = -1
     varve_decompressed_batch_bytes: int = 64 * MIB
     varve_view: str = "none"
     varve_view_min_bytes: int = 64 * MIB
@@ -114,6 +120,12 @@ class TopicConfig:
     def deletes(self) -> bool:
         """Whether retention by time and size applies."""
         return self.policy_known and "delete" in self.cleanup_policy
+
+    @property
+    def cleaner_bytes_per_second_max(self) -> int | None:
+        """How fast the cleaner may read and write the topic's partitions; None: no own limit."""
+        limit = self.varve_cleaner_io_max_bytes_per_second
+        return limit if limit > 0 else None
 
     @property
     def has_view(self) -> bool:
@@ -182,6 +194,12 @@ def check(config: TopicConfig, *, remote_storage: bool = False) -> None:
             "min.compaction.lag.ms",
             f"{config.min_compaction_lag_ms} is above max.compaction.lag.ms, "
             f"{config.max_compaction_lag_ms}",
+        )
+    limit = config.varve_cleaner_io_max_bytes_per_second
+    if limit != -1 and limit < CLEANER_RATE_MIN:
+        raise InvalidTopicConfigError(
+            "varve.cleaner.io.max.bytes.per.second",
+            f"{limit} is below {CLEANER_RATE_MIN}; -1 is no limit",
         )
     if config.varve_view_strategy == "header" and not config.varve_view_version_header:
         raise InvalidTopicConfigError(

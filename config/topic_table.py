@@ -112,7 +112,8 @@ def _compaction_keys() -> Iterator[TopicKey]:
         str(LONG_MAX),
         "A record waits at most this long until it may be compacted: an older one makes its "
         "partition due whatever the dirty ratio, and closes the active segment, with or without "
-        "new data. Built-in default of a compacted topic: one day, after min.compaction.lag.ms.",
+        "new data. The time counts from the record's timestamp, but not before the record was in "
+        "the log. Built-in default of a compacted topic: one day, after min.compaction.lag.ms.",
         compact_default=str(DAY_MS),
         minimum=1,
         unit="ms",
@@ -314,6 +315,18 @@ def _own_keys() -> Iterator[TopicKey]:
         "since the last one, `survivorship` only what is expected not to survive; `default` is "
         "the `cleaner.strategy` of the settings file.",
         choices=CLEANER_STRATEGIES,
+    )
+    yield TopicKey(
+        "varve.cleaner.io.max.bytes.per.second",
+        "varve.cleaner.io.max.bytes.per.second",
+        ValueKind.LONG,
+        "-1",
+        "Bytes per second that cleaning may read and write, taken together, over all partitions of "
+        "the topic; at least 65536, -1 is no limit of its own. The limits of the settings file "
+        "hold as well. A job that such a limit makes long does not occupy one of "
+        "`cleaner.workers`: one more worker is started for jobs of this kind.",
+        minimum=-1,
+        unit="bytes",
     )
     yield TopicKey(
         "varve.decompressed.batch.bytes",

@@ -99,7 +99,13 @@ def _job_json(worker: WorkerStatus | None) -> Json | None:
 
 def _worker_json(worker: WorkerStatus) -> Json:
     job = _job_json(worker)
-    return {"index": worker.index, "pid": worker.pid, "ready": worker.ready, "job": job}
+    return {
+        "index": worker.index,
+        "lane": worker.lane.value,
+        "pid": worker.pid,
+        "ready": worker.ready,
+        "job": job,
+    }
 
 
 def partition_json(

@@ -1,12 +1,9 @@
 """What is to be cleaned, and why not the rest. Pure: facts in, verdicts out.
 
 A verdict is the whole chain of findings, not the first one that said no: it is what answers "why is
-this not compacting?". Order: whoever is past a deadline goes first, earliest first; then who an
-operator asked for; then by what a clean is expected to gain (Strategy). Deadlines are the maximum
-lag (KIP-354) and, for tombstones past their horizon, a grace (section.py): neither can starve.
+this not compacting?". In which order candidates are started is decided in order.py.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
@@ -53,6 +50,7 @@ class Verdict:
     live_bytes: int | None = None
     run_now: bool = False
     next_look: NextLook | None = None  # when time alone may change this verdict
+    bytes_per_second_max: int | None = None  # the topic's limit for cleaning
 
     @property
     def to_clean(self) -> bool:
@@ -86,12 +84,14 @@ class Verdict:
             return None
         return self.section.deadline_ms
 
-    def urgency(self, now_ms: int) -> tuple[int, float, TopicPartition]:
-        """Sorts candidates, most urgent first."""
-        deadline_ms = self.deadline_ms
-        if deadline_ms is not None and deadline_ms < now_ms:
-            return (0, deadline_ms, self.partition)
-        return (1 if self.run_now else 2, -self.score, self.partition)
+    @property
+    def input_bytes(self) -> int:
+        """How much a clean reads: the clean section once, the dirty one twice."""
+        if self.expired is not None:
+            return self.expired.size_bytes
+        if self.section is None:
+            return 0
+        return self.section.clean_bytes + 2 * self.section.dirty_bytes
 
 
 def assess(
@@ -138,13 +138,8 @@ def assess(
         live_bytes,
         run_now,
         _next_look(facts, section, next_expiry_ms, now),
+        facts.config.cleaner_bytes_per_second_max,
     )
-
-
-def ranked(verdicts: Iterable[Verdict], now_ms: int) -> list[Verdict]:
-    """Those to be cleaned, most urgent first; names break ties."""
-    candidates = [verdict for verdict in verdicts if verdict.to_clean]
-    return sorted(candidates, key=lambda verdict: verdict.urgency(now_ms))
 
 
 def _standing(facts: LogFacts) -> list[Finding]:

@@ -101,11 +101,15 @@ def dirty_section(facts: LogFacts, now: Moment, known: Remembered) -> DirtySecti
     )
     waiting = [s for s in later if s.base_offset >= end and is_dirty(s, 1 << 63)]
     active_bytes = active.size_bytes if active.next_base_offset > checkpoint else 0
-    stamps = [
-        s.first_batch_timestamp_ms
-        for s in later
-        if s.first_batch_timestamp_ms > 0 and is_dirty(s, 1 << 63)
+    aged = [
+        (before, s)
+        for before, s in zip((None, *live), live[:-1], strict=False)
+        if s.next_base_offset > checkpoint
+        and s.first_batch_timestamp_ms > 0
+        and is_dirty(s, 1 << 63)
     ]
+    begun = [_begun_ms(s, before, now.wall_ms, known) for before, s in aged]
+    stamps = [s.first_batch_timestamp_ms for _, s in aged]
     oldest = [*stamps, active.first_batch_timestamp_ms] if active_bytes else stamps
     return DirtySection(
         first_dirty,
@@ -113,7 +117,7 @@ def dirty_section(facts: LogFacts, now: Moment, known: Remembered) -> DirtySecti
         bound,
         clean_bytes,
         dirty_bytes,
-        min(stamps) + facts.config.max_compaction_lag_ms if stamps else None,
+        min(begun) + facts.config.max_compaction_lag_ms if begun else None,
         _clean_below(checkpoint, settled, later, end),
         ripe_ms,
         sum(s.size_bytes for s in waiting) + active_bytes,
@@ -152,6 +156,21 @@ def _bound(
             ripe_ms = _newest_ms(young) + lag_ms
     end, reason = min(bounds, key=lambda bound: bound[0])
     return end, reason, ripe_ms if reason is Reason.MIN_LAG else None
+
+
+def _begun_ms(
+    segment: SegmentFacts, before: SegmentFacts | None, wall_ms: int, known: Remembered
+) -> int:
+    """From when on the maximum lag of a dirty segment counts.
+
+    It is the timestamp of the first batch, as in Kafka, but not before the batch can have been in
+    this log: a backfill with old timestamps is not late when it arrives. The segment before was
+    last written to before this one was begun; a time that lies ahead says nothing.
+    """
+    begun_ms = max(segment.first_batch_timestamp_ms, known.first_seen_ms)
+    if before is not None and before.last_modified_ms <= wall_ms:
+        begun_ms = max(begun_ms, before.last_modified_ms)
+    return begun_ms
 
 
 def _newest_ms(segment: SegmentFacts) -> int:

@@ -17,6 +17,7 @@ from cleaner import states
 from cleaner.host import CleanerHost, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.planning.grouping import plan_job
+from cleaner.planning.order import RunningJob
 from cleaner.planning.plan import Verdict
 from cleaner.planning.remembered import damaged_base, learn
 from cleaner.pool.control import Control
@@ -40,7 +41,7 @@ from cleaner.workers.channel import (
 )
 from cleaner.workers.crew import Worker
 from cleaner.workers.priority import DEADLINE_GRACE_MS, Priorities
-from cleaner.workers.throttle import TOP_UP_SECONDS, Direction, Throttle
+from cleaner.workers.throttle import TOP_UP_SECONDS, Direction, Throttle, TopicLimit
 from config.settings import CleanerSettings
 from storage.env import Env
 from storage.errors import StorageError, SwapRefusedError
@@ -79,6 +80,7 @@ class Runs:
         self.throttle = Throttle(*rates, now=0.0, floor_bytes_per_second=floor)
         self._priorities = Priorities(lambda: self.settings.nice)
         self._runs = control.runs
+        self._topic_limits: dict[str, TopicLimit] = {}
         self._run_number = 0
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -89,6 +91,26 @@ class Runs:
         floor = settings.floor_bytes_per_second
         self.throttle.set_rates(*rates, self._now(), floor_bytes_per_second=floor)
 
+    def update_topic_limits(self) -> None:
+        """Take the rate limits that topics of jobs under way have now."""
+        for run in self._runs.values():
+            facts = self._host.facts_of(run.job.partition)
+            if facts is not None:
+                self.throttle.set_limit(run.worker.index, self._topic_limit(facts))
+        now = self._now()
+        for topic in [topic for topic, one in self._topic_limits.items() if one.is_idle(now)]:
+            del self._topic_limits[topic]
+
+    def _topic_limit(self, facts: LogFacts) -> TopicLimit | None:
+        rate = facts.config.cleaner_bytes_per_second_max
+        if rate is None:
+            return None
+        limit = self._topic_limits.get(facts.partition.topic)
+        if limit is None:
+            limit = self._topic_limits[facts.partition.topic] = TopicLimit(rate, self._now())
+        limit.set_rate(rate, self._now())
+        return limit
+
     def stop(self) -> None:
         """No more ticks."""
         if self._ticker is not None:
@@ -97,6 +119,11 @@ class Runs:
     def of_worker(self, worker: Worker) -> Run | None:
         """What a worker is doing."""
         return next((run for run in self._runs.values() if run.worker is worker), None)
+
+    def running_jobs(self) -> list[RunningJob]:
+        """The jobs under way, as the choice of the next starts sees them."""
+        now = self._now()
+        return [run.as_running(now) for run in self._runs.values()]
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -143,9 +170,11 @@ class Runs:
             dirty_bytes=0 if section is None or job.expired_only else section.dirty_bytes,
             data_directory=facts.data_directory,
         )
+        run.input_bytes = verdict.input_bytes
         run.is_far_too_late = verdict.over_lag_ms > DEADLINE_GRACE_MS
         worker.link.send(RunJob(run.number, job))
-        self.throttle.join(worker.index, worker.side, self._now())
+        limit = self._topic_limit(facts)
+        self.throttle.join(worker.index, worker.side, self._now(), limit)
         return run
 
     def top_up(self, now: float) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from cleaner import states
 from cleaner.job import CleanJob, CleanReport
+from cleaner.planning.order import Lane, RunningJob, is_long
 from cleaner.planning.plan import Verdict
 from cleaner.pool.history import DAMAGED_MAX, JobRecord, Outcome
 from cleaner.workers.crew import ABORT_SECONDS, STALL_SECONDS, CrewLimits, Worker
@@ -20,6 +22,17 @@ class PoolLimits:
     abort: float = ABORT_SECONDS
     stall: float = STALL_SECONDS
     crew: CrewLimits = field(default_factory=CrewLimits)
+
+
+# The numbers of the workers beside the regular ones, which are numbered from 0 to 63 at most
+# (CleanerSettings.workers). Numbers below 0 are those of workers outside of the pool.
+LANE_INDEX: Final = {Lane.REQUESTED: 100, Lane.SMALL: 101, Lane.LIMITED: 102}
+_LANES: Final = {index: lane for lane, index in LANE_INDEX.items()}
+
+
+def lane_of(index: int) -> Lane:
+    """The lane of the worker with this number."""
+    return _LANES.get(index, Lane.REGULAR)
 
 
 def retry_delay_ms(failures: int, settings: CleanerSettings) -> int:
@@ -59,6 +72,7 @@ class Run:
     stale: str = ""  # set where it was given up because the log had changed under it: how
     report: CleanReport | None = None
     clean_below: int | None = None  # set with the report: what the checkpoint becomes
+    input_bytes: int = 0  # that it was expected to read
     is_far_too_late: bool = False  # its partition was long beyond its deadline when it began
     watch: asyncio.TimerHandle | None = None
 
@@ -90,6 +104,11 @@ class Run:
                 side.waited_seconds(Direction.WRITE),
             ),
         )
+
+    def as_running(self, now: float) -> RunningJob:
+        """What the choice of the next starts has to know of it."""
+        running_ms = int(1000 * (now - self.started_at))
+        return RunningJob(lane_of(self.worker.index), is_long(self.input_bytes, running_ms))
 
     def silent_seconds(self, now: float) -> float:
         """How long neither a word nor a charged byte was seen of it."""
@@ -199,12 +218,14 @@ class WorkerStatus:
     done_bytes: int = 0
     total_bytes: int = 0
     seconds: float = 0.0
+    lane: Lane = Lane.REGULAR
 
 
 def worker_status(worker: Worker, run: Run | None, now: float) -> WorkerStatus:
     """A worker, and its run if it has one."""
+    lane = lane_of(worker.index)
     if run is None:
-        return WorkerStatus(worker.index, worker.link.pid, worker.ready)
+        return WorkerStatus(worker.index, worker.link.pid, worker.ready, lane=lane)
     return WorkerStatus(
         worker.index,
         worker.link.pid,
@@ -215,6 +236,7 @@ def worker_status(worker: Worker, run: Run | None, now: float) -> WorkerStatus:
         run.done_bytes,
         run.total_bytes,
         now - run.started_at,
+        lane,
     )
 
 

@@ -8,6 +8,7 @@ in the next look.
 import asyncio
 import heapq
 from dataclasses import replace
+from operator import itemgetter
 from typing import Final
 
 import structlog
@@ -15,10 +16,12 @@ import structlog
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
 from cleaner.planning.findings import Moment, Reason
-from cleaner.planning.plan import Strategy, Verdict, assess, ranked
+from cleaner.planning.order import StartKey, start_key
+from cleaner.planning.plan import Strategy, Verdict, assess
 from cleaner.pool.handover import Handover
 from cleaner.pool.keeping import Memory
 from cleaner.pool.registry import CleanerRegistry
+from cleaner.pool.waiting import WaitingTimes
 from cleaner.pool.wishes import Wishes
 from cleaner.stats import PoolStats
 from storage.env import Env
@@ -111,10 +114,11 @@ class Lookout:
     ) -> None:
         self.verdicts: dict[TopicPartition, Verdict] = {}
         self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
-        self.queue: list[TopicPartition] = []  # the last look's candidates, most urgent first
+        self.queue: list[TopicPartition] = []  # the last look's candidates, in starting order
         self.busy_seconds = 0.0  # of the last look: its own turns of the loop
         self.strategy: Strategy = "dirty-ratio"
         self.wishes = Wishes()
+        self.waiting = WaitingTimes()
         self._memory = memory
         self._handover = handover
         self._host = host
@@ -129,7 +133,7 @@ class Lookout:
         self._touched.add(partition)
 
     async def look(self) -> list[tuple[Verdict, LogFacts]]:
-        """Judge every partition; candidates that nothing happened to, most urgent first."""
+        """Judge every partition; candidates that nothing happened to, first to be started first."""
         self._touched.clear()
         verdicts: dict[TopicPartition, Verdict] = {}
         known: dict[TopicPartition, LogFacts] = {}
@@ -142,6 +146,7 @@ class Lookout:
             if verdict is not None:
                 verdicts[facts.partition] = verdict
                 tally.add(verdict)
+                self.waiting.observe(verdict, int(asyncio.get_running_loop().time() * 1000))
                 if verdict.to_clean:
                     known[facts.partition] = facts
                 elif _is_handed_over(verdict):
@@ -151,8 +156,9 @@ class Lookout:
         await turns.end()
         self.verdicts, self.seen = verdicts, frozenset(seen)
         self.wishes.keep_only(self.seen)
+        self.waiting.keep_only(self.seen)
         now_ms = self._env.wall_ms()
-        handed.sort(key=lambda one: one.urgency(now_ms))
+        handed.sort(key=lambda one: self._start_key(one, now_ms))
         self._handover.looked((one.partition for one in handed), self.seen)
         tally.tell(self._stats)
         self.queue = [verdict.partition for verdict in order]
@@ -194,18 +200,28 @@ class Lookout:
         return verdict
 
     async def _ranked(self, candidates: list[Verdict], turns: "_Turns") -> list[Verdict]:
-        """Most urgent first. To sort ten thousand at a time takes the loop 10 ms."""
+        """In the order of their starts. To sort ten thousand at a time takes the loop 10 ms."""
         now_ms = self._env.wall_ms()
         await turns.end()
+        keyed = []
+        for verdict in candidates:
+            keyed.append((self._start_key(verdict, now_ms), verdict))
+            await turns.take()
         runs = []
-        for start in range(0, len(candidates), RANK_CHUNK):
-            runs.append(ranked(candidates[start : start + RANK_CHUNK], now_ms))
+        for start in range(0, len(keyed), RANK_CHUNK):
+            runs.append(sorted(keyed[start : start + RANK_CHUNK], key=itemgetter(0)))
             await turns.end()
         order = []
-        for verdict in heapq.merge(*runs, key=lambda one: one.urgency(now_ms)):
+        for _, verdict in heapq.merge(*runs, key=itemgetter(0)):
             order.append(verdict)
             await turns.take()
         return order
+
+    def _start_key(self, verdict: Verdict, wall_ms: int) -> StartKey:
+        since_ms = self.waiting.since_ms(verdict.partition)
+        if since_ms is None:  # it was started, or its state changed, since it was judged
+            since_ms = int(asyncio.get_running_loop().time() * 1000)
+        return start_key(verdict, since_ms, wall_ms)
 
     def save_checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
         """Everything below `offset` is clean: tell the host and whoever waits for it."""

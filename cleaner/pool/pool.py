@@ -18,6 +18,7 @@ from cleaner.host import CleanerHost, LogFacts
 from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.findings import Moment
 from cleaner.planning.offline_plan import compaction_job
+from cleaner.planning.order import Lane, candidate_of, choose
 from cleaner.planning.plan import Verdict
 from cleaner.planning.remembered import Remembered
 from cleaner.pool.control import AT_STOP, BY_OPERATOR, PAUSED_BY_OPERATOR, Control
@@ -25,7 +26,14 @@ from cleaner.pool.dispatch import Runs
 from cleaner.pool.explain import Explanation, next_attempt
 from cleaner.pool.handover import Handover
 from cleaner.pool.history import History, JobRecord
-from cleaner.pool.job_run import PoolLimits, PoolStatus, WorkerStatus, worker_status
+from cleaner.pool.job_run import (
+    LANE_INDEX,
+    PoolLimits,
+    PoolStatus,
+    WorkerStatus,
+    lane_of,
+    worker_status,
+)
 from cleaner.pool.keeping import Memory
 from cleaner.pool.lookout import Lookout
 from cleaner.pool.registry import CleanerRegistry
@@ -39,6 +47,7 @@ from storage.model import TopicPartition
 
 LOOK_PAUSE_SECONDS: Final = 0.02  # between two looks, however often the pool is woken
 LOOK_SHARE: Final = 10  # a look that took t seconds of the loop is followed by this times t without
+LANE_IDLE_SECONDS: Final = 60.0  # then the worker of a lane ends, and its memory is free
 IDLE_SHARE: Final = 50  # the same, where nobody says that there may be something to do
 
 log = structlog.get_logger("cleaner")
@@ -90,6 +99,8 @@ class CleanerPool:
             memory=self._memory,
         )
         self._crew = Crew(spawn, self._runs, self.stats, bounds.crew)
+        self._requests_in_a_row = 0
+        self._lanes_until: dict[Lane, float] = {}  # the loop's clock; lanes that have a worker
         self._wake = asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
 
@@ -108,7 +119,7 @@ class CleanerPool:
             log.exception("what the cleaner remembers is not read")
         if not self._settings.enabled:
             return
-        self._crew.resize(self._settings.workers, self._settings.nice)
+        self._resize()
         self._scheduler = asyncio.create_task(self._schedule(), name="cleaner-scheduler")
 
     async def _remember(self) -> None:
@@ -145,7 +156,7 @@ class CleanerPool:
         self.handover.configure(settings)
         self._runs.configure(settings)
         if self._scheduler is not None:
-            self._crew.resize(settings.workers, settings.nice)
+            self._resize()
         self.wake()
 
     # What others ask ------------------------------------------------------------------------
@@ -202,6 +213,7 @@ class CleanerPool:
         self._lookout.save_checkpoint(job.partition, job.generation, offset)
         self._history.add(done)
         self._memory.record(facts.data_directory, done)
+        self._lookout.waiting.started(facts.partition)
         self.stats.adoptions += 1
         self.wake()
 
@@ -209,6 +221,7 @@ class CleanerPool:
         """A job that was done outside did not come to its end: keep it like one of a worker."""
         self._history.add(record)
         self._memory.record(facts.data_directory, record)
+        self._lookout.waiting.started(facts.partition)
         self.stats.failures += record.outcome == "failed"
         self.wake()
 
@@ -385,8 +398,44 @@ class CleanerPool:
         self._memory.keep_only(seen, self._host.exists)
         self._history.keep_only(seen)
         self._match_holds()
-        for (verdict, facts), worker in zip(candidates, self._crew.idle(), strict=False):
-            self._runs.begin(worker, facts, verdict)
+        self._runs.update_topic_limits()
+        self._start(candidates)
+
+    def _start(self, candidates: list[tuple[Verdict, LogFacts]]) -> None:
+        """Give candidates to idle workers, and have a worker in each lane that needs one."""
+        now = asyncio.get_running_loop().time()
+        idle: dict[Lane, list[Worker]] = {}
+        for worker in self._crew.idle():
+            idle.setdefault(lane_of(worker.index), []).append(worker)
+        queue = {verdict.partition: (verdict, facts) for verdict, facts in candidates}
+        choice = choose(
+            [candidate_of(verdict) for verdict, _ in queue.values()],
+            {lane: len(workers) for lane, workers in idle.items()},
+            self._runs.running_jobs(),
+            self._requests_in_a_row,
+        )
+        self._requests_in_a_row = choice.requests_in_a_row
+        for candidate, lane in choice.starts:
+            verdict, facts = queue[candidate.partition]
+            self._lookout.waiting.started(candidate.partition)
+            self._runs.begin(idle[lane].pop(0), facts, verdict)
+        self._keep_lanes(choice.needed, now)
+
+    def _keep_lanes(self, needed: frozenset[Lane], now: float) -> None:
+        """A worker beside the regular ones stays for a while, as starting one takes a second."""
+        before = set(self._lanes_until)
+        self._lanes_until.update(dict.fromkeys(needed, now + LANE_IDLE_SECONDS))
+        for lane in [lane for lane, until in self._lanes_until.items() if until <= now]:
+            del self._lanes_until[lane]
+        if set(self._lanes_until) != before:
+            self._resize()
+
+    def _resize(self) -> None:
+        self._crew.resize(
+            self._settings.workers,
+            self._settings.nice,
+            extra=frozenset(LANE_INDEX[lane] for lane in self._lanes_until),
+        )
 
     def _match_holds(self) -> None:
         """A hold belongs to the partition that it was put on: it goes with it, and comes back."""

@@ -75,16 +75,20 @@ class Crew:
         self._stats = stats
         self._limits = limits
         self._wanted = 0
+        self._extra: frozenset[int] = frozenset()
         self._nice = 0
         self._stopping = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._lost: list[WorkerLink] = []
         self.workers: dict[int, Worker] = {}
 
-    def resize(self, count: int, nice: int) -> None:
-        """Keep `count` workers; who is busy and too many goes after its job. Nice: for new ones."""
-        self._wanted, self._nice = count, nice
-        for index in range(count):
+    def resize(self, count: int, nice: int, extra: frozenset[int] = frozenset()) -> None:
+        """Keep `count` workers, numbered from 0, and those with the numbers in `extra`.
+
+        A busy worker that is not wanted any more ends after its job. `nice` is for new ones.
+        """
+        self._wanted, self._extra, self._nice = count, extra, nice
+        for index in (*range(count), *sorted(extra)):
             if index not in self._tasks:
                 task = asyncio.create_task(self._keep(index), name=f"cleaner-worker-{index}")
                 self._tasks[index] = task
@@ -132,7 +136,8 @@ class Crew:
         return all(task.done() for task in self._tasks.values())
 
     def _keeps(self, index: int) -> bool:
-        return index < self._wanted and not self._stopping.is_set()
+        wanted = index < self._wanted or index in self._extra
+        return wanted and not self._stopping.is_set()
 
     async def _keep(self, index: int) -> None:
         """One worker after the other in this place, until it is not wanted any more."""

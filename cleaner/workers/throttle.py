@@ -171,10 +171,60 @@ class TokenBucket:
         self.level -= count
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Account:
+    """What one job was granted in one direction, and has spent."""
+
     side: BrokerSide
+    direction: Direction
     seen_spent: int
+    limit: "TopicLimit | None" = None
+
+    @property
+    def unspent(self) -> int:
+        # By what was seen: what is spent while we look is taken off at the next top-up.
+        return self.side.granted(self.direction) - self.seen_spent
+
+
+class TopicLimit:
+    """A topic's own rate (`varve.cleaner.io.max.bytes.per.second`), for the jobs of its partitions.
+
+    One bucket for reads and writes together. A job holds an account for each direction and waits
+    for one of them at a time, with what it was granted in the other one unspent. So each account
+    is granted so little at a time that all of them together never hold more than half of the
+    bucket: no job waits for what another one cannot spend.
+    """
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._bucket = TokenBucket(rate, rate * BURST_SECONDS, now)
+        self.accounts: list[_Account] = []
+
+    def set_rate(self, rate: float, now: float) -> None:
+        """Change the rate; takes effect at the next top-up."""
+        assert rate > 0
+        self._bucket.earn(now)
+        self._bucket.bytes_per_second = rate
+        self._bucket.earn(now)  # no more than the new burst
+
+    def earn(self, now: float) -> None:
+        """Let time pass."""
+        self._bucket.earn(now)
+
+    def spend(self, count: int) -> None:
+        """Take out bytes that one of its jobs moved."""
+        self._bucket.spend(count)
+
+    def is_idle(self, now: float) -> bool:
+        """Whether no job has it and nothing would be lost with it: a new one starts full, too."""
+        self._bucket.earn(now)
+        return not self.accounts and self._bucket.level >= self._bucket.burst_bytes
+
+    def room(self, account: _Account) -> int:
+        """How many more bytes may be granted to the account now."""
+        left = int(self._bucket.level) - sum(one.unspent for one in self.accounts)
+        spare_max = int(self._bucket.burst_bytes / (2 * len(self.accounts)))
+        jobs = -(-len(self.accounts) // 2)  # each has two accounts and wants one of them now
+        return max(0, min(-(-left // jobs), left, spare_max - account.unspent))
 
 
 @dataclass(slots=True)
@@ -224,36 +274,53 @@ class Budget:
             self.bucket.bytes_per_second = rate
             self.bucket.earn(now)  # no more than the new burst
 
-    def join(self, index: int, side: BrokerSide) -> None:
+    def join(self, index: int, side: BrokerSide, limit: TopicLimit | None = None) -> None:
         """A worker begins a job: it starts with nothing granted."""
         assert index not in self._accounts
         spent = side.spent(self.direction)
         side.grant(self.direction, spent)
-        self._accounts[index] = _Account(side, spent)
+        self._accounts[index] = _Account(side, self.direction, spent)
+        self.set_limit(index, limit)
+
+    def set_limit(self, index: int, limit: TopicLimit | None) -> None:
+        """Have the job of a worker keep to a topic's limit as well, or to none."""
+        account = self._accounts[index]
+        if account.limit is limit:
+            return
+        if account.limit is not None:
+            account.limit.accounts.remove(account)
+        account.limit = limit
+        if limit is not None:
+            limit.accounts.append(account)
+            account.side.grant(self.direction, account.seen_spent)
 
     def leave(self, index: int, now: float) -> None:
         """Its job is over, or the worker is gone: what it did not spend is free again."""
         self._settle(now)
+        self.set_limit(index, None)
         account = self._accounts.pop(index)
         account.side.grant(self.direction, account.seen_spent)
 
     def top_up(self, now: float) -> None:
         """Grant what the bucket holds and nobody was given yet."""
         self._settle(now)
-        sides = [account.side for account in self._accounts.values()]
+        accounts = list(self._accounts.values())
         if self.bucket is None:
-            for side in sides:
-                side.grant(self.direction, UNLIMITED)
+            for account in accounts:
+                if account.limit is None:
+                    account.side.grant(self.direction, UNLIMITED)
+                else:
+                    self._grant(account, account.limit.room(account))
             return
-        spare = [self._unspent(account) for account in self._accounts.values()]
+        spare = [account.unspent for account in accounts]
         left = max(0, int(self.bucket.level) - sum(spare))
         spare_max = max(1, int(self.bucket.burst_bytes * SPARE_SHARE))
-        for side, more in zip(sides, shares(left, spare, spare_max), strict=True):
-            side.grant(self.direction, side.granted(self.direction) + more)
+        for account, more in zip(accounts, shares(left, spare, spare_max), strict=True):
+            room = more if account.limit is None else account.limit.room(account)
+            self._grant(account, min(more, room))
 
-    def _unspent(self, account: _Account) -> int:
-        # By what was seen: what is spent while we look is taken off at the next top-up.
-        return account.side.granted(self.direction) - account.seen_spent
+    def _grant(self, account: _Account, more: int) -> None:
+        account.side.grant(self.direction, account.side.granted(self.direction) + more)
 
     def _settle(self, now: float) -> None:
         if self.bucket is not None:
@@ -264,6 +331,9 @@ class Budget:
             self._moved += moved
             if self.bucket is not None:
                 self.bucket.spend(moved)
+            if account.limit is not None:
+                account.limit.earn(now)
+                account.limit.spend(moved)
             account.seen_spent = spent
 
 
@@ -324,11 +394,18 @@ class Throttle:
         self._explicit = (read, write)
         self._apply(now)
 
-    def join(self, index: int, side: BrokerSide, now: float) -> None:
-        """A worker begins a job."""
+    def join(
+        self, index: int, side: BrokerSide, now: float, limit: TopicLimit | None = None
+    ) -> None:
+        """A worker begins a job; `limit` is that of its topic."""
         for budget in self.budgets:
-            budget.join(index, side)
+            budget.join(index, side, limit)
             budget.top_up(now)
+
+    def set_limit(self, index: int, limit: TopicLimit | None) -> None:
+        """The topic of a worker's job has another limit, or none any more."""
+        for budget in self.budgets:
+            budget.set_limit(index, limit)
 
     def leave(self, index: int, now: float) -> None:
         """A worker's job is over, or the worker is gone."""

@@ -14,7 +14,8 @@ from cleaner.job import CleanJob, CleanReport, SegmentHorizon
 from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.intervals import merged, reach, without
-from cleaner.planning.plan import Verdict, assess, ranked
+from cleaner.planning.order import start_key
+from cleaner.planning.plan import Verdict, assess
 from cleaner.planning.remembered import (
     FRESH,
     NO_HORIZON,
@@ -421,11 +422,12 @@ def test_segments_that_were_never_cleaned_have_no_horizon_to_know() -> None:
 
 
 def test_what_has_expired_comes_after_dirt_until_its_own_deadline_has_passed() -> None:
-    dirty = replace(facts(even(4)), partition=TopicPartition("t", 1))
+    dirty = replace(facts(even(4), checkpoint=15), partition=TopicPartition("t", 1))
     idle = facts(even(1), checkpoint=10)
     for age, first in ((0, 1), (max(EXPIRY_GRACE_MS, ACTIVE // 10) + 1, 0)):
         known = stamped(idle, b0=NOW.wall_ms - age)
-        order = ranked([judge(idle, known), judge(dirty)], NOW.wall_ms)
+        order = [judge(idle, known), judge(dirty)]
+        order.sort(key=lambda verdict: start_key(verdict, 0, NOW.wall_ms))
         assert order[0].partition.partition == first
 
 

@@ -1,5 +1,6 @@
 """What is chosen, what is not and why, and how segments are grouped."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,8 +12,9 @@ from cleaner import states as s
 from cleaner.host import JobInputs, LogFacts, OpenTransaction, Undecided
 from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
-from cleaner.planning.plan import Verdict, assess, ranked
-from cleaner.planning.remembered import Remembered
+from cleaner.planning.order import start_key
+from cleaner.planning.plan import Verdict, assess
+from cleaner.planning.remembered import FRESH, Remembered
 from cleaner.planning.survivorship import observed, updated
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
@@ -260,6 +262,13 @@ def test_without_a_minimum_lag_records_from_the_future_are_cleaned() -> None:
     assert end_of(facts(log)) == 10
 
 
+def in_order(verdicts: Iterable[Verdict]) -> list[int]:
+    """Partitions of the candidates in the order of their starts; all wait equally long."""
+    candidates = [verdict for verdict in verdicts if verdict.to_clean]
+    candidates.sort(key=lambda verdict: start_key(verdict, 0, NOW.wall_ms))
+    return [verdict.partition.partition for verdict in candidates]
+
+
 # --- worth it
 
 
@@ -301,6 +310,40 @@ def test_over_the_maximum_lag_the_ratio_does_not_matter(first_ms: int, cleaned: 
     assert (Reason.MAX_LAG in reasons(verdict)) == cleaned
 
 
+def late_by(log: LogFacts, known: Remembered = FRESH) -> int:
+    return assess(log, s.IDLE, NOW, known).over_lag_ms
+
+
+def test_a_backfill_with_old_timestamps_is_not_late_before_it_was_in_the_log_for_the_lag() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=10_000)
+    arrived = NOW.wall_ms - 9_000
+    log = [
+        segment(0, 10, first_ms=5, modified_ms=arrived),
+        segment(10, 20, first_ms=6, modified_ms=arrived + 1000),
+        segment(20, 21),
+    ]
+    backfill = facts(log, checkpoint=10, config=config)
+    assert late_by(backfill) == 0
+    late = assess(backfill, s.IDLE, NOW._replace(wall_ms=arrived + 10_007))
+    assert late.over_lag_ms == 7
+
+
+def test_a_deadline_counts_from_when_the_partition_was_first_seen() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=10_000)
+    adopted = facts([segment(0, 10, first_ms=5), segment(10, 11)], config=config)
+    assert late_by(adopted, Remembered(first_seen_ms=NOW.wall_ms - 9_000)) == 0
+    assert late_by(adopted, Remembered(first_seen_ms=NOW.wall_ms - 10_003)) == 3
+
+
+def test_a_file_time_that_lies_ahead_puts_no_deadline_off() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=10_000)
+    ahead = segment(0, 10, first_ms=5, modified_ms=NOW.wall_ms + 1)
+    log = facts(
+        [ahead, segment(10, 20, first_ms=80_000), segment(20, 21)], config=config, checkpoint=10
+    )
+    assert late_by(log) == NOW.wall_ms - 90_000
+
+
 def test_the_maximum_lag_ignores_segments_without_a_timestamp() -> None:
     config = replace(COMPACTED, max_compaction_lag_ms=1)
     log = [segment(0, 10, first_ms=-1), segment(10, 20, first_ms=0), segment(20, 21)]
@@ -328,13 +371,10 @@ def test_over_lag_goes_first_by_deadline_then_ratio_then_name() -> None:
         dirty(4, 0),
         dirty(5, 30),
     ]
-    order = [
-        verdict.partition.partition for verdict in ranked((judge(log) for log in logs), NOW.wall_ms)
-    ]
-    assert order == [3, 2, 1, 4, 0]
+    assert in_order(judge(log) for log in logs) == [3, 2, 1, 4, 0]
 
 
-def test_a_clean_asked_for_comes_after_deadlines_and_before_the_dirtiest() -> None:
+def test_a_requested_clean_goes_before_missed_deadlines_and_before_the_dirtiest() -> None:
     late = replace(COMPACTED, max_compaction_lag_ms=1)
     logs = [
         facts(even(4), partition=TopicPartition("t", 0)),
@@ -342,8 +382,7 @@ def test_a_clean_asked_for_comes_after_deadlines_and_before_the_dirtiest() -> No
         facts(even(4), partition=TopicPartition("t", 2), checkpoint=30, config=late),
     ]
     asked = assess(logs[1], s.IDLE, NOW, run_now=True)
-    order = ranked([judge(logs[0]), asked, judge(logs[2])], NOW.wall_ms)
-    assert [verdict.partition.partition for verdict in order] == [2, 1, 0]
+    assert in_order([judge(logs[0]), asked, judge(logs[2])]) == [1, 2, 0]
 
 
 def test_the_dirtiest_is_busy_or_failed_then_the_next_and_at_last_none() -> None:
@@ -354,7 +393,7 @@ def test_the_dirtiest_is_busy_or_failed_then_the_next_and_at_last_none() -> None
 
     def chosen(*states: s.State) -> list[int]:
         verdicts = [assess(log, state, NOW) for log, state in zip(logs, states, strict=True)]
-        return [verdict.partition.partition for verdict in ranked(verdicts, NOW.wall_ms)]
+        return in_order(verdicts)
 
     failed = s.Quarantined(NOW.monotonic_ms + 1, "disk", 1)
     assert chosen(s.IDLE, s.IDLE, s.IDLE) == [0, 1, 2]

@@ -459,6 +459,7 @@ def test_a_topic_whose_keys_are_all_new_is_left_alone_until_its_maximum_lag() ->
         assert ratio.blocks
         assert dict(ratio.values)["ratio"] == 0
         assert b.pool.explain(T0).verdict.live_bytes == 1200
+        b.env.advance_ms(1001)
         b.change(config=replace(ALL_UNIQUE, max_compaction_lag_ms=1000))
         await until(lambda: len(b.link.sent) == 2)
 

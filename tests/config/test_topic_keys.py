@@ -68,8 +68,9 @@ def test_every_obeyed_key_has_a_field_and_is_read_somewhere() -> None:
     obeyed = [key for key in TOPIC_KEYS.values() if key.effect is Effect.FULL]
     assert [key.name for key in obeyed if key.field_name not in names] == []
     read = {key.name for key in obeyed if re.search(rf"\.{key.field_name}\b", code)}
-    # These are asked for through the properties `compacts`, `deletes` and `has_view`, and by codec.
-    read |= {key.name for key in obeyed if key.name in ("cleanup.policy", "varve.view")}
+    # These are read through properties of TopicConfig, or by codec.
+    by_property = ("cleanup.policy", "varve.view", "varve.cleaner.io.max.bytes.per.second")
+    read |= {key.name for key in obeyed if key.name in by_property}
     read |= {key.name for key in obeyed if re.fullmatch(r"compression\.\w+\.level", key.name)}
     assert [key.name for key in obeyed if key.name not in read] == []
 

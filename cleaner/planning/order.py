@@ -1,0 +1,166 @@
+"""The order in which candidates are started, and the worker that each of them is given. Pure.
+
+Rules
+1. A clean that an operator requested goes first. Of REQUESTS_IN_A_ROW + 1 starts at least one goes
+   to another candidate, where one waits.
+2. All other candidates are ordered by the time since which they wait, less a head start. A missed
+   deadline, a high expected gain and data beside expired tombstones have larger ones; none is
+   larger than HEAD_START_MAX_MS. A start ends the wait, whatever becomes of the job.
+   So a candidate that has waited for HEAD_START_MAX_MS is overtaken by no partition that becomes a
+   candidate from then on: every other partition is started at most once before it.
+3. A small job never waits for a long one: while all regular workers are busy with long jobs, one
+   more worker runs small jobs, and another one the cleans that operators requested.
+4. A job whose topic has a rate limit, and that will take long for it, never occupies a regular
+   worker: it has a lane of its own.
+
+It knows no clock, no worker and no log. docs/decisions/0024-scheduling-order.md says why.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, NamedTuple, TypeAlias
+
+from cleaner.planning.plan import Verdict
+from storage.model import TopicPartition
+
+MINUTE_MS: Final = 60_000
+# How much earlier than it does a candidate counts as waiting. Half an hour is the price of being
+# the least urgent on a machine that cannot do everything.
+LATE_HEAD_START_MS: Final = 30 * MINUTE_MS  # its deadline has passed
+LATE_EXPIRY_HEAD_START_MS: Final = 15 * MINUTE_MS  # the same for expired tombstones alone
+GAIN_HEAD_START_MS: Final = 20 * MINUTE_MS  # times the expected gain, 0..1
+HEAD_START_MAX_MS: Final = LATE_HEAD_START_MS
+
+REQUESTS_IN_A_ROW: Final = 4  # starts of requested cleans while others wait
+# Bytes of input and time. At the floor of 64 MiB/s that many bytes take some seconds; all
+# partitions of __consumer_offsets are smaller unless they were never cleaned.
+SMALL_JOB_BYTES: Final = 256 << 20
+SMALL_JOB_MS: Final = 30_000  # a job that has run for longer is a long one, whatever its size
+LIMITED_JOB_SECONDS: Final = 10  # a rate limit that costs less than this is not worth a lane
+
+StartKey: TypeAlias = tuple[int, int, float, float, TopicPartition]
+
+
+class Lane(Enum):
+    """Which worker may run a job. All but REGULAR have one worker, which is started on demand."""
+
+    REGULAR = "regular"
+    REQUESTED = "requested"
+    SMALL = "small"
+    LIMITED = "limited"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A partition that waits for a worker."""
+
+    partition: TopicPartition
+    is_requested: bool = False
+    is_small: bool = False
+    is_limited: bool = False  # its topic's rate limit makes the job long
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that a worker has."""
+
+    lane: Lane
+    is_long: bool
+
+
+class Start(NamedTuple):
+    """Give this candidate to an idle worker of this lane."""
+
+    candidate: Candidate
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to start now."""
+
+    starts: tuple[Start, ...]
+    needed: frozenset[Lane]  # lanes that must have a worker: they run a job, or one waits for it
+    requests_in_a_row: int  # to be handed in with the next choice
+
+
+def head_start_ms(verdict: Verdict, wall_ms: int) -> int:
+    """How much earlier than it does the candidate counts as waiting."""
+    deadline_ms = verdict.deadline_ms
+    is_late = deadline_ms is not None and deadline_ms < wall_ms
+    if verdict.expired is not None:
+        return LATE_EXPIRY_HEAD_START_MS if is_late else 0
+    if is_late:
+        return LATE_HEAD_START_MS
+    return int(2 * verdict.score * GAIN_HEAD_START_MS)
+
+
+def start_key(verdict: Verdict, waiting_since_ms: int, wall_ms: int) -> StartKey:
+    """Sorts candidates, the one to be started first in front.
+
+    Where two have waited equally long the earlier deadline decides, then the gain, then the name.
+    """
+    deadline_ms = verdict.deadline_ms
+    return (
+        0 if verdict.run_now else 1,
+        waiting_since_ms - head_start_ms(verdict, wall_ms),
+        float("inf") if deadline_ms is None else float(deadline_ms),
+        -verdict.score,
+        verdict.partition,
+    )
+
+
+def candidate_of(verdict: Verdict) -> Candidate:
+    """How the job that a verdict asks for is to be started."""
+    limit = verdict.bytes_per_second_max
+    return Candidate(
+        verdict.partition,
+        is_requested=verdict.run_now,
+        is_small=verdict.input_bytes <= SMALL_JOB_BYTES,
+        is_limited=limit is not None and verdict.input_bytes > limit * LIMITED_JOB_SECONDS,
+    )
+
+
+def is_long(input_bytes: int, running_ms: int) -> bool:
+    """Whether others should not wait for the end of this job."""
+    return input_bytes > SMALL_JOB_BYTES or running_ms >= SMALL_JOB_MS
+
+
+def choose(
+    queue: Sequence[Candidate],
+    idle: Mapping[Lane, int],
+    running: Collection[RunningJob],
+    requests_in_a_row: int = 0,
+) -> Choice:
+    """Which candidates to start. `queue` is in order, `idle` counts the idle workers by lane."""
+    limited = [one for one in queue if one.is_limited]
+    waiting = [one for one in queue if not one.is_limited]
+    starts: list[Start] = []
+    for _ in range(idle.get(Lane.REGULAR, 0)):
+        if not waiting:
+            break
+        others = (one for one in waiting if not one.is_requested)
+        candidate = waiting[0]
+        if candidate.is_requested and requests_in_a_row >= REQUESTS_IN_A_ROW:
+            candidate = next(others, candidate)
+        requests_in_a_row = requests_in_a_row + 1 if candidate.is_requested else 0
+        waiting.remove(candidate)
+        starts.append(Start(candidate, Lane.REGULAR))
+    regular = [job for job in running if job.lane is Lane.REGULAR]
+    is_blocked = bool(regular) and all(job.is_long for job in regular) and not starts
+    needed: set[Lane] = {job.lane for job in running if job.lane is not Lane.REGULAR}
+    for lane, eligible, is_needed in (
+        (Lane.REQUESTED, [one for one in waiting if one.is_requested], is_blocked),
+        (Lane.SMALL, [one for one in waiting if one.is_small], is_blocked),
+        (Lane.LIMITED, limited, True),
+    ):
+        chosen = {start.candidate for start in starts}
+        first = next((one for one in eligible if one not in chosen), None)
+        if first is None:
+            continue
+        if is_needed:
+            needed.add(lane)
+        if idle.get(lane, 0):
+            starts.append(Start(first, lane))
+    return Choice(tuple(starts), frozenset(needed), requests_in_a_row)

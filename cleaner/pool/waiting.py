@@ -1,0 +1,42 @@
+"""Since when each candidate waits for a worker.
+
+A wait begins with the scan that first finds the partition worth a clean. It goes on while the
+broker has the partition paused, so that a partition that is often paused keeps its place. It ends
+with a start, whatever becomes of the job, and when there is nothing to clean any more. Waits are
+kept in memory only: after a restart every candidate waits since the first scan.
+"""
+
+from collections.abc import Iterable
+
+from cleaner.planning.findings import Reason
+from cleaner.planning.plan import Verdict
+from storage.model import TopicPartition
+
+
+class WaitingTimes:
+    """Partition -> monotonic ms."""
+
+    def __init__(self) -> None:
+        self._since_ms: dict[TopicPartition, int] = {}
+
+    def observe(self, verdict: Verdict, now_ms: int) -> int | None:
+        """Note what a scan found; since when the partition waits, None where it does not."""
+        blocking = {finding.reason for finding in verdict.findings if finding.blocks}
+        if not blocking or blocking == {Reason.SPARK}:
+            return self._since_ms.setdefault(verdict.partition, now_ms)
+        if blocking != {Reason.PAUSED}:
+            self._since_ms.pop(verdict.partition, None)
+        return self._since_ms.get(verdict.partition)
+
+    def since_ms(self, partition: TopicPartition) -> int | None:
+        """Since when the partition waits."""
+        return self._since_ms.get(partition)
+
+    def started(self, partition: TopicPartition) -> None:
+        """The partition had its turn."""
+        self._since_ms.pop(partition, None)
+
+    def keep_only(self, partitions: Iterable[TopicPartition]) -> None:
+        """Drop the waits of partitions that were deleted."""
+        for partition in self._since_ms.keys() - set(partitions):
+            del self._since_ms[partition]
