@@ -232,6 +232,12 @@ class Broker:
 
         Raises OpeningStoppedError after `request_stop`.
         """
+        unclean = self.manager.unclean_directories
+        if unclean:
+            log.warning(
+                "last stop was not orderly; logs are recovered from their recovery points",
+                directories=list(unclean),
+            )
         opening = asyncio.create_task(asyncio.to_thread(self.manager.load, self.topics.config_of))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -253,6 +259,8 @@ class Broker:
 
     async def _start(self, report: OpenReport) -> None:
         self._failed.update(report.offline_directories)
+        for what, fields in report.routine_lines():
+            log.info(what, **fields)
         for what, fields in report.lines():
             log.warning(what, **fields)
         self._distrust_jumped_clock()

@@ -30,10 +30,15 @@ from storage.log_scan import scan, skip_old_messages, verify
 
 @dataclass(frozen=True, slots=True)
 class KafkaSwapRecovery:
-    """The names put in place (with their `.swap` suffix) and those deleted."""
+    """The names put in place (with their `.swap` suffix) and those deleted.
+
+    `deleted`: of files that were marked as deleted. Deleting a segment leaves them, too, so without
+    other names they are no sign of an interrupted swap.
+    """
 
     completed: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
 
 
 def finish_kafka_swap(env: Env, directory: str) -> KafkaSwapRecovery:
@@ -54,9 +59,11 @@ def finish_kafka_swap(env: Env, directory: str) -> KafkaSwapRecovery:
     logs = [file for file in completed if file.kind == filenames.LOG]
     _put_in_place(env, directory, logs)
     _put_in_place(env, directory, [file for file in completed if file.kind != filenames.LOG])
-    removed = [*files.deleted, *abandoned, *cleaned, *replaced]
+    removed = [*abandoned, *cleaned, *replaced]
     return KafkaSwapRecovery(
-        tuple(file.name for file in completed), tuple(file.name for file in removed)
+        tuple(file.name for file in completed),
+        tuple(file.name for file in removed),
+        tuple(file.name for file in files.deleted),
     )
 
 

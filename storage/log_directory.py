@@ -75,6 +75,7 @@ class LogDirectory:
         self.path = path
         self.directory_id = ""  # 22 characters; empty while it is not known
         self.was_clean = False  # the marker of an orderly stop was there
+        self.is_new = False  # nothing had been in it
         self.notes: list[str] = []  # what had to be mended when it was opened
         self.offline_reason: str | None = None
         self._env = env
@@ -176,6 +177,7 @@ class LogDirectory:
         `written` is what the file says, `recovered` what it said before it was lost.
         """
         self.move_folders_aside()
+        self.is_new = written is None and recovered is None
         present = written or recovered or MetaProperties(None, None, None)
         self.directory_id = present.directory_id or random_id(self._env)
         complete = replace(

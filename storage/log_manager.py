@@ -22,7 +22,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -60,10 +60,11 @@ from storage.opening import Opening
 from storage.partition_creation import make_partitions, shares_of
 from storage.partition_folders import look
 from storage.partition_homes import FoundFolder, settle_homes
-from storage.recovery import begin_log, load_log
+from storage.recovery import LoadedLog, RecoveryCounts, begin_log, load_log
 
 ConfigOf = Callable[[str], TopicConfig]
 TOPIC_ID_BYTES: Final = 16
+ADOPTED_NAMED: Final = 20  # topics named in the line about adopted folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +78,46 @@ class OpenReport:
     removed: tuple[str, ...]  # folders
     notes: tuple[tuple[TopicPartition, str], ...]  # what had to be mended
     directory_notes: tuple[tuple[str, str], ...] = ()  # likewise, of a whole directory
+    unclean: tuple[str, ...] = ()  # directories without the marker of an orderly stop
+    recovered_partitions: int = 0  # of which segments were verified
+    counts: RecoveryCounts = field(default_factory=RecoveryCounts)
+    seconds: float = 0.0  # that opening all logs took
 
-    def lines(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """What happened, and its fields: one line each of a structured log."""
+    def routine_lines(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """What every start after a kill has to do, in the form of `lines`."""
+        if self.unclean or self.counts.segments_verified:
+            yield (
+                "log recovery finished",
+                {
+                    "unclean_directories": list(self.unclean),
+                    "partitions": self.recovered_partitions,
+                    "segments_verified": self.counts.segments_verified,
+                    "bytes_verified": self.counts.bytes_verified,
+                    "bytes_cut": self.counts.bytes_cut,
+                    "seconds": round(self.seconds, 3),
+                },
+            )
+        if self.counts.deleted_files:
+            yield "deletion of files finished", {"files": self.counts.deleted_files}
+
+    def lines(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """What somebody should look at, and its fields: one line each of a structured log."""
         for directory, reason in self.offline_directories.items():
             yield "data directory is offline", {"directory": directory, "reason": reason}
         for directory, note in self.directory_notes:
             yield "data directory mended", {"directory": directory, "reason": note}
         for partition, reason in self.offline.items():
             yield "partition is offline", {"partition": str(partition), "reason": reason}
-        for partition in self.adopted:
-            yield "folder adopted", {"partition": str(partition)}
+        if self.adopted:
+            topics = sorted({partition.topic for partition in self.adopted})
+            yield (
+                "folders adopted",
+                {
+                    "partitions": len(self.adopted),
+                    "topics": len(topics),
+                    "names": topics[:ADOPTED_NAMED],
+                },
+            )
         for folder, reason in self.refused:
             yield "folder refused", {"folder": folder, "reason": reason}
         for folder in self.removed:
@@ -151,6 +181,11 @@ class LogManager:
             self._env, self._paths, cluster_id=cluster_id, node_id=node_id
         )
 
+    @property
+    def unclean_directories(self) -> tuple[str, ...]:
+        """Directories with data that were not left in order; known from `lock` on."""
+        return tuple(one.path for one in self._opened.online if not (one.was_clean or one.is_new))
+
     def unlock(self) -> None:
         """Undo `lock`, nothing having been opened: what was left in order still is."""
         try:
@@ -185,6 +220,7 @@ class LogManager:
         self.metadata = loaded or new_metadata(
             self._env, self._opened.cluster_id, self._opened.node_id
         )
+        begun, unclean = self._env.monotonic(), self.unclean_directories
         checkpoints: dict[str, FoundCheckpoints] = {}
         found: list[FoundFolder] = []
         for directory in online:
@@ -211,14 +247,7 @@ class LogManager:
         changed = homes.metadata is not self.metadata
         self.metadata = homes.metadata
         removed = self._remove_folders(homes.remove, by_id)
-        notes: list[tuple[TopicPartition, str]] = []
-        self.opening.begin(Counter(by_id[one.directory_id].path for one in homes.serve))
-        for folder in homes.serve:
-            self.opening.go_on()
-            home = by_id[folder.directory_id]
-            told = self._serve(folder, home, checkpoints[folder.directory_id], config_of)
-            notes += [(folder.partition, note) for note in told]
-            self.opening.opened(home.path)
+        opened = self._serve_all(homes.serve, by_id, checkpoints, config_of)
         self._enter_epochs()
         self._confirm_absent(found)
         changed |= self._skip_known_producers()
@@ -234,19 +263,42 @@ class LogManager:
                 if folder.directory_id in by_id
             ),
             tuple(removed),
-            tuple(notes),
+            tuple((where, note) for where, loaded in opened for note in loaded.notes),
             tuple((one.path, note) for one in self.directories for note in one.notes),
+            unclean,
+            sum(1 for _, loaded in opened if loaded.counts.segments_verified),
+            RecoveryCounts.total(loaded.counts for _, loaded in opened),
+            self._env.monotonic() - begun,
         )
+
+    def _serve_all(
+        self,
+        folders: Sequence[FoundFolder],
+        by_id: Mapping[str, LogDirectory],
+        checkpoints: Mapping[str, FoundCheckpoints],
+        config_of: ConfigOf,
+    ) -> list[tuple[TopicPartition, LoadedLog]]:
+        """Open the logs of these folders; those that could be opened."""
+        opened: list[tuple[TopicPartition, LoadedLog]] = []
+        self.opening.begin(Counter(by_id[one.directory_id].path for one in folders))
+        for folder in folders:
+            self.opening.go_on()
+            home = by_id[folder.directory_id]
+            loaded = self._serve(folder, home, checkpoints[folder.directory_id], config_of)
+            if loaded is not None:
+                opened.append((folder.partition, loaded))
+            self.opening.opened(home.path)
+        return opened
 
     def _check_identity(self, loaded: ClusterMetadata) -> None:
         """Raises InconsistentDirectoryError where `meta.properties` names another cluster."""
-        for field, found, expected in (
+        for name, found, expected in (
             ("cluster.id", self._opened.cluster_id, loaded.cluster_id),
             ("node.id", str(self._opened.node_id), str(loaded.node_id)),
         ):
             if found != expected:
                 path = self._opened.online[0].file(filenames.META_PROPERTIES)
-                raise InconsistentDirectoryError(path, field, found, expected)
+                raise InconsistentDirectoryError(path, name, found, expected)
 
     def _enter_epochs(self) -> None:
         for home in self._opened.online:
@@ -300,36 +352,36 @@ class LogManager:
         home: LogDirectory,
         checkpoints: FoundCheckpoints,
         config_of: ConfigOf,
-    ) -> Sequence[str]:
+    ) -> LoadedLog | None:
         """Open one log, or note why it is offline."""
         partition = folder.partition
         self._homes[partition] = home
         if not home.is_online:
             self.offline[partition] = home.offline_reason or ""
-            return ()
+            return None
         try:
             if folder.topic_id is None:
                 topic_id = self.metadata.topics[partition.topic].topic_id
                 self._write_partition_metadata(home.file(str(partition)), topic_id)
-            log, notes = self._open_log(home, partition, config_of(partition.topic), checkpoints)
+            log, loaded = self._open_log(home, partition, config_of(partition.topic), checkpoints)
         except OSError as error:
             if is_folder_error(error):
                 self._leave_offline(partition, str(error), home, checkpoints)
             else:
                 self.fail_directory(home.path, f"{partition}: {error}")
-            return ()
+            return None
         except LogDirectoryError as error:
             self.fail_directory(home.path, error.reason)
-            return ()
+            return None
         except StorageError as error:
             self._leave_offline(partition, str(error), home, checkpoints)
-            return ()
+            return None
         self.logs[partition] = log
         # Beyond the end the log was cut: what will be written there is dirty, whatever was before.
         clean_below = checkpoints.cleaner.get(partition, 0)
         if 0 < clean_below <= log.log_end_offset:
             self.cleaner_offsets[partition] = clean_below
-        return notes
+        return loaded
 
     def _leave_offline(
         self,
@@ -349,7 +401,7 @@ class LogManager:
         partition: TopicPartition,
         config: TopicConfig,
         checkpoints: FoundCheckpoints,
-    ) -> tuple[Log, tuple[str, ...]]:
+    ) -> tuple[Log, LoadedLog]:
         path = home.file(str(partition))
         loaded = load_log(
             self._env,
@@ -366,7 +418,7 @@ class LogManager:
         log = Log(context, partition, topic_id, path, config, loaded=loaded)
         if log.high_watermark < log.log_end_offset:
             log.flush()  # nothing may be visible that a loss of power could still take
-        return log, loaded.notes
+        return log, loaded
 
     # Partitions
 

@@ -17,7 +17,7 @@ Rules
 - Whatever is removed is removed durably before anything can be appended.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from storage import filenames
@@ -47,6 +47,27 @@ from storage.swap import recover_swap
 from storage.txn_index import TxnIndexEntry
 
 
+@dataclass(slots=True)
+class RecoveryCounts:
+    """What opening logs had to do beyond reading their ends."""
+
+    segments_verified: int = 0
+    bytes_verified: int = 0
+    bytes_cut: int = 0
+    deleted_files: int = 0  # that were on their way out when the process ended
+
+    @classmethod
+    def total(cls, counts: Iterable["RecoveryCounts"]) -> "RecoveryCounts":
+        """The sum over several logs."""
+        total = cls()
+        for one in counts:
+            total.segments_verified += one.segments_verified
+            total.bytes_verified += one.bytes_verified
+            total.bytes_cut += one.bytes_cut
+            total.deleted_files += one.deleted_files
+        return total
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
     """A log as it was found, ready to be appended to."""
@@ -59,6 +80,7 @@ class LoadedLog:
     recovery_point: int
     leader_epoch: int
     notes: tuple[str, ...]  # what had to be mended, for people
+    counts: RecoveryCounts = field(default_factory=RecoveryCounts)
 
 
 @dataclass(slots=True)
@@ -75,6 +97,7 @@ class _Loading:
     states: ProducerStates = field(default_factory=ProducerStates)
     first_recovered: int = 0  # index of the first segment that was verified
     notes: list[str] = field(default_factory=list)
+    counts: RecoveryCounts = field(default_factory=RecoveryCounts)
     removed_names: bool = False
     go_on: Callable[[], None] = lambda: None
     segments_left: Callable[[int], None] = lambda _: None
@@ -126,6 +149,7 @@ def load_log(
     loading = _Loading(
         env, directory, limits, recovery_point, go_on=go_on, segments_left=segments_left
     )
+    loading.counts.deleted_files = len(swap.deleted)
     if swap.changed:
         loading.note(f"after an interrupted swap: {swap}")
     _remove_leftovers(loading, files)
@@ -249,6 +273,7 @@ def _recover(loading: _Loading, first: int) -> None:
         if _recover_segment(loading, segment, segments[index + 1 :]):
             for doomed in segments[index + 1 :]:
                 loading.note(f"{doomed.path} follows the cut and is removed")
+                loading.counts.bytes_cut += doomed.size_bytes
                 loading.remove(doomed)
             del segments[index + 1 :]
             break
@@ -309,6 +334,8 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
     """Verify one segment and make its indexes anew; True if its tail was cut."""
     following = later[0].base_offset if later else None
     entries: list[TxnIndexEntry] = []
+    loading.counts.segments_verified += 1
+    loading.counts.bytes_verified += segment.size_bytes
     segment.start_rebuild()
     segment.synced_bytes = 0
     loading.next_offset = max(loading.next_offset, segment.base_offset)
@@ -328,6 +355,7 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
             old_end, old_next = skip_old_messages(segment.file, position, segment.size_bytes)
             if old_end == position and loading.next_offset >= loading.recovery_point:
                 tail_bytes = segment.size_bytes - position
+                loading.counts.bytes_cut += tail_bytes
                 loading.note(f"{segment.path}: {tail_bytes} bytes cut: {error.reason}")
                 segment.cut_back(position)
                 segment.file.sync()
@@ -390,6 +418,7 @@ def _undo_overlap(
     if reason:
         raise OverlappingSegmentsError(segment.path, batch.position, first, last, reason)
     cut_bytes = segment.size_bytes - batch.position
+    loading.counts.bytes_cut += cut_bytes
     loading.note(
         f"{segment.path}: {cut_bytes} bytes cut: its records from {first} on are also in the"
         " segments behind it"
@@ -449,6 +478,7 @@ def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: boo
         recovery_point=min(loading.recovery_point, end_offset),
         leader_epoch=_settle_epoch(loading, log_start_offset, was_clean=was_clean),
         notes=tuple(loading.notes),
+        counts=loading.counts,
     )
 
 

@@ -326,11 +326,12 @@ class SwapRecovery:
     refused: tuple[tuple[str, str], ...] = ()  # (journal, why): torn, treated as absent
     completed: tuple[str, ...] = ()  # Kafka's .swap files put in place
     removed: tuple[str, ...] = ()  # leftovers deleted
+    deleted: tuple[str, ...] = ()  # files that were being deleted when the process ended
 
     @property
     def changed(self) -> bool:
-        """Whether anything was there to be done."""
-        return self != SwapRecovery()
+        """Whether there was a swap to finish or to undo. Files being deleted are no swap."""
+        return self != SwapRecovery(deleted=self.deleted)
 
     def __str__(self) -> str:
         """In words, for the log."""
@@ -378,7 +379,12 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
     removed = _remove_leftovers(env, directory, refused)
     kafka = finish_kafka_swap(env, directory)
     return SwapRecovery(
-        tuple(redone), tuple(rolled_back), tuple(refused), kafka.completed, removed + kafka.removed
+        tuple(redone),
+        tuple(rolled_back),
+        tuple(refused),
+        kafka.completed,
+        removed + kafka.removed,
+        kafka.deleted,
     )
 
 

@@ -109,6 +109,55 @@ def test_a_kill_is_recovered_from(env: MemoryEnv) -> None:
         assert log.leader_epoch == 1
 
 
+def told(report: OpenReport) -> dict[str, dict[str, object]]:
+    return dict([*report.routine_lines(), *report.lines()])
+
+
+def test_a_start_after_a_kill_says_what_was_recovered_and_how_long_it_took(env: MemoryEnv) -> None:
+    log = two_disks(env).logs[ORDERS[1]]
+    _, report = opened(env.kill())
+    assert told(report) == {
+        "log recovery finished": {
+            "unclean_directories": [ONE, TWO],
+            "partitions": 4,
+            "segments_verified": 4,
+            "bytes_verified": 4 * log.size_bytes,
+            "bytes_cut": 0,
+            "seconds": 0.0,
+        }
+    }
+
+
+def test_a_first_start_recovers_nothing(env: MemoryEnv) -> None:
+    manager, report = opened(env)
+    assert (manager.unclean_directories, told(report)) == ((), {})
+
+
+def test_files_that_were_being_deleted_are_no_interrupted_swap(env: MemoryEnv) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    fill(log, 15)
+    log.flush()
+    log.delete_records(7)
+    log.expire(0)
+    deleted = [name for name in env.listdir(log.directory) if name.endswith(".deleted")]
+    assert deleted
+    _, report = opened(env.kill())
+    lines = told(report)
+    assert set(lines) == {"log recovery finished", "deletion of files finished"}
+    assert lines["deletion of files finished"] == {"files": len(deleted)}
+
+
+def test_adoption_is_one_line_whatever_the_number_of_partitions(env: MemoryEnv) -> None:
+    for index in range(30):
+        kafka_folder(env, f"topic{index:02d}-0", None)
+        kafka_folder(env, f"topic{index:02d}-1", None)
+    _, report = opened(env, ONE)
+    lines = [fields for what, fields in report.lines() if "adopted" in what]
+    assert [(one["partitions"], one["topics"]) for one in lines] == [(60, 30)]
+    assert lines[0]["names"] == [f"topic{index:02d}" for index in range(20)]
+
+
 def test_generations_of_two_lives_differ(env: MemoryEnv) -> None:
     manager = two_disks(env)
     before = {log.generation for log in manager.logs.values()}
