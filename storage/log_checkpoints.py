@@ -14,6 +14,7 @@ Rules
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from storage import filenames
 from storage.checkpoints import decode_offsets, write_offsets
@@ -24,6 +25,12 @@ from storage.log_directory import LogDirectory
 from storage.model import TopicPartition
 
 Offsets = dict[TopicPartition, int]
+
+CONSEQUENCES: Final = {  # of losing a file
+    filenames.RECOVERY_POINT_CHECKPOINT: "every log is verified from its first segment on",
+    filenames.LOG_START_CHECKPOINT: "each log begins at its first segment",
+    filenames.CLEANER_CHECKPOINT: "each log is cleaned from its start",
+}
 
 
 @dataclass(slots=True)
@@ -57,27 +64,20 @@ def read_checkpoints(env: Env, directory: LogDirectory) -> FoundCheckpoints:
 
     OSError as it comes.
     """
-    points, problem = _read(env, directory.file(filenames.RECOVERY_POINT_CHECKPOINT))
-    starts, starts_problem = _read(env, directory.file(filenames.LOG_START_CHECKPOINT))
-    cleaner, cleaner_problem = _read(env, directory.file(filenames.CLEANER_CHECKPOINT))
-    siblings = (
-        filenames.LOG_START_CHECKPOINT,
-        filenames.REPLICATION_CHECKPOINT,
-        filenames.CLEANER_CHECKPOINT,
-    )
-    if points is None and not problem:
-        # All are written together. A directory that has none was never checkpointed.
-        if any(env.exists(directory.file(name)) for name in siblings):
-            problem = f"{directory.file(filenames.RECOVERY_POINT_CHECKPOINT)}: it is missing"
-        else:
-            points = {}
-    for text, consequence in (
-        (problem, "every log is verified from its first segment on"),
-        (starts_problem, "each log begins at its first segment"),
-        (cleaner_problem, "each log is cleaned from its start"),
-    ):
-        if text:
-            directory.notes.append(f"{text}; {consequence}")
+    # All are written together: a directory that has none of them was never checkpointed.
+    names = (*CONSEQUENCES, filenames.REPLICATION_CHECKPOINT)
+    was_checkpointed = any(env.exists(directory.file(name)) for name in names)
+    found: dict[str, Offsets | None] = {}
+    for name, consequence in CONSEQUENCES.items():
+        path = directory.file(name)
+        found[name], problem = _read(env, path)
+        if found[name] is None and not was_checkpointed:
+            found[name] = {}
+        elif found[name] is None:
+            directory.notes.append(f"{problem or f'{path}: it is missing'}; {consequence}")
+    points = found[filenames.RECOVERY_POINT_CHECKPOINT]
+    starts = found[filenames.LOG_START_CHECKPOINT]
+    cleaner = found[filenames.CLEANER_CHECKPOINT]
     return FoundCheckpoints(points, starts or {}, cleaner or {})
 
 

@@ -41,7 +41,8 @@ from storage.metadata import FILE_NAME
 
 DEFAULT_NODE_ID: Final = 1
 UNKNOWN_BROKER_EPOCH: Final = -1
-# Files of ours in every data directory. The lock is not among them: it is held.
+# Files of ours in every data directory that can be made anew. Not among them: the lock, which is
+# held, and the metadata, without which nothing is started beside a damaged copy.
 OWN_FILES: Final = (
     filenames.META_PROPERTIES,
     filenames.CLEAN_SHUTDOWN,
@@ -49,7 +50,6 @@ OWN_FILES: Final = (
     filenames.LOG_START_CHECKPOINT,
     filenames.REPLICATION_CHECKPOINT,
     filenames.CLEANER_CHECKPOINT,
-    FILE_NAME,
 )
 ASIDE: Final = ".not-a-file."  # behind the name of a folder that stood under the name of a file
 

@@ -139,13 +139,21 @@ def _settle(
 def _miss(homes: Homes, online: Mapping[str, str]) -> None:
     """Known partitions that were not found."""
     served = {folder.partition for folder in homes.serve}
+    elsewhere = {folder.partition: folder.directory_id for folder, _ in homes.refused}
     for name, entry in homes.metadata.topics.items():
         for index, home in entry.partitions.items():
             partition = TopicPartition(name, index)
             if partition not in served and partition not in homes.offline:
                 where = online.get(home)
-                homes.offline[partition] = (
-                    f"its folder is missing in {where}"
-                    if where is not None
-                    else f"its data directory {home} is offline"
-                )
+                if where is not None:
+                    reason = f"its folder is missing in {where}"
+                elif partition in elsewhere:
+                    other = online[elsewhere[partition]]
+                    reason = (
+                        f"its data directory {home} is offline; its folder is in {other}, whose"
+                        f" meta.properties has directory.id={elsewhere[partition]}. If {other} is"
+                        f" that directory, write directory.id={home} there and restart"
+                    )
+                else:
+                    reason = f"its data directory {home} is offline"
+                homes.offline[partition] = reason

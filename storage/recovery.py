@@ -197,6 +197,11 @@ def begin_log(env: Env, directory: str, limits: IndexLimits) -> LoadedLog:
 def _remove_leftovers(loading: _Loading, files: filenames.PartitionFiles) -> None:
     """Files on their way out, and indexes without a log."""
     names = [file.name for file in files.deleted]
+    lost = set(files.indexes) & set(files.time_indexes) - set(files.logs)
+    for base in sorted(lost):
+        # A segment that is being deleted leaves such files only if power is lost meanwhile.
+        path = f"{loading.directory}/{filenames.file_name(base, filenames.LOG)}"
+        loading.note(f"{path} is missing; its indexes are removed")
     for kind, bases in (
         (filenames.INDEX, files.indexes),
         (filenames.TIME_INDEX, files.time_indexes),
@@ -244,6 +249,10 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
             if segment.has_transactions:
                 return index  # whoever removed its indexes may have removed that one, too
             is_doubtful = True
+        doubt = _why_doubtful(segment, loading.segments[: index + 1])
+        if doubt:
+            loading.note(f"transaction index of {segment.path}: {doubt}")
+            return index
         if index < len(ends) and loading.next_offset > ends[index]:
             loading.note(f"{segment.path} reaches beyond {ends[index]}, into the next segment")
             return index
@@ -254,6 +263,32 @@ def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_cl
                 return index
             segment.rebuild()
     return first_unclean
+
+
+def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
+    """Why the transaction index of the last of `segments` contradicts their batches, or "".
+
+    An entry begins with a batch of its producer. The cleaner may have removed that batch; then no
+    batch holds the offset, and the entry is taken for right.
+    """
+    for entry in segment.txn_entries:
+        holder = next(
+            (one for one in reversed(segments) if one.base_offset <= entry.first_offset), None
+        )
+        try:
+            batch = holder.batch_at(entry.first_offset) if holder is not None else None
+        except (DamagedSegmentError, CorruptIndexError, CorruptBatchError):
+            continue
+        if batch is None or batch.header.base_offset > entry.first_offset:
+            continue
+        header = batch.header
+        is_begin = header.is_transactional and not header.is_control
+        if not is_begin or (header.base_offset, header.producer_id) != (
+            entry.first_offset,
+            entry.producer_id,
+        ):
+            return f"{entry} begins with a batch of something else"
+    return ""
 
 
 def _recover(loading: _Loading, first: int) -> None:

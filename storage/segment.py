@@ -151,6 +151,8 @@ class Segment:
             path = self._path(filenames.TXN_INDEX)
             self.txn_entries = decode_entries(self._env.read_file(path), path)
             self.has_transactions = True
+            if not self.txn_entries:
+                raise CorruptIndexError(path, "empty")  # without entries there is no file
         (relative, position), (timestamp_ms, timestamp_offset) = self._indexes.last_entries(
             self.size_bytes
         )
@@ -163,7 +165,36 @@ class Segment:
             raise CorruptIndexError(path, f"an entry is behind the last offset, {next_offset - 1}")
         if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
             raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
+        self._check_txn_entries()
         return next_offset
+
+    def _check_txn_entries(self) -> None:
+        """Compare the transaction index with the log: an entry ends at a marker of its producer.
+
+        Its format has no checksum. Raises CorruptIndexError, CorruptBatchError.
+        """
+        path = self._path(filenames.TXN_INDEX)
+        for entry in self.txn_entries:
+            try:
+                batch = self.batch_at(entry.last_offset)
+            except DamagedSegmentError:
+                continue
+            header = batch.header if batch is not None else None
+            if (
+                header is None
+                or not header.is_control
+                or header.producer_id != entry.producer_id
+                or header.base_offset > entry.last_offset
+            ):
+                raise CorruptIndexError(path, f"no marker for {entry}")
+
+    def batch_at(self, offset: int) -> ScannedBatch | None:
+        """The header of the batch that holds `offset`, or of the next one in this segment.
+
+        Raises DamagedSegmentError, CorruptIndexError, CorruptBatchError.
+        """
+        position = self._search_once(offset) if offset > self.base_offset else 0
+        return next(self.batches(position), None)
 
     def load_or_rebuild(self) -> None:
         """As `load`, of a closed segment; indexes that cannot be believed are made anew."""

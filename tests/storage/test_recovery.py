@@ -611,3 +611,40 @@ def test_a_segment_flushed_before_it_was_closed_gets_its_indexes_anew(env: Memor
     overwrite(env, file_name(0, TIME_INDEX), (10).to_bytes(8, "big") + bytes(4))
     again = open_log(env.kill(), recovery_point=5)
     assert again.segment_facts()[0].largest_timestamp_ms == 90
+
+
+LYING_ENTRIES = {
+    "empty": lambda raw: b"",
+    "zeroed": lambda raw: bytes(len(raw)),
+    "another producer": lambda raw: raw[:9] + bytes([raw[9] ^ 1]) + raw[10:],
+    "another first batch": lambda raw: raw[:17] + bytes([raw[17] ^ 2]) + raw[18:],
+    "no marker": lambda raw: raw[:25] + bytes([raw[25] ^ 1]) + raw[26:],
+}
+
+
+@pytest.mark.parametrize("how", LYING_ENTRIES)
+@pytest.mark.parametrize("base", [0, 4])
+def test_a_transaction_index_that_contradicts_the_log_is_made_anew(
+    env: MemoryEnv, how: str, base: int
+) -> None:
+    """Readers with read_committed would see aborted records, or miss committed ones."""
+    transactional_log(env).close()
+    raw = content(env, base, TXN_INDEX)
+    resize(env, file_name(base, TXN_INDEX), 0)
+    overwrite(env, file_name(base, TXN_INDEX), LYING_ENTRIES[how](raw))
+    check_transactions(open_log(env, was_clean=True, recovery_point=9))
+    assert content(env, base, TXN_INDEX) == raw
+
+
+def test_a_transaction_whose_first_batch_was_removed_is_no_contradiction(env: MemoryEnv) -> None:
+    log = open_log(env)
+    transaction(log, 2, 0, commits=None)  # 0
+    fill(log, 1)  # 1
+    log.roll(NOW_MS)
+    transaction(log, 2, 1, commits=False)  # 2, marker 3
+    log.roll(NOW_MS)
+    publish(env, log, [0], keep=[1])
+    log.close()
+    again, loaded = open_with_notes(env, was_clean=True, recovery_point=4)
+    assert loaded.notes == ()
+    assert _aborted(again, 0, 4) == [(2, 0)]
