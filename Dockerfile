@@ -56,6 +56,7 @@ WORKDIR /var/lib/varve
 VOLUME /var/lib/varve
 EXPOSE 9092 9644
 STOPSIGNAL SIGTERM
+# Liveness, not readiness: one partition that is offline, or a long recovery, is no reason to restart.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=60s --retries=3 \
-  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9644/readyz', timeout=2)"]
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:9644/healthz', timeout=2)"]
 ENTRYPOINT ["varve", "serve", "--config", "/etc/varve/varve.yaml"]

@@ -250,11 +250,11 @@ def answering(status: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
-def test_the_health_check_tells_ready_from_not_ready(status: int, healthy: bool) -> None:
+def test_the_health_check_of_the_image_asks_for_liveness(status: int, healthy: bool) -> None:
     arguments = dict(instructions())["HEALTHCHECK"]
     python, option, program = json.loads(arguments.partition("CMD ")[2])
     assert (python, option) == ("python", "-c")
-    assert "127.0.0.1:9644/readyz" in program
+    assert "127.0.0.1:9644/healthz" in program
     with answering(status) as port:
         done = run(sys.executable, option, program.replace(":9644", f":{port}"))
     assert (done.returncode == 0) is healthy

@@ -197,6 +197,7 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.LogDirectoryError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.DirectoryLockedError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.InconsistentDirectoryError: ErrorCode.KAFKA_STORAGE_ERROR,
+    storage.LostIdentityError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.CorruptCheckpointError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.NewerFormatError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.SwapRefusedError: ErrorCode.KAFKA_STORAGE_ERROR,
