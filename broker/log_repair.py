@@ -140,6 +140,11 @@ class LogRepair:
                     f"no damage is known at offset {offset} of {partition.partition}; "
                     "`varve log verify` looks for it"
                 )
+            if opened.examine(damage) != damage:
+                raise SkipRefusedError(
+                    f"the damage at offset {offset} is not what it was: run `varve log verify` and "
+                    "look at it again"
+                )
             if opened.is_being_swapped:
                 raise SkipRefusedError(f"{partition.partition} is being cleaned, try again")
             if damage.base_offset == opened.segment_facts()[-1].base_offset:

@@ -672,6 +672,22 @@ class Log(LogView):
             return None
         return segment.note_finding(position, reason, self._end_of(segment))
 
+    def examine(self, damage: DamagedSegment) -> DamagedSegment | None:
+        """Look at known damage again; what it is now, None if it is none, or its segment has gone.
+
+        Raises OSError.
+        """
+        segment = self._segments.find(damage.base_offset)
+        if segment is None or segment.path != damage.path or damage not in self.damaged:
+            return None
+        found = segment.note_finding(damage.position, damage.reason, self._end_of(segment))
+        if found.is_served:
+            segment.damages = tuple(
+                one for one in segment.damages if one.position != damage.position
+            )
+            return None
+        return next((one for one in self.damaged if one.position == found.position), None)
+
     def begin_generation(self) -> None:
         """Make void whatever work is planned for this log."""
         self.generation = self._new_generation()

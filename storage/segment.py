@@ -353,8 +353,13 @@ class Segment:
     # Damage
 
     def note_damage(self, position: int, reason: str) -> DamagedSegment:
-        """Remember that no batch can be read at `position`; the next whole batch ends the range."""
-        first_offset, _ = self._offset_at(position)
+        """Remember that no batch can be read at `position`; the next whole batch ends the range.
+
+        The range begins earlier if the batch that leads there is damaged: its length may lie.
+        """
+        first_offset, last_position = self._walk_to(position)
+        if last_position >= 0 and self._intact_batch(last_position) is None:
+            return self.note_damage(last_position, f"CRC does not match; {reason} behind it")
         end_position, _ = skip_old_messages(self.file, position, self.size_bytes)
         if end_position == position:
             end_position = self._end_of_damage(position, first_offset)
@@ -381,7 +386,9 @@ class Segment:
         A batch whose bytes are as they were written stays readable: it is noted as uncleanable.
         Anything else is damage, a batch that reaches `end_offset`, where the segment ends, too.
         """
-        first_offset, is_border = self._offset_at(position)
+        first_offset, last_position = self._walk_to(position)
+        ends = {damage.end_position for damage in self.damages}
+        is_border = position == 0 or last_position >= 0 or position in ends
         batch = self._intact_batch(position) if is_border else None
         if batch is None or why_misplaced(batch.header, range(first_offset, end_offset)):
             return self.note_damage(position, reason)
@@ -408,9 +415,11 @@ class Segment:
             return None
         return batch if batch.end_position <= self.size_bytes else None
 
-    def _offset_at(self, position: int) -> tuple[int, bool]:
-        """The offset behind the batches before `position`, and whether a batch may begin there."""
-        next_offset, at = self.base_offset, 0
+    def _walk_to(self, position: int) -> tuple[int, int]:
+        """The offset behind the batches before `position`, and where the one begins that ends
+        there; -1 if none does.
+        """
+        next_offset, at, last_position = self.base_offset, 0, -1
         if self._indexes.is_loaded and position > 0:
             entry = self._indexes.offsets.last_position_within(position - 1)
             if self._intact_batch(entry) is not None:
@@ -418,19 +427,19 @@ class Segment:
         known = {damage.position: damage.end_position for damage in self.damages}
         while at < position:
             if at in known:
-                at = known[at]
+                at, last_position = known[at], -1
                 continue
             try:
                 header = read_header(self.file.pread(HEADER_BYTES, at))
                 if at + header.size_bytes > position:
                     verify(read_batch(self.file, at), self.path)  # or else its length lies
-                    return next_offset, False
+                    return next_offset, -1
             except CorruptBatchError as error:
-                at = self.note_damage(at, error.reason).end_position
+                at, last_position = self.note_damage(at, error.reason).end_position, -1
                 continue
-            next_offset = header.next_offset
+            next_offset, last_position = header.next_offset, at
             at += header.size_bytes
-        return next_offset, at == position
+        return next_offset, last_position if at == position else -1
 
     def _end_of_damage(self, position: int, first_offset: int) -> int:
         """Where the next whole batch begins behind the damage at `position`."""

@@ -273,6 +273,17 @@ async def test_a_skip_lets_readers_go_on_and_holds_over_restarts(
         assert offsets_in(topic.partitions[0].log) == [0, 1, 3, 5]
 
 
+async def test_a_range_that_is_whole_by_now_is_not_skipped(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        opened = filled(broker).log
+        flip(env, 2 * BATCH_BYTES + 70)
+        opened.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        flip(env, 2 * BATCH_BYTES + 70)  # somebody put the byte right
+        status, found = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
+        assert (status, "not what it was" in found["error"]) == (409, True)
+        assert offsets_in(opened) == [0, 1, 2, 3, 4, 5], "and it is served again"
+
+
 async def test_damage_in_the_active_segment_can_be_skipped(
     env: MemoryEnv, clients: list[RawClient]
 ) -> None:

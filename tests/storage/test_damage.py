@@ -93,6 +93,35 @@ def test_a_reader_that_meets_a_damaged_header_gets_what_is_before_it(
     assert offsets_in(log, start=3) == [3, 4, 5]
 
 
+@pytest.mark.parametrize("interval", [0, 1 << 20], ids=["indexed", "not indexed"])
+@pytest.mark.parametrize("claimed", [-40, 3, BATCH_BYTES + 7, 2 * BATCH_BYTES + 50])
+def test_a_length_that_lies_costs_only_its_own_batch(
+    env: MemoryEnv, claimed: int, interval: int
+) -> None:
+    log = filled(env, 8, index_interval_bytes=interval)
+    length = BATCH_BYTES - 12 + claimed
+    overwrite(env, FIRST, length.to_bytes(4, "big"), 2 * BATCH_BYTES + 8)
+    assert [is_refused(log, offset) for offset in (7, 3, 4, 5, 6)] == [False] * 5
+    data = log.read(0, 4 * BATCH_BYTES, end_offset=8).read()
+    assert data.startswith(env.read_file(PATH)[: 2 * BATCH_BYTES])
+    log.mark_damaged(PATH, 2 * BATCH_BYTES, "what the cleaner says")
+    assert [offset for offset in range(8) if is_refused(log, offset)] == [2]
+    (damage,) = log.damaged
+    assert (damage.position, damage.end_position) == (2 * BATCH_BYTES, 3 * BATCH_BYTES)
+    assert offsets_in(log, start=3) == [3, 4, 5, 6, 7]
+
+
+def test_damage_that_a_reader_meets_begins_with_the_batch_whose_length_lies(
+    env: MemoryEnv,
+) -> None:
+    log = filled(env, 8, index_interval_bytes=1 << 20)
+    overwrite(env, FIRST, (2 * BATCH_BYTES).to_bytes(4, "big"), 2 * BATCH_BYTES + 8)
+    assert offsets_in(log, start=3) == [3, 4, 5, 6, 7], "met on the way to offset 3"
+    (damage,) = log.damaged
+    assert (damage.position, damage.end_position) == (2 * BATCH_BYTES, 3 * BATCH_BYTES)
+    assert is_refused(log, 2)
+
+
 def test_damage_at_the_end_of_a_segment_ends_with_the_segment(env: MemoryEnv) -> None:
     log = filled(env)
     fill(log, 2)
