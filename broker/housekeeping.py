@@ -121,6 +121,7 @@ class Housekeeping:
         self._periods = periods
         self._producer_expiration_ms = producer_expiration_ms
         self._tasks: list[asyncio.Task[None]] = []
+        self._rounds: set[asyncio.Future[None]] = set()  # under way
         self._note_time = note_time
         self._damage_gone = damage_gone
         self.clock = clock
@@ -143,11 +144,16 @@ class Housekeeping:
             self._tasks.append(asyncio.create_task(self._repeat(seconds, work), name=name))
 
     async def stop(self) -> None:
-        """Stop the timers and wait until the rounds under way are over."""
+        """Stop the timers and wait until the rounds under way are over.
+
+        A round is never cancelled: its thread would go on, and write files beside whoever closes
+        the logs.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+        await asyncio.gather(*self._rounds, return_exceptions=True)
 
     def clock_trusted(self) -> bool:
         """True while deleting by time is allowed."""
@@ -322,14 +328,20 @@ class Housekeeping:
     async def _repeat(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(seconds)
-            try:
-                await work()
-            except LogDirectoryError as error:
-                self._fail_directory(error)
-            except StorageError as error:
-                self.stats.errors += 1
-                log.error("task failed", task=work.__name__, reason=str(error))
-            except Exception:
-                # Supervised: a mistake in one round must not silently end all that follow.
-                self.stats.errors += 1
-                log.exception("task failed", task=work.__name__)
+            current = asyncio.ensure_future(self._round(work))
+            self._rounds.add(current)
+            current.add_done_callback(self._rounds.discard)
+            await asyncio.shield(current)
+
+    async def _round(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except LogDirectoryError as error:
+            self._fail_directory(error)
+        except StorageError as error:
+            self.stats.errors += 1
+            log.error("task failed", task=work.__name__, reason=str(error))
+        except Exception:
+            # Supervised: a mistake in one round must not silently end all that follow.
+            self.stats.errors += 1
+            log.exception("task failed", task=work.__name__)
