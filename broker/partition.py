@@ -83,7 +83,7 @@ class Partition:
 
     async def flush(self) -> None:
         """fsync all that is appended so far. Raises LogDirectoryError."""
-        if self.log.recovery_point < self.log.log_end_offset:
+        if not self.log.is_flushed:
             await self.wait_flushed(self.log.log_end_offset)
 
     def add_waiter(self, waker: Waker) -> None:

@@ -355,6 +355,14 @@ class Log(LogView):
 
     # Durability
 
+    @property
+    def is_flushed(self) -> bool:
+        """Whether everything that was appended is durable.
+
+        Segments that were recovered below the recovery point wait for a sync, too.
+        """
+        return self.recovery_point >= self.log_end_offset and not self._has_unsynced()
+
     def flush_due(self, now_ms: int) -> bool:
         """Whether flush.messages or flush.ms ask for a flush, or a closed segment waits for one."""
         unflushed = self.log_end_offset - self.recovery_point

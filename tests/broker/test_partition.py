@@ -10,6 +10,7 @@ from broker.partition import OfflinePartitionError, Partition
 from broker.stats import TopicStats
 from storage.batch import read_header
 from storage.errors import LogDirectoryError, StorageError
+from storage.filenames import INDEX, TIME_INDEX, TXN_INDEX, file_name
 from storage.log import Log
 from tests.support.logs import NOW_MS, SMALL, batch_of, open_log, read_records, value_at
 from tests.support.memory_env import MemoryEnv, SimulatedCrash
@@ -130,3 +131,23 @@ async def test_whoever_waits_for_an_fsync_is_told_when_the_partition_goes() -> N
     with pytest.raises(OfflinePartitionError):
         await waiting
     await partition.wait_idle()
+
+
+async def test_a_flush_syncs_what_was_recovered_below_the_recovery_point() -> None:
+    """The cleaner replaces no segment that waits for a sync: it would wait for the next append."""
+    env = MemoryEnv(1)
+    log = open_log(env)
+    for offset in range(12):
+        batch = batch_of(value_at(offset))
+        log.append(memoryview(batch), read_header(batch), now_ms=NOW_MS)
+    log.roll(NOW_MS)
+    log.flush()
+    env.unlink(f"{log.directory}/{file_name(0, INDEX)}")
+    env.unlink(f"{log.directory}/{file_name(0, TIME_INDEX)}")
+    file = env.open(f"{log.directory}/{file_name(0, TXN_INDEX)}", create=True)
+    file.pwrite(b"rotten", 0)
+    again = open_log(env, recovery_point=log.log_end_offset)
+    closed = [one.base_offset for one in again.segment_facts()[:-1]]
+    assert not again.are_flushed(closed)
+    await partition_of(again, Flusher()).flush()
+    assert again.are_flushed(closed)
