@@ -13,7 +13,7 @@ from typing import Final
 
 import structlog
 
-from broker.topics import Topics
+from broker.topics import TopicError, Topics
 from broker.view_making import ANEW, ViewError, ViewMaker, ViewTools
 from broker.view_staging import section_of
 from broker.view_status import NO_PROGRESS, LastRun, RunState, ViewStatus
@@ -242,7 +242,7 @@ class ViewRuns:
         except CleanAbortedError:
             last.state = RunState.ABORTED
             raise _given_up(where) from None
-        except (ViewError, JobFailedError, StorageError, OSError) as error:
+        except (ViewError, JobFailedError, StorageError, TopicError, OSError) as error:
             last.state, last.reason = RunState.FAILED, str(error)
             pause = pause_after(last.failures)
             last.failures += 1
