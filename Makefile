@@ -1,4 +1,4 @@
-# make run | test | compare | soak | lint | docs | clean. Needs Python 3.11 or newer and, at first,
+# make run | test | compare | soak | sim | lint | docs | clean. Needs Python 3.11 or newer and, at first,
 # a network. Everything is installed into .venv from locked versions with hashes; stamp files there
 # remember what was done, so that a second run does nothing and touches no network.
 
@@ -14,7 +14,7 @@ PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.
 # Somebody else's environment must not leak into ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help run test compare soak sim-schedule lint docs lock clean
+.PHONY: help run test compare soak sim sim-schedule lint docs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo 'make test   set up, with Spark, and run the tests (ARGS="-k swap", ARGS="-m \"not spark\"")'
 	@echo 'make compare  what our cleaner leaves beside what Apache Kafka leaves (ARGS="--seed N --cases N")'
 	@echo 'make soak   ten minutes of load, kills and cleaning (ARGS="--minutes N --seed N")'
+	@echo 'make sim    2,000 seeds of everything at once on one partition (SEEDS=N, SEED=N for its trace)'
 	@echo 'make sim-schedule  the simulation of the order of cleans (SEEDS=0:100)'
 	@echo 'make lint   ruff, mypy, import-linter'
 	@echo 'make docs   write docs/configuration.md anew from the tables in config/'
@@ -41,6 +42,8 @@ compare: $(VENV)/.installed-dev $(VENV)/.warm
 soak: $(VENV)/.installed-dev $(VENV)/.warm
 	@$(BIN)/python -m tests.soak $(ARGS)
 
+sim: $(VENV)/.installed-dev $(VENV)/.warm
+	@PYTHONHASHSEED=0 $(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) $(ARGS)
 sim-schedule: $(VENV)/.installed-dev
 	VARVE_SCHEDULE_SEEDS=$(or $(SEEDS),0:100) $(BIN)/python -m pytest -q tests/cleaner/test_scheduling.py
 

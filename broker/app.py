@@ -61,7 +61,7 @@ from broker.view_metrics import view_families
 from broker.view_runs import ViewRuns
 from broker.views import Views
 from cleaner.pool.pool import CleanerPool
-from cleaner.workers.process import spawn_process
+from cleaner.workers.process import Spawn, spawn_process
 from cleaner.workers.share import Share, own_share
 from cleaner.workers.solo import JobRunner, solo_worker
 from config.address import Address
@@ -102,12 +102,14 @@ class Broker:
         token: bytes | None = None,
         load: Callable[[], Settings] | None = None,
         view_worker: Worker | None = None,
+        spawn: Spawn = spawn_process,
     ) -> None:
         """`token`: of the HTTP API. `load` reads the settings file anew, if there is one.
 
         `view_worker` compacts views, and compares what comes from outside, where a process would
-        not find the files.
+        not find the files. `spawn` starts every other worker.
         """
+        self._spawn = spawn
         self.settings = settings
         self._token = token
         self.stats = BrokerStats()
@@ -146,7 +148,7 @@ class Broker:
             foreground=self.stats.foreground,
             limit=self.views.limit_of,
         )
-        self.pool = CleanerPool(self.cleaning, settings.cleaner, env)
+        self.pool = CleanerPool(self.cleaning, settings.cleaner, env, spawn=spawn)
         self.view_runs = self._make_view_runs(view_worker or self._view_worker)
         self.offline = self._make_offline(view_worker or self._offline_worker)
         self.spark = self._make_spark()
@@ -559,7 +561,7 @@ class Broker:
 
     def _solo_worker(self, index: int) -> AbstractAsyncContextManager[JobRunner]:
         return solo_worker(
-            spawn_process,
+            self._spawn,
             self.topics.cleaner_settings.nice,
             index=index,
             budgets=self.pool.throttle,

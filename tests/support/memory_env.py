@@ -282,7 +282,7 @@ class MemoryEnv:
     def crash(self) -> "MemoryEnv":
         """What is left after losing power now: a new Env. Can be asked again for another fate."""
         self._dead = True
-        after = MemoryEnv(self.seed)
+        after = type(self)(self.seed)
         after._rng = self._rng
         after.crashes = self.crashes + 1
         after.free_space_bytes = self.free_space_bytes
@@ -294,7 +294,7 @@ class MemoryEnv:
     def kill(self) -> "MemoryEnv":
         """The process died and the machine did not: a new Env on the same disk, synced or not."""
         self._dead = True
-        after = MemoryEnv(self.seed)
+        after = type(self)(self.seed)
         after._rng = self._rng
         after.crashes = self.crashes + 1
         after.free_space_bytes = self.free_space_bytes

@@ -28,10 +28,13 @@ class _JumpingSelector(selectors.DefaultSelector):
         if timeout is None:
             raise DeadlockError(f"seed {self.loop.seed}: nothing scheduled, nothing ready")
         self.loop.now += timeout
+        self.loop.time_passed(timeout)
         return []
 
 
-class _InlineExecutor(ThreadPoolExecutor):
+class InlineExecutor(ThreadPoolExecutor):
+    """Carries out at once what it is given."""
+
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> "Future[T]":
         future: Future[T] = Future()
         try:
@@ -49,10 +52,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         selector = _JumpingSelector()
         selector.loop = self
         super().__init__(selector)
-        self.set_default_executor(_InlineExecutor(1))
+        self.set_default_executor(InlineExecutor(1))
 
     def time(self) -> float:
         return self.now
+
+    def time_passed(self, seconds: float) -> None:
+        """The loop jumped; for clocks that go with it."""
 
     def _run_once(self) -> None:
         ready = list(self._ready)  # type: ignore[attr-defined]

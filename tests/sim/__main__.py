@@ -1,0 +1,49 @@
+"""`make sim`: run seeds, or one seed with its trace; see tests/sim/machine.py."""
+
+import argparse
+import sys
+import time
+from collections import Counter
+
+from tests.sim.runs import Seen, broken_rule, report
+from tests.sim.script import make_script
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=2_000, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="this one alone, with its trace")
+    parser.add_argument("--keep-going", action="store_true", help="also behind one that fails")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        return _show(arguments.seed)
+    return _run(range(arguments.first, arguments.first + arguments.seeds), arguments.keep_going)
+
+
+def _show(seed: int) -> int:
+    error, machine = broken_rule(make_script(seed))
+    print("\n".join(machine.trace))
+    print(f"seed {seed}: {error or 'no rule is broken'}")
+    return error is not None
+
+
+def _run(seeds: range, keep_going: bool) -> int:
+    began, seen = time.monotonic(), Counter[str]()
+    failed: Seen = Counter()
+    for seed in seeds:
+        script = make_script(seed)
+        error, machine = broken_rule(script)
+        seen.update(machine.seen)
+        if error is not None:
+            failed[error.rule] += 1
+            print(f"seed {seed}: {error}" if keep_going else report(script, error), flush=True)
+            if not keep_going:
+                return 1
+    print(f"{len(seeds)} seeds in {time.monotonic() - began:.0f} s; broken rules: {dict(failed)}")
+    print(", ".join(f"{what}: {count}" for what, count in seen.most_common(50)))
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,256 @@
+"""What a topic's partition and its view have to show, whatever happened to them.
+
+The model knows what was produced, when each clean that covers an offset was published, and the
+settings that promise something. It knows nothing of maps, passes, journals or ledgers. The rules:
+
+- readable     everything between the log's start and its end can be read
+- written      what is read was written so, under the same offset; offsets ascend
+- acknowledged nothing that was acknowledged is lost: after a kill the log ends where it did, after
+               a loss of power at or behind the recovery point
+- latest-log   the last record of each key that a reader of committed records sees is the last that
+               was committed; it may be missing if it expired, or is a tombstone
+- latest-view  the same of the view, which also keeps what expired
+- tombstone    a tombstone stays readable for delete.retention.ms after the clean that covers it
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from storage.batch import ControlType, Record, walk_headers
+from storage.log import Log
+from storage.log_reader import FetchSlice
+from storage.model import TopicPartition
+from storage.txn_index import TxnIndexEntry
+from tests.support.history import COMMITTED, NONE, Batch, History, decoded
+
+READ_BYTES = 1 << 20
+
+
+class RuleError(Exception):
+    """A rule does not hold."""
+
+    def __init__(self, rule: str, what: str) -> None:
+        super().__init__(f"{rule}: {what}")
+        self.rule = rule
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """A clean that covers an offset."""
+
+    begun_ms: int
+    published_ms: int
+    was_leased: bool
+
+
+@dataclass
+class Death:
+    """How a log stood when its process ended."""
+
+    log_end_offset: int
+    recovery_point: int
+
+
+@dataclass
+class PartitionModel:
+    """One partition, from the creation of its topic to its deletion."""
+
+    where: TopicPartition
+    topic_id: bytes
+    history: History = field(default_factory=History)
+    pending: list[Batch] = field(default_factory=list)  # sent, and neither acknowledged nor seen
+    cleaned: dict[int, Cleaned] = field(default_factory=dict)  # offset -> the first
+    retention: list[tuple[int, int]] = field(default_factory=list)  # (since ms, delete.retention)
+    log_start_max: int = 0
+    death: Death | None = None
+    lost_power: bool = False  # since it was last seen whole
+    files_lost: bool = False  # beside its `.log` files
+    log: Log | None = None  # of this life
+    is_damaged: bool = False
+    deleting: bool = False
+
+    def fail(self, rule: str, what: str) -> RuleError:
+        return RuleError(rule, f"{self.where}: {what}")
+
+    # What happens -------------------------------------------------------------------------
+
+    def acknowledged(self, batch: Batch, base_offset: int) -> None:
+        """A batch got its offsets."""
+        if batch in self.pending:
+            self.pending.remove(batch)
+        self.history.add(_placed(batch, base_offset))
+
+    def published(self, first: int, end: int, cleaned: Cleaned) -> None:
+        """A clean of a dirty section that holds [first, end) is being published."""
+        for batch in self.history:
+            for record in batch.records:
+                if first <= record.offset < end:
+                    self.cleaned.setdefault(record.offset, cleaned)
+
+    def kept_ms(self, cleaned: Cleaned, now_ms: int) -> int:
+        """The shortest delete.retention.ms that applied since a clean began."""
+        since = [ms for at, ms in self.retention if at >= cleaned.begun_ms and at <= now_ms]
+        before = [ms for at, ms in self.retention if at < cleaned.begun_ms]
+        return min([*before[-1:], *since])
+
+    # After a start ------------------------------------------------------------------------
+
+    def reopened(self, found: Sequence[Batch], end: int) -> None:
+        """The log was opened by another process, which read `found` in it."""
+        self._take_in_pending(found)
+        death, self.death = self.death, None
+        if death is not None:
+            lowest = death.recovery_point if self.lost_power else death.log_end_offset
+            if end < lowest:
+                raise self.fail("acknowledged", f"the log ends at {end}, not at {lowest} or behind")
+            if self.lost_power:
+                self.history.cut(end)
+                bases = {batch.base for batch in found}
+                self.history.keep_only(bases, death.recovery_point)
+        self.lost_power = False
+        self.pending.clear()
+
+    def _take_in_pending(self, found: Sequence[Batch]) -> None:
+        """What was not acknowledged may be there."""
+        for batch in found:
+            if batch.base in self.history.batches:
+                continue
+            for sent in self.pending:
+                if _placed(sent, batch.base).records == batch.records:
+                    self.acknowledged(sent, batch.base)
+                    break
+
+    # Rules --------------------------------------------------------------------------------
+
+    def check_written(self, found: Sequence[Batch]) -> None:
+        offsets = [record.offset for batch in found for record in batch.records]
+        if offsets != sorted(set(offsets)):
+            raise self.fail("written", f"offsets do not ascend: {offsets}")
+        for batch in found:
+            source = self.history.batches.get(batch.base)
+            if source is None:
+                raise self.fail("written", f"nobody wrote a batch at {batch.base}")
+            written = {record.offset: record for record in source.records}
+            for record in batch.records:
+                if written.get(record.offset) != record:
+                    raise self.fail("written", f"{record} is {written.get(record.offset)}")
+
+    def wanted(self, stable: int) -> dict[bytes, Record]:
+        """The last committed record of each key below the last stable offset."""
+        outcomes = self.history.outcomes()
+        return last_of_keys(
+            record
+            for batch in self.history
+            if batch.header.last_offset < stable
+            and not batch.header.is_control
+            and outcomes[batch.base].state in (NONE, COMMITTED)
+            for record in batch.records
+        )
+
+    def check_latest(self, seen: Iterable[Record], start: int, stable: int, now_ms: int) -> None:
+        self.log_start_max = max(self.log_start_max, start)
+        shown = last_of_keys(seen)
+        for key, record in self.wanted(stable).items():
+            got = shown.pop(key, None)
+            if got is not None and got.offset != record.offset:
+                raise self.fail(
+                    "latest-log", f"key {key!r} shows {_text(got)}, its last is {_text(record)}"
+                )
+            if got is not None or record.offset < self.log_start_max:
+                continue
+            if record.value is not None:
+                raise self.fail("latest-log", f"key {key!r} is missing, its last: {_text(record)}")
+            self._check_promise(record, now_ms)
+        if shown:
+            raise self.fail("latest-log", f"nobody committed {shown}")
+
+    def _check_promise(self, tombstone: Record, now_ms: int) -> None:
+        cleaned = self.cleaned.get(tombstone.offset)
+        if cleaned is None:
+            raise self.fail("tombstone", f"{_text(tombstone)} went, and no clean covers it")
+        since_ms = cleaned.published_ms if cleaned.was_leased else cleaned.begun_ms
+        kept_ms = self.kept_ms(cleaned, now_ms)
+        if now_ms - since_ms < kept_ms:
+            raise self.fail(
+                "tombstone",
+                f"{_text(tombstone)} went {now_ms - since_ms} ms after it became clean; "
+                f"delete.retention.ms is {kept_ms}",
+            )
+
+    def check_view(self, seen: Iterable[Record], stable: int, gone: "Gone") -> None:
+        """`gone`: what expired before a view could take it."""
+        shown = last_of_keys(seen)
+        for key, record in self.wanted(stable).items():
+            got = shown.get(key)
+            if gone.holds(record.offset):
+                continue
+            if record.value is None:
+                if got is not None and got.offset != record.offset:
+                    raise self.fail(
+                        "latest-view", f"key {key!r} shows {_text(got)}, deleted at {record.offset}"
+                    )
+            elif got is None or got.offset != record.offset:
+                shows = "nothing" if got is None else _text(got)
+                raise self.fail(
+                    "latest-view", f"key {key!r} shows {shows}, its last is {_text(record)}"
+                )
+
+
+@dataclass(frozen=True)
+class Gone:
+    """Offsets that a view need not know."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+    def holds(self, offset: int) -> bool:
+        return any(first <= offset < end for first, end in self.ranges)
+
+
+def last_of_keys(records: Iterable[Record]) -> dict[bytes, Record]:
+    """The last record of each key; records without a key have none."""
+    return {record.key: record for record in records if record.key is not None}
+
+
+def batches_in(data: bytes) -> list[Batch]:
+    """The batches of a slice; a checksum that is wrong is an AssertionError."""
+    return [
+        decoded(data[position : position + header.size_bytes])
+        for position, header in walk_headers(data)
+    ]
+
+
+def batches_of(part: FetchSlice) -> list[Batch]:
+    return batches_in(part.read())
+
+
+def committed(
+    batches: Sequence[Batch], aborted: Iterable[TxnIndexEntry], start: int, stable: int
+) -> list[Record]:
+    """What a consumer of committed records makes of them, by Kafka's algorithm."""
+    waiting = sorted(aborted, key=lambda entry: entry.first_offset)
+    under_way: set[int] = set()
+    seen: list[Record] = []
+    for batch in batches:
+        header = batch.header
+        if header.last_offset >= stable:
+            break
+        while waiting and waiting[0].first_offset <= header.last_offset:
+            under_way.add(waiting.pop(0).producer_id)
+        if header.is_control:
+            if batch.marker is ControlType.ABORT:
+                under_way.discard(header.producer_id)
+        elif not (header.is_transactional and header.producer_id in under_way):
+            seen += batch.records
+    return [record for record in seen if record.offset >= start]
+
+
+def _placed(batch: Batch, base_offset: int) -> Batch:
+    """A batch as it was sent, with its offsets."""
+    records = tuple(
+        record._replace(offset=base_offset + at) for at, record in enumerate(batch.records)
+    )
+    return Batch(batch.header._replace(base_offset=base_offset), records, batch.marker)
+
+
+def _text(record: Record) -> str:
+    return f"{record.offset}={record.value!r:.20}"

@@ -1,0 +1,215 @@
+"""What happens in one run, drawn from its seed before it begins.
+
+A script is a list of operations; each carries all that it needs, so that any of them may be taken
+away and the others stay what they are. A seed also draws what kind of run it is: which operations
+occur at all, how slow the workers are, how fast tombstones go. Runs that do little of everything
+find little.
+"""
+
+import errno
+import random
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from storage.compression import GZIP, LZ4, NONE, ZSTD
+from tests.sim.interleaving import Pace
+
+KEYS: Final = [b"a", b"b", b"c", b"d"]
+OPERATIONS: Final = 30
+BIG_BYTES: Final = 4_000  # of a value that compresses well
+UNPACKED_MAX: Final = 2_000  # varve.decompressed.batch.bytes where such values occur
+
+QUICK = Pace(4, (0.0, 0.001, 0.02))
+SLOW = Pace(6, (0.05, 0.5, 2.0))
+VERY_SLOW = Pace(4, (1.0, 4.0, 12.0))
+PAUSES: Final = [0.0, 0.0, 0.01, 0.3, 1.0, 3.0]
+
+OPENS: Final = frozenset({"open", "listdir"})
+WRITES: Final = frozenset({"pwrite", "mkdir", "link"})
+FAULTS: Final = [
+    (errno.EMFILE, OPENS),
+    (errno.ENOSPC, WRITES),
+    (errno.EIO, frozenset({"pread", "read_file"})),
+    (errno.EIO, frozenset({"sync", "sync_dir", "pwrite"})),
+]
+# Where a process ends: on any operation, or between the steps of a swap, a roll or a publication.
+POINTS: Final = [
+    ("", "", 60),
+    ("unlink", ".log", 3),
+    ("rename", ".log", 4),
+    ("rename", ".journal", 1),
+    ("sync_dir", "", 10),
+    ("rename", ".tmp", 4),
+    ("link", "", 4),
+    ("rename", "view", 2),
+]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One step. `pause`: virtual seconds behind it."""
+
+    kind: str
+    topic: str = "t"
+    values: dict[str, Any] = field(default_factory=dict)
+    pause: float = 0.0
+
+    def __str__(self) -> str:
+        values = ", ".join(f"{name}={value!r:.60}" for name, value in self.values.items())
+        return f"{self.kind} {self.topic} {values}"
+
+
+@dataclass(frozen=True)
+class Script:
+    """All of one run."""
+
+    seed: int
+    operations: tuple[Operation, ...]
+    worker: Pace
+    threads: Pace
+    thread_share: float  # of calls in threads that interleave with the loop
+
+
+@dataclass
+class Kind:
+    """What this run is like."""
+
+    weights: dict[str, float]
+    configs: list[dict[str, str]]
+
+
+def _first_config(rng: random.Random) -> dict[str, str]:
+    config = {
+        "cleanup.policy": rng.choice(["compact", "compact", "compact,delete", "delete"]),
+        "delete.retention.ms": rng.choice(["0", "2000", "8000"]),
+        "min.cleanable.dirty.ratio": rng.choice(["0", "0", "0.4"]),
+        "segment.ms": rng.choice(["1000", "5000", "100000000"]),
+        "segment.bytes": rng.choice(["400", "900", "1048576"]),
+        "index.interval.bytes": rng.choice(["0", "200"]),
+        "file.delete.delay.ms": rng.choice(["0", "3000"]),
+        "retention.ms": rng.choice(["-1", "8000", "20000"]),
+        "varve.decompressed.batch.bytes": str(UNPACKED_MAX),
+        "varve.view.min.bytes": rng.choice(["-1", "0", "300"]),
+    }
+    if rng.random() < 0.6:
+        config["varve.view"] = "compacted"
+    return config
+
+
+def _changes(rng: random.Random) -> list[dict[str, str]]:
+    return [
+        {"cleanup.policy": rng.choice(["compact", "compact,delete", "delete"])},
+        {"cleanup.policy": "compact"},
+        {"delete.retention.ms": rng.choice(["0", "2000", "8000"])},
+        {"segment.bytes": rng.choice(["400", "900", "1048576"])},
+        {"retention.ms": rng.choice(["-1", "8000"])},
+        {"varve.view": rng.choice(["none", "compacted"])},
+        {"min.compaction.lag.ms": rng.choice(["0", "3000"])},
+        {"varve.flush.on.ack": rng.choice(["true", "false"])},
+    ]
+
+
+USUAL: Final = {
+    "produce": 10.0,
+    "burst": 4.0,
+    "delete key": 5.0,
+    "roll": 3.0,
+    "clean": 4.0,
+    "wait": 2.0,
+    "check": 1.0,
+}
+SPECIAL: Final = {  # of these a run has some
+    "transaction": 3.0,
+    "view": 4.0,
+    "alter": 2.5,
+    "delete records": 1.0,
+    "lease": 2.5,
+    "replace topic": 1.5,
+    "end": 1.5,
+    "end at": 4.0,
+    "fault": 2.5,
+    "big": 2.0,
+}
+
+
+def make_script(seed: int, operations: int = OPERATIONS) -> Script:
+    """The script of a seed."""
+    rng = random.Random(f"script {seed}")
+    chosen = [name for name in SPECIAL if rng.random() < 0.45]
+    weights = USUAL | {name: SPECIAL[name] for name in chosen}
+    topics = ["t"] if rng.random() < 0.7 else ["t", "u"]
+    steps = [Operation("create", name, {"config": _first_config(rng)}) for name in topics]
+    while len(steps) < operations:
+        kind = rng.choices(list(weights), list(weights.values()))[0]
+        pause = rng.choice(PAUSES)
+        steps.append(Operation(kind, rng.choice(topics), _values(kind, rng), pause))
+    return Script(
+        seed,
+        tuple(steps),
+        rng.choice([QUICK, QUICK, SLOW, VERY_SLOW]),
+        rng.choice([QUICK, QUICK, SLOW]),
+        rng.choice([0.0, 0.2, 0.6]),
+    )
+
+
+def _values(kind: str, rng: random.Random) -> dict[str, Any]:
+    match kind:
+        case "produce":
+            return _records(rng, rng.randint(1, 4), deletes=0.35)
+        case "burst":
+            return _records(rng, rng.randint(6, 16), deletes=0.25)
+        case "delete key":
+            return {"records": [(rng.choice(KEYS), None)], "codec": NONE}
+        case "big":
+            return {"records": [(rng.choice(KEYS), b"0" * BIG_BYTES)], "codec": GZIP}
+        case "transaction":
+            values = _records(rng, rng.randint(1, 3), deletes=0.3)
+            return values | {"commits": rng.random() < 0.5, "batches": rng.randint(1, 2)}
+        case "wait":
+            return {"seconds": rng.choice([3.0, 6.0, 12.0])}
+        case "clean":
+            return {"rolls": rng.random() < 0.7}
+        case "view":
+            return {"waits": rng.random() < 0.3, "from_scratch": rng.random() < 0.1}
+        case "alter":
+            return {"changes": rng.choice(_changes(rng))}
+        case "delete records":
+            return {"share": rng.random()}
+        case "lease":
+            return {
+                "seconds": rng.choice([0.0, 3.0, 10.0]),
+                "rolls": rng.random() < 0.7,
+                "ttl": rng.choice([5, 60]),
+            }
+        case "replace topic":
+            return {"waits": rng.random() < 0.5, "config": _first_config(rng)}
+        case "end":
+            return {"how": rng.choice(["stop", "kill", "power"]), "loses": _losses(rng)}
+        case "end at":
+            operation, part, countdown = rng.choice(POINTS)
+            return {
+                "point": (operation, part, rng.randint(1, countdown)),
+                "how": rng.choice(["kill", "power"]),
+                "loses": _losses(rng),
+            }
+        case "fault":
+            number, operations = rng.choice(FAULTS)
+            return {"errno": number, "operations": operations, "countdown": rng.randint(1, 12)}
+    return {}
+
+
+def _losses(rng: random.Random) -> tuple[str, ...]:
+    """Files beside the log's that are gone, or rotten, at the next start."""
+    if rng.random() < 0.5:
+        return ()
+    return tuple(
+        kind for kind in (".journal", ".index", ".timeindex", ".snapshot") if rng.random() < 0.5
+    )
+
+
+def _records(rng: random.Random, count: int, *, deletes: float) -> dict[str, Any]:
+    records = [
+        (rng.choice(KEYS), None if rng.random() < deletes else b"v%d" % rng.randrange(1000))
+        for _ in range(count)
+    ]
+    return {"records": records, "codec": rng.choice([NONE, NONE, NONE, GZIP, LZ4, ZSTD])}
