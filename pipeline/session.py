@@ -12,13 +12,15 @@ import logging
 import os
 import re
 import socket
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from pipeline.java import cache_folder, class_archive, find_java, launcher_home, write_whole
@@ -257,9 +259,10 @@ def _start(conf: Mapping[str, str]) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     try:
-        return SparkSession.builder.config(
-            conf=SparkConf().setAll(list(conf.items()))
-        ).getOrCreate()
+        with _jvm_ended_on_interrupt():
+            return SparkSession.builder.config(
+                conf=SparkConf().setAll(list(conf.items()))
+            ).getOrCreate()
     except (PySparkException, RuntimeError) as error:
         raise SessionError(f"Spark did not start: {first_line(error)}") from error
     except Exception as error:
@@ -268,6 +271,37 @@ def _start(conf: Mapping[str, str]) -> "SparkSession":
         if "stopped SparkContext" in str(error):
             raise SessionError(_GIVEN_UP) from error
         raise SessionError(f"Spark did not start: {first_line(error)}") from error
+
+
+@contextmanager
+def _jvm_ended_on_interrupt() -> Iterator[None]:
+    """End the JVM that is started in the block if an interrupt ends the block.
+
+    pyspark keeps the process to itself until the JVM has answered. Without us the JVM would find no
+    folder to answer in, print a stack, and stay for ever.
+    """
+    from pyspark import java_gateway
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    class NotedPopen(subprocess.Popen):  # type: ignore[type-arg]  # called with any mode
+        """Notes each process."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    before = java_gateway.Popen
+    java_gateway.Popen = NotedPopen
+    try:
+        yield
+    except KeyboardInterrupt:
+        for process in started:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        java_gateway.Popen = before
 
 
 def _wait_for_executors(spark: "SparkSession", memory: str) -> None:

@@ -75,6 +75,45 @@ def test_a_master_of_no_known_form_is_refused_without_a_jvm() -> None:
             build_session(bad)
 
 
+INTERRUPTED = """
+import os, pathlib, signal, sys, threading, time
+from pipeline.session import build_session
+
+told = pathlib.Path(sys.argv[1])
+
+def interrupt():
+    while not told.exists() or not told.read_text().strip():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    build_session("local[1]")
+except KeyboardInterrupt:
+    try:
+        os.kill(int(told.read_text()), 0)
+    except ProcessLookupError:
+        print("no JVM is left")
+"""
+
+
+def test_an_interrupt_while_spark_starts_leaves_no_jvm(tmp_path: Path) -> None:
+    """The JVM is played by a process that never answers."""
+    submit = tmp_path / "bin/spark-submit"
+    submit.parent.mkdir()
+    submit.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 100\n")
+    submit.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "pid")],
+        cwd=ROOT,
+        env={**os.environ, "SPARK_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (0, "no JVM is left\n"), done.stderr
+
+
 def test_the_driver_binds_to_the_address_that_faces_the_master() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
