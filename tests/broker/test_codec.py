@@ -299,9 +299,9 @@ def test_produce_is_advertised_from_0_and_refused_below_3() -> None:
 
 @pytest.mark.parametrize("key", [ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH])
 def test_versions_that_are_not_advertised_are_not_taken(key: ApiKey) -> None:
-    assert advertised([key])[0].max_version == 9
-    assert is_supported(key, 9, {key})
-    assert not is_supported(key, 10, {key})
+    assert advertised([key])[0].max_version == 10
+    assert is_supported(key, 10, {key})
+    assert not is_supported(key, 11, {key})
 
 
 def test_every_api_has_a_name_and_a_table() -> None:

@@ -233,7 +233,13 @@ def test_damage_does_not_count_as_cleanable_nor_for_the_lag() -> None:
     assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
     assert (verdict.over_lag_ms, verdict.deadline_ms) == (0, None)
     found = next(f for f in verdict.findings if f.reason is Reason.DAMAGED)
-    assert dict(found.values) == {"file": "/data/t-0/0.log", "position": 17, "reason": "bad CRC"}
+    assert dict(found.values) == {
+        "file": "/data/t-0/0.log",
+        "position": 17,
+        "reason": "bad CRC",
+        "first_offset": -1,
+        "next_offset": -1,
+    }
 
 
 @given(st.data())

@@ -168,7 +168,8 @@ async def test_a_killed_worker_costs_one_attempt(tmp_path: Path) -> None:
 
 
 async def test_workers_come_and_go_while_jobs_run_and_no_job_is_lost(tmp_path: Path) -> None:
-    slow = SETTINGS.model_copy(update={"read_bytes_per_second": 64 * 1024})
+    # The second worker has loaded its kernels long before the first job has read 260 KB.
+    slow = SETTINGS.model_copy(update={"read_bytes_per_second": 16 * 1024})
     two = slow.model_copy(update={"workers": 2})
     async with open_shop(tmp_path, slow) as shop:
         logs = [shop.log, shop.manager.create(T1, bytes(range(16)), CONFIG)]
