@@ -605,9 +605,10 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         log.info("stopped while logs were being opened")
         return EXIT_OK
     except (StorageError, OSError, TopicError, TokenFileError) as error:
+        reason = str(error) or repr(error)  # an OSError without arguments has no text
         if writes_text(settings.logging.format, sys.stderr.isatty()):
-            sys.stderr.write(f"varve: cannot start: {error}\n")
-        log.error("cannot start", reason=str(error))
+            sys.stderr.write(f"varve: cannot start: {reason}\n")
+        log.error("cannot start", reason=reason)
         return EXIT_CANNOT_START
     if may_print(settings.logging.format, output=sys.stdout, errors=sys.stderr):
         sys.stdout.write(broker.banner())

@@ -445,7 +445,9 @@ class LogManager:
             failed: list[TopicPartition] = []
             online = [one for one in self.directories if one.is_online and one.path not in full]
             if not online:
-                raise failure or LogDirectoryError(self._paths[0], "no data directory is online")
+                first = self.directories[0]
+                reason = first.offline_reason or "no data directory has room"
+                raise failure or LogDirectoryError(first.path, reason)
             present = Counter(home.path for home in tuple(self._homes.values()))
             for home, share in shares_of(left, online, present):
                 try:
@@ -603,7 +605,7 @@ class LogManager:
         home = next((one for one in self.directories if one.path == directory), None)
         assert home is not None, directory
         home.fail(reason)
-        self._store.drop(directory)
+        self._store.drop(directory, reason)
         lost = tuple(where for where, one in tuple(self._homes.items()) if one is home)
         for partition in lost:
             self.logs.pop(partition, None)
@@ -709,7 +711,7 @@ class LogManager:
         if any(directory.is_online for directory in self.directories):
             for directory in self.directories:
                 if not directory.is_online:
-                    self._store.drop(directory.path)
+                    self._store.drop(directory.path, directory.offline_reason or "")
             with suppress(NoRoomError):  # what stands there says the same, of an earlier time
                 self.save_metadata(self.metadata)
         for directory in self.directories:

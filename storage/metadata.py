@@ -205,16 +205,18 @@ class MetadataStore:
         self.failed: dict[str, str] = {}  # directory -> reason
         self.corrupt: dict[str, str] = {}  # directory -> why its copy was not believed
         self.stale: tuple[str, ...] = ()  # directories whose copy the next save will mend
+        self._last_dropped = (directories[0], "no data directory is online")
 
     @property
     def directories(self) -> tuple[str, ...]:
         """Where a save writes to."""
         return tuple(self._directories)
 
-    def drop(self, directory: str) -> None:
+    def drop(self, directory: str, reason: str) -> None:
         """Leave a directory out from now on: it went offline."""
         if directory in self._directories:
             self._directories.remove(directory)
+            self._last_dropped = (directory, reason)
 
     def load(self, *, unopened: Iterable[str] = ()) -> ClusterMetadata | None:
         """The valid copy with the highest epoch; None if no directory has any copy.
@@ -283,15 +285,14 @@ class MetadataStore:
         return saved
 
     def _report(self, failed: Mapping[str, str]) -> None:
-        for directory in failed:
-            self.drop(directory)
+        for directory, reason in failed.items():
+            self.drop(directory, reason)
         self.failed.update(failed)
         if self._directory_failed is not None:
             for directory, reason in failed.items():
                 self._directory_failed(directory, reason)
         if not self._directories:
-            directory, reason = next(iter(failed.items()), ("", "no directory is online"))
-            raise LogDirectoryError(directory, reason)
+            raise LogDirectoryError(*next(iter(failed.items()), self._last_dropped))
 
 
 def _newest(copies: Mapping[str, ClusterMetadata]) -> ClusterMetadata | None:

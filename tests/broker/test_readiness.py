@@ -3,7 +3,11 @@
 import asyncio
 import errno
 
+import pytest
+
+from broker.topics import TopicError
 from storage import filenames
+from storage.errors import LogDirectoryError, NoRoomError
 from tests.broker.test_app import client_of, get
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.logs import batch_of
@@ -96,3 +100,18 @@ async def test_a_recovery_that_finds_the_disk_full_makes_the_broker_unready_and_
         with client_of(broker) as client:
             found = await asyncio.to_thread(client.fetch, "orders", 0)
             assert b"value" in bytes(found.records or b"")
+
+
+@pytest.mark.parametrize("topics", [{}, {"new": {"partitions": 1}}])
+async def test_a_start_that_a_full_disk_prevents_says_so(topics: dict[str, object]) -> None:
+    env = await topics_in(MemoryEnv(seed=3))
+    env.unlink(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
+    env.unlink("/disk1/orders-1/partition.metadata")
+    fill_disk(env)
+    try:
+        async with broker_in_memory(env, topics=topics) as broker:
+            _, text = await asyncio.to_thread(get, broker, "/readyz")
+    except (LogDirectoryError, NoRoomError, TopicError) as error:
+        text = str(error)
+    assert "/disk1" in text
+    assert "No space left on device" in text

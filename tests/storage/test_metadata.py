@@ -261,8 +261,8 @@ def test_a_save_that_no_directory_took_is_an_error(env: MemoryEnv) -> None:
 
 def test_a_directory_that_went_offline_is_left_out(env: MemoryEnv) -> None:
     store = store_of(env)
-    store.drop("/a")
-    store.drop("/a")
+    store.drop("/a", "it failed")
+    store.drop("/a", "it failed")
     store.save(SAMPLE)
     assert not env.exists(f"/a/{FILE_NAME}")
     assert env.exists(f"/c/{FILE_NAME}")
