@@ -2,8 +2,7 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 
 import pytest
 from structlog.testing import capture_logs
@@ -14,8 +13,6 @@ from broker.view_making import ViewError
 from broker.view_runs import pause_after
 from broker.view_status import ViewStatus
 from broker.view_text import compacted_text, view_lines
-from cleaner.job import CleanJob
-from cleaner.workers.solo import CleanedJob, Heard, unheard
 from storage.model import TopicPartition
 from storage.view_ledger import view_path
 from tests.support.memory_env import MemoryEnv, SimulatedCrash
@@ -31,40 +28,10 @@ from tests.support.view_broker import (
     read_all,
     read_on,
 )
-from tests.support.view_worker import ThreadRunner
+from tests.support.view_gate import Gate
 
 OTHERS = [TopicPartition("orders", index) for index in (1, 2)]
 THREE = {"orders": {"partitions": 3, "keys": {**ON, **ANY_TIME}}}
-
-
-class Gate:
-    """Workers that wait in the midst of their rewriting until they are let go on."""
-
-    def __init__(self, env: MemoryEnv) -> None:
-        self._env = env
-        self._open = asyncio.Event()
-        self.reached = asyncio.Event()
-
-    def let_go(self) -> None:
-        self._open.set()
-
-    def close(self) -> None:
-        self._open.clear()
-        self.reached.clear()
-
-    @asynccontextmanager
-    async def worker(self) -> AsyncIterator[ThreadRunner]:
-        gate = self
-
-        class Waiting(ThreadRunner):
-            async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
-                heard("map", 10, 10)
-                heard("rewrite", 5, 10)
-                gate.reached.set()
-                await gate._open.wait()
-                return await super().run(job, heard)
-
-        yield Waiting(self._env)
 
 
 async def asked(broker: Broker, where: TopicPartition) -> asyncio.Task[ViewStatus]:

@@ -23,10 +23,10 @@ from storage.batch import decode_records, walk_headers
 from storage.errors import InvalidViewError
 from storage.view_ledger import Source, Staged, stage, sweep, view_path
 from storage.view_log import ViewCursor
-from tests.broker.test_view_runs import Gate
 from tests.support.cleaning import Recorder
 from tests.support.memory_env import MemoryEnv
 from tests.support.view_broker import ANY_TIME, ON, WHERE, broker_with_view, produce, read_all
+from tests.support.view_gate import Gate
 
 COMPACTED = {"cleanup.policy": "compact", "delete.retention.ms": "0"}
 FOLDER = view_path(f"/disk1/{WHERE}")

@@ -1,0 +1,40 @@
+"""A worker of view compactions that waits in the midst of its work."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cleaner.job import CleanJob
+from cleaner.workers.solo import CleanedJob, Heard, unheard
+from tests.support.memory_env import MemoryEnv
+from tests.support.view_worker import ThreadRunner
+
+
+class Gate:
+    """Workers that wait in the midst of their rewriting until they are let go on."""
+
+    def __init__(self, env: MemoryEnv) -> None:
+        self._env = env
+        self._open = asyncio.Event()
+        self.reached = asyncio.Event()
+
+    def let_go(self) -> None:
+        self._open.set()
+
+    def close(self) -> None:
+        self._open.clear()
+        self.reached.clear()
+
+    @asynccontextmanager
+    async def worker(self) -> AsyncIterator[ThreadRunner]:
+        gate = self
+
+        class Waiting(ThreadRunner):
+            async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
+                heard("map", 10, 10)
+                heard("rewrite", 5, 10)
+                gate.reached.set()
+                await gate._open.wait()
+                return await super().run(job, heard)
+
+        yield Waiting(self._env)
