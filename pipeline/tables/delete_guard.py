@@ -14,6 +14,8 @@ Rules
 - Where the safe time is too long ago, the table is still complete as long as the cleaner has not
   passed its reach.
 - Not noticed: a `delete.retention.ms` that is lowered and raised again between two looks.
+
+Why it is done this way: docs/decisions/0027.
 """
 
 import threading
