@@ -20,7 +20,7 @@ Rules
 import itertools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +39,7 @@ from storage.errors import (
     StorageError,
     is_folder_error,
 )
+from storage.kafka_metadata import KafkaTopic, read_kafka_topics, settings_to_take
 from storage.log import Log, LogContext, index_limits
 from storage.log_checkpoints import (
     CheckpointTask,
@@ -74,6 +75,7 @@ class OpenReport:
     offline_directories: Mapping[str, str]  # path -> reason
     offline: Mapping[TopicPartition, str]
     adopted: tuple[TopicPartition, ...]
+    taken: tuple[tuple[str, dict[str, object]], ...]  # what came of settings in Kafka's metadata
     refused: tuple[tuple[str, str], ...]  # (folder, reason)
     removed: tuple[str, ...]  # folders
     notes: tuple[tuple[TopicPartition, str], ...]  # what had to be mended
@@ -118,6 +120,7 @@ class OpenReport:
                     "names": topics[:ADOPTED_NAMED],
                 },
             )
+        yield from self.taken
         for folder, reason in self.refused:
             yield "folder refused", {"folder": folder, "reason": reason}
         for folder in self.removed:
@@ -245,7 +248,9 @@ class LogManager:
             for directory_id, home in by_id.items():
                 self._leave_offline(partition, reason, home, checkpoints[directory_id])
         changed = homes.metadata is not self.metadata
+        adopted = homes.metadata.topics.keys() - self.metadata.topics.keys()
         self.metadata = homes.metadata
+        taken = self._take_kafka_settings(adopted) if adopted else ()
         removed = self._remove_folders(homes.remove, by_id)
         opened = self._serve_all(homes.serve, by_id, checkpoints, config_of)
         self._enter_epochs()
@@ -257,6 +262,7 @@ class LogManager:
             {one.path: one.offline_reason or "" for one in self.directories if not one.is_online},
             dict(self.offline),
             tuple(homes.adopted),
+            taken,
             tuple(
                 (by_id[folder.directory_id].file(str(folder.partition)), reason)
                 for folder, reason in homes.refused
@@ -299,6 +305,39 @@ class LogManager:
             if found != expected:
                 path = self._opened.online[0].file(filenames.META_PROPERTIES)
                 raise InconsistentDirectoryError(path, name, found, expected)
+
+    def _take_kafka_settings(
+        self, adopted: Collection[str]
+    ) -> tuple[tuple[str, dict[str, object]], ...]:
+        """Give adopted topics the settings that Kafka's metadata has of them; lines for the log."""
+        lines: list[tuple[str, dict[str, object]]] = []
+        topics: dict[str, KafkaTopic] = {}
+        for directory in self._opened.online:
+            try:
+                topics |= read_kafka_topics(self._env, directory.path) or {}
+            except (OSError, StorageError) as error:
+                fields: dict[str, object] = {
+                    "directory": directory.path,
+                    "reason": str(error),
+                }
+                lines.append(("kafka metadata not read", fields))
+        names: list[str] = []
+        refused: list[str] = []
+        for name in sorted(adopted):
+            entry, found = self.metadata.topics[name], topics.get(name)
+            if found is None or found.topic_id != entry.topic_id or not found.configs:
+                continue
+            taken = settings_to_take(found)
+            self.metadata = self.metadata.with_topic(name, replace(entry, dynamic=taken.settings))
+            names.append(name)
+            refused += [f"{name}: {reason}" for reason in taken.refused]
+        if names:
+            fields = {"topics": len(names), "names": names[:ADOPTED_NAMED]}
+            lines.append(("topic settings taken from kafka", fields))
+        if refused:
+            fields = {"settings": len(refused), "reasons": refused[:ADOPTED_NAMED]}
+            lines.append(("topic settings of kafka not taken", fields))
+        return tuple(lines)
 
     def _enter_epochs(self) -> None:
         for home in self._opened.online:

@@ -1,5 +1,6 @@
 """A data directory of a killed Apache Kafka is opened, served, added to, and given back."""
 
+import shutil
 import time
 from pathlib import Path
 
@@ -162,13 +163,29 @@ def test_offsets_are_found_by_timestamp_in_what_kafka_wrote(
     assert next(one for one in records if one.offset == last).timestamp[1] == newest
 
 
+def test_settings_of_topics_are_those_of_kafkas_metadata(adopted: VarveBroker) -> None:
+    admin = AdminClient({"bootstrap.servers": adopted.bootstrap})
+    assert setting(admin, TABLE, "cleanup.policy") == "compact"
+    assert setting(admin, TABLE, "min.cleanable.dirty.ratio") == "1.0", "the altered value"
+    assert setting(admin, TABLE, "segment.bytes") == "1048576"
+    assert setting(admin, EVENTS, "cleanup.policy") == "delete"
+    assert setting(admin, EVENTS, "retention.ms") == "-1"
+    assert setting(admin, CLOCKED, "message.timestamp.type") == "LogAppendTime"
+    # It has no policy of its own, and server.properties is not read.
+    assert setting(admin, CLOCKED, "cleanup.policy") == ""
+    for topic, is_unknown in ((TABLE, 0), (EVENTS, 0), (CLOCKED, 1)):
+        assert adopted.metric("varve_topic_policy_unknown", topic=topic) == is_unknown
+
+
 # What nobody gave a policy -------------------------------------------------------------------
 
 
 def test_a_topic_of_unknown_policy_is_neither_cleaned_nor_expired_and_says_so(
     killed_kafka: KilledKafka, tmp_path: Path
 ) -> None:
-    broker = start_varve(killed_kafka.copy_to(tmp_path), ADOPTER_SETTINGS)
+    directory = killed_kafka.copy_to(tmp_path)
+    shutil.rmtree(directory / "data" / "__cluster_metadata-0")  # a broker beside its controllers
+    broker = start_varve(directory, ADOPTER_SETTINGS)
     try:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         for topic in (TABLE, EVENTS):
