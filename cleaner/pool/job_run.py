@@ -56,7 +56,7 @@ class Run:
     data_directory: str  # that holds its partition
     spent_before: tuple[int, int]  # by its worker: bytes read and written
     waited_before: tuple[float, float]  # by its worker: seconds lost to the budgets
-    spent_seen: int = 0
+    progress_seen: float = 0.0  # bytes moved and seconds waited, at the last look
     spent: tuple[int, int] = (0, 0)  # at its end: bytes read and written
     waited: tuple[float, float] = (0.0, 0.0)  # at its end: seconds lost to the budgets
     stage: str = ""
@@ -111,10 +111,14 @@ class Run:
         return RunningJob(lane_of(self.worker.index), is_long(self.input_bytes, running_ms))
 
     def silent_seconds(self, now: float) -> float:
-        """How long neither a word nor a charged byte was seen of it."""
-        spent = self.worker.side.spent(Direction.READ) + self.worker.side.spent(Direction.WRITE)
-        if spent != self.spent_seen:
-            self.spent_seen = spent
+        """How long neither a word nor a charged byte was seen of it.
+
+        A worker that waits for its budget is not silent: a low rate is no fault of its own.
+        """
+        side = self.worker.side
+        seen = sum(side.spent(one) + side.waited_seconds(one) for one in Direction)
+        if seen != self.progress_seen:
+            self.progress_seen = seen
             self.heard_at = now
         return now - self.heard_at
 

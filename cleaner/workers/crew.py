@@ -15,6 +15,7 @@ import structlog
 
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import ChannelError, Message, WorkerReady
+from cleaner.workers.heartbeat import CHECK_SECONDS, MISSED_MAX, Heartbeat
 from cleaner.workers.process import REAP_SECONDS, Spawn, WorkerLink
 from cleaner.workers.throttle import BrokerSide
 
@@ -36,6 +37,8 @@ class CrewLimits:
     stop: float = 10.0  # for all to end in order when the broker stops
     respawn: float = 0.1  # before a dead worker is replaced; doubled with each early death
     respawn_max: float = 30.0
+    check: float = CHECK_SECONDS  # between two looks at the heartbeat of a worker
+    missed: int = MISSED_MAX  # such looks without a beat, before the worker is killed
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +52,7 @@ class Worker:
     busy: bool = False
     leaving: bool = False  # it was sent home: nothing reaches it any more
     reaper: asyncio.TimerHandle | None = field(default=None)
+    fault: str = ""  # why it was killed, for people
 
 
 class CrewListener(Protocol):
@@ -176,7 +180,11 @@ class Crew:
         worker = Worker(index, link, BrokerSide(link.slots))
         self.workers[index] = worker
         try:
-            fault = await self._attend(worker)
+            watch = asyncio.create_task(self._watch(worker), name=f"cleaner-heartbeat-{index}")
+            try:
+                fault = await self._attend(worker) or worker.fault
+            finally:
+                watch.cancel()
             if fault:
                 link.kill()
             ended = await link.reap()
@@ -187,6 +195,14 @@ class Crew:
             await self._listener.worker_gone(worker, how)
         finally:
             self._part_with(worker)
+
+    async def _watch(self, worker: Worker) -> None:
+        """Kill a worker whose heartbeat stops."""
+        heartbeat = Heartbeat(self._limits.missed)
+        while not heartbeat.is_lost(worker.link.beats()):  # noqa: ASYNC110 - a process sets it
+            await asyncio.sleep(self._limits.check)
+        worker.fault = heartbeat.reason
+        self.kill(worker)
 
     async def _attend(self, worker: Worker) -> str:
         """Listen until it ends; what was wrong with it, if it did not end by itself."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
 from cleaner.workers.channel import LENGTH_BYTES, Message, body_bytes, decode, encode
-from cleaner.workers.throttle import SharedMemory, Slots, new_memory
+from cleaner.workers.throttle import SharedMemory, Slots, beats_of, new_memory
 
 REAP_SECONDS: Final = 2.0  # a killed process that takes longer hangs in the kernel
 REAP_STEP_SECONDS: Final = 0.01
@@ -65,6 +65,9 @@ class WorkerLink(Protocol):
 
     def short_of_core_seconds(self) -> float | None:
         """How long it could have run and had no core, since it started; None: not known here."""
+
+    def beats(self) -> int:
+        """How often it has said that it runs; 0 before the first time."""
 
 
 Spawn: TypeAlias = Callable[[int], Awaitable[WorkerLink]]  # of its nice value
@@ -161,6 +164,10 @@ class ProcessLink:
                 return int(file.read().split()[1]) / 1e9
         except (OSError, ValueError, IndexError):
             return None
+
+    def beats(self) -> int:
+        """The counter in the page shared with it."""
+        return beats_of(self._memory.slots)
 
 
 async def spawn_process(nice: int) -> WorkerLink:

@@ -5,8 +5,8 @@ pool's workers share: the compaction of a view, the check of outputs that were m
 
 Rules
 - One job at a time, and the worker that is left in the midst of one is killed with the block.
-- A worker that neither speaks nor moves a byte for STALL_SECONDS is killed; so is one that does not
-  heed an abort for ABORT_SECONDS.
+- A worker that neither speaks nor moves a byte nor waits for its budget for STALL_SECONDS is
+  killed; so is one whose heartbeat stops, and one that does not heed an abort for ABORT_SECONDS.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from cleaner.workers.channel import (
     WorkerReady,
 )
 from cleaner.workers.crew import ABORT_SECONDS, STALL_SECONDS, START_SECONDS
+from cleaner.workers.heartbeat import CHECK_SECONDS, Heartbeat
 from cleaner.workers.process import Spawn, WorkerLink
 from cleaner.workers.throttle import TOP_UP_SECONDS, BrokerSide, Direction
 
@@ -176,21 +177,30 @@ class SoloWorker:
                     raise _out_of_place(other)
 
     async def _next(self) -> Message | None:
-        """Its next word. Raises JobFailedError when it neither speaks nor moves a byte."""
+        """Its next word. Raises JobFailedError when it hangs or makes no progress."""
         receiving = asyncio.ensure_future(self.link.receive())
-        spent = -1
+        clock, heartbeat = asyncio.get_running_loop().time, Heartbeat()
+        progress, moved_at = self._progress(), clock()
         try:
             while True:
-                done, _ = await asyncio.wait([receiving], timeout=STALL_SECONDS)
+                done, _ = await asyncio.wait([receiving], timeout=CHECK_SECONDS)
                 if done:
                     return receiving.result()
-                now_spent = self.side.spent(Direction.READ) + self.side.spent(Direction.WRITE)
-                if now_spent == spent:
+                if heartbeat.is_lost(self.link.beats()):
+                    self.link.kill()
+                    raise JobFailedError(f"the worker {heartbeat.reason}")
+                if self._progress() != progress:
+                    progress, moved_at = self._progress(), clock()
+                elif clock() - moved_at >= STALL_SECONDS:
                     self.link.kill()
                     raise JobFailedError(f"no progress for {STALL_SECONDS:g} s")
-                spent = now_spent
         finally:
             receiving.cancel()  # nothing, if it is done; whoever waits may have been cancelled
+
+    def _progress(self) -> float:
+        """Grows with each byte moved, and with each wait for the budgets."""
+        side = self.side
+        return sum(side.spent(one) + side.waited_seconds(one) for one in Direction)
 
     def disarm(self) -> None:
         """It is over: nobody has to be killed."""

@@ -51,6 +51,7 @@ class _Slot(IntEnum):
     WRITE_SPENT = 9
     READ_WAITED_US = 10
     WRITE_WAITED_US = 11
+    BEATS = 16  # on a line of its own: written by another thread
 
 
 class Direction(IntEnum):
@@ -75,6 +76,16 @@ def new_memory() -> int:
     os.unlink(path)
     os.ftruncate(fd, _PAGE_BYTES)
     return fd
+
+
+def beat(slots: Slots) -> None:
+    """The worker runs: to be called from one of its threads, again and again."""
+    slots[_Slot.BEATS] += 1
+
+
+def beats_of(slots: Slots) -> int:
+    """How often the worker has said that it runs."""
+    return slots[_Slot.BEATS]
 
 
 class SharedMemory:

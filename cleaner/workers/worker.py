@@ -40,6 +40,7 @@ from cleaner.workers.channel import (
     decode,
     encode,
 )
+from cleaner.workers.heartbeat import Pulse
 from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
 from storage.env import Env, RealEnv
 from storage.errors import StorageError
@@ -150,10 +151,15 @@ def serve(
     def send(message: FromWorker) -> None:
         sock.sendall(encode(message))
 
-    send(WorkerReady(os.getpid(), env.monotonic() - started))
-    while (order := receive(sock)) is not None:
-        assert isinstance(order, RunJob | VerifyJob)
-        execute(order, runner, env, memory.slots, send=send, nap=time.sleep, verifier=verifier)
+    pulse = Pulse(memory.slots)
+    pulse.start()
+    try:
+        send(WorkerReady(os.getpid(), env.monotonic() - started))
+        while (order := receive(sock)) is not None:
+            assert isinstance(order, RunJob | VerifyJob)
+            execute(order, runner, env, memory.slots, send=send, nap=time.sleep, verifier=verifier)
+    finally:
+        pulse.stop()
 
 
 def receive(sock: socket.socket) -> Message | None:

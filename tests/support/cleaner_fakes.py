@@ -124,6 +124,8 @@ class FakeLink:
         self.nices: list[int] = []
         self.refuses_nice = False
         self.short_seconds: float | None = None
+        self.is_stopped = False  # as by SIGSTOP
+        self._beats = 0
         self._words: asyncio.Queue[Message | None] = asyncio.Queue()
         self._ordered = asyncio.Event()
 
@@ -172,6 +174,10 @@ class FakeLink:
             raise PermissionError(1, "Operation not permitted")
         self.nice = nice
         self.nices.append(nice)
+
+    def beats(self) -> int:
+        self._beats += not self.is_stopped
+        return self._beats
 
     def short_of_core_seconds(self) -> float | None:
         return self.short_seconds
