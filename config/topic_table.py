@@ -311,9 +311,10 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.cleaner.strategy",
         ValueKind.STRING,
         "default",
-        "When a compacted partition is worth a clean: `dirty-ratio` counts all that was written "
-        "since the last one, `survivorship` only what is expected not to survive; `default` is "
-        "the `cleaner.strategy` of the settings file.",
+        "How much a clean of a partition is expected to gain, which decides how long it waits for "
+        "its turn: `dirty-ratio` counts all that was written since the last one, `survivorship` "
+        "only what is expected not to survive; `default` is the `cleaner.strategy` of the settings "
+        "file. `min.cleanable.dirty.ratio` is compared with the dirty ratio under both.",
         choices=CLEANER_STRATEGIES,
     )
     yield TopicKey(

@@ -1,6 +1,8 @@
 """From a verdict to a job: which segments are read, and which of them become one. Pure.
 
-Groups are Kafka's (Cleaner.groupSegmentsBySize).
+Groups are Kafka's (Cleaner.groupSegmentsBySize), with one more bound: of a topic that retention by
+time applies to, a group spans no more than a share of `retention.ms`. Retention removes a segment
+when its newest record has expired, so what is merged waits for the newest of all.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,9 @@ from storage.retention import SegmentFacts
 
 # Offsets inside a segment are stored as 32-bit differences to its base (offset index format).
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
+# Of retention.ms: how long merging may keep a record beyond its time. A tenth is what a segment's
+# own life (segment.ms) usually adds as well.
+SPAN_SHARE: Final = 10
 # What a worker reads at least where nothing else limits it: one of small compressed records.
 WORKER_BYTES_PER_SECOND: Final = 20_000_000
 
@@ -111,7 +116,9 @@ def group_all(facts: LogFacts, end_offset: int) -> list[list[SegmentFacts]]:
     """Groups of all segments below an offset, a segment's base."""
     config = facts.config
     sources = [s for s in live_segments(facts) if s.base_offset < end_offset]
-    groups = group_segments(sources, config.segment_bytes, config.segment_index_bytes)
+    groups = group_segments(
+        sources, config.segment_bytes, config.segment_index_bytes, span_ms_max(config)
+    )
     assert not groups or groups[-1][-1].next_base_offset == end_offset, (facts, end_offset)
     return groups
 
@@ -157,20 +164,33 @@ def group_some(facts: LogFacts, base_offsets: Sequence[int]) -> list[list[Segmen
             run.append(segment)
         elif run:
             groups += group_segments(
-                run, facts.config.segment_bytes, facts.config.segment_index_bytes
+                run,
+                facts.config.segment_bytes,
+                facts.config.segment_index_bytes,
+                span_ms_max(facts.config),
             )
             run = []
     assert not run, "the active segment is never cleaned"
     return groups
 
 
+def span_ms_max(config: TopicConfig) -> int | None:
+    """How much time the records of a merged segment may span; None: any."""
+    if not config.deletes or config.retention_ms < 0:
+        return None
+    return config.retention_ms // SPAN_SHARE
+
+
 def group_segments(
-    sources: Sequence[SegmentFacts], segment_bytes: int, index_bytes: int
+    sources: Sequence[SegmentFacts],
+    segment_bytes: int,
+    index_bytes: int,
+    span_ms: int | None = None,
 ) -> list[list[SegmentFacts]]:
     """Neighbours that become one segment each, by their sizes before cleaning.
 
-    A group never outgrows a segment's file, its indexes or the 32 bits of a relative offset; the
-    first of a group is taken whatever its size.
+    A group never outgrows a segment's file, its indexes, the 32 bits of a relative offset or the
+    time `span_ms`; the first of a group is taken whatever its size and its own span.
     """
     groups: list[list[SegmentFacts]] = []
     log = index = time_index = 0
@@ -179,6 +199,7 @@ def group_segments(
         index += segment.index_bytes
         time_index += segment.time_index_bytes
         fits = log <= segment_bytes and index <= index_bytes and time_index <= index_bytes
+        fits = fits and (span_ms is None or not groups or _span_ms(groups[-1], segment) <= span_ms)
         if groups and fits and _in_reach(groups[-1][0], segment):
             groups[-1].append(segment)
         else:
@@ -186,6 +207,23 @@ def group_segments(
             log, index = segment.size_bytes, segment.index_bytes
             time_index = segment.time_index_bytes
     return groups
+
+
+def _span_ms(group: Sequence[SegmentFacts], segment: SegmentFacts) -> int:
+    """From the first record to the newest one, if the segment were added. Nothing spans no time.
+
+    It counts from the first batch, not from the newest record of the first segment: a merged
+    segment keeps its first batch's time, so that it does not grow a little with every clean.
+    """
+    filled = [one for one in (*group, segment) if one.size_bytes > 0]
+    if not filled:
+        return 0
+    newest = [
+        one.largest_timestamp_ms if one.largest_timestamp_ms >= 0 else one.last_modified_ms
+        for one in filled
+    ]
+    begun = [one.first_batch_timestamp_ms for one in filled if one.first_batch_timestamp_ms >= 0]
+    return max(newest) - min(begun, default=min(newest))
 
 
 def _in_reach(first: SegmentFacts, segment: SegmentFacts) -> bool:

@@ -205,7 +205,9 @@ def _dirt(
         findings.append(Finding(Reason.MAX_LAG, False, (("over_ms", over_lag_ms),)))
     if run_now:
         findings.append(Finding(Reason.RUN_NOW, False))
-    ratio = section.ratio * (1 - survivorship)
+    # What is expected to survive decides the order alone (gain_per_byte): a topic that survived
+    # whole once would otherwise never be cleaned, and never show that it has changed.
+    ratio = section.ratio
     values = (("ratio", ratio), ("needs more than", limit), ("survivorship", survivorship))
     return [*findings, Finding(Reason.RATIO, not (late or run_now) and ratio <= limit, values)]
 

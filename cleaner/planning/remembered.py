@@ -50,6 +50,7 @@ class Remembered:
     held_since_ms: int | None = None  # an operator's pause
     damaged: frozenset[SegmentKey] = frozenset()  # segments whose damage was told
     learned_at_ms: int = 0  # from the last job
+    start_offset: int = 0  # of the log, at the last job over dirty data
     tombstones: int | None = None  # that the last jobs left in what is clean; None: not known
 
     def horizon(self, segment: SegmentFacts) -> int:
@@ -82,6 +83,7 @@ class Remembered:
             "held_since_ms": self.held_since_ms,
             "damaged": [list(key) for key in sorted(self.damaged)],
             "learned_at_ms": self.learned_at_ms,
+            "start_offset": self.start_offset,
             "tombstones": self.tombstones,
         }
 
@@ -102,6 +104,7 @@ class Remembered:
             held_since_ms=_optional(found["held_since_ms"]),
             damaged=frozenset((int(b), int(size)) for b, size in found.get("damaged", ())),
             learned_at_ms=int(found.get("learned_at_ms", 0)),
+            start_offset=int(found.get("start_offset", 0)),
             tombstones=_optional(found.get("tombstones")),
         )
 
@@ -178,7 +181,8 @@ def learn(
     cleaned = tuple((first, end) for first, end in stretches if end > clean_below)
     complete = report.next_dirty_offset >= job.end_offset and not report.damaged
     ratio, observations = known.survivorship, known.observations
-    if complete and dirty_bytes > 0 and not job.expired_only:
+    teaches = complete and dirty_bytes > 0 and not job.expired_only
+    if teaches and not _lost_a_front(known, job, after):
         seen = observed(report.bytes_before, report.bytes_after, dirty_bytes)
         ratio = updated(ratio, observations, seen, alpha)
         observations += 1
@@ -192,6 +196,7 @@ def learn(
             observations=observations,
             damaged=_damaged(known, report, after),
             learned_at_ms=job.now_ms,
+            start_offset=known.start_offset if job.expired_only else job.log_start_offset,
             tombstones=_tombstones(known, job, report),
         ),
         clean_below,
@@ -205,6 +210,18 @@ def _tombstones(known: Remembered, job: CleanJob, report: CleanReport) -> int | 
     if known.tombstones is None:
         return None
     return max(0, known.tombstones - report.tombstones_removed)
+
+
+def _lost_a_front(known: Remembered, job: CleanJob, after: LogFacts) -> bool:
+    """Whether retention or deleted records took part of what the job read.
+
+    What went that way says nothing about how much of new data survives a clean: the job's sizes
+    are not learned from. A segment that was cut before an earlier job counts as it is.
+    """
+    if after.log_start_offset > job.log_start_offset:
+        return True
+    is_cut = job.groups[0][0].base_offset < job.log_start_offset
+    return is_cut and job.log_start_offset != known.start_offset
 
 
 def _stretches(known: Remembered, job: CleanJob, report: CleanReport) -> tuple[Interval, ...]:

@@ -201,15 +201,15 @@ def _nothing_from(v: _Values) -> str:
 
 def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     ratio, limit = float(v["ratio"]), float(v["needs more than"])
-    what = "dirty"
-    if verdict.strategy == "survivorship":
-        stays = float(v["survivorship"])
-        what = f"expected to be garbage ({stays:.0%} of what was new stayed in earlier cleans)"
     then = "is not exceeded" if blocks else "does not stand in the way"
-    return (
-        f"{ratio:.1%} of its bytes are {what}; min.cleanable.dirty.ratio is {limit:.1%}, "
+    text = (
+        f"{ratio:.1%} of its bytes are dirty; min.cleanable.dirty.ratio is {limit:.1%}, "
         f"which {then}."
     )
+    if verdict.strategy == "survivorship":
+        stays = float(v["survivorship"])
+        text = f"{text} {stays:.0%} of what was new stayed in earlier cleans."
+    return text
 
 
 def _min_lag(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:

@@ -452,6 +452,20 @@ def test_what_survives_is_learned_from_whole_cleans_alone() -> None:
     assert part.survivorship == 0.25
 
 
+def test_what_retention_or_deleted_records_took_is_no_garbage() -> None:
+    log = facts(even(4), checkpoint=20, config=replace(COMPACTED, min_cleanable_dirty_ratio=0))
+    job = job_for(log)
+    report = report_of(job, bytes_before=400, bytes_after=150)
+    cut = replace(log, log_start_offset=10)
+    assert learned(FRESH, job, report, cut, dirty_bytes=200).observations == 0
+    deleted = replace(log, log_start_offset=15)
+    job = job_for(deleted)
+    report = report_of(job, bytes_before=300, bytes_after=200)
+    once = learned(FRESH, job, report, deleted, dirty_bytes=200)
+    assert once.observations == 0
+    assert learned(once, job, report, deleted, dirty_bytes=200).observations == 1
+
+
 def test_unknown_horizons_stay_unknown_after_a_clean_that_does_not_tell_them() -> None:
     log = facts(even(2), checkpoint=20)
     job = job_for(facts(even(2)))

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from cleaner import states as s
 from cleaner.host import JobInputs, LogFacts, OpenTransaction, Undecided
 from cleaner.planning.findings import Moment, Reason
-from cleaner.planning.grouping import RELATIVE_OFFSET_MAX, group_segments, plan_job
+from cleaner.planning.grouping import (
+    RELATIVE_OFFSET_MAX,
+    group_all,
+    group_segments,
+    plan_job,
+)
 from cleaner.planning.order import start_key
 from cleaner.planning.plan import Verdict, assess
 from cleaner.planning.remembered import FRESH, Remembered
@@ -308,6 +313,47 @@ def test_over_the_maximum_lag_the_ratio_does_not_matter(first_ms: int, cleaned: 
     assert verdict.to_clean == cleaned
     assert verdict.over_lag_ms == int(cleaned)
     assert (Reason.MAX_LAG in reasons(verdict)) == cleaned
+
+
+HOUR_MS = 3_600_000
+
+
+def hourly(count: int) -> list[SegmentFacts]:
+    return [
+        segment(n, n + 1, first_ms=n * HOUR_MS + 1, largest_ms=(n + 1) * HOUR_MS)
+        for n in range(count)
+    ]
+
+
+def sizes_of(log: LogFacts) -> list[int]:
+    return [len(group) for group in group_all(log, log.segments[-1].base_offset)]
+
+
+def test_a_merged_segment_spans_no_more_than_a_tenth_of_the_time_after_which_records_go() -> None:
+    both = replace(COMPACTED, cleanup_policy=("compact", "delete"), retention_ms=30 * HOUR_MS)
+    assert sizes_of(facts(hourly(8), config=both)) == [3, 3, 1]
+    assert sizes_of(facts(hourly(8), config=replace(both, retention_ms=HOUR_MS))) == [1] * 7
+    assert sizes_of(facts(hourly(8), config=replace(both, retention_ms=-1))) == [7]
+    assert sizes_of(facts(hourly(8), config=replace(both, cleanup_policy=("compact",)))) == [7]
+
+
+def test_a_merged_segment_does_not_grow_in_time_with_every_clean() -> None:
+    both = replace(COMPACTED, cleanup_policy=("compact", "delete"), retention_ms=30 * HOUR_MS)
+    log = hourly(12)
+    for _ in range(5):
+        groups = group_all(facts(log, config=both), log[-1].base_offset)
+        merged = [
+            segment(
+                group[0].base_offset,
+                group[-1].next_base_offset,
+                first_ms=group[0].first_batch_timestamp_ms,
+                largest_ms=group[-1].largest_timestamp_ms,
+            )
+            for group in groups
+        ]
+        log = [*merged, log[-1]]
+    spans = [one.largest_timestamp_ms - one.first_batch_timestamp_ms for one in log]
+    assert max(spans) <= 3 * HOUR_MS
 
 
 def late_by(log: LogFacts, known: Remembered = FRESH) -> int:

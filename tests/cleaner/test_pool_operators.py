@@ -444,39 +444,31 @@ def test_tombstones_of_an_idle_topic_leave_by_a_timer_and_an_idle_pool_starts_no
 # --- survivorship
 
 
-def test_a_topic_whose_keys_are_all_new_is_left_alone_until_its_maximum_lag() -> None:
+def test_a_topic_whose_keys_were_all_new_is_cleaned_again_and_waits_behind_others() -> None:
     settings = SETTINGS.model_copy(update={"survivorship_alpha": 1.0})
 
     async def scenario(b: Bench) -> None:
         b.dirty(config=ALL_UNIQUE)
         await until_job(b)
         await finish(b, bytes_after=400, horizons=told(b))
+        b.dirty(T1)
+        await until(lambda: len(b.link.sent) == 2)
         grown = [*even(12)[:-1], segment(120, 125)]
         b.change(segments=tuple(grown), log_end_offset=125, undecided_offset=125)
-        await asyncio.sleep(50)
-        assert len(b.link.sent) == 1
+        b.dirty(TopicPartition("t", 2), checkpoint=15)
+        await asyncio.sleep(5)
         ratio = next(f for f in b.pool.explain(T0).verdict.findings if f.reason is Reason.RATIO)
-        assert ratio.blocks
-        assert dict(ratio.values)["ratio"] == 0
+        assert not ratio.blocks
         assert b.pool.explain(T0).verdict.live_bytes == 1200
-        b.env.advance_ms(1001)
-        b.change(config=replace(ALL_UNIQUE, max_compaction_lag_ms=1000))
-        await until(lambda: len(b.link.sent) == 2)
+        places = [b.pool.explain(TopicPartition("t", number)).queue_position for number in (2, 0)]
+        assert places == [1, 2]
+        await finish(b)
+        await until(lambda: len(b.link.sent) == 3)
+        await finish(b)
+        await until(lambda: len(b.link.sent) == 4)
+        assert (await b.link.job()).partition == T0
 
-    bench = on_the_bench(scenario, settings)
-    bench.change(config=ALL_UNIQUE)
-
-    async def later(b: Bench) -> None:
-        await asyncio.sleep(50)
-        assert b.link.sent == [], "the ratio is saved across restarts"
-        b.pool.configure(settings.model_copy(update={"strategy": "survivorship"}))
-        b.change(config=COMPACTED)
-        await asyncio.sleep(20)
-        assert b.link.sent == []
-        b.pool.configure(settings)
-        await until_job(b)
-
-    on_the_bench(later, settings, before=bench)
+    on_the_bench(scenario, settings)
 
 
 # --- explain
