@@ -473,7 +473,7 @@ class Topics:
         held = [
             partition.partition
             for topic, _, config in resettled
-            if _policy(config) != _policy(topic.config)
+            if _concerns_jobs(topic.config, config)
             for partition in topic.partitions.values()
         ]
         turns = Turns()
@@ -581,8 +581,13 @@ class Topics:
             )
 
 
-def _policy(config: TopicConfig) -> tuple[tuple[str, ...], bool]:
-    return config.cleanup_policy, config.policy_known
+def _concerns_jobs(old: TopicConfig, new: TopicConfig) -> bool:
+    """Whether a clean under way is void: compaction begins or ends with this change.
+
+    All other keys, retention beside compaction among them, are those of the next job. So a client
+    that alters a topic all the time does not keep it from being cleaned.
+    """
+    return (old.compacts, old.policy_known) != (new.compacts, new.policy_known)
 
 
 @asynccontextmanager

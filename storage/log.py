@@ -121,9 +121,13 @@ class Log(LogView):
     # Settings
 
     def update_config(self, config: TopicConfig) -> None:
-        """Use other settings from now on; a change of policy begins a new generation."""
+        """Use other settings from now on.
+
+        A new generation begins where the log becomes a compacted one or is no longer one; other
+        settings, retention beside compaction among them, leave a job under way valid.
+        """
         old = self.config
-        if (old.cleanup_policy, old.policy_known) != (config.cleanup_policy, config.policy_known):
+        if (old.compacts, old.policy_known) != (config.compacts, config.policy_known):
             self.generation = self._new_generation()
         if old.varve_decompressed_batch_bytes != config.varve_decompressed_batch_bytes:
             for segment in self._segments:

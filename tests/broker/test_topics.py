@@ -217,6 +217,21 @@ async def test_a_change_of_policy_holds_the_cleaner_and_others_do_not(env: Memor
     assert topic.partitions[0].log.generation != before
 
 
+async def test_retention_beside_compaction_does_not_hold_the_cleaner(env: MemoryEnv) -> None:
+    running = TopicsOnDisk(env)
+    topics = await running.open()
+    log = (await topics.create("orders", 1, COMPACT)).partitions[0].log
+    generation = log.generation
+    for policy in ("compact,delete", "compact") * 20:
+        await topics.alter("orders", setting("cleanup.policy", policy))
+        await topics.alter("orders", setting("min.cleanable.dirty.ratio", "0.3"))
+    assert running.held == []
+    assert log.generation == generation
+    await topics.alter("orders", setting("cleanup.policy", "delete"))
+    assert running.held == [TopicPartition("orders", 0)]
+    assert log.generation != generation
+
+
 async def test_a_change_of_the_brokers_policy_holds_the_cleaner_too(env: MemoryEnv) -> None:
     disk = TopicsOnDisk(env)
     topics = await disk.open()
