@@ -137,6 +137,7 @@ class Broker:
             clock=ClockWatch(wall_ms, monotonic_ms),
             note_time=self.topics.note_time,
             damage_gone=self._damage_gone,
+            large_requests=lambda: self.stats.large_requests,
         )
         self.views = Views(env, self.topics, self.stats)
         self.cleaning = Cleaning(

@@ -112,7 +112,11 @@ class Dispatcher:
         if header.api_key in WAITING_APIS:
             return await self._handle_sliced(handler, context, header, frame)
         async with self._large:
-            return await self._handle_sliced(handler, context, header, frame)
+            self._services.stats.large_requests += 1
+            try:
+                return await self._handle_sliced(handler, context, header, frame)
+            finally:
+                self._services.stats.large_requests -= 1
 
     async def _handle_sliced(
         self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview

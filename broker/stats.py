@@ -97,6 +97,7 @@ class BrokerStats:
     errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     deleted_topics: TopicStats = field(default_factory=TopicStats)  # the sum over all of them
     flushes: LatencyHistogram = field(default_factory=LatencyHistogram)  # of one log each
+    large_requests: int = 0  # whose rows are in memory now
     delayed_fetches: int = 0  # waiting now
     delayed_produces: int = 0  # waiting for an fsync now
 

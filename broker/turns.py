@@ -1,7 +1,7 @@
 """Long work on the loop, in turns."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
 from time import perf_counter, perf_counter_ns
 from typing import Final, TypeVar
 
@@ -24,6 +24,12 @@ class Turns:
         if perf_counter() - self._began >= self._seconds:
             await asyncio.sleep(0)
             self._began = perf_counter()
+
+    async def over(self, rows: Iterable[_T]) -> AsyncIterator[_T]:
+        """Yield rows; before each of them others may have the loop."""
+        for row in rows:
+            await self.take()
+            yield row
 
 
 async def run_in_turns(slices: Generator[None, None, _T]) -> _T:

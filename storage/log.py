@@ -538,8 +538,18 @@ class Log(LogView):
 
     def purge_deleted(self, now_ms: int) -> int:
         """Unlink the files whose delay is over; the number of files."""
+        due = self.take_deleted(now_ms)
+        self.unlink_deleted(due)
+        return len(due)
+
+    def take_deleted(self, now_ms: int) -> list[str]:
+        """Return the files whose delay is over, for `unlink_deleted`; they are returned once."""
+        return self._doomed.take_due(now_ms)
+
+    def unlink_deleted(self, paths: Sequence[str]) -> None:
+        """Unlink these files. May run in a thread: a cached file takes 0.3 ms a megabyte."""
         try:
-            return self._doomed.purge(now_ms)
+            self._doomed.unlink(paths)
         except OSError as error:
             raise self._failed("retention of", error) from error
 

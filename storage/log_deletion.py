@@ -38,15 +38,21 @@ class DoomedFiles:
                 self._env.rename(path, path + filenames.DELETED)
                 self._due.append((due_ms, path + filenames.DELETED))
 
-    def purge(self, now_ms: int) -> int:
-        """Unlink what is due; the number of files. OSError as it comes."""
+    def take_due(self, now_ms: int) -> list[str]:
+        """Return the files that are due, and forget them: the caller unlinks them."""
         if not self._due:
-            return 0
+            return []
         due = [path for due_ms, path in self._due if due_ms <= now_ms]
-        self._due = [entry for entry in self._due if entry[0] > now_ms]
-        for path in due:
+        if due:
+            self._due = [entry for entry in self._due if entry[0] > now_ms]
+        return due
+
+    def unlink(self, paths: Iterable[str]) -> None:
+        """Unlink files that were due; may run in a thread. OSError as it comes."""
+        for path in paths:
             try:
                 self._env.unlink(path)
             except FileNotFoundError:
-                continue  # renamed over by a later segment of the same base, and unlinked with it
-        return len(due)
+                # Renamed over by a later segment of the same base, and unlinked with it; or gone
+                # with its folder.
+                continue

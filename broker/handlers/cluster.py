@@ -91,7 +91,7 @@ async def metadata(
     else:
         assert body.topics is not None
         # Once each, however often it is named: a short name may stand for a thousand partitions.
-        wanted_once = {(wanted.topic_id, wanted.name): wanted for wanted in body.topics}
+        wanted_once = {(w.topic_id, w.name): w async for w in turns.over(body.topics)}
         for wanted in wanted_once.values():
             await turns.take()
             topics.append(await _look_up(context, wanted, turns, create=may_create))
@@ -212,16 +212,16 @@ async def describe_topic_partitions(
     """Topics page by page (KIP-966), in order of name, from the cursor on."""
     services = context.services
     every = (t.name for one in (services.topics, services.views) for t in one)
-    names = list({topic.name for topic in body.topics} or set(every))
+    turns = Turns()
+    names = list({topic.name async for topic in turns.over(body.topics)} or set(every))
     first_index = 0
     if body.cursor is not None:
-        names = [name for name in names if name >= body.cursor.topic_name]
+        names = [name async for name in turns.over(names) if name >= body.cursor.topic_name]
         if body.cursor.topic_name in names:
             first_index = max(body.cursor.partition_index, 0)
     heapq.heapify(names)  # a page needs the first of them only
     left = max(1, min(body.response_partition_limit, PARTITIONS_PER_ANSWER_MAX))
     response = DescribeTopicPartitionsResponse(next_cursor=None)
-    turns = Turns()
     while names:
         await turns.take()
         name = heapq.heappop(names)

@@ -58,8 +58,11 @@ async def describe_configs(
 
     Of a resource that is named more than once the last row counts: each makes forty of its own.
     """
-    once = {(one.resource_type, one.resource_name): one for one in body.resources}
     results, turns = [], Turns()
+    once = {
+        (resource.resource_type, resource.resource_name): resource
+        async for resource in turns.over(body.resources)
+    }
     for resource in once.values():
         await turns.take()
         results.append(_describe(context, resource, body))

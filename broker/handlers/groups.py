@@ -218,7 +218,7 @@ async def handle_sync_group(
         generation=body.generation_id,
         protocol_type=body.protocol_type,
         protocol_name=body.protocol_name,
-        assignments={a.member_id: a.assignment for a in body.assignments},
+        assignments={a.member_id: a.assignment async for a in Turns().over(body.assignments)},
     )
     if header.api_version >= 5 and (body.protocol_type is None or body.protocol_name is None):
         # From version 5 on both are mandatory (KIP-559).
@@ -258,7 +258,7 @@ async def handle_leave_group(
         error_code=answer.error,
         members=[
             LeaveGroupResponseMember(member_id=m, group_instance_id=instance, error_code=error)
-            for m, instance, error in answer.members
+            async for m, instance, error in Turns().over(answer.members)
         ],
     )
 
@@ -315,8 +315,8 @@ async def handle_describe_groups(
     """DescribeGroups 0-6; an unknown group is Dead, from version 6 on an error too (KIP-1043)."""
     operations = ALL_OPERATIONS if body.include_authorized_operations else NOT_ASKED
     described, turns = [], Turns()
-    for group_id in dict.fromkeys(body.groups):  # once, however often a large one is named
-        await turns.take()
+    once = {group_id: None async for group_id in turns.over(body.groups)}
+    async for group_id in turns.over(once):  # however often a large one is named
         group = _describe(context.coordinator, group_id, header.api_version)
         group.authorized_operations = operations
         described.append(group)

@@ -243,7 +243,7 @@ async def describe_producers(
 ) -> DescribeProducersResponse:
     """List the idempotent and transactional producers that each partition remembers (KIP-664)."""
     response, turns = DescribeProducersResponse(), Turns()
-    for topic in body.topics:
+    async for topic in turns.over(body.topics):
         rows = []
         for index in dict.fromkeys(topic.partition_indexes):
             await turns.take()

@@ -128,18 +128,21 @@ async def handle_offset_fetch(
     if version >= 8:
         groups = []
         # Once each, however often it is named: a short name may stand for many offsets.
-        for group in {group.group_id: group for group in body.groups}.values():
+        once = {group.group_id: group async for group in turns.over(body.groups)}
+        for group in once.values():
             fetched = (
                 await _group_by_id(context, group, turns)
                 if version >= FIRST_TOPIC_ID_VERSION
-                else await _fetched_group(context, group.group_id, _wanted(group.topics), turns)
+                else await _fetched_group(
+                    context, group.group_id, await _wanted(group.topics, turns), turns
+                )
             )
             groups.append(fetched)
             await turns.take()
         return OffsetFetchResponse(groups=groups)
     wanted = None
     if body.topics is not None:
-        wanted = [(t.name, t.partition_indexes) for t in body.topics]
+        wanted = [(t.name, t.partition_indexes) async for t in turns.over(body.topics)]
     error, offsets = context.coordinator.offsets(body.group_id)
     if error is not ErrorCode.NONE and version >= 2:
         return OffsetFetchResponse(error_code=error)
@@ -186,8 +189,10 @@ async def _fetched_group(
     return group
 
 
-def _wanted(topics: list[OffsetFetchRequestGroupTopic] | None) -> Wanted | None:
-    return None if topics is None else [(t.name, t.partition_indexes) for t in topics]
+async def _wanted(topics: list[OffsetFetchRequestGroupTopic] | None, turns: Turns) -> Wanted | None:
+    if topics is None:
+        return None
+    return [(topic.name, topic.partition_indexes) async for topic in turns.over(topics)]
 
 
 async def _group_by_id(
@@ -198,8 +203,11 @@ async def _group_by_id(
     for topic in topics or ():
         await turns.take()
         topic.name = context.topic_name(topic.topic_id) or ""
-    named = None if topics is None else [topic for topic in topics if topic.name]
-    response = await _fetched_group(context, group.group_id, _wanted(named), turns)
+    named = None
+    if topics is not None:
+        named = [topic async for topic in turns.over(topics) if topic.name]
+    wanted = await _wanted(named, turns)
+    response = await _fetched_group(context, group.group_id, wanted, turns)
     if response.error_code:
         return response
     for row in response.topics:

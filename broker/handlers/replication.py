@@ -49,7 +49,7 @@ async def elect_leaders(
     if body.election_type not in (PREFERRED, UNCLEAN):
         return ElectLeadersResponse(error_code=ErrorCode.INVALID_REQUEST)
     response, turns = ElectLeadersResponse(), Turns()
-    for topic in body.topic_partitions or ():
+    async for topic in turns.over(body.topic_partitions or ()):
         results = []
         for index in topic.partitions:
             await turns.take()
@@ -83,7 +83,7 @@ async def alter_partition_reassignments(
     """Accept an assignment to this broker, which changes nothing; refuse every other one."""
     response, turns = AlterPartitionReassignmentsResponse(), Turns()
     response.allow_replication_factor_change = body.allow_replication_factor_change
-    for topic in body.topics:
+    async for topic in turns.over(body.topics):
         rows = []
         for partition in topic.partitions:
             await turns.take()
@@ -135,7 +135,7 @@ async def describe_quorum(
     every change of the metadata.
     """
     response, turns = DescribeQuorumResponse(), Turns()
-    for topic in body.topics:
+    async for topic in turns.over(body.topics):
         rows = []
         for partition in topic.partitions:
             await turns.take()

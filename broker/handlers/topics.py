@@ -43,8 +43,8 @@ async def create_topics(
     context: RequestContext, _header: RequestHeader, body: CreateTopicsRequest
 ) -> CreateTopicsResponse:
     """Create each topic, or say why not; answered when the topic is durable."""
-    seen = Counter(topic.name for topic in body.topics)
     results, turns = [], Turns()
+    seen = Counter([topic.name async for topic in turns.over(body.topics)])
     for wanted in body.topics:
         await turns.take()
         try:

@@ -53,6 +53,8 @@ _SMALL: Final = frozenset(
         ApiKey.LIST_GROUPS,
     )
 )
+# Not many rows, but large ones: the assignors that a member knows, with its subscription for each.
+_FEW_ROWS: Final = frozenset((ApiKey.JOIN_GROUP,))
 
 
 class RequestLimit(NamedTuple):
@@ -85,4 +87,4 @@ def _limit(key: ApiKey, rows: int, max_request_bytes: int) -> RequestLimit:
     if key in _SMALL:
         return RequestLimit(SMALL_FRAME_BYTES, FEW_ROWS)
     frame_bytes = max(LARGE_FRAME_BYTES if key in _LARGE else FRAME_BYTES, BYTES_PER_ROW * rows)
-    return RequestLimit(min(frame_bytes, max_request_bytes), rows)
+    return RequestLimit(min(frame_bytes, max_request_bytes), FEW_ROWS if key in _FEW_ROWS else rows)
