@@ -14,7 +14,7 @@ PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.
 # Somebody else's environment must not leak into ours.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
-.PHONY: help run test compare soak sim sim-schedule lint docs lock clean
+.PHONY: help run test compare soak sim sim-schedule budgets lint docs lock clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo 'make soak   ten minutes of load, kills and cleaning (ARGS="--minutes N --seed N")'
 	@echo 'make sim    2,000 seeds of everything at once on one partition (SEEDS=N, SEED=N for its trace)'
 	@echo 'make sim-schedule  the simulation of the order of cleans (SEEDS=0:100)'
+	@echo 'make budgets  what the most expensive request of every API and version costs'
 	@echo 'make lint   ruff, mypy, import-linter'
 	@echo 'make docs   write docs/configuration.md anew from the tables in config/'
 	@echo 'make lock   resolve newer versions of the dependencies and lock them'
@@ -46,6 +47,9 @@ sim: $(VENV)/.installed-dev $(VENV)/.warm
 	@PYTHONHASHSEED=0 $(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) $(ARGS)
 sim-schedule: $(VENV)/.installed-dev
 	VARVE_SCHEDULE_SEEDS=$(or $(SEEDS),0:100) $(BIN)/python -m pytest -q tests/cleaner/test_scheduling.py
+
+budgets: $(VENV)/.installed-dev $(VENV)/.warm
+	VARVE_ALL_BUDGETS=1 $(BIN)/python -m pytest tests/broker/test_budgets.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
