@@ -34,7 +34,6 @@ SEARCH_BYTES_MIN: Final = 64 << 20
 
 OLD_MESSAGE_BYTES_MIN: Final = 14  # of a v0 message behind its length field
 
-_MAGIC: Final = bytes([MAGIC])
 _OFFSET = Struct(">q")
 _OLD_ENTRY = Struct(">qiI")  # offset, size, CRC-32: so begin entries of formats 0 and 1
 
@@ -134,18 +133,24 @@ def find_batch(file: File, position: int, end: int, offsets: range) -> int:
 
 def _headers_in(block: bytes, offsets: range) -> Iterator[int]:
     """Where headers of batches of `offsets` may begin in a block."""
-    at = block.find(_MAGIC, MAGIC_POSITION)
-    while 0 <= at <= len(block) - HEADER_BYTES + MAGIC_POSITION:
-        begin = at - MAGIC_POSITION
-        if _OFFSET.unpack_from(block, begin)[0] in offsets:
-            try:
-                header = read_header(block, begin)
-            except CorruptBatchError:
-                pass
-            else:
-                if header.last_offset in offsets:
-                    yield begin
-        at = block.find(_MAGIC, at + 1)
+    import numpy as np  # not loaded by commands that only import this module
+
+    count = len(block) - HEADER_BYTES + 1
+    cells = np.frombuffer(block, dtype=np.uint8)
+    begins = np.flatnonzero(cells[MAGIC_POSITION : MAGIC_POSITION + count] == MAGIC)
+    # All offsets share their first bytes. What these leave is looked at one by one.
+    first, last = _OFFSET.pack(offsets.start), _OFFSET.pack(offsets.stop - 1)
+    for at, byte in enumerate(first):
+        if byte != last[at]:
+            break
+        begins = begins[cells[begins + at] == byte]
+    for begin in begins.tolist():
+        try:
+            header = read_header(block, begin)
+        except CorruptBatchError:
+            continue
+        if header.base_offset in offsets and header.last_offset in offsets:
+            yield begin
 
 
 def _is_batch(file: File, position: int, end: int) -> bool:
