@@ -61,6 +61,7 @@ from storage.batch import (
     build_batch,
     marker_record,
     read_header,
+    walk_headers,
 )
 from storage.errors import DamagedSegmentError, LogDirectoryError, StorageError
 from storage.model import TopicPartition
@@ -72,6 +73,7 @@ from tests.sim.interleaving import (
     FiberLock,
     Fibers,
     KilledError,
+    Pace,
     SimulatedEnv,
     SimulatedLoop,
 )
@@ -85,7 +87,7 @@ from tests.sim.model import (
     batches_of,
     committed,
 )
-from tests.sim.script import Operation, Script
+from tests.sim.script import OFFSETS_GO_BACK, Operation, Script
 from tests.support.broker_in_memory import broker_settings
 from tests.support.cleaning import Recorder
 from tests.support.history import Batch
@@ -105,7 +107,8 @@ CLEANER = {
     "retry_backoff_max_ms": 4_000,
 }
 # Scarcity at these moments takes a directory offline all the same: half of a change is done.
-NOT_WITHOUT = ("transaction index of", "swap in", "roll of")
+NOT_WITHOUT = ("transaction index of", "swap in", "roll of", "access to")
+BY_ITSELF = "its log was changed"  # why a job ended that nobody gave a reason for
 OPERATION_ERRORS = (StorageError, TopicError, ViewError, OfflineError, OSError, KeyError)
 
 
@@ -136,13 +139,15 @@ class _NoServer:
 class WorkerInProcess:
     """A cleaner worker (WorkerLink) whose process is a fiber."""
 
-    def __init__(self, machine: "Machine") -> None:
+    def __init__(self, machine: "Machine", pace: Pace) -> None:
         self.pid = 1
+        self._pace = pace
         self._machine = machine
         self._memory = SharedMemory()
         self._said: asyncio.Queue[Message | None] = asyncio.Queue()
         self._fiber: Any = None
         self._is_gone = False
+        self._beats = 0
         self._say(WorkerReady(self.pid, 0.0))
 
     @property
@@ -166,7 +171,12 @@ class WorkerInProcess:
             nap=machine.fibers.nap,
             verifier=verify_groups,
         )
-        self._fiber = machine.fibers.start(work, machine.script.worker)
+        self._fiber = machine.fibers.start(work, self._pace)
+
+    def beats(self) -> int:
+        """It never stands still for long enough to be taken for one that hangs."""
+        self._beats += 1
+        return self._beats
 
     async def receive(self) -> Message | None:
         return await self._said.get()
@@ -220,6 +230,7 @@ class Machine:
         self._settings = settings()
         self._at = 0  # the next operation
         self._lives = 0
+        self._workers = 0  # of this life
         self._is_dead: asyncio.Event
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wrong: RuleError | None = None
@@ -294,6 +305,7 @@ class Machine:
         )
         self.env.fibers = self.fibers
         self.env.calls = 0
+        self._workers = 0
         self.env.happened = []
         how = "kill"
         asyncio.set_event_loop(self.loop)
@@ -390,6 +402,9 @@ class Machine:
             folder = f"{HOME}/{model.where}"
             if not self.env.is_dir(folder):
                 continue
+            if OFFSETS_GO_BACK in kinds:
+                model.is_damaged |= self._turn_offsets_back(folder)
+                continue
             for name in self.env.listdir(folder):
                 if not name.endswith(kinds) or self.env.is_dir(f"{folder}/{name}"):
                     continue
@@ -401,6 +416,19 @@ class Machine:
                 self.note(f"lost: {folder}/{name}")
                 model.files_lost = True
         self.env.settle()
+
+    def _turn_offsets_back(self, folder: str) -> bool:
+        """Damage the last batch of a closed segment in a way that its checksum does not show."""
+        names = [name for name in self.env.listdir(folder) if name.endswith(".log")]
+        for name in names[:-1]:
+            headers = list(walk_headers(self.env.read_file(f"{folder}/{name}")))
+            if len(headers) > 1:
+                (_, first), *_, (position, _) = headers
+                file = self.env.open(f"{folder}/{name}", write=True)
+                file.pwrite(first.base_offset.to_bytes(8, "big"), position)
+                self.note(f"damaged: {folder}/{name} at {position}")
+                return True
+        return False
 
     # The script ---------------------------------------------------------------------------
 
@@ -461,7 +489,9 @@ class Machine:
             await self.broker.stop()
 
     async def _spawn(self, _nice: int) -> WorkerInProcess:
-        return WorkerInProcess(self)
+        self._workers += 1  # the first one of each life is the pool's
+        script = self.script
+        return WorkerInProcess(self, script.worker if self._workers == 1 else script.other_worker)
 
     def _watch_publications(self) -> None:
         """Note which offsets became clean, and when."""
@@ -520,7 +550,7 @@ class Machine:
                 self._check_all()
             case "end":
                 await self._end(values["how"], values["loses"])
-            case "end at":
+            case "end at" | "end in swap":
                 self.env.crash_point = CrashPoint(*values["point"])
                 self._how, self._losses = values["how"], values["loses"]
             case "fault":
@@ -691,7 +721,7 @@ class Machine:
         """Abort what nobody else will end, as an operator does."""
         self._open.pop(name, None)
         model, partition = self.models[name], self._served(name)
-        if partition is None:
+        if partition is None or model.is_damaged:
             return
         while (pending := partition.log.open_transaction()) is not None:
             now_ms = self.env.wall_ms()
@@ -727,7 +757,7 @@ class Machine:
             self.env.mkdir(out)
             job = replace(part.job, output_directory=out)
             call = functools.partial(run_clean, self.env, job, recorder)
-            fiber = self.fibers.start(call, self.script.worker)
+            fiber = self.fibers.start(call, self.script.other_worker)
             report = await asyncio.wrap_future(fiber.future)
             manifest = RunManifest(
                 run_id=plan.run_id,
@@ -770,6 +800,10 @@ class Machine:
             )
         if offline or any(fault.number == errno.EIO for fault in faults):
             raise LifeEndedError("power")  # an operator sees to the disk
+        for record in self.broker.pool.history(limit=20):
+            # Changes of a topic, leases and operators give other reasons.
+            if record.outcome == "aborted" and record.reason == BY_ITSELF:
+                raise RuleError("undisturbed", f"{record.run_id} was given up for no change")
         for name, model in self.models.items():
             topic = self.broker.topics.get(name)
             if topic is None or not topic.offline or model.deleting or faults:
@@ -798,6 +832,8 @@ class Machine:
             if partition is None:
                 continue
             log = model.log = partition.log
+            if model.is_damaged:
+                continue  # that it was opened is all
             start, log.log_start_offset = (
                 log.log_start_offset,
                 min(log.log_start_offset, log.first_base_offset),
@@ -814,6 +850,8 @@ class Machine:
         for name, model in self.models.items():
             partition = self._served(name)
             if partition is None or model.deleting or partition.log.topic_id != model.topic_id:
+                continue
+            if model.is_damaged:
                 continue
             self._check_log(model, partition)
             self._check_view(model, partition)

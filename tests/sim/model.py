@@ -10,6 +10,10 @@ settings that promise something. It knows nothing of maps, passes, journals or l
 - latest-log   the last record of each key that a reader of committed records sees is the last that
                was committed; it may be missing if it expired, or is a tombstone
 - latest-view  the same of the view, which also keeps what expired
+- directory    no data directory goes offline without a disk fault
+- partition    every partition is served, unless its files were lost or damaged
+- undisturbed  a clean is given up for a change of its topic, a lease or an operator only
+- no mistakes  the broker starts, ends, and logs no traceback
 - tombstone    a tombstone stays readable for delete.retention.ms after the clean that covers it
 """
 

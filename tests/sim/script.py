@@ -24,6 +24,8 @@ SLOW = Pace(6, (0.05, 0.5, 2.0))
 VERY_SLOW = Pace(4, (1.0, 4.0, 12.0))
 PAUSES: Final = [0.0, 0.0, 0.01, 0.3, 1.0, 3.0]
 
+OFFSETS_GO_BACK: Final = "offsets go back"  # in a closed segment: its `.log` is damaged
+
 OPENS: Final = frozenset({"open", "listdir"})
 WRITES: Final = frozenset({"pwrite", "mkdir", "link"})
 FAULTS: Final = [
@@ -65,17 +67,10 @@ class Script:
 
     seed: int
     operations: tuple[Operation, ...]
-    worker: Pace
+    worker: Pace  # of the pool
+    other_worker: Pace  # of views and adoptions
     threads: Pace
     thread_share: float  # of calls in threads that interleave with the loop
-
-
-@dataclass
-class Kind:
-    """What this run is like."""
-
-    weights: dict[str, float]
-    configs: list[dict[str, str]]
 
 
 def _first_config(rng: random.Random) -> dict[str, str]:
@@ -127,18 +122,22 @@ SPECIAL: Final = {  # of these a run has some
     "replace topic": 1.5,
     "end": 1.5,
     "end at": 4.0,
+    "end in swap": 3.0,
     "fault": 2.5,
     "big": 2.0,
 }
 
 
-def make_script(seed: int, operations: int = OPERATIONS) -> Script:
-    """The script of a seed."""
+def make_script(
+    seed: int, operations: int = OPERATIONS, *, has: tuple[str, ...] = (), **config: str
+) -> Script:
+    """The script of a seed. `has`: kinds of operations, `config`: settings that it has for sure."""
     rng = random.Random(f"script {seed}")
-    chosen = [name for name in SPECIAL if rng.random() < 0.45]
+    chosen = [name for name in SPECIAL if rng.random() < 0.45 or name in has]
     weights = USUAL | {name: SPECIAL[name] for name in chosen}
     topics = ["t"] if rng.random() < 0.7 else ["t", "u"]
-    steps = [Operation("create", name, {"config": _first_config(rng)}) for name in topics]
+    fixed = {name.replace("_", "."): value for name, value in config.items()}
+    steps = [Operation("create", name, {"config": _first_config(rng) | fixed}) for name in topics]
     while len(steps) < operations:
         kind = rng.choices(list(weights), list(weights.values()))[0]
         pause = rng.choice(PAUSES)
@@ -147,6 +146,7 @@ def make_script(seed: int, operations: int = OPERATIONS) -> Script:
         seed,
         tuple(steps),
         rng.choice([QUICK, QUICK, SLOW, VERY_SLOW]),
+        rng.choice([QUICK, SLOW, VERY_SLOW]),
         rng.choice([QUICK, QUICK, SLOW]),
         rng.choice([0.0, 0.2, 0.6]),
     )
@@ -192,6 +192,10 @@ def _values(kind: str, rng: random.Random) -> dict[str, Any]:
                 "how": rng.choice(["kill", "power"]),
                 "loses": _losses(rng),
             }
+        case "end in swap":
+            step = rng.choice([("unlink", ".log"), ("unlink", "index"), ("sync_dir", "/t-0")])
+            point = (*step, rng.randint(1, 3))
+            return {"point": point, "how": "kill", "loses": (".journal",)}
         case "fault":
             number, operations = rng.choice(FAULTS)
             return {"errno": number, "operations": operations, "countdown": rng.randint(1, 12)}
@@ -202,6 +206,8 @@ def _losses(rng: random.Random) -> tuple[str, ...]:
     """Files beside the log's that are gone, or rotten, at the next start."""
     if rng.random() < 0.5:
         return ()
+    if rng.random() < 0.15:
+        return (OFFSETS_GO_BACK,)
     return tuple(
         kind for kind in (".journal", ".index", ".timeindex", ".snapshot") if rng.random() < 0.5
     )
