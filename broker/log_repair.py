@@ -37,7 +37,7 @@ Pause = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
 
 
 class NotDamagedError(Exception):
-    """There is no known damage at this offset."""
+    """No damage is known at this offset."""
 
 
 class SkipRefusedError(Exception):
@@ -59,7 +59,7 @@ class VerifiedOffsets:
 
 @dataclass(frozen=True, slots=True)
 class SkippedRange:
-    """A damaged range that is no part of the log any more; its bytes are in the file `kept_as`."""
+    """A damaged range that was removed from the log; its bytes are in the file `kept_as`."""
 
     damage: DamagedSegment
     kept_as: str
@@ -137,16 +137,16 @@ class LogRepair:
             damage = damage_at(opened, offset)
             if damage is None:
                 raise NotDamagedError(
-                    f"no damage is known at offset {offset} of {partition.partition}; "
-                    "`varve log verify` looks for it"
+                    f"no damage is known at offset {offset} of {partition.partition}. "
+                    "Run `varve log verify` to look for it."
                 )
             if opened.examine(damage) != damage:
                 raise SkipRefusedError(
-                    f"the damage at offset {offset} is not what it was: run `varve log verify` and "
-                    "look at it again"
+                    f"the damage at offset {offset} has changed since it was found. Run "
+                    "`varve log verify` again before you skip it."
                 )
             if opened.is_being_swapped:
-                raise SkipRefusedError(f"{partition.partition} is being cleaned, try again")
+                raise SkipRefusedError(f"{partition.partition} is being cleaned. Try again.")
             if damage.base_offset == opened.segment_facts()[-1].base_offset:
                 opened.roll(self._env.wall_ms())
             task = opened.flush_begin()
@@ -173,7 +173,9 @@ class LogRepair:
             None,
         )
         if facts is None:
-            raise NotDamagedError(f"the damaged segment {damage.path} is gone: retention took it")
+            raise NotDamagedError(
+                f"the damaged segment {damage.path} does not exist any more: retention deleted it"
+            )
         others = [
             one
             for one in opened.damaged

@@ -1,4 +1,4 @@
-"""/api/v1/log: the health of logs: what is damaged, verifying, skipping. The paths: openapi.py.
+"""/api/v1/log: list damage of logs, verify logs, skip damage. openapi.py lists the paths.
 
 Rules as those of the cleaner's API: 400 is the request, 404 no such partition, 409 it makes no
 sense now.
@@ -24,7 +24,7 @@ OFFSET_MAX: Final = (1 << 63) - 1
 
 
 class LogApi:
-    """Answers about the logs themselves."""
+    """Handlers of the requests under /api/v1/log."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class LogApi:
         skipped: Callable[[TopicPartition], None],
         fail_directory: Callable[[LogDirectoryError], None],
     ) -> None:
-        """`skipped` is called when damage of a partition is gone."""
+        """`skipped` is called after damage of a partition was skipped."""
         self._manager = manager
         self._topics = topics
         self._damage = damage
@@ -93,7 +93,7 @@ class LogApi:
     async def _skip(self, request: web.Request) -> web.Response:
         query = query_of(request, ("offset",))
         if "offset" not in query:
-            raise ApiError(400, "offset: expected an offset of the damaged range")
+            raise ApiError(400, "offset is missing: expected an offset in the damaged range")
         offset = number(query["offset"], "offset", 0, OFFSET_MAX)
         await flags_of(request)
         partition = self._find(partition_of(request))

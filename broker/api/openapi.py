@@ -98,14 +98,14 @@ def _post(
 
 
 def _logs() -> dict[str, Any]:
-    """The health of logs."""
+    """The paths under /api/v1/log."""
     partition = "/api/v1/log/partitions/{topic}/{partition}"
-    from_offset = _query("from_offset", "integer", "Begin here, not at the start.", minimum=0)
-    end_offset = _query("end_offset", "integer", "End here, not at the log's end.", minimum=0)
-    offset = _query("offset", "integer", "An offset of the damaged range.", minimum=0)
+    from_offset = _query("from_offset", "integer", "First offset; default: log start.", minimum=0)
+    end_offset = _query("end_offset", "integer", "End, exclusive; default: log end.", minimum=0)
+    offset = _query("offset", "integer", "Any offset in the damaged range.", minimum=0)
     return {
         f"{partition}/damage": _get(
-            "Damaged ranges and who is blocked by them; batches that cannot be cleaned.",
+            "Damaged ranges, the readers they block, and batches that cannot be cleaned.",
             [_TOPIC, _PARTITION],
             _UNKNOWN,
             _CONFLICT,
@@ -115,7 +115,7 @@ def _logs() -> dict[str, Any]:
             parameters=[from_offset, end_offset],
         ),
         f"{partition}/skip": _post(
-            "Cut a damaged range out of the log: its records are given up, readers go on behind.",
+            "Remove a damaged range from the log; its records are lost, readers continue after it.",
             parameters=[{**offset, "required": True}],
         ),
     }
