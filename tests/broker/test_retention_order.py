@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-from broker.app import _flush_in_thread
 from broker.housekeeping import ClockWatch, Housekeeping, Periods
 from broker.partition import Partition
 from broker.stats import BrokerStats
@@ -53,7 +52,13 @@ def housekeeping(
         pass
 
     log = manager.logs[PARTITION]
-    partition = Partition(log, BrokerStats().topics["orders"], _flush_in_thread, fail)
+
+    async def flush_in_thread(opened: Log) -> None:
+        task = opened.flush_begin()
+        await asyncio.to_thread(task.run)
+        opened.flush_done(task)
+
+    partition = Partition(log, BrokerStats().topics["orders"], flush_in_thread, fail)
     return Housekeeping(
         env,
         manager,
