@@ -1,7 +1,7 @@
-"""HOST:PORT as operators write it, and whether strangers can reach it.
+"""HOST:PORT as operators write it, and whether other machines can reach it.
 
-Kafka writes the address of a listener with its protocol in front (`PLAINTEXT://HOST:PORT`), and its
-clients take a bootstrap address in that form, too. Of its protocols we have PLAINTEXT alone.
+Kafka writes listener addresses with the protocol (`PLAINTEXT://HOST:PORT`), and its clients accept
+bootstrap addresses in that form, too. PLAINTEXT is the only protocol that this broker supports.
 """
 
 import ipaddress
@@ -66,10 +66,10 @@ def parse_kafka_address(text: object) -> Address:
 
     Raises ValueError.
     """
-    found = _PROTOCOL.fullmatch(text.strip()) if isinstance(text, str) else None
-    if found is None or not isinstance(text, str):
+    match = _PROTOCOL.fullmatch(text.strip()) if isinstance(text, str) else None
+    if match is None or not isinstance(text, str):
         return parse_address(text)
-    protocol, rest = found.groups()
+    protocol, rest = match.groups()
     if protocol.upper() != "PLAINTEXT":
         raise ValueError(
             f"the protocol {protocol}:// is not supported; expected HOST:PORT or "
@@ -77,7 +77,7 @@ def parse_kafka_address(text: object) -> Address:
         )
     if rest.startswith(":"):
         raise ValueError(
-            f"{text[:80]!r} has no host; to listen on every address of this machine write "
+            f"{text[:80]!r} has no host; to listen on every address of this machine, write "
             f"0.0.0.0{rest[:10]}"
         )
     return parse_address(rest)

@@ -28,7 +28,7 @@ from config.topic_keys import (
 UNLIMITED: Final = "1.7976931348623157E308"
 OFFSETS_SEGMENT_BYTES: Final = 100 << 20  # offsets.topic.segment.bytes
 PROTOCOL_VERSION: Final = "4.3-IV0"  # the newest whose requests are spoken
-STORED_ONLY: Final = "Stored and shown for tools that set it; it has no effect here."
+STORED_ONLY: Final = "Accepted and stored for compatibility with tools; has no effect."
 _MIB: Final = 1 << 20
 _NOT_BROKER_WIDE: Final = ("remote.", "leader.", "follower.")
 
@@ -98,9 +98,9 @@ def _static_keys() -> Iterator[BrokerKey]:
         ("group.max.size", integer, lambda s: str(s.groups.members), "Most members of a group."),
         ("max.connections", integer, lambda s: str(s.limits.connections), "Most connections."),
         ("max.connections.per.ip", integer, lambda s: str(s.limits.connections_per_ip),
-         "Most connections of one address."),
+         "Maximum number of connections from one address."),
         ("queued.max.request.bytes", long, lambda s: str(s.limits.queued_request_bytes),
-         "Memory of requests that are being received."),
+         "Maximum memory for requests that are being received."),
         ("connections.max.idle.ms", long, lambda s: str(s.limits.connection_idle_ms),
          "A silent connection is closed after this."),
         ("socket.request.max.bytes", integer, lambda s: str(s.limits.request_bytes),
@@ -134,9 +134,9 @@ def _cleaner_keys() -> Iterator[BrokerKey]:
 
 
 def _stored_keys() -> Iterator[BrokerKey]:
-    """Dynamic keys of Kafka 4.3 that tune parts this broker does not have.
+    """Dynamic keys of Kafka 4.3 for features that this broker does not have.
 
-    Tools set them on every broker of a fleet, so they are accepted, stored and shown.
+    Tools set them on every broker of a fleet, so the broker accepts, stores and shows them.
     """
     integer, long, boolean = ValueKind.INT, ValueKind.LONG, ValueKind.BOOLEAN
     for name, kind, default, minimum in (

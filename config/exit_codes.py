@@ -1,23 +1,23 @@
-"""The exit codes of `varve` and of `varve pipeline`: one table for all commands.
+"""The exit codes of all `varve` commands, including `varve pipeline`.
 
-docs/exit-codes.md shows it.
+docs/exit-codes.md lists them for users.
 """
 
 from typing import Final
 
 DONE: Final = 0
-FAILED: Final = 1  # refused, failed, or not in time; the reason is on standard error
-USAGE: Final = 2  # the command line makes no sense, or not for this topic
-# The log changed, or the lease ended, before the work was published: nothing changed, try again.
+FAILED: Final = 1  # refused, failed, or not finished in time; the reason is on standard error
+USAGE: Final = 2  # the command line is invalid, or this topic does not allow the request
+# The log changed or the lease ended before the work was published. Nothing was changed; try again.
 STALE: Final = 3
-UNVERIFIED: Final = 4  # the output, or the data that was checked, is not what it has to be
+UNVERIFIED: Final = 4  # the output, or the data that was checked, is wrong or incomplete
 UNREACHABLE: Final = 5  # no broker answered
-NO_SPARK: Final = 6  # no Spark session: no Java, or the master does not answer
+NO_SPARK: Final = 6  # Spark could not start: Java is missing, or the master does not answer
 INTERRUPTED: Final = 130  # Ctrl-C or SIGTERM, as a shell reports it
 
 _OF_STATUS: Final = {400: USAGE, 404: STALE, 409: STALE, 410: STALE, 422: UNVERIFIED}
 
 
 def of_status(status: int) -> int:
-    """Return the code for a request to lease or publish that was refused with this HTTP status."""
+    """Return the exit code for a lease or publish request refused with this HTTP status."""
     return _OF_STATUS.get(status, FAILED)

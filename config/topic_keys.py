@@ -48,8 +48,8 @@ __all__ = [
 ]
 
 
-# Grants are handed out every 50 ms: a lower rate would move in visible steps (as for the workers'
-# own limits, config/settings.py).
+# The broker grants I/O to the workers every 50 ms; at a lower rate, cleaning would advance in
+# visible steps. The limits of the settings file have the same minimum (config/settings.py).
 CLEANER_RATE_MIN: Final = 64 << 10
 
 
@@ -123,7 +123,7 @@ class TopicConfig:
 
     @property
     def cleaner_bytes_per_second_max(self) -> int | None:
-        """How fast the cleaner may read and write the topic's partitions; None: no own limit."""
+        """Maximum bytes per second that cleaning of the topic reads and writes; None: no limit."""
         limit = self.varve_cleaner_io_max_bytes_per_second
         return limit if limit > 0 else None
 
@@ -199,7 +199,7 @@ def check(config: TopicConfig, *, remote_storage: bool = False) -> None:
     if limit != -1 and limit < CLEANER_RATE_MIN:
         raise InvalidTopicConfigError(
             "varve.cleaner.io.max.bytes.per.second",
-            f"{limit} is below {CLEANER_RATE_MIN}; -1 is no limit",
+            f"{limit} is below the minimum of {CLEANER_RATE_MIN}; use -1 for no limit",
         )
     if config.varve_view_strategy == "header" and not config.varve_view_version_header:
         raise InvalidTopicConfigError(

@@ -112,8 +112,9 @@ def _compaction_keys() -> Iterator[TopicKey]:
         str(LONG_MAX),
         "A record waits at most this long until it may be compacted: an older one makes its "
         "partition due whatever the dirty ratio, and closes the active segment, with or without "
-        "new data. The time counts from the record's timestamp, but not before the record was in "
-        "the log. Built-in default of a compacted topic: one day, after min.compaction.lag.ms.",
+        "new data. The time counts from the record's timestamp or from when the record was "
+        "written to this log, whichever is later. Built-in default of a compacted topic: one "
+        "day, after min.compaction.lag.ms.",
         compact_default=str(DAY_MS),
         minimum=1,
         unit="ms",
@@ -311,10 +312,11 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.cleaner.strategy",
         ValueKind.STRING,
         "default",
-        "How much a clean of a partition is expected to gain, which decides how long it waits for "
-        "its turn: `dirty-ratio` counts all that was written since the last one, `survivorship` "
-        "only what is expected not to survive; `default` is the `cleaner.strategy` of the settings "
-        "file. `min.cleanable.dirty.ratio` is compared with the dirty ratio under both.",
+        "How the cleaner estimates the bytes that a clean of a partition removes; a high estimate "
+        "shortens the wait for a worker. `dirty-ratio` counts all bytes written since the last "
+        "clean; `survivorship` subtracts the share that survived earlier cleans; `default` uses "
+        "`cleaner.strategy` of the settings file. Both "
+        "compare `min.cleanable.dirty.ratio` with the dirty ratio.",
         choices=CLEANER_STRATEGIES,
     )
     yield TopicKey(
@@ -322,10 +324,10 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.cleaner.io.max.bytes.per.second",
         ValueKind.LONG,
         "-1",
-        "Bytes per second that cleaning may read and write, taken together, over all partitions of "
-        "the topic; at least 65536, -1 is no limit of its own. The limits of the settings file "
-        "hold as well. A job that such a limit makes long does not occupy one of "
-        "`cleaner.workers`: one more worker is started for jobs of this kind.",
+        "Maximum bytes per second that cleaning reads and writes in total, over all partitions of "
+        "the topic; at least 65536, or -1 for no limit. The limits of the settings file apply as "
+        "well. Jobs that take long because of this limit do not occupy one of `cleaner.workers`: "
+        "the broker starts one more worker for them.",
         minimum=-1,
         unit="bytes",
     )

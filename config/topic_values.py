@@ -68,7 +68,7 @@ def _whole_number(key: TopicKey, raw: object, units: bool) -> str:
     if isinstance(raw, int):
         value = raw
     elif _WHOLE.fullmatch(raw.strip()):
-        # Stripped as it was matched: str.strip removes separators that int() does not take.
+        # Strip as in the match above: str.strip removes separators that int() does not accept.
         value = int(raw.strip())
     elif units and key.unit:
         try:
