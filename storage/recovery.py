@@ -8,6 +8,8 @@ Rules
 - From the recovery point on a tail is cut at the first bad batch. Before it nothing is ever cut:
   what is bad there becomes a damaged range. If such damage hides the end of the log, the log goes
   on behind the recovery point, in a new segment: an offset is never given twice.
+- A batch with a right CRC whose offset contradicts the batches behind it is a damaged range,
+  wherever it is: no CRC covers the offset, and such a batch is no torn write.
 - Messages of formats 0 and 1 are passed over as damaged, and never cut.
 - A segment that reaches into the following one is not damaged: a swap whose journal was lost leaves
   that. Its end is cut, whatever the recovery point, if the segments behind it hold all of those
@@ -386,6 +388,8 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
                 position = batch.end_position
         except _OverlapError as overlap:
             position = _undo_overlap(loading, segment, overlap.batch, later)
+        except _ContradictedError as lie:
+            position = segment.note_damage(lie.position, lie.reason).end_position
         except CorruptBatchError as error:
             old_end, old_next = skip_old_messages(segment.file, position, segment.size_bytes)
             if old_end == position and loading.next_offset >= loading.recovery_point:
@@ -408,13 +412,19 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
 def _take(
     loading: _Loading, segment: Segment, batch: ScannedBatch, following: int | None
 ) -> TxnIndexEntry | None:
-    """Verify one batch and let everything know of it. Raises CorruptBatchError, _OverlapError."""
+    """Verify one batch and let everything know of it.
+
+    Raises CorruptBatchError, _OverlapError, _ContradictedError.
+    """
     header = batch.header
     reason = segment.why_misplaced(header, batch.position, loading.next_offset)
     if not reason:
         verify(batch, segment.path)
         if following is not None and header.last_offset >= following:
             raise _OverlapError(batch)
+        reason = segment.why_contradicted(header, batch.position, loading.next_offset)
+        if reason:
+            raise _ContradictedError(batch.position, reason)
         segment.index_batch(header, batch.position)
         if header.partition_leader_epoch >= 0:
             latest = loading.epochs.latest
@@ -431,6 +441,15 @@ class _OverlapError(Exception):
     def __init__(self, batch: ScannedBatch) -> None:
         super().__init__()
         self.batch = batch
+
+
+class _ContradictedError(Exception):
+    """A batch with a right CRC whose offsets, which no CRC covers, lie."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__()
+        self.position = position
+        self.reason = reason
 
 
 def _undo_overlap(
@@ -464,12 +483,16 @@ def _undo_overlap(
 
 
 def _offset_behind(loading: _Loading, segment: Segment, damage: DamagedSegment) -> int:
-    """The offset behind a damaged batch, as far as its header can be believed; else -1."""
+    """The offset behind a damaged batch, as far as its header can be believed; else -1.
+
+    What begins behind the damage is believed more.
+    """
     try:
         header = read_header(segment.file.pread(HEADER_BYTES, damage.position))
     except CorruptBatchError:
         return -1
-    return header.next_offset if header.next_offset <= loading.recovery_point else -1
+    end_offset = loading.recovery_point if damage.next_offset < 0 else damage.next_offset
+    return header.next_offset if header.next_offset <= end_offset else -1
 
 
 def _choose_active(loading: _Loading, noted_start_offset: int | None) -> None:

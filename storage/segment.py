@@ -297,7 +297,8 @@ class Segment:
         self.damages = known
         next_offset = self.base_offset
         for batch in self.readable_batches(0):
-            reason = self.why_misplaced(batch.header, batch.position, next_offset)
+            placed = (batch.header, batch.position, next_offset)
+            reason = self.why_misplaced(*placed) or self.why_contradicted(*placed)
             if reason:
                 self.note_damage(batch.position, reason)
                 continue
@@ -318,6 +319,35 @@ class Segment:
         if position > FILE_POSITION_MAX:
             return f"byte {position} is behind the largest position of an index"
         return ""
+
+    def why_contradicted(self, header: BatchHeader, position: int, next_offset: int) -> str:
+        """Why the batches behind the one at `position` tell that its offsets lie; or "".
+
+        `next_offset` is where the batch before it ends; a batch that follows it without a gap is
+        believed. If the next batch is intact and begins before this one ends, one of the two lies:
+        the next one, if it would fit between this one and the one behind both.
+        """
+        if (header.base_offset, header.record_count) == (next_offset, header.last_offset_delta + 1):
+            return ""
+        position_behind = position + header.size_bytes
+        behind = self._header_at(position_behind)
+        if behind is None or not next_offset <= behind.base_offset <= header.last_offset:
+            return ""
+        if self._intact_batch(position_behind) is None:
+            return ""
+        last = self._header_at(position_behind + behind.size_bytes)
+        would_fit = (
+            last is not None and header.next_offset + behind.last_offset_delta < last.base_offset
+        )
+        if would_fit and self._intact_batch(position) is not None:
+            return ""
+        return f"offset {header.last_offset} in front of {behind.base_offset}"
+
+    def _header_at(self, position: int) -> BatchHeader | None:
+        try:
+            return read_header(self.file.pread(HEADER_BYTES, position))
+        except CorruptBatchError:
+            return None
 
     def start_rebuild(self) -> None:
         """Forget what the indexes said; `index_batch` and at last `finish_rebuild` follow."""

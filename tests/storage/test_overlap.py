@@ -184,6 +184,64 @@ def test_a_closed_segment_whose_offsets_go_back_is_damaged_and_the_rest_is_serve
         assert [(one.base_offset, one.position) for one in log.damaged] == [(5, 2 * BATCH_BYTES)]
 
 
+@pytest.mark.parametrize("lie", [1, 2, 16, 1024, 1 << 20])
+@pytest.mark.parametrize("field", ["base offset", "last offset delta"])
+@pytest.mark.parametrize("state", ["closed, without index", "closed, not clean", "active"])
+def test_an_offset_that_lies_ahead_costs_no_other_batch(
+    env: MemoryEnv, lie: int, field: str, state: str
+) -> None:
+    config = replace(SMALL, segment_bytes=1 << 20)
+    log = open_log(env, config)
+    fill(log, 20)
+    if state != "active":
+        log.roll(NOW_MS)
+        fill(log, 2)
+    end = log.log_end_offset
+    log.close()
+    if field == "base offset":
+        overwrite(env, file_name(0, LOG), (3 + lie).to_bytes(8, "big"), 3 * BATCH_BYTES)
+    else:
+        overwrite(env, file_name(0, LOG), lie.to_bytes(4, "big"), 3 * BATCH_BYTES + 23)
+    was_clean = state == "closed, without index"
+    if was_clean:
+        env.unlink(f"{FOLDER}/{file_name(0, INDEX)}")
+    recovery_point = 5 if state == "closed, not clean" else end
+    log = open_log(env, config, was_clean=was_clean, recovery_point=recovery_point)
+    assert [(one.position, one.end_position) for one in log.damaged] == [
+        (3 * BATCH_BYTES, 4 * BATCH_BYTES)
+    ]
+    assert offsets_in(log, start=4) == list(range(4, end))
+    assert log.log_end_offset == end
+
+
+def test_an_offset_that_lies_behind_the_recovery_point_cuts_nothing(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 4)
+    overwrite(env, file_name(0, LOG), (9).to_bytes(8, "big"), BATCH_BYTES)
+    log = open_log(env)
+    assert offsets_in(log, start=2) == [2, 3]
+    assert [one.position for one in log.damaged] == [BATCH_BYTES]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "damaged"), [((0, 35, 20, 30, 40), 1), ((0, 15, 13, 30, 40), 2)]
+)
+def test_of_two_batches_that_contradict_each_other_one_is_damage(
+    env: MemoryEnv, offsets: tuple[int, ...], damaged: int
+) -> None:
+    """It is the second one if that would fit between the first one and the one behind both."""
+    open_log(env).close()
+    for name in env.listdir(FOLDER):
+        env.unlink(f"{FOLDER}/{name}")
+    batches = [batch_of(value_at(offset)) for offset in offsets]
+    for offset, batch in zip(offsets, batches, strict=True):
+        batch[:8] = offset.to_bytes(8, "big")
+    put(env, f"{FOLDER}/{file_name(0, LOG)}", b"".join(batches))
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20), recovery_point=41)
+    assert [one.position for one in log.damaged] == [damaged * BATCH_BYTES]
+    assert log.log_end_offset == 41
+
+
 @pytest.mark.parametrize("offset", [(1 << 62), (1 << 31) + 5, (1 << 32) + 6])
 def test_an_offset_too_far_from_its_segment_is_damage(env: MemoryEnv, offset: int) -> None:
     log_with_offsets_that_go_back(env)
