@@ -79,7 +79,7 @@ def asking(function: Callable[P, None]) -> Callable[P, None]:
         except UnreachableError as error:
             fail(str(error), exit_codes.UNREACHABLE)
         except KeyboardInterrupt:
-            fail("interrupted; what was requested from the broker goes on", exit_codes.INTERRUPTED)
+            fail("interrupted; the broker still carries out the request", exit_codes.INTERRUPTED)
 
     return run
 

@@ -52,21 +52,22 @@ def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
 
 
 class NotDoneError(Exception):
-    """What was asked for was not done for a partition."""
+    """The requested action was not completed for a partition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The partitions that a command line names. `topic`: all of it was meant."""
+    """The partitions that a command line names; `topic` is set if it names a whole topic."""
 
     partitions: tuple[tuple[str, int], ...]
     topic: str | None = None
 
 
 def places_of(client: ApiClient, topic: str, partition: int | None) -> Places:
-    """`customers 0` and `customers-0` name a partition, `customers` all that are served.
+    """Return the partitions that the arguments name.
 
-    A topic whose own name ends in a number wins over a partition of another one.
+    `customers 0` and `customers-0` name one partition, `customers` all partitions of the topic that
+    the broker serves. If a topic is called `customers-0`, that name means the topic.
     """
     if partition is not None:
         return Places(((topic, partition),))
@@ -87,9 +88,10 @@ def places_of(client: ApiClient, topic: str, partition: int | None) -> Places:
 def _for_each(
     places: Places, as_json: bool, act: Callable[[str, int], tuple[Json, Sequence[str]]]
 ) -> None:
-    """Act on each partition and print what came of it; go on behind one that refuses.
+    """Act on each partition and print the results; continue if the broker refuses one.
 
-    A topic's answers are a JSON object with `partitions`, one partition's are as they come.
+    With `as_json`, print one object with `partitions` for a topic, and the API's answer for a
+    single partition.
     """
     answers: list[Json] = []
     lines: list[str] = []
@@ -126,7 +128,7 @@ def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool)
     _for_each(places_of(client, topic, partition), as_json, ask)
 
 
-@cleaner.command(short_help="Clean a partition, or a topic, next, whatever its ratio.")
+@cleaner.command(short_help="Clean a partition or topic next, ignoring its dirty ratio.")
 @of_partitions
 @click.option("--roll", is_flag=True, help="Close the active segment first: clean everything.")
 @click.option("--wait", is_flag=True, help="Wait until it is clean; show progress.")
@@ -142,16 +144,16 @@ def run(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Clean a partition, or all of a topic, next, whatever its ratio; forget earlier failures.
+    """Clean a partition, or all of a topic, next, ignoring its dirty ratio and earlier failures.
 
-    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic. It is
-    wanted until it is clean up to where it could be cleaned when this was said; `abort` withdraws
-    it.
+    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic. The request
+    stays pending until everything that could be cleaned at the time of the request is clean;
+    `abort` cancels it.
     """
     places = places_of(client, topic, partition)
     deadline = time.monotonic() + timeout
     begun: dict[tuple[str, int], Json | ApiRefusedError] = {}
-    for where in places.partitions:  # all are asked for before the first is waited for
+    for where in places.partitions:  # request every clean before waiting for the first
         try:
             begun[where] = client.post(f"{partition_path(*where)}/run", {"roll": roll})
         except ApiRefusedError as error:
@@ -190,7 +192,7 @@ def of_partition_or_all(function: Callable[P, None]) -> Callable[P, None]:
 def pause(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
 ) -> None:
-    """Leave a partition, or all of a topic, alone until it is resumed, also across restarts.
+    """Stop cleaning a partition, or all of a topic, until it is resumed; restarts keep the pause.
 
     Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
     """
@@ -264,12 +266,12 @@ def history(
 def _some_or_all(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool
 ) -> Places | None:
-    """The partitions that are named; None for all."""
+    """Return the partitions that the arguments name; None for all."""
     if topic is not None and not all_of_them:
         return places_of(client, topic, partition)
     if topic is None and all_of_them:
         return None
-    raise click.UsageError("name a topic or a partition, or say --all")
+    raise click.UsageError("name a topic or a partition, or use --all")
 
 
 def _act(
@@ -292,12 +294,12 @@ def _act(
 def _durability(done: Json) -> str:
     if done.get("durable", True):
         return ""
-    return "; it is in force, but could not be written: a restart now would forget it"
+    return "; this is in effect now, but could not be saved: a restart would undo it"
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """A clean that was asked for, and how long to wait for it."""
+    """A requested clean, and how long to wait for it."""
 
     client: ApiClient
     path: str
@@ -307,7 +309,7 @@ class Waited:
 
 
 def _wait_cleaned(waited: Waited, *, quiet: bool) -> Json:
-    """Until everything that could be cleaned at the beginning is. Raises NotDoneError."""
+    """Wait until all that was cleanable at the request is clean. Raises NotDoneError."""
     client, began = waited.client, waited.began
     end = began["wanted_offset"]
     shown = False

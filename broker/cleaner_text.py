@@ -13,9 +13,9 @@ ROWS_MAX: Final = 5000  # of a table; who has more asks for a topic, or for --js
 
 
 def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -> list[str]:
-    """The cleaner as a whole, or a topic, and a table of partitions: what matters comes first.
+    """Return a summary of the cleaner or of one topic, and a table of partitions by importance.
 
-    Empty partitions of internal topics are one line, unless the topic is asked for.
+    Empty partitions of an internal topic share one line unless `topic` names it.
     """
     if topic is not None:
         return [_topic_headline(topic, rows), "", *_table(rows)]
@@ -32,8 +32,8 @@ def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -
     lines += _spark_lines(answer["spark"])
     if partitions["damaged"]:
         lines.append(
-            f"  {partitions['damaged']} with damaged batches, which readers cannot pass: "
-            "`varve cleaner explain`, `varve log skip`"
+            f"  {partitions['damaged']} with damaged batches, which block readers: see "
+            "`varve cleaner explain TOPIC PARTITION`"
         )
     for key, text in (("quarantined", "in quarantine"), ("paused", "paused by an operator"),
                       ("offline", "offline"), ("policy_unknown", "without a cleanup.policy"),
@@ -103,7 +103,7 @@ def _topic_headline(topic: str, rows: Sequence[Json]) -> str:
 
 
 def _by_importance(row: Json) -> tuple[bool, bool, float, int, str, int]:
-    """Sort key: damaged first, then quarantined, then the dirtiest, then what waits."""
+    """Sort damaged first, then quarantined, then by dirty ratio and by bytes to clean."""
     return (
         not row.get("damage"),
         row["state"] != "quarantined",
@@ -115,13 +115,13 @@ def _by_importance(row: Json) -> tuple[bool, bool, float, int, str, int]:
 
 
 def _is_folded(row: Json) -> bool:
-    """Whether a partition is an empty one of an internal topic, with nothing to say about it."""
+    """Return whether this is an idle, empty partition of an internal topic."""
     is_idle = row["state"] == "idle" and not row["paused"] and not row.get("damage")
     return row["topic"] in INTERNAL_TOPICS and row["size_bytes"] == 0 and is_idle
 
 
 def _folded_lines(rows: Sequence[Json]) -> list[str]:
-    """One line for all folded partitions of each topic."""
+    """Return one line per topic for the partitions that the table leaves out."""
     counts = Counter(row["topic"] for row in rows)
     return [
         f"... and {count} empty partitions of {topic} (--topic {topic} lists them)"

@@ -1,7 +1,7 @@
-"""Damage that readers meet: it is logged, counted, and whoever is blocked by it is remembered.
+"""Fetches of damaged offsets: log them, count them, and record which clients they block.
 
-Rules: a line for each damaged range at most once a minute, whatever the readers do. Memory is
-bounded: so many partitions, and so many clients of each; the oldest are forgotten.
+Rules: each damaged range is logged at most once a minute, whatever the readers do. Memory is
+bounded by a number of partitions, and of clients for each; the oldest entries are dropped.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,11 +24,13 @@ LINE_SECONDS: Final = 60.0  # between two lines about one range
 PARTITIONS_MAX: Final = 1000
 CLIENTS_MAX: Final = 20  # of one partition
 NAMED_MAX: Final = 10  # in one sentence
-CLIENT_SECONDS: Final = 300.0  # who has not asked for so long is not blocked any more
+CLIENT_SECONDS: Final = (
+    300.0  # after this time without a fetch, a client no longer counts as blocked
+)
 
 
 class RefusedFetch(NamedTuple):
-    """The last fetch of a client that was refused for damage. Times are monotonic, in seconds."""
+    """A client's last fetch that was refused for damage; `at` is in monotonic seconds."""
 
     client_id: str
     offset: int
@@ -36,7 +38,7 @@ class RefusedFetch(NamedTuple):
 
 
 class DamageWatch:
-    """Who was refused which offsets, and when that was logged."""
+    """Refused fetches of damaged offsets by client, and when each damage was last logged."""
 
     def __init__(
         self, env: Env, stats: BrokerStats, groups: Callable[[], GroupCoordinator]
@@ -50,7 +52,7 @@ class DamageWatch:
     def refuse(
         self, opened: LogView, offset: int, client_id: str, error: DamagedSegmentError
     ) -> None:
-        """Count and remember a fetch at a damaged offset; log it if that is due."""
+        """Record a fetch at a damaged offset; log it at most once per LINE_SECONDS."""
         now, where = self._env.monotonic(), opened.partition
         self._stats.damaged_fetches[where.topic] += 1
         clients = self._refused.pop(where, {})
@@ -91,7 +93,7 @@ class DamageWatch:
         )
 
     def clients_at(self, where: TopicPartition, damage: DamagedSegment) -> list[RefusedFetch]:
-        """Clients that lately asked for offsets of a damaged range."""
+        """Return the clients that recently fetched from a damaged range."""
         now = self._env.monotonic()
         return [
             one
@@ -100,13 +102,13 @@ class DamageWatch:
         ]
 
     def groups_at(self, where: TopicPartition, damage: DamagedSegment) -> Iterator[tuple[str, int]]:
-        """Consumer groups whose committed offset lies in a damaged range, and that offset."""
+        """Yield the consumer groups whose committed offset is damaged, each with that offset."""
         for group_id, offset in self._groups().committed_in(*where):
             if _blocks(damage, offset):
                 yield group_id, offset
 
     def to_json(self, opened: LogView) -> list[dict[str, Any]]:
-        """Every damaged range of a log, with who is blocked by it."""
+        """Return every damaged range of a log with the readers that it blocks."""
         now = self._env.monotonic()
         return [
             {
@@ -126,7 +128,7 @@ class DamageWatch:
 
 
 def damage_json(damage: DamagedSegment) -> dict[str, Any]:
-    """A damaged range as the API shows it; offsets and bytes are half-open ranges."""
+    """Return a damaged range as the API shows it; offsets and bytes are half-open ranges."""
     return {
         "path": damage.path,
         "segment_base_offset": damage.base_offset,
@@ -139,25 +141,25 @@ def damage_json(damage: DamagedSegment) -> dict[str, Any]:
 
 
 def blocked_text(damage: dict[str, Any]) -> str:
-    """Who is blocked by a damaged range, of `DamageWatch.to_json`, in words."""
+    """Describe the readers that an entry of `DamageWatch.to_json` lists as blocked."""
     first, last = damage["first_offset"], damage["next_offset"] - 1
     blocked = [
         f"group {one['group']} (committed offset {one['offset']})"
         for one in damage["blocked_groups"]
     ]
     blocked += [
-        f"client {one['client_id'] or 'without a name'} (asked for offset {one['offset']} "
+        f"client {one['client_id'] or 'without an id'} (fetched offset {one['offset']} "
         f"{about_span(round(1000 * one['seconds_ago']))} ago)"
         for one in damage["blocked_clients"]
     ]
     if not blocked:
-        return f"Nobody is known to be blocked at offsets {first} to {last}."
+        return f"No blocked reader is known at offsets {first} to {last}."
     more = f" and {len(blocked) - NAMED_MAX} more" if len(blocked) > NAMED_MAX else ""
     return f"Blocked at offsets {first} to {last}: {', '.join(blocked[:NAMED_MAX])}{more}."
 
 
 def damage_at(opened: LogView, offset: int) -> DamagedSegment | None:
-    """The damaged range that blocks a reader at `offset`."""
+    """Return the damaged range that contains `offset`, if any."""
     return next((one for one in opened.damaged if _blocks(one, offset)), None)
 
 

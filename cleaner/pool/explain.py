@@ -57,14 +57,14 @@ def next_attempt(verdict: Verdict, now_ms: int) -> NextLook | None:
 
 
 def blocked_by(verdict: Verdict | None, state: State, *, is_held: bool) -> Reason | None:
-    """Return what stands in the way: the state now, else what the last look found."""
+    """Return why it is not cleaned now: its state, else the last scan's first obstacle."""
     if held(state):
         return Reason.IN_PROGRESS
     if is_held:
         return Reason.HELD
-    over = (Reason.IN_PROGRESS, Reason.HELD)  # since the last look
+    outdated = (Reason.IN_PROGRESS, Reason.HELD)  # no longer true: checked above
     findings = () if verdict is None else verdict.findings
-    return next((one.reason for one in findings if one.blocks and one.reason not in over), None)
+    return next((one.reason for one in findings if one.blocks and one.reason not in outdated), None)
 
 
 def hindrance(explanation: Explanation) -> str | None:
@@ -80,7 +80,7 @@ def hindrance(explanation: Explanation) -> str | None:
     return said(first, at_ms, verdict)
 
 
-# A segment is left as it is for these, whatever becomes of the rest.
+# Reasons for which the cleaner leaves a segment unchanged while it cleans the others.
 _LEFT_AS_IT_IS = frozenset({Reason.DAMAGED, Reason.UNCLEANABLE})
 
 # What only an event ends: nobody knows when that will be.
@@ -189,9 +189,9 @@ def _view(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 def _view_unknown(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     return (
-        f"{_nothing_from(v)}: it is not known what the topic's compacted view holds, because its "
-        "files cannot be read or not be removed. The broker tries again every few seconds; "
-        f"`varve view status {verdict.partition.topic}` and the log say what is wrong."
+        f"{_nothing_from(v)}: the files of the topic's compacted view cannot be read or removed, "
+        "so the broker does not know which records the view still needs. It retries every few "
+        f"seconds; `varve view status {verdict.partition.topic}` and the log give the error."
     )
 
 
@@ -208,7 +208,7 @@ def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     )
     if verdict.strategy == "survivorship":
         stays = float(v["survivorship"])
-        text = f"{text} {stays:.0%} of what was new stayed in earlier cleans."
+        text = f"{text} In earlier cleans {stays:.0%} of the new bytes survived."
     return text
 
 
@@ -250,17 +250,17 @@ def _damaged(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     if first < 0:
         return text
     return (
-        f"{text} Offsets {first} to {end - 1} cannot be read: a fetch there is answered with "
-        f"CORRUPT_MESSAGE. `varve log skip {name} {number} --offset {first}` gives them up and "
-        "lets readers go on behind them."
+        f"{text} Offsets {first} to {end - 1} cannot be read: fetches there return "
+        f"CORRUPT_MESSAGE. `varve log skip {name} {number} --offset {first}` removes them from the "
+        "log so that readers can continue."
     )
 
 
 def _uncleanable(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     return (
         f"The batch of offsets {v['first_offset']} to {int(v['next_offset']) - 1} in {v['file']}, "
-        f"byte {v['position']}, cannot be cleaned ({v['reason']}): that segment stays as it is, "
-        "and readable; the rest is cleaned."
+        f"byte {v['position']}, cannot be cleaned ({v['reason']}): that segment stays as it is "
+        "and consumers can read it; the rest is cleaned."
     )
 
 

@@ -74,7 +74,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), checkpoint=30), s.IDLE, FRESH, "min.cleanable.dirty.ratio.",
          "25.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which is not exceeded"),
         (facts(even(4), config=UNIQUE), s.IDLE, replace(FRESH, survivorship=0.9), "to be cleaned.",
-         "which does not stand in the way. 90% of what was new stayed in earlier cleans."),
+         "which does not stand in the way. In earlier cleans 90% of the new bytes survived."),
         (facts(even(4), config=TopicConfig()), s.IDLE, FRESH, "not being cleaned: policy.",
          "Its cleanup.policy is delete: it is not compacted."),
         (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "policy.",
@@ -95,7 +95,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4), undecided=12, checkpoint=10, undecided_by=Undecided.VIEW), s.IDLE, FRESH,
          "compacted view.", "has taken what is below offset 12 only."),
         (facts(even(4), undecided=0, undecided_by=Undecided.VIEW_UNKNOWN), s.IDLE, FRESH,
-         "compacted view not known.", "it is not known what the topic's compacted view holds"),
+         "compacted view not known.", "files of the topic's compacted view cannot be read"),
         (facts(even(4), undecided=12, checkpoint=10), s.IDLE, FRESH, "high watermark.",
          "the high watermark is 12. What is above it"),
         (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
@@ -106,11 +106,11 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
          "Its oldest dirty record is 2.0 h past max.compaction.lag.ms."),
         (facts(even(4), damaged=(HOLE,)), s.IDLE, FRESH, "to be cleaned.",
          "/data/t-0/10.log is damaged at byte 61 (bad CRC): that segment stays as it is, the rest "
-         "is cleaned. Offsets 15 to 17 cannot be read: a fetch there is answered with "
-         "CORRUPT_MESSAGE. `varve log skip t 0 --offset 15` gives them up"),
+         "is cleaned. Offsets 15 to 17 cannot be read: fetches there return "
+         "CORRUPT_MESSAGE. `varve log skip t 0 --offset 15` removes them"),
         (facts(even(4), damaged=(BIG,)), s.IDLE, FRESH, "to be cleaned.",
          "The batch of offsets 15 to 17 in /data/t-0/10.log, byte 61, cannot be cleaned (batch "
-         "unpacks to more than 67108864 bytes): that segment stays as it is, and readable"),
+         "unpacks to more than 67108864 bytes): that segment stays as it is and consumers can"),
         (facts(even(4)), s.Publishing(), FRESH, "t-0 is being cleaned (publishing).",
          "A job has it (publishing)."),
         (facts(even(4)), s.Paused(1), replace(FRESH, held_since_ms=NOW.wall_ms - 2 * HOUR),
