@@ -159,6 +159,11 @@ class Connection(asyncio.BufferedProtocol):
         return self._open and not self._writer.idle
 
     @property
+    def receives_with_reserved_memory(self) -> bool:
+        """It holds memory of the budget, and the next bytes are up to the client."""
+        return self._open and self._reading and self._reserved_bytes > 0
+
+    @property
     def busy(self) -> bool:
         """A request is being worked on, or its response has not left yet."""
         return self._open and (self._waiting is not None or not self._writer.idle)
@@ -198,7 +203,13 @@ class Connection(asyncio.BufferedProtocol):
         self._owner.budget.forget(self)
 
     def _has_room(self) -> bool:
-        """Whether the next bytes may be received; memory for them is reserved then."""
+        """Whether the next bytes may be received; memory for them is reserved then.
+
+        While others wait, memory is kept for one request only: else who has a buffer would go on
+        with it for ever, and those in line would get none.
+        """
+        if self._owner.budget.waiting:
+            self._reader.trim()
         growth = self._reader.growth()
         if self._reserved_bytes:
             self._note_shrunk()
@@ -297,6 +308,7 @@ class Connection(asyncio.BufferedProtocol):
         listen = self._waiting is None and self._writer.idle and self._next_turn is None
         listen = listen and self._has_room() and self._open  # making room may close it
         if listen and not self._reading:
+            self.last_active = self._loop.time()  # its client could not send before
             self._transport.resume_reading()
         elif not listen and self._reading:
             self._transport.pause_reading()

@@ -74,6 +74,15 @@ class FrameReader:
             if self._capacity > retained_bytes:
                 self._replace(INITIAL_BYTES)
 
+    def trim(self) -> None:
+        """Shrink the buffer to what it holds of the next frame, after a frame was handed out.
+
+        Frames handed out before are gone. A frame that is being received keeps its room.
+        """
+        received = self._end - self._start
+        if (self._start or not received) and self._capacity > max(INITIAL_BYTES, received):
+            self._replace(max(INITIAL_BYTES, received))
+
     def get_buffer(self, _size_hint: int) -> memoryview:
         """Return where the next bytes go, never empty. Frames handed out before are gone."""
         if self._start == self._end:

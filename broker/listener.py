@@ -29,6 +29,9 @@ SWEEP_SECONDS = 5.0  # how often idle and stalled connections are looked for
 DRAIN_POLL_SECONDS = 0.01
 STALL_SECONDS = 60.0  # a client that takes no byte of its response for so long is closed
 IDLE_EVICT_SECONDS = 10.0
+# A request of which no byte has come for so long loses its memory when others wait for it: they
+# have 30 s to get an answer (request.timeout.ms of the clients).
+RECEIVE_STALL_SECONDS = 10.0
 # Victims that are looked for at once, and how often: looking walks all connections of an address,
 # which takes a millisecond for four thousand.
 EVICT_BATCH = 32
@@ -204,9 +207,17 @@ class Listener:
                 continue
             self._progress.pop(connection, None)
             open_for = now - connection.opened_at
+            silent_for = now - connection.last_active
             if connection.is_stranger and open_for > self.limits.max_first_request_seconds:
                 self.stats.closed_silent += 1
                 connection.close("no complete request since it was opened")
+            elif (
+                self.budget.waiting
+                and connection.receives_with_reserved_memory
+                and silent_for > RECEIVE_STALL_SECONDS
+            ):
+                self.budget.closed += 1
+                connection.close("memory is needed, and the rest of its request does not come")
             elif now - connection.idle_since > self.limits.max_idle_seconds:
                 self.stats.closed_idle += 1
                 connection.close("idle")

@@ -4,9 +4,11 @@ Rules. Counted is what a buffer has beyond its first INITIAL_BYTES. A connection
 buffer grows; one that gets nothing is muted and waits in line. Room is made in this order: buffers
 that idle connections have kept for their next request are given back; connections that have sent
 no complete request yet lose theirs, the largest first; else the connection waits for others. The
-first in line may exceed the budget if nobody else does, until its request is complete. So the
-requests of working clients always become complete, and all buffers together hold at most the
-budget and one request of the largest size.
+first in line may exceed the budget if nobody else does, until its request is complete. While
+somebody waits, a connection releases its buffer after each request and reserves anew, behind those
+who wait (connection.py), and one whose client has stopped amid a request is closed (listener.py).
+So the requests of working clients always become complete, and all buffers together hold at most
+the budget and one request of the largest size.
 
 It knows no sockets and no clock.
 """

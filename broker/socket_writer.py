@@ -17,9 +17,11 @@ from storage.log_reader import FetchSlice
 Part = bytes | bytearray | memoryview | FetchSlice
 
 MAX_BUFFERS = 64  # per writev: enough for a pipelined burst, far below IOV_MAX (1024)
-# Per call, so that one fast reader cannot hold the loop: about a millisecond. A socket takes no
-# more at once (net.ipv4.tcp_wmem), so an answer of that size needs no second turn.
+# Per call and per turn, so that one fast reader cannot hold the loop: about a millisecond. A socket
+# takes no more at once (net.ipv4.tcp_wmem), so an answer of that size needs no second turn.
 MAX_SENDFILE_BYTES = 4 << 20
+# Of one turn, where a client takes small parts as fast as they are sent: some 4 us each.
+CALLS_PER_TURN = 256
 # Bytes that the kernel queues beyond what the peer's window admits. Without a bound it takes 4 MiB,
 # and whoever processes the acknowledgements then transmits them: over loopback that is the client,
 # which copies and transmits in turn while the broker sleeps. With a small queue the broker
@@ -99,10 +101,14 @@ class SocketWriter:
         self._socket.close()
 
     def _send(self) -> None:
+        calls, turn_end = 0, self.bytes_sent + MAX_SENDFILE_BYTES
         try:
             while self._parts:
-                if not self._send_some():
+                if calls == CALLS_PER_TURN or self.bytes_sent >= turn_end:
+                    self._arm()
                     return
+                calls += 1
+                self._send_some()
         except BlockingIOError:
             self._arm()
             return
@@ -111,11 +117,12 @@ class SocketWriter:
             return
         self._disarm()
 
-    def _send_some(self) -> bool:
-        """Send the head of the queue; False when the turn is used up."""
+    def _send_some(self) -> None:
+        """Send from the head of the queue. Raises BlockingIOError when the socket is full."""
         head = self._parts[0]
         if isinstance(head, FetchSlice):
-            return self._send_file(head)
+            self._send_file(head)
+            return
         buffers: list[memoryview] = []
         for part in self._parts:
             if isinstance(part, FetchSlice) or len(buffers) == MAX_BUFFERS:
@@ -131,9 +138,8 @@ class SocketWriter:
                 raise BlockingIOError
             sent -= len(buffer)
             self._parts.popleft()
-        return True
 
-    def _send_file(self, part: FetchSlice) -> bool:
+    def _send_file(self, part: FetchSlice) -> None:
         assert part.file is not None
         count = min(part.length, MAX_SENDFILE_BYTES)
         sent = os.sendfile(self._socket.fileno(), part.file.fileno(), part.position, count)
@@ -142,12 +148,10 @@ class SocketWriter:
         self.bytes_sent += sent
         if sent == part.length:
             self._parts.popleft()
-            return True
+            return
         self._parts[0] = part._replace(position=part.position + sent, length=part.length - sent)
         if sent < count:
             raise BlockingIOError
-        self._arm()
-        return False
 
     def _arm(self) -> None:
         if not self._armed:

@@ -199,3 +199,27 @@ def test_there_is_always_a_good_part_of_the_buffer_to_read_into() -> None:
         while reader.next_frame() is not None:
             pass
     assert reader.allocated_bytes == INITIAL_BYTES
+
+
+def test_a_trimmed_buffer_keeps_what_came_of_the_next_frame_and_no_more() -> None:
+    first, following = framed(bytes(300_000)), framed(b"x" * 200_000)
+    reader = FrameReader()
+    assert read_all(reader, first) == [bytes(300_000)]
+    data = framed(b"y" * 1_000) + following[:100_000]
+    deliver(reader, data)
+    assert reader.next_frame() is not None
+    assert reader.next_frame() is None
+    reader.trim()
+    assert reader.allocated_bytes == 100_000
+    assert reader.growth() > 0
+    assert read_all(reader, following[100_000:]) == [b"x" * 200_000]
+    reader.trim()
+    assert reader.allocated_bytes == INITIAL_BYTES
+
+
+def test_a_frame_that_is_being_received_keeps_its_room() -> None:
+    reader = FrameReader()
+    read_all(reader, framed(bytes(300_000))[:200_000])
+    allocated = reader.allocated_bytes
+    reader.trim()
+    assert reader.allocated_bytes == allocated

@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import os
 import random
 import socket
 import struct
@@ -10,7 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.socket_writer import UNSENT_BYTES_MAX, Part, SocketWriter
+from broker.socket_writer import (
+    CALLS_PER_TURN,
+    MAX_SENDFILE_BYTES,
+    UNSENT_BYTES_MAX,
+    Part,
+    SocketWriter,
+)
 from storage.env import RealEnv
 from storage.log_reader import FetchSlice
 
@@ -105,6 +112,26 @@ async def test_a_file_that_is_shorter_than_promised_fails_the_connection(tmp_pat
     await ends.failed.wait()
     assert len(ends.errors) == 1
     assert ends.writer.closed
+    ends.close()
+
+
+@pytest.mark.parametrize(
+    ("length", "at_once"),
+    [(1, CALLS_PER_TURN), (1 << 20, MAX_SENDFILE_BYTES)],
+    ids=["small ranges", "large ranges"],
+)
+async def test_a_client_that_takes_everything_at_once_does_not_hold_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, at_once: int
+) -> None:
+    (tmp_path / "log").write_bytes(b"x" * length)
+    file = RealEnv().open(str(tmp_path / "log"))
+    ends = Ends()
+    monkeypatch.setattr(os, "sendfile", lambda _out, _in, _position, count: count)
+    ranges = 3 * at_once // length
+    ends.writer.write([FetchSlice(file, 0, length) for _ in range(ranges)])
+    assert ends.writer.bytes_sent == at_once
+    await ends.drained.wait()
+    assert ends.writer.bytes_sent == ranges * length
     ends.close()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.app import Broker
-from broker.listener import IDLE_EVICT_SECONDS, address_of
+from broker.listener import IDLE_EVICT_SECONDS, RECEIVE_STALL_SECONDS, address_of
 from broker.protocol import codec
 from broker.protocol import messages as m
 from broker.protocol.api import ApiKey
@@ -108,6 +108,45 @@ async def test_a_working_client_waits_for_memory_of_others_and_loses_nothing() -
             assert answer.responses[0].partition_responses[0].error_code == 0
         assert broker.listener.budget.waiting == 0
         assert broker.listener.budget.used_bytes <= 4 * MIB
+
+
+async def test_buffers_of_working_clients_go_to_those_who_wait_after_each_request() -> None:
+    """Three producers of batches of 1 MB, whose buffers are kept between requests otherwise."""
+    produce = codec.encode_request(ApiKey.PRODUCE, 9, 1, "c", large_produce(1_000_000))
+    async with running(queued_request_bytes=MIB) as broker:
+        budget = broker.listener.budget
+        clients = [await connect(broker) for _ in range(3)]
+        for streams in clients:
+            assert await is_served(streams)
+            streams[1].write(produce[:-1])
+        await wait_true(lambda: budget.waiting == 1)
+        for streams in clients:
+            streams[1].write(produce[-1:])
+        for reader, _ in clients:
+            (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 20))
+            await reader.readexactly(size)
+        assert budget.waiting == 0
+
+
+async def test_a_client_that_stops_amid_a_request_loses_its_memory_to_those_who_wait() -> None:
+    produce = codec.encode_request(ApiKey.PRODUCE, 9, 1, "c", large_produce(3 * MIB))
+    async with running(queued_request_bytes=MIB) as broker:
+        budget, loop = broker.listener.budget, asyncio.get_running_loop()
+        stopped = await connect(broker)
+        assert await is_served(stopped)
+        stopped[1].write(produce[:-1])
+        await wait_true(lambda: budget.used_bytes > 2 * MIB)
+        broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS + 1)
+        assert budget.used_bytes > 2 * MIB  # nobody waits
+        worker = await connect(broker)
+        assert await is_served(worker)
+        answer = asyncio.create_task(ask(worker, ApiKey.PRODUCE, 9, large_produce(3 * MIB)))
+        await wait_true(lambda: budget.waiting == 1)
+        broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS - 1)
+        assert budget.waiting == 1
+        broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS + 1)
+        assert isinstance(await answer, m.ProduceResponse)
+        assert await is_closed(stopped)
 
 
 async def test_memory_of_a_large_request_is_given_back_when_it_is_answered() -> None:
