@@ -91,7 +91,11 @@ async def metadata(
     else:
         assert body.topics is not None
         # Once each, however often it is named: a short name may stand for a thousand partitions.
-        wanted_once = {(w.topic_id, w.name): w async for w in turns.over(body.topics)}
+        # By an id whatever name stands beside it, as `_look_up` does.
+        wanted_once = {
+            (w.topic_id, w.name if w.topic_id == NO_ID else None): w
+            async for w in turns.over(body.topics)
+        }
         for wanted in wanted_once.values():
             await turns.take()
             topics.append(await _look_up(context, wanted, turns, create=may_create))

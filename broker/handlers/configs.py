@@ -4,9 +4,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from broker.context import RequestContext
-from broker.handlers.topics import check_number, parse_setting, refuse_view
+from broker.handlers.topics import check_size, parse_setting, refuse_view
 from broker.protocol.codec import RequestHeader
 from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.limits import STRING_BYTES_MAX
 from broker.protocol.messages import (
     AlterConfigsRequest,
     AlterConfigsRequestResource,
@@ -129,7 +130,7 @@ async def incremental_alter_configs(
     """Set, delete, append to and subtract from settings, one resource at a time."""
 
     async def alter(resource: IncrementalAlterConfigsRequestResource) -> None:
-        check_number(len(resource.configs))
+        check_size([one.value for one in resource.configs])
         changes = [(one.name, one.config_operation, one.value) for one in resource.configs]
         kind, name = resource.resource_type, resource.resource_name
 
@@ -159,7 +160,7 @@ async def alter_configs(
     """Replace all dynamic settings of a resource (the old way)."""
 
     async def alter(resource: AlterConfigsRequestResource) -> None:
-        check_number(len(resource.configs))
+        check_size([one.value for one in resource.configs])
         kind, name = resource.resource_type, resource.resource_name
         changes = [(one.name, SET, one.value) for one in resource.configs if one.value is not None]
 
@@ -246,14 +247,20 @@ def _check_known(key: str, kind: int) -> None:
 
 
 def _combine(present: str, operation: int, value: str) -> str:
-    """Append to or subtract from a list; doing it twice is doing it once."""
+    """Append to or subtract from a list; doing it twice is doing it once. Raises TopicError."""
     items = [item for item in present.split(",") if item]
     named = [item.strip() for item in value.split(",") if item.strip()]
     if operation == APPEND:
-        items += [item for item in named if item not in items]
+        items = list(dict.fromkeys(items + named))
     else:
-        items = [item for item in items if item not in named]
-    return ",".join(items)
+        removed = frozenset(named)
+        items = [item for item in items if item not in removed]
+    combined = ",".join(items)
+    if len(combined.encode()) > STRING_BYTES_MAX:  # no answer could hold it
+        raise TopicError(
+            ErrorCode.INVALID_CONFIG, f"the list would be longer than {STRING_BYTES_MAX} bytes"
+        )
+    return combined
 
 
 def _parse_broker_setting(key: str, value: str) -> str:

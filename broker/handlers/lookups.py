@@ -241,13 +241,23 @@ class ProducerIds:
 async def describe_producers(
     context: RequestContext, _header: RequestHeader, body: DescribeProducersRequest
 ) -> DescribeProducersResponse:
-    """List the idempotent and transactional producers that each partition remembers (KIP-664)."""
+    """List the idempotent and transactional producers that each partition remembers (KIP-664).
+
+    Each partition once, however often it is named: a few bytes may stand for many producers.
+    """
     response, turns = DescribeProducersResponse(), Turns()
-    async for topic in turns.over(body.topics):
-        rows = []
-        for index in dict.fromkeys(topic.partition_indexes):
+    wanted: dict[str, dict[int, None]] = {}
+    for topic in body.topics:
+        await turns.take()
+        indexes = wanted.setdefault(topic.name, {})
+        for index in topic.partition_indexes:
             await turns.take()
-            partition = context.services.topics.find(topic.name, index)
+            indexes[index] = None
+    for name, indexes in wanted.items():
+        rows = []
+        for index in indexes:
+            await turns.take()
+            partition = context.services.topics.find(name, index)
             row = DescribeProducersResponsePartition(partition_index=index)
             if isinstance(partition, ErrorCode):
                 row.error_code = partition
@@ -256,7 +266,8 @@ async def describe_producers(
                     await turns.take()
                     row.active_producers.append(_described_producer(producer))
             rows.append(row)
-        response.topics.append(DescribeProducersResponseTopic(name=topic.name, partitions=rows))
+        await turns.take()
+        response.topics.append(DescribeProducersResponseTopic(name=name, partitions=rows))
     return response
 
 

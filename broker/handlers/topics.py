@@ -1,11 +1,13 @@
 """CreateTopics, DeleteTopics, CreatePartitions, DeleteRecords."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from broker.context import RequestContext
 from broker.protocol.codec import RequestHeader
 from broker.protocol.errors import ErrorCode, code_of
+from broker.protocol.limits import STRING_BYTES_MAX
 from broker.protocol.messages import (
     CreatePartitionsRequest,
     CreatePartitionsRequestTopic,
@@ -35,6 +37,8 @@ from storage.model import TopicPartition
 NO_ID: Final = bytes(16)
 # A topic has some forty keys. Those of one resource are parsed at one stroke, which takes 2 ms.
 SETTINGS_PER_RESOURCE_MAX: Final = 1_000
+# Two lists of throttled replicas may be as long as a string can be; a turn parses four in 6 ms.
+SETTING_CHARACTERS_PER_RESOURCE_MAX: Final = 4 * STRING_BYTES_MAX
 HIGH_WATERMARK: Final = -1  # as the offset of DeleteRecords
 REPLICATION_FACTORS: Final = (1, -1)  # one node; -1 is "the default" (KIP-464)
 
@@ -70,7 +74,7 @@ async def _create(
     _refuse_internal(wanted.name)
     count = _partition_count(context, wanted)
     dynamic = {}
-    check_number(len(wanted.configs))
+    check_size([config.value for config in wanted.configs])
     for config in wanted.configs:
         if config.value is None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
@@ -274,12 +278,20 @@ def _view_text(view: ViewTopic) -> str:
     return f"{view.name} is the compacted view of topic {view.base.name}, and is read only"
 
 
-def check_number(settings: int) -> None:
+def check_size(values: Sequence[str | None]) -> None:
     """Refuse more settings of one resource than a turn may parse. Raises TopicError."""
-    if settings > SETTINGS_PER_RESOURCE_MAX:
+    if len(values) > SETTINGS_PER_RESOURCE_MAX:
         raise TopicError(
             ErrorCode.INVALID_REQUEST,
-            f"{settings} settings of one resource, at most {SETTINGS_PER_RESOURCE_MAX} are allowed",
+            f"{len(values)} settings of one resource, "
+            f"at most {SETTINGS_PER_RESOURCE_MAX} are allowed",
+        )
+    characters = sum(len(value or "") for value in values)
+    if characters > SETTING_CHARACTERS_PER_RESOURCE_MAX:
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST,
+            f"the settings of one resource have {characters} characters, "
+            f"at most {SETTING_CHARACTERS_PER_RESOURCE_MAX} are allowed",
         )
 
 

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from broker.app import Broker
-from broker.handlers.configs import BROKER, CLIENT_METRICS, GROUP, TOPIC
+from broker.handlers.configs import (
+    APPEND,
+    BROKER,
+    CLIENT_METRICS,
+    GROUP,
+    SET,
+    SUBTRACT,
+    TOPIC,
+)
 from broker.handlers.replication import METADATA_TOPIC
 from broker.protocol import messages as m
 from broker.protocol.api import ApiKey, advertised_range
@@ -147,6 +155,24 @@ async def test_producers_of_a_partition_are_described(broker: Broker) -> None:
     assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+async def test_producers_of_a_partition_are_described_once_however_often_it_is_named(
+    broker: Broker,
+) -> None:
+    """25,000 rows of a partition with a thousand producers would be gigabytes."""
+    row = m.DescribeProducersRequestTopic(name="orders", partition_indexes=[1, 0, 1])
+    body = m.DescribeProducersRequest(topics=[row, row])
+    answer = await ask(broker, ApiKey.DESCRIBE_PRODUCERS, body)
+    assert [[p.partition_index for p in t.partitions] for t in answer.topics] == [[1, 0]]
+
+
+async def test_a_topic_is_described_once_whatever_names_stand_beside_its_id(broker: Broker) -> None:
+    topic = broker.topics.get("orders")
+    assert topic is not None
+    rows = [m.MetadataRequestTopic(topic_id=topic.topic_id, name=f"n{n}") for n in range(3)]
+    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=rows))
+    assert [t.name for t in answer.topics] == ["orders"]
+
+
 @pytest.mark.parametrize("name", ["", None, "another name"])
 async def test_a_topic_is_described_by_its_id_whatever_name_stands_beside_it(
     broker: Broker, name: str | None
@@ -187,3 +213,44 @@ async def test_broker_settings_are_altered_or_refused_with_kafkas_codes(
         m.IncrementalAlterConfigsRequest(resources=[resource]),
     )
     assert answer.responses[0].error_code == code
+
+
+THROTTLED = "follower.replication.throttled.replicas"
+
+
+async def alter(broker: Broker, operation: int, *values: str) -> int:
+    changes = [
+        m.IncrementalAlterConfigsRequestConfig(
+            name=THROTTLED, config_operation=operation, value=value
+        )
+        for value in values
+    ]
+    resource = m.IncrementalAlterConfigsRequestResource(
+        resource_type=TOPIC, resource_name="orders", configs=changes
+    )
+    body = m.IncrementalAlterConfigsRequest(resources=[resource])
+    answer = await ask(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
+    return int(answer.responses[0].error_code)
+
+
+def pairs(first: int, count: int) -> str:
+    return ",".join(f"{number}:1" for number in range(first, first + count))
+
+
+async def test_a_list_grows_by_appending_no_longer_than_an_answer_can_hold(broker: Broker) -> None:
+    assert await alter(broker, SET, pairs(0, 3_500)) == ErrorCode.NONE
+    assert await alter(broker, APPEND, pairs(3_000, 600)) == ErrorCode.NONE
+    assert await alter(broker, APPEND, pairs(10_000, 3_000)) == ErrorCode.INVALID_CONFIG
+    assert await alter(broker, SUBTRACT, pairs(1, 3_599)) == ErrorCode.NONE
+    row = m.DescribeConfigsRequestResource(
+        resource_type=TOPIC, resource_name="orders", configuration_keys=[THROTTLED]
+    )
+    body = m.DescribeConfigsRequest(resources=[row])
+    answer = await ask(broker, ApiKey.DESCRIBE_CONFIGS, body, version=1)
+    assert [one.value for one in answer.results[0].configs] == ["0:1"]
+
+
+async def test_more_of_settings_than_a_turn_may_parse_is_refused(broker: Broker) -> None:
+    longest = pairs(10_000, 4_000)
+    assert await alter(broker, SET, *[longest] * 4) == ErrorCode.NONE
+    assert await alter(broker, SET, *[longest] * 5) == ErrorCode.INVALID_REQUEST
