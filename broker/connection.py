@@ -11,6 +11,7 @@ connection and is one log line.
 import asyncio
 import inspect
 from collections.abc import Awaitable, Sequence
+from time import perf_counter
 from typing import Final, Protocol, cast
 
 import structlog
@@ -22,13 +23,14 @@ from broker.protocol.api import ApiKey
 from broker.protocol.errors import ProtocolError
 from broker.receive_budget import ReceiveBudget
 from broker.socket_writer import Part, SocketWriter
+from broker.turns import TURN_SECONDS
 from storage.log import FetchSlice
 
 log = RateLimitedLogger(structlog.get_logger("broker.connection"))
 
-# One client's turn on the loop, before others have theirs: so many requests (a few milliseconds),
-# and answers of so many bytes, which are gathered and sent together. A hundred bytes of requests
-# may ask for megabytes of metadata.
+# One client's turn on the loop, before others have theirs: TURN_SECONDS, so many requests, and
+# answers of so many bytes, which are gathered and sent together. A hundred bytes of requests may
+# ask for megabytes of metadata.
 REQUESTS_PER_TURN: Final = 256
 GATHERED_BYTES_MAX: Final = 1 << 20
 WAITING_APIS: Final = frozenset((ApiKey.FETCH, ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP))
@@ -232,9 +234,11 @@ class Connection(asyncio.BufferedProtocol):
         out: list[Part] = []
         out_bytes = 0
         taken = 0
+        turn_end = perf_counter() + TURN_SECONDS
         try:
             while self._takes_requests():
-                if taken == REQUESTS_PER_TURN or out_bytes > GATHERED_BYTES_MAX:
+                is_over = taken == REQUESTS_PER_TURN or out_bytes > GATHERED_BYTES_MAX
+                if is_over or (taken and perf_counter() >= turn_end):
                     self._next_turn = self._loop.call_soon(self._take_turn)
                     break
                 taken += 1

@@ -2,13 +2,15 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from broker.app import Broker
+from broker.connection import Connection, RequestHandler, Response
 from broker.listener import IDLE_EVICT_SECONDS, RECEIVE_STALL_SECONDS, address_of
 from broker.protocol import codec
 from broker.protocol import messages as m
@@ -243,3 +245,43 @@ async def test_a_flood_of_connections_beyond_the_limit_leaves_the_books_right(
             (await connect(broker))[1].close()
         await wait_true(lambda: not broker.listener.connections)
         assert not broker.listener._by_address
+
+
+class SlowHandler:
+    """Takes a millisecond for each request, and notes in which turn of the loop it came."""
+
+    def __init__(self, handler: RequestHandler) -> None:
+        self.now = 0.0
+        self.turn = 0
+        self.requests_by_turn: Counter[int] = Counter()
+        self._handler = handler
+
+    def handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
+        self.now += 0.001
+        self.requests_by_turn[self.turn] += 1
+        return self._handler.handle(connection, frame)
+
+    async def count_turns(self) -> None:
+        while True:
+            self.turn += 1
+            await asyncio.sleep(0)
+
+
+async def test_requests_that_take_long_do_not_hold_the_loop_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as broker:
+        slow = SlowHandler(broker.listener.handler)
+        broker.listener.handler = slow
+        monkeypatch.setattr("broker.connection.perf_counter", lambda: slow.now)
+        ticker = asyncio.create_task(slow.count_turns())
+        reader, writer = await connect(broker)
+        body = m.ListPartitionReassignmentsRequest(timeout_ms=1000, topics=None)
+        request = codec.encode_request(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 1, "c", body)
+        writer.write(request * 100)
+        for _ in range(100):
+            (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 20))
+            await reader.readexactly(size)
+        ticker.cancel()
+        assert slow.requests_by_turn.total() == 100
+        assert max(slow.requests_by_turn.values()) <= 2
