@@ -80,7 +80,7 @@ class _Jobs(click.Group):
 def pipeline() -> None:
     """Work on whole topics, on this machine's processes or on Spark.
 
-    Exit codes, as those of `varve`: 0 done; 1 failed; 2 the command line makes no sense, or not
+    Exit codes, as for `varve`: 0 done; 1 failed; 2 the command line is invalid, or not allowed
     for this topic; 3 the log changed during the run, or its lease ended: nothing was published,
     try again; 4 a check failed; 5 no broker answered; 6 Spark could not be started, or its master
     does not answer; 130 interrupted.
@@ -267,7 +267,7 @@ def telling(function: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> None:
-        # Both as exceptions: whatever is leased is given up on the way out.
+        # Turn both signals into exceptions, so that leases are released on the way out.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see __main__.py
             signal.signal(signal.SIGINT, signal.default_int_handler)

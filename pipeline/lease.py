@@ -37,7 +37,7 @@ LEFT_SECONDS: Final = 3600  # for a run that nobody keeps alive
 RENEWALS: Final = 3  # in the time of a lease
 RETRY_SECONDS: Final = 1.0  # where the broker could not be reached
 NOT_THERE: Final = 404
-UNREACHABLE_SECONDS: Final = 60.0  # of asking again where no broker answers
+UNREACHABLE_SECONDS: Final = 60.0  # how long to repeat a request while no broker answers
 
 
 class RunError(Exception):
@@ -69,7 +69,7 @@ class BrokerUnreachableError(RunError):
 
 
 def persistently(ask: Callable[[], T]) -> T:
-    """Ask again for a minute where no broker answers: it may be restarting.
+    """Repeat a request for up to a minute while no broker answers: it may be restarting.
 
     Raises what `ask` raises.
     """
@@ -91,9 +91,9 @@ def _as_run_error(error: ApiRefusedError | UnreachableError) -> RunError:
         return BrokerUnreachableError(str(error))
     code = exit_codes.of_status(error.status)
     kinds = {exit_codes.STALE: LeaseLostError, exit_codes.UNVERIFIED: OutputsRefusedError}
-    found = kinds.get(code, RunError)(str(error))
-    found.code = code
-    return found
+    run_error = kinds.get(code, RunError)(str(error))
+    run_error.code = code
+    return run_error
 
 
 class BrokerRuns:

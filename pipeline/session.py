@@ -36,7 +36,7 @@ EXECUTOR_SECONDS: Final = 60.0  # until the first is there: a JVM's start on a b
 EXECUTORS_SETTLED_SECONDS: Final = 0.5  # no further one has come for so long
 EXECUTORS_POLL_SECONDS: Final = 0.1
 LOCAL_MASTER: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\s*(?P<failures>\d+))?\])?")
-# Others that Spark knows: a cluster in this process for tests, and managers of clusters.
+# Other masters that Spark accepts: a cluster in this process for tests, and cluster managers.
 OTHER_MASTERS: Final = re.compile(r"local-cluster\[[\d, ]+\]|yarn|k8s://\S+")
 LOCAL_ATTEMPTS: Final = 2  # Spark's own local mode fails a job at a task's first failure
 LOG_LEVELS: Final = ("off", "error", "warn", "info", "debug")
@@ -100,7 +100,7 @@ def build_session(
     try:
         check_master(master)
     except ValueError as error:
-        raise SessionError(f"no such Spark master: {error}") from error
+        raise SessionError(f"invalid Spark master: {error}") from error
     if master.startswith("sc://"):
         return _connect(master, app_name, settings or {})
     conf = {
@@ -123,12 +123,12 @@ def build_session(
 
 
 def check_master(master: str) -> None:
-    """See that a master is of a form that Spark takes: a JVM needs many seconds to say that it is
-    not, and says it with a stack. Raises ValueError."""
+    """Check that Spark accepts this form of master. Spark itself takes many seconds to refuse one,
+    and prints a stack trace. Raises ValueError."""
     local = LOCAL_MASTER.fullmatch(master)
     if local is not None:
         if (cores := local["cores"]) not in (None, "*") and int(cores) == 0:
-            raise ValueError(f"{master} has no core to run on")
+            raise ValueError(f"{master} has no core; use at least local[1]")
         return
     if OTHER_MASTERS.fullmatch(master) is not None:
         return
@@ -277,15 +277,15 @@ def _start(conf: Mapping[str, str]) -> "SparkSession":
 def _jvm_ended_on_interrupt() -> Iterator[None]:
     """End the JVM that is started in the block if an interrupt ends the block.
 
-    pyspark keeps the process to itself until the JVM has answered. Without us the JVM would find no
-    folder to answer in, print a stack, and stay for ever.
+    pyspark does not expose the process until the JVM has answered. Without this, the JVM would not
+    find the folder for its answer, print a stack trace, and run for ever.
     """
     from pyspark import java_gateway
 
     started: list[subprocess.Popen[bytes]] = []
 
     class NotedPopen(subprocess.Popen):  # type: ignore[type-arg]  # called with any mode
-        """Notes each process."""
+        """Record each process that starts."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)

@@ -58,10 +58,10 @@ class Target:
     append: bool = False
     resume: bool = False
     allow_duplicates: bool = False
-    since: Mapping[int, int] | None = None  # with `resume`: where the load began, if not at 0
+    since: Mapping[int, int] | None = None  # with `resume`: where the load began; None: at 0
 
     def began(self, before: TopicBounds) -> Mapping[int, int]:
-        """Where the load began, of which this is a part; `before` are the bounds before it."""
+        """Return the offsets at which the load began; `before` are the bounds before this run."""
         if self.resume:
             return self.since or {}
         return before.end
@@ -84,8 +84,8 @@ class BootstrapResult:
     dry_run: bool
     counts: RowCounts
     written: int = 0
-    skipped: int = 0  # with --resume: their keys were there
-    superseded: int = 0  # of these: the key has other values only, which somebody else has written
+    skipped: int = 0  # with --resume: rows whose keys the topic has
+    superseded: int = 0  # of these, those whose key has only values of other producers
     partitions: dict[int, PartitionWritten] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -204,7 +204,9 @@ def _write(
         if dry_run:
             raise
         resume = since_option(target.began(before))
-        said = f"interrupted; what was written stays, and {resume} writes what is missing"
+        said = (
+            f"interrupted; the rows written so far stay in the topic, and {resume} writes the rest"
+        )
         raise JobError(said, exit_codes.INTERRUPTED) from error
     except JobError as error:
         if dry_run:
@@ -225,9 +227,9 @@ def _what_was_written(target: Target, before: TopicBounds) -> str:
     grown = {n: end - before.end.get(n, 0) for n, end in after.end.items()}
     if not any(grown.values()):
         return "nothing was written"
-    told = ", ".join(f"{count:,} in partition {n}" for n, count in grown.items() if count)
+    counts = ", ".join(f"{count:,} in partition {n}" for n, count in grown.items() if count)
     resume = since_option(target.began(before))
-    return f"written were {told}, and they stay: {resume} writes the rest"
+    return f"these rows were written and stay in the topic: {counts}; {resume} writes the rest"
 
 
 class _Writer:
@@ -343,7 +345,7 @@ def lines(result: BootstrapResult) -> list[str]:
     if result.skipped:
         what += f", {result.skipped:,} were there already"
     if result.superseded:
-        what += f", {result.superseded:,} of them with other values, which others wrote"
+        what += f", {result.superseded:,} of them with other values, written by other producers"
     return [*found, f"{result.topic}: {result.written:,} records {verb} ({what})"]
 
 
@@ -378,9 +380,13 @@ def _pairs(
 @click.option("--allow-duplicates", is_flag=True, help="Write every row of a key, in an order.")
 @click.option("--order-by", multiple=True, metavar="COL", help="That order: the last one stands.")
 @click.option("--append", is_flag=True, help="The topic may have records.")
-@click.option("--resume", is_flag=True, help="Write only rows whose keys the topic does not have.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue a load: write only rows whose keys are not in the topic.",
+)
 @click.option("--since", metavar="JSON|@FILE",
-              help='With --resume: where the load began, {"0": 12}; else at offset 0.')  # fmt: skip
+              help='With --resume: offsets where it began, {"0": 12}; default 0.')  # fmt: skip
 @click.option("--create", type=click.IntRange(1, 100_000), metavar="PARTITIONS",
               help="Make the topic, with so many partitions.")  # fmt: skip
 @click.option("--config", "topic_settings", multiple=True, callback=_pairs, metavar="NAME=VALUE",
@@ -409,7 +415,7 @@ def command(
     """Write the rows of a table to a topic, a record each, partitioned as Java's producer does."""
     mapping = RowMapping(**columns)
     if since is not None and not resume:
-        raise click.UsageError("--since goes with --resume")
+        raise click.UsageError("--since needs --resume")
     target = Target(bootstrap, topic, append, resume, allow_duplicates)
     if since is not None:
         target = replace(target, since=read_offsets(since, reach_topic(bootstrap, topic)))

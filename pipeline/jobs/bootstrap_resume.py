@@ -1,12 +1,13 @@
-"""What a load that was cut short has still to write: the rows of keys that the topic does not have.
+"""Which rows an interrupted load still has to write: those whose keys the topic does not have.
 
 Rules
-- A key that has any committed record since the load began is left out, whatever its value. Somebody
-  else may have written a newer one and compaction removed ours: the row would come behind it and
-  undo it. A delete is a record, too.
-- That can be told only as long as every record since then is still there. Where records are missing
-  from a compacted topic, a key may have been written and deleted, and its delete removed: refused.
-- A load began at offset 0 of each partition, unless the offsets are given.
+- Skip every key that has a committed record since the load began, whatever its value. Another
+  producer may have written a newer value, and compaction may have removed ours; writing the row
+  again would replace the newer value. A tombstone counts as a record.
+- This holds only if every record since the load began is still in the log. If records are missing
+  from a compacted topic, a key may have been written and deleted, and its tombstone removed, so
+  the job refuses to resume.
+- The load began at offset 0 of each partition unless the caller gives other offsets.
 """
 
 import json
@@ -27,7 +28,7 @@ _DIGEST: Final = "digest"
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """The rows to write. `superseded`: rows left out whose key has other values only."""
+    """The rows to write, and `superseded`: keys skipped because the topic has other values."""
 
     rows: "DataFrame"
     superseded: int
@@ -50,9 +51,9 @@ def remaining(
     since: Offsets | None,
     end: Offsets,
 ) -> Remaining:
-    """Return what is left of a load into [since, end), which reads committed records only.
+    """Return the rows that a load into [since, end) has not written; read committed records only.
 
-    `end` is what an uncommitted reader sees. Raises JobError where it cannot be told.
+    `end` is the end offset for `read_uncommitted`. Raises JobError if the rows cannot be known.
     """
     from pyspark.sql import functions as f
 
@@ -61,26 +62,28 @@ def remaining(
     _check_there(topic, bounds, began, end, is_given=since is not None)
     if "compact" in settings_of(bootstrap, topic).get("cleanup.policy", "").split(","):
         _check_whole(spark, bootstrap, topic, began, bounds)
-    there = read_topic(spark, bootstrap, topic, began, bounds.end, columns=("key", "value"))
-    there = there.select("key", f.sha2("value", 256).alias("there")).where("key IS NOT NULL")
+    in_topic = read_topic(spark, bootstrap, topic, began, bounds.end, columns=("key", "value"))
+    in_topic = in_topic.select("key", f.sha2("value", 256).alias("topic_digest")).where(
+        "key IS NOT NULL"
+    )
     digests = rows.select("key", f.sha2("value", 256).alias(_DIGEST))
-    same = f.col(_DIGEST).eqNullSafe(f.col("there"))
-    known = digests.join(there, "key").groupBy("key").agg(f.max(same).alias("same"))
-    left = rows.join(there.select("key").distinct(), "key", "left_anti")
-    return Remaining(left.select(*rows.columns), known.where("NOT same").count())
+    same = f.col(_DIGEST).eqNullSafe(f.col("topic_digest"))
+    written = digests.join(in_topic, "key").groupBy("key").agg(f.max(same).alias("same"))
+    left = rows.join(in_topic.select("key").distinct(), "key", "left_anti")
+    return Remaining(left.select(*rows.columns), written.where("NOT same").count())
 
 
 def _check_there(
     topic: str, bounds: TopicBounds, began: Offsets, end: Offsets, *, is_given: bool
 ) -> None:
-    """See that the log holds [began, end) and that all of it is decided. Raises JobError."""
+    """Check that the log holds [began, end) and no transaction is open in it. Raises JobError."""
     for number, first in bounds.first.items():
         where = f"{topic}-{number}"
         if first > began[number]:
-            hint = "" if is_given else ": say with --since at which offsets the load began"
+            hint = "" if is_given else " Use --since to say at which offsets the load began."
             raise JobError(
-                f"{where} begins at offset {first}, and the load began at {began[number]}: which"
-                f" keys were written since cannot be told{hint}"
+                f"{where} begins at offset {first}, and the load began at {began[number]}, so the"
+                f" keys written in between are unknown.{hint}"
             )
         if began[number] > bounds.end[number]:
             raise JobError(
@@ -89,8 +92,8 @@ def _check_there(
             )
         if bounds.end[number] < end.get(number, 0):
             raise JobError(
-                f"a transaction is open in {where} from offset {bounds.end[number]} on: which keys"
-                " it writes is not decided. Try again when it has ended",
+                f"a transaction is open in {where} from offset {bounds.end[number]} on, so the"
+                " keys that it will write are unknown. Try again after it has ended",
                 exit_codes.STALE,
             )
 
@@ -98,7 +101,7 @@ def _check_there(
 def _check_whole(
     spark: "SparkSession", bootstrap: str, topic: str, began: Offsets, bounds: TopicBounds
 ) -> None:
-    """See that no offset of [began, end) lacks its record. Raises JobError."""
+    """Check that every offset in [began, end) has a record. Raises JobError."""
     numbers = read_topic(spark, bootstrap, topic, began, bounds.end, columns=("partition",))
     counts = {
         row["partition"]: row["count"] for row in numbers.groupBy("partition").count().collect()
@@ -109,7 +112,7 @@ def _check_whole(
             raise JobError(
                 f"{topic}-{number} lacks {missing:,} of its records from offset {began[number]} on,"
                 " where the load began: it was compacted, or others wrote to it in transactions."
-                " A key that was deleted since could not be told from one that was never written,"
-                " so nothing is written. Load into a new topic, or write the keys that you know to"
-                " be missing with --append"
+                " A key that was deleted since then looks like a key that was never written, so"
+                " nothing was written. Load into a new topic, or write the missing keys with"
+                " --append if you know them"
             )

@@ -112,10 +112,10 @@ def _partition_json(number: int, one: PartitionErased) -> dict[str, Any]:
 
 
 def records_text(in_log: int, in_view: int) -> str:
-    """Say how many records there are in the log and in its view, which repeats some of the log's:
+    """Count records in the log and in its view separately: the view repeats records of the log, so
     their sum would count these twice."""
-    found = f"{in_log:,} records in the log"
-    return f"{found} and {in_view:,} in its view" if in_view else found
+    text = f"{in_log:,} records in the log"
+    return f"{text} and {in_view:,} in its view" if in_view else text
 
 
 def lines(receipt: Receipt) -> list[str]:

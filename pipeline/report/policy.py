@@ -146,8 +146,8 @@ def _lag(topic: TopicFigures) -> int:
 
 
 def _delete_retention(topic: TopicFigures) -> None:
-    """Advise more where a whole read takes long; never less than is set. How long consumers stay
-    away is in no figure, and one that misses a delete keeps the key for ever."""
+    """Advise a longer time if reading the whole topic takes long, and never less than is set. No
+    figure says how long consumers are stopped; one that misses a delete keeps the key for ever."""
     now = topic.settings.get("delete.retention.ms")
     now_ms = DAY_MS if now is None else int(now)
     read_ms = topic.total("size_bytes") / READ_BYTES_PER_SECOND * 1000
@@ -158,11 +158,11 @@ def _delete_retention(topic: TopicFigures) -> None:
             "delete.retention.ms",
             _NOT_SAID if now is None else now,
             str(max(now_ms, wanted_ms)),
-            "A consumer has to read on within this time, or it misses deletes for good. How long"
-            " yours may be away is not known here: that decides. A consumer that reads"
-            f" {about_size(READ_BYTES_PER_SECOND)}/s has all of the topic in"
-            f" {about_span(int(read_ms))}, and ten times that is the least that is advised, up to"
-            f" a week. {deletes:,} keys are deletes now.",
+            "A consumer that is stopped for longer than this misses deletes for good, so set it to"
+            " the longest time for which yours may be stopped. The advice covers only reading: at"
+            f" {about_size(READ_BYTES_PER_SECOND)}/s a consumer reads the whole topic in"
+            f" {about_span(int(read_ms))}; the advised minimum is ten times that, up to a week."
+            f" {deletes:,} keys are tombstones now.",
         )
     )
 

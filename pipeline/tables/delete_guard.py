@@ -1,19 +1,19 @@
-"""Whether deletes may have left a topic before a table of its state read them.
+"""Check that a table of a topic's state has not missed deletes that the cleaner removed.
 
 A tombstone stays in the log for `delete.retention.ms` after the clean that first passes it. A table
-that reads on later than that may lack the delete, and would keep the row for ever.
+that continues to read later than that may miss the delete and keep the row for ever.
 
 Rules
 - The reach of a table is, for each partition, the first offset that is not in it. Its safe time is
   a time before which no clean began that covers offsets at or past the reach. Deletes there stay in
-  the log until the safe time plus `delete.retention.ms` at least: what is read
-  by then is complete.
-- The safe time stands in the table's own commits, as an application transaction. So neither the
-  time of a commit counts, which may be hours after its data was read, nor commits of others.
-- Reading is checked when it has ended, before its commit: each batch, not just the first.
-- Where the safe time is too long ago, the table is still complete as long as the cleaner has not
+  the log at least until the safe time plus `delete.retention.ms`: what is read by then is complete.
+- The table's own commits store the safe time, as an application transaction. The time of a commit
+  does not count, because it may be hours after the data was read; nor do commits of others.
+- Every batch is checked after it has been read and before it is committed.
+- If the safe time is too long ago, the table is still complete as long as the cleaner has not
   passed its reach.
-- Not noticed: a `delete.retention.ms` that is lowered and raised again between two looks.
+- The guard does not notice a `delete.retention.ms` that is lowered and raised again between two
+  looks.
 
 Why it is done this way: docs/decisions/0027.
 """
@@ -43,9 +43,8 @@ Offsets = Mapping[int, int]
 
 @dataclass(frozen=True, slots=True)
 class CleanerLook:
-    """What the broker says of a partition: the cleaner has passed the offsets below
-    `cleaned_offset` (None: unknown, or the topic is not compacted); `is_calm`: no clean is under
-    way."""
+    """The cleaner's state of a partition: it has passed the offsets below `cleaned_offset` (None:
+    unknown, or the topic is not compacted); `is_calm` means that no clean is running."""
 
     cleaned_offset: int | None
     is_calm: bool
@@ -70,7 +69,7 @@ def safe_ms_in(table: "DeltaTable", topic: str) -> int:
 
 
 class DeleteGuard:
-    """Watches that one table of one topic misses no delete. Usable from several threads."""
+    """Checks that one table of one topic misses no delete. Thread-safe."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class DeleteGuard:
         self._lock = threading.Lock()
 
     def check(self) -> None:
-        """See that no delete at or past the reach has gone unread up to now.
+        """Check that the table has missed no delete at or past the reach up to now.
 
         Raises JobError (STALE), ApiRefusedError, UnreachableError.
         """
@@ -106,8 +105,8 @@ class DeleteGuard:
             self._checked()
 
     def checked_safe_ms(self, reach: Offsets, planned_ms: int) -> int:
-        """See that reading up to `reach`, which has just ended, missed no delete -> the safe time
-        of a table with that reach.
+        """Check that reading up to `reach`, which has just ended, missed no delete; return the
+        safe time of a table with that reach.
 
         `planned_ms` is a time before `reach` was the end of what can be cleaned. Raises as `check`.
         """
@@ -158,13 +157,14 @@ class DeleteGuard:
         for number, seen in looks.items():
             reach, cleaned = self._reach[number], seen.cleaned_offset
             if cleaned is not None and cleaned > reach and unread_ms > retention_ms:
-                age = "an unknown time" if self._safe_ms == UNKNOWN_MS else about_span(unread_ms)
+                unknown = self._safe_ms == UNKNOWN_MS
+                as_of = "an unknown time" if unknown else f"{about_span(unread_ms)} ago"
                 raise JobError(
-                    f"{self._topic}-{number} is in the table up to {reach}, as it was {age} ago,"
-                    f" and was cleaned up to {cleaned} since: deletes stay for"
-                    f" {retention_ms / 1000:g} s (delete.retention.ms), and some may have gone"
-                    " unread. --overwrite makes the table anew; a longer delete.retention.ms"
-                    " gives the next one more time",
+                    f"the table may have missed deletes: it has {self._topic}-{number} up to offset"
+                    f" {reach} as of {as_of}, the cleaner has cleaned up to {cleaned}, and"
+                    f" tombstones stay for {retention_ms / 1000:g} s (delete.retention.ms)."
+                    " Create the table again with --overwrite, and raise delete.retention.ms if"
+                    " the query needs more time",
                     exit_codes.STALE,
                 )
         return now_ms, looks

@@ -62,8 +62,8 @@ def test_a_batch_that_was_read_after_deletes_may_have_gone_is_refused() -> None:
     guard.checked_safe_ms({0: 20}, UNKNOWN_MS)  # just in time
     world.now_ms += 1
     message = refused(guard)
-    assert "t-0 is in the table up to 10, as it was 1.0 h ago, and was cleaned up to 15" in message
-    assert "deletes stay for 3600 s (delete.retention.ms)" in message
+    assert "t-0 up to offset 10 as of 1.0 h ago, the cleaner has cleaned up to 15" in message
+    assert "tombstones stay for 3600 s (delete.retention.ms)" in message
 
 
 def test_every_batch_is_checked_and_not_only_the_first() -> None:
@@ -77,7 +77,7 @@ def test_every_batch_is_checked_and_not_only_the_first() -> None:
         world.cleaned = reach
     world.now_ms += 2 * HOUR_MS
     world.cleaned = 31
-    assert "up to 30" in refused(guard, 40)
+    assert "up to offset 30" in refused(guard, 40)
 
 
 def test_however_long_ago_nothing_is_missed_before_the_cleaner_has_passed() -> None:
@@ -90,7 +90,7 @@ def test_however_long_ago_nothing_is_missed_before_the_cleaner_has_passed() -> N
 
 def test_a_table_without_a_safe_time_is_refused_once_the_cleaner_has_passed() -> None:
     world = World(cleaned=11)
-    assert "as it was an unknown time ago" in refused(world.guard(10, UNKNOWN_MS))
+    assert "as of an unknown time, " in refused(world.guard(10, UNKNOWN_MS))
 
 
 def test_the_safe_time_of_a_batch_is_no_later_than_its_planning_if_the_cleaner_passed_it() -> None:
@@ -132,10 +132,10 @@ def test_a_retention_that_was_lowered_counts_from_the_look_before() -> None:
     guard = world.guard(reach=10, safe_ms=START_MS - HOUR_MS // 2)
     guard.check()
     world.retention_ms = HOUR_MS // 4
-    with pytest.raises(JobError, match="deletes stay for 900 s"):
+    with pytest.raises(JobError, match="tombstones stay for 900 s"):
         guard.check()
     world.retention_ms = HOUR_MS
-    with pytest.raises(JobError, match="deletes stay for 900 s"):
+    with pytest.raises(JobError, match="tombstones stay for 900 s"):
         guard.check()
 
 
@@ -150,7 +150,7 @@ def test_a_partition_that_is_newer_than_the_table_is_still_unread() -> None:
         delete_retention_ms=lambda: world.retention_ms,
         now_ms=lambda: world.now_ms,
     )
-    with pytest.raises(JobError, match="t-1 is in the table up to 0"):
+    with pytest.raises(JobError, match="it has t-1 up to offset 0 "):
         guard.check()
 
 

@@ -71,7 +71,7 @@ def test_a_master_of_no_known_form_is_refused_without_a_jvm() -> None:
         "sc://",
         "mesos://h",
     ):
-        with pytest.raises(SessionError, match="no such Spark master"):
+        with pytest.raises(SessionError, match="invalid Spark master"):
             build_session(bad)
 
 

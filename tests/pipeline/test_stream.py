@@ -172,7 +172,7 @@ def test_a_batch_that_was_read_too_late_changes_nothing(
         return checked(self, *arguments)
 
     monkeypatch.setattr(DeleteGuard, "checked_safe_ms", cleaned_meanwhile)
-    with pytest.raises(JobError, match="some may have gone unread") as caught:
+    with pytest.raises(JobError, match="may have missed deletes") as caught:
         caught_up(spark, addresses, topic, path)
     assert caught.value.code == exit_codes.STALE
     assert read_table(path, "delta").equals(before)
