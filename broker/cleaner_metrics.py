@@ -27,15 +27,15 @@ LABELS = ["topic", "partition"]
 PARTITION_GAUGES = {
     "dirty_ratio": "Dirty bytes of all cleanable bytes, 0 to 1",
     "dirty_bytes": "Dirty bytes that may be cleaned",
-    "oldest_dirty_age_seconds": "Age of the oldest record that was not cleaned yet",
+    "oldest_dirty_age_seconds": "Age of the oldest record that has not been cleaned yet",
     "live_estimate_bytes":
         "Expected size of the cleanable part after a clean, learned from earlier ones",
     "deadline_slack_seconds":
         "Time left until max.compaction.lag.ms is over; negative: late",
     "last_job_throttle_wait_seconds":
         "What the last job lost in waiting for the read and the write budget",
-    "last_clean_timestamp_seconds": "When the last clean that finished began, seconds since 1970",
-    "tombstones": "Tombstones that the last clean left in the clean part",
+    "last_clean_timestamp_seconds": "Start of the last finished clean, seconds since 1970",
+    "tombstones": "Tombstones left in the clean section by the last clean",
     "quarantined": "1 while left alone after a failure",
     "quarantined_until_seconds":
         "Next attempt at a quarantined partition, seconds since 1970",
@@ -84,7 +84,7 @@ class CleanerMetrics:
             since = asyncio.get_running_loop().time() - stats.scanned_at
         for name, text, value in (
             ("kafka_log_logcleaner_cleaner_recopy_percent",
-             "Bytes written by the last cleans, of the bytes of the segments that they rewrote",
+             "Bytes written by the last cleans, in percent of the bytes of their source segments",
              recopied),
             ("kafka_log_logcleaner_max_buffer_utilization_percent",
              "Fill of the fullest key map of the last cleans", 100 * fullest),
@@ -94,7 +94,7 @@ class CleanerMetrics:
             ("kafka_log_logcleaner_deadthreadcount", "Workers that died and are not replaced yet",
              max(0, missing)),
             ("kafka_log_logcleanermanager_max_dirty_percent",
-             "Largest dirty ratio of the partitions that are neither busy, paused nor quarantined",
+             "Largest dirty ratio of partitions that are not being cleaned, paused or quarantined",
              100 * stats.dirty_ratio_max),
             ("kafka_log_logcleanermanager_time_since_last_run_ms",
              "Since the last look over all partitions", 1000 * since),
@@ -194,7 +194,7 @@ class CleanerMetrics:
         }
         blocked = GaugeMetricFamily(
             "varve_cleaner_blocked",
-            "1 while the partition is not cleaned, and why",
+            "1 while the partition cannot be cleaned, with the reason as a label",
             labels=[*LABELS, "reason"],
         )
         last = {job.partition: job for job in reversed(self._pool.history(limit=RECORDS_MAX))}

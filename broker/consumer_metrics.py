@@ -40,7 +40,7 @@ class ConsumerMetrics:
         )
         lags = GaugeMetricFamily(
             "kafka_consumergroup_lag",
-            "Offsets between the committed one and the end",
+            "Log end offset minus committed offset",
             labels=labels,
         )
         # A name that ends in _sum is no gauge to `promtool check metrics`.
@@ -77,7 +77,7 @@ class ConsumerMetrics:
         yield from (offsets, lags, sums, members)
         yield gauge(
             "varve_consumer_offsets_left_out",
-            "Committed offsets without series of their own: there are too many",
+            "Committed offsets without a series because there are too many",
             left_out,
         )
 

@@ -24,12 +24,12 @@ def recovery_families(manager: LogManager) -> Iterator[Metric]:
     opening = manager.opening
     logs = GaugeMetricFamily(
         "kafka_log_logmanager_remaininglogstorecover",
-        "Partitions that are still to be opened at start",
+        "Partitions that startup has not opened yet",
         labels=["dir"],
     )
     segments = GaugeMetricFamily(
         "kafka_log_logmanager_remainingsegmentstorecover",
-        "Segments that are still to be verified of the partition that is being recovered",
+        "Segments not verified yet in the partition under recovery",
         labels=["dir"],
     )
     for directory in manager.directories:
@@ -42,7 +42,7 @@ def directory_families(manager: LogManager, disks: Mapping[str, DiskSize]) -> It
     """The state and size of each data directory."""
     offline = GaugeMetricFamily(
         "kafka_log_logmanager_logdirectoryoffline",
-        "1 for a data directory that failed",
+        "1 if the data directory is offline",
         labels=LABELS,
     )
     total = GaugeMetricFamily(

@@ -119,7 +119,7 @@ class Listener:
         neighbours = self._by_address.get(address, ())
         if len(neighbours) >= self.limits.max_connections_per_ip:
             self.stats.refused += 1
-            return "too many connections of this address"
+            return "too many connections from this address"
         is_full = len(self.connections) >= self.limits.max_connections
         if is_full and not self._evict(len(neighbours), asyncio.get_running_loop().time()):
             self.stats.refused += 1
@@ -167,7 +167,7 @@ class Listener:
             if is_as_found and (is_far_fewer or _may_go(victim, now)):
                 self.stats.evicted += 1
                 self.disconnected(victim)
-                victim.close("another connection needs its place")
+                victim.close("evicted for a new connection at the connection limit")
                 return True
         return False
 
@@ -210,14 +210,16 @@ class Listener:
             silent_for = now - connection.last_active
             if connection.is_stranger and open_for > self.limits.max_first_request_seconds:
                 self.stats.closed_silent += 1
-                connection.close("no complete request since it was opened")
+                connection.close("no complete request within limits.first_request_ms")
             elif (
                 self.budget.waiting
                 and connection.receives_with_reserved_memory
                 and silent_for > RECEIVE_STALL_SECONDS
             ):
                 self.budget.closed += 1
-                connection.close("memory is needed, and the rest of its request does not come")
+                connection.close(
+                    "receive memory is short, and the rest of the request did not arrive in time"
+                )
             elif now - connection.idle_since > self.limits.max_idle_seconds:
                 self.stats.closed_idle += 1
                 connection.close("idle")

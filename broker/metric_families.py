@@ -36,7 +36,7 @@ class LatencyFamilies:
     def __init__(self, *, kafkas: str, ours: str, text: str, labels: Sequence[str] = ()) -> None:
         self._kafkas = kafkas
         self._labels = tuple(labels)
-        note = "quantiles are exact to a factor of two"
+        note = "quantiles are accurate within a factor of two"
         self._summary = SummaryMetricFamily(kafkas, f"{text} in ms; {note}", labels=labels)
         self._histogram = HistogramMetricFamily(ours, text, labels=labels)
 

@@ -124,7 +124,7 @@ class BrokerMetrics:
         times = LatencyFamilies(
             kafkas="kafka_network_requestmetrics_totaltimems",
             ours="varve_request_seconds",
-            text="Time from the whole request to its response",
+            text="Time from the complete request to its response",
             labels=["request"],
         )
         for name, one in stats.requests.items():
@@ -135,7 +135,7 @@ class BrokerMetrics:
                 times.add([name], one.latency)
         holds = GaugeMetricFamily(
             "varve_request_longest_hold_seconds",
-            "Longest time that one turn of a request held the event loop, since the start",
+            "Longest time that one step of a request occupied the event loop since startup",
             labels=["request"],
         )
         for name, one in stats.requests.items():
@@ -151,7 +151,7 @@ class BrokerMetrics:
         flushes = LatencyFamilies(
             kafkas="kafka_log_logflushstats_logflushrateandtimems",
             ours="varve_flush_seconds",
-            text="Time of a flush of one log to the disk",
+            text="Duration of a flush of one log to disk",
         )
         flushes.add([], stats.flushes)
         yield from flushes.families()
@@ -209,7 +209,7 @@ class BrokerMetrics:
             ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", len(topics)),
             ("kafka_controller_kafkacontroller_globalpartitioncount", "Partitions",
              served + offline),
-            ("varve_receive_buffer_bytes", "Memory of requests that are being received",
+            ("varve_receive_buffer_bytes", "Memory used by requests that are being received",
              self._listener.budget.used_bytes),
             ("kafka_server_fetchsessioncache_numincrementalfetchsessions", "Fetch sessions",
              len(self._services.sessions)),
@@ -234,7 +234,7 @@ class BrokerMetrics:
             ("varve_connections_evicted", "Connections closed to make room for others",
              self._listener.stats.evicted),
             ("varve_connections_closed_silent",
-             "Connections closed because no complete request came",
+             "Connections closed because they sent no complete request in time",
              self._listener.stats.closed_silent),
             ("varve_receive_waits", "Connections that waited for memory to receive a request",
              self._listener.budget.waits),
@@ -246,7 +246,7 @@ class BrokerMetrics:
              self._listener.stats.closed_stalled),
             ("kafka_server_fetchsessioncache_incrementalfetchsessionevictions",
              "Fetch sessions that gave way to others", self._services.sessions.evictions),
-            ("varve_log_lines_suppressed", "Log lines left out because clients caused too many",
+            ("varve_log_lines_suppressed", "Log lines suppressed because clients caused too many",
              RateLimitedLogger.suppressed_total),
             ("varve_timer_flushes", "Flushes asked for by flush.ms and flush.messages",
              stats.flushes),

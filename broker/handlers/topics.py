@@ -161,7 +161,7 @@ async def _delete(
             name=view.name,
             topic_id=view.topic_id,
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message=f"{_view_text(view)}. It goes with that topic, or with varve.view=none",
+            error_message=f"{_view_text(view)}. Delete that topic, or set varve.view=none on it",
         )
     if topic is None:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name else ErrorCode.UNKNOWN_TOPIC_ID
@@ -271,7 +271,9 @@ def refuse_view(context: RequestContext, name: str) -> None:
     """
     view = context.services.views.get(name)
     if view is not None:
-        raise TopicError(ErrorCode.INVALID_REQUEST, f"{_view_text(view)}. Change that topic")
+        raise TopicError(
+            ErrorCode.INVALID_REQUEST, f"{_view_text(view)}. Change that topic instead"
+        )
 
 
 def _view_text(view: ViewTopic) -> str:

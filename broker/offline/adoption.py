@@ -213,7 +213,7 @@ class Adopter:
         if PublishOutcome.STALE in outcomes:
             raise _RefusedError(AdoptOutcome.STALE, "the log was cut or replaced meanwhile")
         if PublishOutcome.NEEDED in outcomes:
-            reason = "a compacted view of the topic needs what it would remove"
+            reason = "a compacted view of the topic still needs records that the run would remove"
             raise _RefusedError(AdoptOutcome.STALE, reason)
         return published
 

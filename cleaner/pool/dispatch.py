@@ -287,7 +287,7 @@ class Runs:
             self._stats.stale += 1
             refusal = run.stale = "stale generation"
         elif PublishOutcome.NEEDED in outcomes:
-            refusal = run.stale = "a compacted view needs what it would remove"
+            refusal = run.stale = "a compacted view still needs records that the clean would remove"
         elif any(
             outcome is PublishOutcome.SOURCES_GONE and self._keeps_a_source(partition, group)
             for group, outcome in zip(groups, outcomes, strict=False)  # none after a failure
