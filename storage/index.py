@@ -10,6 +10,7 @@ a whole before it is used; what fails is rebuilt from the log, which alone is th
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from operator import lt
 from struct import Struct
 from typing import Final, NamedTuple
@@ -114,6 +115,11 @@ class OffsetIndex:
         """The largest indexed position at or below `position`, else 0: a batch starts there."""
         at = bisect_right(self.positions, position) - 1
         return self.positions[at] if at >= 0 else 0
+
+    def positions_behind(self, position: int, count: int) -> Sequence[int]:
+        """The next indexed positions behind `position`, at most so many."""
+        at = bisect_right(self.positions, position)
+        return self.positions[at : at + count]
 
     def truncate(self, position: int) -> None:
         """Forget the entries of batches that start at `position` or behind it."""

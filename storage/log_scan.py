@@ -8,9 +8,10 @@ who can tell that it is only a torn tail is the caller.
 import zlib
 from collections.abc import Iterator
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from storage.batch import (
+    BATCH_LENGTH_MIN,
     HEADER_BYTES,
     LENGTH_END,
     MAGIC,
@@ -23,6 +24,10 @@ from storage.batch import (
 from storage.env import File
 from storage.errors import CorruptBatchError, UnsupportedMagicError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 # Looking for an offset reads about one index interval (4 KiB by default) of headers.
 HEADER_BLOCK_BYTES: Final = 16 << 10
 # Verifying reads everything; larger blocks were not faster from the page cache.
@@ -31,8 +36,16 @@ WHOLE_BLOCK_BYTES: Final = 1 << 20
 # What looking for the next batch may compute checksums over: a few times the bytes looked at.
 SEARCH_SHARE: Final = 4
 SEARCH_BYTES_MIN: Final = 64 << 20
+# Possible headers whose batch a search reads, 25 microseconds each. What a producer sent may hold
+# any number of them.
+SEARCH_CANDIDATES_MAX: Final = 4_000
+LED_MAX: Final = 100  # headers; between two entries of an index there are no more than 68
 
 OLD_MESSAGE_BYTES_MIN: Final = 14  # of a v0 message behind its length field
+
+LENGTH_POSITION: Final = 8  # in a header, as the two below
+LAST_OFFSET_DELTA_POSITION: Final = 23
+RECORD_COUNT_POSITION: Final = 57
 
 _OFFSET = Struct(">q")
 _OLD_ENTRY = Struct(">qiI")  # offset, size, CRC-32: so begin entries of formats 0 and 1
@@ -109,21 +122,29 @@ def skip_old_messages(file: File, position: int, end: int) -> tuple[int, int]:
     return position, next_offset
 
 
-def find_batch(file: File, position: int, end: int, offsets: range) -> int:
+def find_batch(
+    file: File, position: int, end: int, offsets: range, *, is_border: bool = False
+) -> int:
     """Return where the next whole batch of `offsets` begins at or behind `position`, else `end`.
 
     Every byte is looked at, for lengths in front of it may lie. A batch counts if its header is
     possible, its CRC is right, and what follows it is the end or a possible header: a record may
-    hold bytes that look like a batch. Checksums are computed over a bounded number of bytes.
+    hold bytes that look like a batch. If a batch is known to begin at `end` (`is_border`), the
+    headers that follow have to lead there. The number of batches that are read, and of the bytes
+    that checksums are computed over, is bounded: behind that nothing is found.
     """
     budget_bytes = SEARCH_BYTES_MIN + SEARCH_SHARE * (end - position)
+    candidates_left = SEARCH_CANDIDATES_MAX
     while position + HEADER_BYTES <= end:
         block = file.pread(min(WHOLE_BLOCK_BYTES, end - position), position)
-        for at in _headers_in(block, offsets):
+        for at in _headers_in(block, offsets, end - position):
             budget_bytes -= unpack_header(block, at).size_bytes
-            if budget_bytes < 0:
+            candidates_left -= 1
+            if budget_bytes < 0 or candidates_left < 0:
                 return end
-            if _is_batch(file, position + at, end):
+            if _is_batch(file, position + at, end) and (
+                not is_border or _leads_to(file, position + at, end)
+            ):
                 return position + at
         if len(block) < WHOLE_BLOCK_BYTES:
             break
@@ -131,8 +152,11 @@ def find_batch(file: File, position: int, end: int, offsets: range) -> int:
     return end
 
 
-def _headers_in(block: bytes, offsets: range) -> Iterator[int]:
-    """Where headers of batches of `offsets` may begin in a block."""
+def _headers_in(block: bytes, offsets: range, bytes_left: int) -> Iterator[int]:
+    """Where headers of batches of `offsets` may begin in a block.
+
+    From the begin of the block the batches have `bytes_left`.
+    """
     import numpy as np  # not loaded by commands that only import this module
 
     count = len(block) - HEADER_BYTES + 1
@@ -144,6 +168,17 @@ def _headers_in(block: bytes, offsets: range) -> Iterator[int]:
         if byte != last[at]:
             break
         begins = begins[cells[begins + at] == byte]
+
+    def numbers(at: int) -> "NDArray[np.int64]":
+        raw = cells[begins[:, None] + np.arange(at, at + 4)]  # big-endian
+        found: NDArray[np.int64] = raw.view(">i4")[:, 0].astype(np.int64)
+        return found
+
+    lengths = numbers(LENGTH_POSITION)
+    is_possible = (lengths >= BATCH_LENGTH_MIN) & (begins + LENGTH_END + lengths <= bytes_left)
+    begins = begins[is_possible]
+    deltas, counts = numbers(LAST_OFFSET_DELTA_POSITION), numbers(RECORD_COUNT_POSITION)
+    begins = begins[(deltas >= 0) & (counts >= 0) & (counts <= deltas + 1)]
     for begin in begins.tolist():
         try:
             header = read_header(block, begin)
@@ -155,20 +190,34 @@ def _headers_in(block: bytes, offsets: range) -> Iterator[int]:
 
 def _is_batch(file: File, position: int, end: int) -> bool:
     try:
-        batch = read_batch(file, position)
+        batch = read_batch(file, position, end)
         verify(batch, file.path)
         if batch.end_position < end:
             read_header(file.pread(HEADER_BYTES, batch.end_position))
     except CorruptBatchError:
         return False
-    return batch.end_position <= end
+    return True
 
 
-def read_batch(file: File, position: int) -> ScannedBatch:
+def _leads_to(file: File, position: int, end: int) -> bool:
+    """Whether the lengths in the headers from `position` on lead to `end`, if that is near."""
+    for _ in range(LED_MAX):
+        if position >= end:
+            return position == end
+        try:
+            position += read_header(file.pread(HEADER_BYTES, position)).size_bytes
+        except CorruptBatchError:
+            return False
+    return True
+
+
+def read_batch(file: File, position: int, end: int | None = None) -> ScannedBatch:
     """The one whole batch at `position`. Raises CorruptBatchError as `scan` does."""
     head = file.pread(HEADER_BYTES, position)
     header = _header_at(head, 0, position, file.path)
-    buffer = file.pread(header.size_bytes, position)
+    # Where it does not fit nothing is read: the length may lie.
+    fits = end is None or position + header.size_bytes <= end
+    buffer = file.pread(header.size_bytes, position) if fits else b""
     if len(buffer) < header.size_bytes:
         raise CorruptBatchError(f"{header.size_bytes} bytes, cut short", position, file.path)
     return ScannedBatch(position, header, buffer, 0)

@@ -39,6 +39,8 @@ from storage.txn_index import TxnIndexEntry, decode_entries, encode_entries
 HINTS_MAX: Final = 256
 # Looking for a batch boundary without the help of an index reads headers of no more than this.
 BOUNDARY_SCAN_BYTES: Final = 64 << 10
+DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
+INDEXED_TRIED_MAX: Final = 1000  # index entries looked at for the end of damage: 4 MB by default
 NO_TIMESTAMP: Final = -1
 FILE_POSITION_MAX: Final = (1 << 31) - 1  # that an entry of an offset index can hold
 
@@ -57,6 +59,10 @@ class DamagedSegment(NamedTuple):
     first_offset: int = -1
     next_offset: int = -1
     is_served: bool = False  # the bytes are what was written; only the cleaner cannot use them
+
+    def holds(self, position: int) -> bool:
+        """Whether the byte at `position` is one of these."""
+        return self.position <= position < self.end_position
 
 
 class Segment:
@@ -416,10 +422,8 @@ class Segment:
         A batch whose bytes are as they were written stays readable: it is noted as uncleanable.
         Anything else is damage, a batch that reaches `end_offset`, where the segment ends, too.
         """
-        first_offset, last_position = self._walk_to(position)
-        ends = {damage.end_position for damage in self.damages}
-        is_border = position == 0 or last_position >= 0 or position in ends
-        batch = self._intact_batch(position) if is_border else None
+        first_offset, _ = self._walk_to(position)
+        batch = self._intact_batch(position) if self._is_border(position) else None
         if batch is None or why_misplaced(batch.header, range(first_offset, end_offset)):
             return self.note_damage(position, reason)
         found = DamagedSegment(
@@ -439,11 +443,11 @@ class Segment:
     def _intact_batch(self, position: int) -> ScannedBatch | None:
         """The batch at `position` if it is whole and its CRC is right."""
         try:
-            batch = read_batch(self.file, position)
+            batch = read_batch(self.file, position, self.size_bytes)
             verify(batch, self.path)
         except CorruptBatchError:
             return None
-        return batch if batch.end_position <= self.size_bytes else None
+        return batch
 
     def _walk_to(self, position: int) -> tuple[int, int]:
         """The offset behind the batches before `position`, and where the one begins that ends
@@ -462,7 +466,9 @@ class Segment:
             try:
                 header = read_header(self.file.pread(HEADER_BYTES, at))
                 if at + header.size_bytes > position:
-                    verify(read_batch(self.file, at), self.path)  # or else its length lies
+                    verify(
+                        read_batch(self.file, at, self.size_bytes), self.path
+                    )  # or else its length lies
                     return next_offset, -1
             except CorruptBatchError as error:
                 at, last_position = self.note_damage(at, error.reason).end_position, -1
@@ -483,7 +489,21 @@ class Segment:
             if end == self.size_bytes or self._intact_batch(end) is not None:
                 return end
         offsets = range(first_offset, self.base_offset + RELATIVE_OFFSET_MAX + 1)
-        return find_batch(self.file, position + 1, self.size_bytes, offsets)
+        end = self._indexed_behind(position)
+        is_border = end < self.size_bytes
+        return find_batch(self.file, position + 1, end, offsets, is_border=is_border)
+
+    def _indexed_behind(self, position: int) -> int:
+        """Where the next intact batch behind `position` begins that is in the index; else the end.
+
+        So a search does not look through all of the segment, and can tell the batches that lead
+        there from those that are part of a record.
+        """
+        if self._indexes.is_loaded:
+            for at in self._indexes.offsets.positions_behind(position, INDEXED_TRIED_MAX):
+                if self._intact_batch(at) is not None:
+                    return at
+        return self.size_bytes
 
     def add_damage(self, damage: DamagedSegment) -> None:
         """Remember a range that is not served; of two that begin alike the new one counts."""
@@ -659,15 +679,28 @@ class Segment:
             )
 
     def _search(self, offset: int) -> int:
-        try:
-            return self._search_once(offset)
-        except (CorruptIndexError, CorruptBatchError):
-            self.rebuild()  # an index that lies, or damage: the rebuild tells which
-            return self._search_once(offset)
+        for _ in range(DAMAGED_MET_MAX):
+            try:
+                return self._search_once(offset)
+            except CorruptIndexError:
+                break
+            except CorruptBatchError as error:
+                if not self._is_border(error.position):
+                    break
+                self.note_damage(error.position, error.reason)
+        self.rebuild()  # an index that lies
+        return self._search_once(offset)
+
+    def _is_border(self, position: int) -> bool:
+        """Whether a batch, or known damage, ends at `position`, or the segment begins there."""
+        _, last_position = self._walk_to(position)
+        ends = {damage.end_position for damage in self.damages}
+        return position == 0 or last_position >= 0 or position in ends
 
     def _search_once(self, offset: int) -> int:
         relative, indexed = self.indexes.offsets.lookup(offset - self.base_offset)
-        end = indexed  # of the batches that lie before the offset
+        # Of the batches that lie before the offset. An index may have entries inside of damage.
+        end = min((one.position for one in self.damages if one.holds(indexed)), default=indexed)
         for batch in self.batches(indexed):
             header = batch.header
             if batch.position == indexed and indexed:

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from storage.batch import Record, build_batch, crc_of
+from storage.batch import BATCH_LENGTH_MIN, HEADER_BYTES, Record, build_batch, crc_of
 from storage.compression import GZIP
+from storage.env import File
 from storage.errors import DamagedSegmentError
 from storage.filenames import LOG, file_name
 from storage.log import Log
+from storage.log_scan import find_batch
 from storage.model import TimestampOffset
+from storage.segment import Segment
 from tests.support.logs import (
     FOLDER,
     NOW_MS,
@@ -24,6 +27,7 @@ from tests.support.logs import (
     value_at,
 )
 from tests.support.memory_env import MemoryEnv
+from tests.support.swaps import put
 
 BATCH_BYTES = len(batch_of(value_at(0)))
 FIRST = file_name(0, LOG)
@@ -155,6 +159,73 @@ def test_a_record_that_holds_a_batch_is_not_taken_for_one(env: MemoryEnv) -> Non
     (damage,) = log.damaged
     assert (damage.first_offset, damage.next_offset) == (2, 3)
     assert offsets_in(log, start=3) == [3, 4]
+
+
+@pytest.mark.parametrize("interval", [0, 500])
+def test_a_batch_in_a_record_is_not_served_where_the_index_knows_the_next_one(
+    env: MemoryEnv, interval: int
+) -> None:
+    """Two in a row: what follows the first one looks like a batch, too."""
+    log = open_log(env, replace(ONE_SEGMENT, index_interval_bytes=interval))
+    fill(log, 5)
+    hidden = [build_batch([Record(at, NOW_MS, b"key", b"never")]) for at in (5, 1000, 2000)]
+    append(log, b"".join(hidden))
+    fill(log, 10)
+    log.roll(NOW_MS)
+    position = 5 * BATCH_BYTES
+    flip(env, position + 8)
+    log.mark_damaged(PATH, position, "no batch")
+    assert [offset for offset in range(16) if is_refused(log, offset)] == [5]
+    assert offsets_in(log, start=6) == list(range(6, 16))
+
+
+def test_a_reader_that_meets_damage_does_not_have_the_segment_read_through(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = filled(env, batches=200, index_interval_bytes=2 * BATCH_BYTES)
+    rebuilt: list[int] = []
+    searched: list[int] = []
+    monkeypatch.setattr(Segment, "rebuild", lambda segment: rebuilt.append(segment.base_offset))
+
+    def search(file: File, position: int, end: int, offsets: range, *, is_border: bool) -> int:
+        searched.append(end - position)
+        return find_batch(file, position, end, offsets, is_border=is_border)
+
+    monkeypatch.setattr("storage.segment.find_batch", search)
+    for index in range(50, 54):
+        flip(env, index * BATCH_BYTES + 16)
+    refused = [offset for offset in range(200) if is_refused(log, offset)]
+    assert refused == [50, 51, 52, 53]
+    assert not rebuilt
+    assert sum(searched) < 40 * BATCH_BYTES
+
+
+def test_a_search_reads_a_bounded_number_of_possible_batches(env: MemoryEnv) -> None:
+    """A record may hold any number of headers without their batches."""
+    header = bytes(batch_of(b"")[:HEADER_BYTES])
+    header = header[:8] + BATCH_LENGTH_MIN.to_bytes(4, "big") + header[12:]
+    put(env, "/hostile", header * 20_000)
+    reads = 0
+
+    def count(operation: str, _: str) -> bool:
+        nonlocal reads
+        reads += operation == "pread"
+        return False
+
+    env.fail_on(count, OSError())
+    file = env.open("/hostile")
+    assert find_batch(file, 1, file.size(), range(1 << 31)) == file.size()
+    assert reads < 10_000
+
+
+def test_an_offset_inside_damage_is_refused_where_the_index_has_an_entry_there(
+    env: MemoryEnv,
+) -> None:
+    log = filled(env, batches=20)
+    for index in (5, 6, 7):
+        flip(env, index * BATCH_BYTES + 16)
+    log.mark_damaged(PATH, 5 * BATCH_BYTES, "no batch")
+    assert [offset for offset in range(20) if is_refused(log, offset)] == [5, 6, 7]
 
 
 def test_an_end_of_the_readable_offsets_inside_damage_hides_nothing_before_it(
