@@ -163,6 +163,11 @@ class BrokerMetrics:
         purgatory.add_metric(["Fetch"], stats.delayed_fetches)
         purgatory.add_metric(["Produce"], stats.delayed_produces)
         yield purgatory
+        yield GaugeMetricFamily(
+            "varve_large_requests",
+            "Requests of thousands of rows that hold their rows in memory now",
+            stats.large_requests,
+        )
 
     def _logs(self) -> Iterator[Step]:
         labels = ["topic", "partition"]

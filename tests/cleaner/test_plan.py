@@ -477,7 +477,7 @@ def test_the_survivorship_strategy_counts_what_is_expected_to_go_per_byte_of_io(
     clean, dirty = 10 * checkpoint, 400 - 10 * checkpoint
     gone = dirty * (1 - survivorship)
     assert verdict.score == pytest.approx(gone / (clean + 2 * dirty + clean + dirty - gone))
-    assert verdict.to_clean == (gone / 400 > 0.5)
+    assert verdict.to_clean == (dirty / 400 > 0.5), "the dirty ratio decides, survivorship ranks"
     assert verdict.live_bytes == clean + dirty * survivorship
     plain = assess(facts(even(4), checkpoint=checkpoint), s.IDLE, NOW, known)
     assert plain.score == pytest.approx(dirty / 400 / 2), "half the dirty ratio: they compare"
@@ -487,9 +487,9 @@ def test_the_survivorship_strategy_counts_what_is_expected_to_go_per_byte_of_io(
 def test_a_topic_of_its_own_strategy_wins_over_the_cleaners() -> None:
     known = Remembered(survivorship=1.0, observations=1)
     own = replace(COMPACTED, varve_cleaner_strategy="dirty-ratio")
-    for config, cleaned in ((COMPACTED, False), (own, True)):
+    for config, score in ((COMPACTED, 0.0), (own, 0.5)):
         verdict = assess(facts(even(4), config=config), s.IDLE, NOW, known, strategy="survivorship")
-        assert verdict.to_clean == cleaned
+        assert (verdict.to_clean, verdict.score) == (True, score)
 
 
 @given(
