@@ -379,14 +379,14 @@ async def _wait(
     loop = asyncio.get_running_loop()
     timer = loop.call_later(min(request.max_wait_ms, MAX_WAIT_MS) / 1000, end_wait)
     watched, turns = [], Turns()
-    for key in tuple(targets):
-        await turns.take()
-        partition = _partition_of(services, key, header.api_version)
-        if not isinstance(partition, ErrorCode):
-            partition.add_waiter(woken.set)
-            watched.append(partition)
     services.stats.delayed_fetches += 1
     try:
+        for key in tuple(targets):
+            await turns.take()
+            partition = _partition_of(services, key, header.api_version)
+            if not isinstance(partition, ErrorCode):
+                partition.add_waiter(woken.set)
+                watched.append(partition)
         while True:
             woken.clear()  # before the pass: what is appended during it is seen by the next
             collected = await _collect_in_turns(context, header, request, targets, turns)

@@ -1,14 +1,21 @@
 """Fetch over the wire: waiting for records, and sessions that tell only what is new."""
 
 import asyncio
+import inspect
+import itertools
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from broker import turns
 from broker.app import Broker
+from broker.context import RequestContext
+from broker.handlers.fetch import fetch
+from broker.protocol import codec
 from broker.protocol.api import ApiKey
 from broker.protocol.errors import ErrorCode
+from broker.protocol.limits import WHOLE_ROWS_MAX
 from broker.protocol.messages import (
     FetchRequest,
     FetchRequestForgottenTopic,
@@ -177,3 +184,39 @@ async def test_a_session_that_is_not_known_or_out_of_step_is_refused(
         first = await reader.fetch(request(0, session=(0, 0)))
         skipped = await reader.fetch(request(session=(first.session_id, 5)))
         assert skipped.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+
+
+async def test_a_fetch_whose_client_goes_away_in_any_turn_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(turns, "perf_counter", lambda: next(clock))  # a turn for each row
+    async with broker_in_memory(MemoryEnv(seed=3)) as broker:
+        topic = await broker.topics.create("t", 1, {})
+        partition = topic.partitions[0]
+        rows = [
+            FetchRequestPartition(partition=index, partition_max_bytes=1) for index in range(20)
+        ]
+        body = FetchRequest(
+            max_wait_ms=30_000,
+            min_bytes=1,
+            max_bytes=1,
+            session_epoch=-1,
+            topics=[FetchRequestTopic(topic="t", partitions=rows * WHOLE_ROWS_MAX)],
+        )
+        frame = memoryview(codec.encode_request(ApiKey.FETCH, 12, 1, "c", body)[4:])
+        address = broker.addresses[0]
+        context = RequestContext(broker._services, client_host="h", reached_at=address)
+        fetching = asyncio.ensure_future(as_coroutine(fetch(context, 12, frame)))
+        while not partition._waiters:  # noqa: ASYNC110 - its turns have no event
+            await asyncio.sleep(0)
+        fetching.cancel()
+        await asyncio.wait([fetching])
+        assert fetching.cancelled()
+        assert not partition._waiters
+        assert broker._services.stats.delayed_fetches == 0
+
+
+async def as_coroutine(answer: object) -> object:
+    assert inspect.isawaitable(answer)
+    return await answer
