@@ -4,8 +4,9 @@ Rules
 - What is written was captured on the event loop; the writing may be done in a thread.
 - A file that is missing or damaged costs time and no record. Without recovery points nothing is
   known to be flushed and nothing is known not to be (None): all is verified, and only the end of
-  the last segment can be torn. Without log starts a log begins at its first segment. Without
-  cleaner offsets it is cleaned from its start.
+  the last segment can be torn. The same holds of a folder that was moved or copied into the
+  directory. Without log starts a log begins at its first segment. Without cleaner offsets it is
+  cleaned from its start.
 - Kafka's formats name a partition and not its topic's id. So nothing may be left that was said of
   a deleted partition when another one of that name is created: a start after a kill would take
   the offsets for the new one's, and cut or hide its records.
@@ -40,6 +41,7 @@ class FoundCheckpoints:
     recovery_points: Offsets | None = field(default_factory=dict)  # None: lost
     log_starts: Offsets = field(default_factory=dict)
     cleaner: Offsets = field(default_factory=dict)
+    adopted: set[TopicPartition] = field(default_factory=set)  # folders that came from elsewhere
 
     @property
     def partitions(self) -> set[TopicPartition]:
@@ -47,8 +49,11 @@ class FoundCheckpoints:
         return {*(self.recovery_points or ()), *self.log_starts, *self.cleaner}
 
     def recovery_point_of(self, partition: TopicPartition) -> int | None:
-        """Below which a partition was flushed; None if that was lost."""
-        return None if self.recovery_points is None else self.recovery_points.get(partition, 0)
+        """Below which a partition was flushed; None if that is not known."""
+        if self.recovery_points is None:
+            return None
+        absent = None if partition in self.adopted else 0
+        return self.recovery_points.get(partition, absent)
 
     def kept(self, partition: TopicPartition) -> "KeptOffsets":
         """What they say of one partition."""

@@ -252,6 +252,8 @@ class LogManager:
         self.metadata = homes.metadata
         taken = self._take_kafka_settings(adopted) if adopted else ()
         removed = self._remove_folders(homes.remove, by_id)
+        for read in checkpoints.values():
+            read.adopted.update(homes.adopted)
         opened = self._serve_all(homes.serve, by_id, checkpoints, config_of)
         self._enter_epochs()
         self._confirm_absent(found)

@@ -698,6 +698,31 @@ def test_a_folder_moved_by_hand_is_served_where_it_is(env: MemoryEnv) -> None:
     assert manager.metadata.topics["orders"].partitions[0] == manager.directory_id_of(ORDERS[0])
 
 
+@pytest.mark.parametrize("way", ["adopted", "moved"])
+def test_one_damaged_batch_in_a_folder_from_elsewhere_costs_no_other(
+    env: MemoryEnv, way: str
+) -> None:
+    """No checkpoint of the directory says what was flushed there."""
+    manager, _ = opened(env)
+    (log,) = make_topic(manager, partitions=1)
+    fill(log, 40)
+    manager.close()
+    (home,) = [path for path in (ONE, TWO) if env.exists(f"{path}/orders-0")]
+    other, name = (TWO if home == ONE else ONE), "orders-0" if way == "moved" else "unknown-0"
+    env.rename(f"{home}/orders-0", f"{other}/{name}")
+    env.unlink(f"{other}/{filenames.CLEAN_SHUTDOWN}")
+    path = f"{other}/{name}/{filenames.file_name(5, filenames.LOG)}"
+    data = bytearray(env.read_file(path))
+    data[100] ^= 1
+    env.open(path, write=True).pwrite(bytes(data), 0)
+    if way == "adopted":
+        env.unlink(f"{other}/{name}/{filenames.PARTITION_METADATA}")
+    manager, _ = opened(env)
+    log = manager.logs[TopicPartition(name.removesuffix("-0"), 0)]
+    assert log.log_end_offset == 40
+    assert [(one.base_offset, one.next_offset) for one in log.damaged] == [(5, 6)]
+
+
 def test_a_folder_of_another_topic_id_is_refused(env: MemoryEnv) -> None:
     two_disks(env).close()
     path = f"{ONE}/orders-0/{filenames.PARTITION_METADATA}"
