@@ -1,11 +1,11 @@
-"""Consumer groups in numbers: what they committed, and how far behind the log's end that is.
+"""Metrics of consumer groups: committed offsets, and their lag behind the log end offset.
 
-Names and labels are those of kafka_exporter, which dashboards for consumer lag are made for; a
-broker that knows its groups needs no exporter beside it. Lag counts offsets, as everywhere: in a
-compacted topic fewer records may be left. Of a compacted view the end is that of its log.
+Names and labels are those of kafka_exporter, because dashboards for consumer lag use them; the
+broker knows its groups, so it needs no exporter. Lag counts offsets: in a compacted topic fewer
+records may be left to read. For a compacted view, the end is that of the view's log.
 
-Clients choose the names of groups and may commit to every partition, so the number of series is
-bounded; `varve_consumer_offsets_left_out` says how many committed offsets have none.
+Clients choose group names and may commit to every partition, so the number of series is bounded;
+`varve_consumer_offsets_left_out` counts the committed offsets without a series.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from config.topic_names import RESERVED_SUFFIX
 from storage.model import TopicPartition
 
 OFFSETS_MAX: Final = 10_000  # committed offsets with series: two each, 2 MB of the answer
-STEP_OFFSETS: Final = 64  # between two places where others may have their turn
+STEP_OFFSETS: Final = 64  # between two places where other tasks may run
 
 
 class ConsumerMetrics:
@@ -33,7 +33,7 @@ class ConsumerMetrics:
         self._topics = topics
 
     def steps(self) -> Iterator[Metric | None]:
-        """Every family; None where others may have their turn."""
+        """Yield every family, and None where other tasks may run."""
         labels = ["consumergroup", "topic", "partition"]
         offsets = GaugeMetricFamily(
             "kafka_consumergroup_current_offset", "Committed offset", labels=labels
@@ -82,7 +82,7 @@ class ConsumerMetrics:
         )
 
     def _end_of(self, where: tuple[str, int]) -> int | None:
-        """What a reader of the partition can reach; None of one that is not served."""
+        """Return the end offset for readers; None if the partition is not served."""
         topic, number = where
         name = TopicPartition(topic.removesuffix(RESERVED_SUFFIX), number)
         partition = self._topics.partition(name)

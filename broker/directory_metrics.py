@@ -1,8 +1,8 @@
-"""Data directories in numbers: whether they work, how full they are, what is left to recover.
+"""Metrics of data directories: state, size, and progress of recovery.
 
-The recovery gauges have Kafka's names and are served while the broker starts, when nothing else is
-known; afterwards they are 0. The sizes of the file systems are measured by a timer in a thread
-(`Housekeeping.measure_disks`): on a dead disk the question may not return.
+The recovery gauges have Kafka's names. During startup they are the only metrics with values;
+afterwards they are 0. A timer measures the file systems in a thread
+(`Housekeeping.measure_disks`), because the system call may not return for a dead disk.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ LABELS: Final = ["logDirectory"]  # Kafka's
 
 
 def recovery_families(manager: LogManager) -> Iterator[Metric]:
-    """What opening the logs has still to do, by data directory."""
+    """Return the recovery work that is left, by data directory."""
     opening = manager.opening
     logs = GaugeMetricFamily(
         "kafka_log_logmanager_remaininglogstorecover",
@@ -39,7 +39,7 @@ def recovery_families(manager: LogManager) -> Iterator[Metric]:
 
 
 def directory_families(manager: LogManager, disks: Mapping[str, DiskSize]) -> Iterator[Metric]:
-    """The state and size of each data directory."""
+    """Return the state and size of each data directory."""
     offline = GaugeMetricFamily(
         "kafka_log_logmanager_logdirectoryoffline",
         "1 if the data directory is offline",
@@ -66,14 +66,14 @@ def directory_families(manager: LogManager, disks: Mapping[str, DiskSize]) -> It
 
 
 class StartMetrics:
-    """What is served while the logs are being opened."""
+    """The metrics that are served while the broker opens its logs."""
 
     def __init__(self, manager: LogManager) -> None:
         self._manager = manager
         self._process = ProcessCollector(registry=None)
 
     async def snapshot(self) -> Sequence[Metric]:
-        """Every metric family that there is then."""
+        """Return every metric family of this phase."""
         return [
             *recovery_families(self._manager),
             *directory_families(self._manager, {}),

@@ -1,11 +1,11 @@
-"""Health checks while all HTTP connections are taken.
+"""Health checks while all HTTP connections are in use.
 
-An orchestrator restarts a broker whose health check is refused, so clients that merely hold their
-connections open must not be able to cause that. Connections above the limit of the HTTP server come
-here: each may ask one question, gets an answer without aiohttp, and is closed.
+An orchestrator restarts a broker whose health check fails, so clients that only hold connections
+open must not be able to cause a restart. Connections above the limit of the HTTP server are handled
+here: each may send one request, gets a response without aiohttp, and is closed.
 
-Rules: there are few places and little time. A new connection takes the place of the oldest one, so
-that who sends a request at once is always answered.
+Rules: the number of connections and their time are small. A new connection replaces the oldest one,
+so a client that sends its request at once always gets a response.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class Verdict:
 
 
 def parse_head(head: bytes) -> Asked | None:
-    """What the head of a request asks; None if it is not HTTP/1.x."""
+    """Parse the head of a request; return None if it is not HTTP/1.x."""
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
@@ -51,10 +51,10 @@ def answer(
     refusal: Callable[[Asked], Refusal | None],
     verdict_of: Callable[[str], Verdict],
 ) -> bytes:
-    """The whole response to a request; pure but for what the callables look at."""
+    """Return the whole response to a request; pure apart from the callables."""
     asked = parse_head(head)
     if asked is None:
-        return _response(Verdict(400, "malformed request\n"))
+        return _response(Verdict(400, "malformed HTTP request\n"))
     if asked.path not in OPEN_PATHS or asked.method not in SAFE_METHODS:
         return _response(Verdict(503, "too many HTTP connections; only health checks are served\n"))
     refused = refusal(asked)
@@ -74,7 +74,7 @@ def _response(verdict: Verdict, *, has_body: bool = True) -> bytes:
 
 
 class HealthConnections:
-    """The connections above the limit, oldest first."""
+    """The open connections above the limit, oldest first."""
 
     def __init__(self, answer_head: Callable[[bytes], bytes]) -> None:
         self._answer_head = answer_head
@@ -84,11 +84,11 @@ class HealthConnections:
         return len(self._open)
 
     def protocol(self) -> asyncio.BaseProtocol:
-        """For a connection that is about to be accepted."""
+        """Return the protocol for a new connection."""
         return _HealthConnection(self._open, self._answer_head)
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all connections."""
         for transport in tuple(self._open):
             transport.abort()
 
@@ -104,7 +104,7 @@ class _HealthConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast: the transports of uvloop are no subclasses of asyncio's.
+        # Cast, because uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         if len(self._places) >= PLACES:
             oldest = next(iter(self._places))

@@ -1,11 +1,11 @@
-"""Verifying a log and skipping what is damaged in it, on an operator's request.
+"""Verify logs and skip damaged ranges on an operator's request.
 
 Rules
-- A log is verified in parts of bounded size and time, so that no request takes long. One part at a
-  time is read, in a thread: an operator's look must not take the disk from clients.
-- What a part finds is noted in the log at once: readers are refused there from then on.
-- A skip cuts one damaged range out of its segment (storage/log_skip.py). It is durable when it is
-  answered, and written to the broker's log. It cannot be undone; the bytes are kept beside.
+- A request verifies a part of bounded size and time. Parts are read one at a time, in a thread, so
+  that verification does not take the disk from clients.
+- Damage is recorded in the log as soon as it is found: from then on fetches in it are refused.
+- A skip removes one damaged range from its segment (storage/log_skip.py). It is durable when the
+  broker answers, and the broker logs it. It cannot be undone; the bytes are kept in a file.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class SkipRefusedError(Exception):
 
 @dataclass(slots=True)
 class VerifiedOffsets:
-    """What verifying a part of a log found, from `first_offset` up to `next_offset`."""
+    """The result of verifying a part of a log: `first_offset` up to `next_offset`."""
 
     first_offset: int
     next_offset: int
@@ -99,7 +99,7 @@ class LogRepair:
         return found
 
     async def _step(self, opened: Log, found: VerifiedOffsets, *, is_border: bool) -> None:
-        """Go on behind what is known to be damaged, or verify some bytes."""
+        """Pass over a known damaged range, or verify some bytes."""
         step = opened.verify_step(found.next_offset, is_border=is_border)
         if step.damage is not None:
             found.damage.append(step.damage)
@@ -124,11 +124,11 @@ class LogRepair:
                 )
         elif part.end_position >= step.segment.size_bytes:
             reached = step.offsets.stop
-        # Where nothing was read the segment has been replaced: its successor is read next time.
+        # If nothing was read, the segment has been replaced; the next step reads the new one.
         found.next_offset = max(found.next_offset, reached)
 
     async def skip(self, partition: Partition, offset: int) -> SkippedRange:
-        """Cut the damaged range that holds `offset` out of the log; durable when this returns.
+        """Remove the damaged range that contains `offset` from the log; durable when this returns.
 
         Raises NotDamagedError, SkipRefusedError, StorageError.
         """
@@ -206,7 +206,7 @@ class LogRepair:
 
     @asynccontextmanager
     async def _pinned(self, opened: Log, base_offset: int) -> AsyncIterator[None]:
-        """Keep retention off a segment until it has been replaced."""
+        """Keep retention from deleting a segment until it has been replaced."""
         opened.pin([base_offset])
         try:
             yield
@@ -215,7 +215,7 @@ class LogRepair:
                 opened.unpin([base_offset])
 
     def _note_again(self, opened: Log, cut: DamagedSegment, others: list[DamagedSegment]) -> None:
-        """What else is damaged in the segment still is, at other positions."""
+        """Record the other damaged ranges of the segment at their new positions."""
         cut_bytes = cut.end_position - cut.position
         for one in others:
             moved = one.position - (cut_bytes if one.position > cut.position else 0)

@@ -1,12 +1,12 @@
-"""Whose a data directory is if its `meta.properties` is lost.
+"""Rebuild the identity of a data directory whose `meta.properties` is lost.
 
 Rules
-- A directory without data gets a new identity. One that holds partitions or a `varve.metadata` has
-  had one, and another cluster or directory id would detach its partitions from what is known of
-  them: that identity is found out, or the start is refused with what to do.
-- The cluster and node id stand in every copy of `varve.metadata`, and in the `meta.properties` of
-  the other directories.
-- The directory id is the one under which the metadata looks for the partitions that are found here.
+- A directory without data gets a new identity. A directory with partitions or a `varve.metadata`
+  had an identity, and another cluster or directory id would detach its partitions from their
+  metadata. So its identity is rebuilt, or the start is refused with instructions.
+- Every copy of `varve.metadata` contains the cluster and node id, and so does the `meta.properties`
+  of the other directories.
+- The directory id is the one under which the metadata lists the partitions of this directory.
 """
 
 import os
@@ -38,7 +38,7 @@ class Lost:
 
 
 def partitions_in(env: Env, directory: str) -> frozenset[TopicPartition]:
-    """The partitions whose folders stand in a data directory. OSError as it comes."""
+    """Return the partitions that have a folder in a data directory. Raises OSError."""
     names = [
         name
         for name in env.listdir(directory)
@@ -71,7 +71,7 @@ def recover_identity(
     node_id: int | None,
     others: Collection[str | None],
 ) -> MetaProperties:
-    """What `meta.properties` of a directory with data must have said; pure.
+    """Return the lost `meta.properties` of a directory with data; pure.
 
     `cluster_id` and `node_id`: of the other directories or the configuration. `others`: the ids of
     the other directories. Raises LostIdentityError where the cluster cannot be known.

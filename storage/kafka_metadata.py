@@ -1,4 +1,4 @@
-"""Settings of topics as Apache Kafka's own metadata log has them; read only, at adoption.
+"""Read topic configs from Apache Kafka's metadata log when its folders are adopted.
 
 Kafka (KRaft) keeps its metadata in the folder `__cluster_metadata-0` of one data directory: a log
 of records, and snapshots `<end offset>-<epoch>.checkpoint`, which are record batches as well. The
@@ -8,10 +8,10 @@ RemoveTopicRecord (9), all in version 0; and those that bracket a transaction of
 (KIP-868), of which only a finished one counts.
 
 Rules
-- The newest snapshot is read, then the log behind it. Where something between them is missing, or
-  is damaged before the end of the log, nothing is believed.
-- A torn end of the log is left out: a killed Kafka leaves one.
-- Nothing is written, and no failure here keeps a broker from starting.
+- Read the newest snapshot, then the log after it. If records between them are missing, or a batch
+  before the end of the log is damaged, use none of it.
+- Ignore a torn end of the log: a killed Kafka leaves one.
+- Write nothing, and never prevent the broker from starting.
 """
 
 import re
@@ -45,14 +45,14 @@ class MetadataLogError(StorageError):
 
 
 class KafkaTopic(NamedTuple):
-    """A topic as Kafka's metadata has it; `configs` are what was set for the topic itself."""
+    """A topic in Kafka's metadata; `configs` are those set on the topic itself."""
 
     topic_id: bytes
     configs: Mapping[str, str]
 
 
 class TakenSettings(NamedTuple):
-    """What is taken over of a topic's settings, and what is not and why."""
+    """The configs of a topic that are taken over, and those that are not, with reasons."""
 
     settings: Mapping[str, str]  # canonical values
     refused: tuple[str, ...]
@@ -67,7 +67,7 @@ class MetadataImage:
     _pending: list[bytes] | None = None  # values of the open transaction
 
     def apply(self, value: bytes) -> None:
-        """Apply one record. Raises MetadataLogError for one that makes no sense."""
+        """Apply one record. Raises MetadataLogError if it is invalid."""
         reader = _Reader(value)
         if reader.uvarint() != FRAME_VERSION:
             raise MetadataLogError("a record has a frame of another version")
@@ -104,7 +104,7 @@ class MetadataImage:
                 settings[key] = text
 
     def topics(self) -> dict[str, KafkaTopic]:
-        """Every topic that there is."""
+        """Return every topic."""
         return {
             name: KafkaTopic(topic_id, dict(self.configs.get(name, {})))
             for name, topic_id in self.topic_ids.items()

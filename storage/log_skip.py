@@ -1,11 +1,11 @@
-"""Cutting a damaged range out of a closed segment, so that readers go on at the next whole batch.
+"""Remove a damaged range from a closed segment, so that readers continue at the next whole batch.
 
 Rules
 - The segment is copied without the range under a name of its own and synced; a swap by journal
-  puts the copy in its place (storage/swap.py). So it is done once, wholly or not at all, and holds
-  after any restart, for every reader, the cleaner and Apache Kafka alike.
-- The bytes that are cut out are kept in a file of the same folder, which nothing reads.
-- Offsets do not move: those of the range are passed over, as after compaction.
+  puts the copy in its place (storage/swap.py). So the change is atomic and durable, and applies to
+  every reader, the cleaner and Apache Kafka alike.
+- The removed bytes are kept in a file in the same folder, which nothing reads.
+- Offsets do not change: the offsets of the range become a gap, as after compaction.
 """
 
 from typing import Final, NamedTuple
@@ -21,7 +21,7 @@ COPY_BYTES: Final = 1 << 20  # of one read and write
 
 
 class SkipPlan(NamedTuple):
-    """What is left out of which segment. Paths are in the partition's folder."""
+    """The bytes to remove from a segment. Paths are relative to the partition's folder."""
 
     directory: str
     base_offset: int

@@ -1,7 +1,7 @@
-"""Verifying the batches of a segment: lengths, offsets and checksums, a part at a time.
+"""Verify the batches of a segment, a part at a time: lengths, offsets and checksums.
 
-Rules: nothing is changed here, so a part may be read in a thread; whoever owns the log notes what
-was found. A part ends at its budget, at the end of the file, or at the first damage.
+Rules: this module changes nothing, so a part may be read in a thread; the owner of the log records
+the damage. A part ends at its budget, at the end of the file, or at the first damage.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,7 @@ def _check(batch: ScannedBatch, offsets: range, path: str) -> None:
 
 
 def why_misplaced(header: BatchHeader, offsets: range) -> str:
-    """Why a batch cannot stand where only `offsets` may be, or "".
+    """Return why a batch cannot be where only `offsets` are allowed, or "".
 
     No checksum covers the offset of a batch.
     """

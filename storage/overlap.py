@@ -1,14 +1,14 @@
-"""Whether the end of a segment holds only copies of what the segments behind it hold.
+"""Check whether the end of a segment contains only copies of records of the following segments.
 
 A swap puts the merged segment in the place of its first source before it deletes the other sources.
 If its journal is lost in between, the merged segment stands beside sources whose records it also
-holds. The files alone tell that this happened: every record of the merged segment at or above the
-next base offset is also in a following segment. Those copies can be cut off without losing a
-record, and the partition is as if the swap had replaced its first source alone.
+holds. The files alone show this: every record of the merged segment at or above the next base
+offset is also in a following segment. Those copies can be truncated without losing a record; the
+partition is then as if the swap had replaced only its first source.
 
 Rules: a record is a copy if another record has the same offset, producer, key, value, headers and
-timestamp. How records are grouped into batches, and how these are compressed, does not matter. What
-cannot be read proves nothing. Nothing is changed here.
+timestamp. How records are grouped into batches, and how these are compressed, does not matter. A
+record that cannot be read is not a copy. This module changes nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ UNREADABLE = (CorruptBatchError, DecompressionLimitError, UnsupportedCompression
 
 
 class _Written(NamedTuple):
-    """What makes two records of one offset the same."""
+    """The fields by which two records with one offset are equal."""
 
     producer_id: int
     producer_epoch: int
@@ -40,7 +40,7 @@ class Tail(NamedTuple):
 
 
 def returns_below(tail: Tail) -> bool:
-    """Whether a later batch of the tail has a lower offset than its first one: that one lies."""
+    """Return whether a later batch of the tail has a lower offset than its first: an error."""
     batches = scan(*tail, whole=False)
     first = next(batches).header
     try:
@@ -50,7 +50,7 @@ def returns_below(tail: Tail) -> bool:
 
 
 def why_not_copied(tail: Tail, later: Sequence[File], go_on: Callable[[], None]) -> str:
-    """Why the records of `tail` are not all in the files `later` as well; empty if they are.
+    """Return why not all records of `tail` are in the files `later`, too; empty if they are.
 
     `later` are the log files of the following segments, in order.
     """

@@ -1,7 +1,7 @@
 """/api/v1/log: list damage of logs, verify logs, skip damage. openapi.py lists the paths.
 
-Rules as those of the cleaner's API: 400 is the request, 404 no such partition, 409 it makes no
-sense now.
+Status codes are those of the cleaner's API: 400 for an invalid request, 404 for an unknown
+partition, 409 if the request is not possible now.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ class LogApi:
         self._fail_directory = fail_directory
 
     def routes(self) -> Iterator[web.RouteDef]:
-        """Every route, for the server."""
+        """Return the routes for the HTTP server."""
         partition = f"{ROOT}/partitions/{{topic}}/{{partition}}"
         yield web.get(f"{partition}/damage", self._damaged)
         yield web.post(f"{partition}/verify", self._verify)

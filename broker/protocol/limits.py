@@ -1,12 +1,12 @@
-"""How large a request of each API may be: bytes of its frame, and rows in all of its arrays.
+"""Limits on requests by API: bytes of the frame, and rows in all its arrays together.
 
-Rules. Both are known before anything is built. The frame limit is checked as soon as the API key
-has arrived, before the body is received (framing.py). The row limit is counted down while decoding
+Rules. Both are checked before any object is built: the frame limit as soon as the API key has
+arrived, before the body is received (framing.py). The row limit is counted down while decoding
 (compile.py, produce.py, fetch.py): each element of an array is a row, and so is each tagged field.
-An array that announces more rows than are left ends the request before its first row is made.
+If an array announces more rows than are left, the request fails before its first row is built.
 
-The limits follow from what real clients send at most: a request that names every partition that
-this broker may hold, each in a topic of its own, has two rows for each partition.
+The limits follow from the largest requests of real clients: a request that names every partition of
+this broker, each in a topic of its own, has two rows per partition.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from broker.protocol.api import APIS, ApiKey
 
-# Frames up to this size are received whatever their API is: they fit the first receive buffer.
+# Frames up to this size are received for every API: they fit into the first receive buffer.
 SMALL_FRAME_BYTES: Final = 64 << 10
 FRAME_BYTES: Final = 4 << 20  # 10,000 topics with names of 249 bytes, and room for their fields
 # Requests with payloads of their own: assignments to thousands of members, metadata of commits,
@@ -26,8 +26,8 @@ BYTES_PER_ROW: Final = FRAME_BYTES // ROWS
 # Requests that name one thing: a member, a producer, this broker.
 FEW_ROWS: Final = 1_000
 
-# Rows that the decoders of Produce and Fetch build without a pause (0.1 ms), and that their
-# handlers work off without one (2 ms). Larger requests are decoded in slices and handled in turns.
+# Up to this many rows, Produce and Fetch are decoded (0.1 ms) and handled (2 ms) without yielding
+# to the event loop. Larger requests are decoded in slices and handled in turns.
 WHOLE_ROWS_MAX: Final = 256
 # Kafka's clients send none, or one or two (KIP-482); one section is skipped without a pause.
 TAGS_PER_SECTION_MAX: Final = 64
@@ -58,7 +58,7 @@ _FEW_ROWS: Final = frozenset((ApiKey.JOIN_GROUP,))
 
 
 class RequestLimit(NamedTuple):
-    """The largest request of one API."""
+    """The limits of one API."""
 
     frame_bytes: int
     rows: int
@@ -68,7 +68,7 @@ _UNKNOWN: Final = RequestLimit(SMALL_FRAME_BYTES, FEW_ROWS)
 
 
 class RequestLimits:
-    """The limit of every API, for a broker of so many partitions."""
+    """The limits of every API, for a broker with a given maximum of partitions."""
 
     def __init__(self, max_request_bytes: int, max_partitions: int) -> None:
         rows = max(ROWS, ROWS_PER_PARTITION * max_partitions)
@@ -77,7 +77,7 @@ class RequestLimits:
         }
 
     def of(self, api_key: int) -> RequestLimit:
-        """Return the limit of an API; of one that is not known here, that of small requests."""
+        """Return the limit of an API; for an unknown API, the limit of small requests."""
         return self._limits.get(api_key, _UNKNOWN)
 
 

@@ -3,15 +3,15 @@
 Rules
 1. A clean that an operator requested goes first. Of REQUESTS_IN_A_ROW + 1 starts at least one goes
    to another candidate, where one waits.
-2. All other candidates are ordered by the time since which they wait, less a head start. A missed
-   deadline, a high expected gain and data beside expired tombstones have larger ones; none is
-   larger than HEAD_START_MAX_MS. A start ends the wait, whatever becomes of the job.
-   So a candidate that has waited for HEAD_START_MAX_MS is overtaken by no partition that becomes a
-   candidate from then on: every other partition is started at most once before it.
+2. All other candidates are ordered by the start of their wait, less a head start. The head start
+   is larger for a missed deadline, a high expected gain, and dirty data beside expired tombstones,
+   and never larger than HEAD_START_MAX_MS. A wait ends when a job starts, whatever its result.
+   So no partition that becomes a candidate later overtakes one that has waited for
+   HEAD_START_MAX_MS: every other partition is started at most once before it.
 3. A small job never waits for a long one: while all regular workers are busy with long jobs, one
    more worker runs small jobs, and another one the cleans that operators requested.
-4. A job whose topic has a rate limit, and that will take long for it, never occupies a regular
-   worker: it has a lane of its own.
+4. A job that takes long because of its topic's rate limit never occupies a regular worker: it runs
+   in a lane of its own.
 
 It knows no clock, no worker and no log. docs/decisions/0024-scheduling-order.md says why.
 """
@@ -25,8 +25,8 @@ from cleaner.planning.plan import Verdict
 from storage.model import TopicPartition
 
 MINUTE_MS: Final = 60_000
-# How much earlier than it does a candidate counts as waiting. Half an hour is the price of being
-# the least urgent on a machine that cannot do everything.
+# Head starts. Half an hour is the longest extra wait of the least urgent partition on a machine
+# that cannot clean everything.
 LATE_HEAD_START_MS: Final = 30 * MINUTE_MS  # its deadline has passed
 LATE_EXPIRY_HEAD_START_MS: Final = 15 * MINUTE_MS  # the same for expired tombstones alone
 GAIN_HEAD_START_MS: Final = 20 * MINUTE_MS  # times the expected gain, 0..1
@@ -86,7 +86,7 @@ class Choice:
 
 
 def head_start_ms(verdict: Verdict, wall_ms: int) -> int:
-    """How much earlier than it does the candidate counts as waiting."""
+    """Return the head start: the wait counts as this much longer than it is."""
     deadline_ms = verdict.deadline_ms
     is_late = deadline_ms is not None and deadline_ms < wall_ms
     if verdict.expired is not None:
@@ -97,9 +97,9 @@ def head_start_ms(verdict: Verdict, wall_ms: int) -> int:
 
 
 def start_key(verdict: Verdict, waiting_since_ms: int, wall_ms: int) -> StartKey:
-    """Sorts candidates, the one to be started first in front.
+    """Return the sort key of a candidate; the one to start first sorts first.
 
-    Where two have waited equally long the earlier deadline decides, then the gain, then the name.
+    If two have waited equally long, the earlier deadline decides, then the gain, then the name.
     """
     deadline_ms = verdict.deadline_ms
     return (
@@ -112,7 +112,7 @@ def start_key(verdict: Verdict, waiting_since_ms: int, wall_ms: int) -> StartKey
 
 
 def candidate_of(verdict: Verdict) -> Candidate:
-    """How the job that a verdict asks for is to be started."""
+    """Return the candidate for the job that a verdict requests."""
     limit = verdict.bytes_per_second_max
     return Candidate(
         verdict.partition,
@@ -123,7 +123,7 @@ def candidate_of(verdict: Verdict) -> Candidate:
 
 
 def is_long(input_bytes: int, running_ms: int) -> bool:
-    """Whether others should not wait for the end of this job."""
+    """Return whether the job is so long that small jobs should not wait for it."""
     return input_bytes > SMALL_JOB_BYTES or running_ms >= SMALL_JOB_MS
 
 
@@ -133,7 +133,7 @@ def choose(
     running: Collection[RunningJob],
     requests_in_a_row: int = 0,
 ) -> Choice:
-    """Which candidates to start. `queue` is in order, `idle` counts the idle workers by lane."""
+    """Return which candidates to start; `queue` is sorted, `idle` counts idle workers by lane."""
     limited = [one for one in queue if one.is_limited]
     waiting = [one for one in queue if not one.is_limited]
     starts: list[Start] = []

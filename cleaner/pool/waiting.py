@@ -1,9 +1,9 @@
-"""Since when each candidate waits for a worker.
+"""The time since which each candidate waits for a worker.
 
-A wait begins with the scan that first finds the partition worth a clean. It goes on while the
-broker has the partition paused, so that a partition that is often paused keeps its place. It ends
-with a start, whatever becomes of the job, and when there is nothing to clean any more. Waits are
-kept in memory only: after a restart every candidate waits since the first scan.
+A wait begins with the scan that first finds the partition worth cleaning. It continues while the
+broker pauses the partition, so that a partition that is often paused keeps its place. It ends when
+a job starts, whatever its result, or when there is nothing to clean any more. Waits are kept in
+memory only: after a restart every candidate waits since the first scan.
 """
 
 from collections.abc import Iterable
@@ -14,13 +14,13 @@ from storage.model import TopicPartition
 
 
 class WaitingTimes:
-    """Partition -> monotonic ms."""
+    """The start of each wait, in monotonic milliseconds by partition."""
 
     def __init__(self) -> None:
         self._since_ms: dict[TopicPartition, int] = {}
 
     def observe(self, verdict: Verdict, now_ms: int) -> int | None:
-        """Note what a scan found; since when the partition waits, None where it does not."""
+        """Record a scan's result; return since when the partition waits, None if it does not."""
         blocking = {finding.reason for finding in verdict.findings if finding.blocks}
         if not blocking or blocking == {Reason.SPARK}:
             return self._since_ms.setdefault(verdict.partition, now_ms)
@@ -29,11 +29,11 @@ class WaitingTimes:
         return self._since_ms.get(verdict.partition)
 
     def since_ms(self, partition: TopicPartition) -> int | None:
-        """Since when the partition waits."""
+        """Return since when the partition waits."""
         return self._since_ms.get(partition)
 
     def started(self, partition: TopicPartition) -> None:
-        """The partition had its turn."""
+        """End the wait of a partition whose job started."""
         self._since_ms.pop(partition, None)
 
     def keep_only(self, partitions: Iterable[TopicPartition]) -> None:

@@ -1,11 +1,11 @@
-"""Whether a worker process still runs: it beats, and the broker counts the checks without a beat.
+"""Heartbeats of worker processes: a worker increments a counter, and the broker checks it.
 
-A worker beats from a thread of its own, so that a slow disk, a long fsync or a wait for its budget
-does not make it look dead. What stops the whole process does: SIGSTOP, a frozen cgroup, a debugger.
-Checks are counted, not seconds: after the broker itself was stopped, or its loop was held up, one
-long pause between two checks is one check.
+The worker does this in a separate thread, so a slow disk, a long fsync or a wait for its I/O budget
+does not make it look dead. Only what stops the whole process does: SIGSTOP, a frozen cgroup, a
+debugger. The broker counts checks without a heartbeat, not seconds: if the broker itself was
+stopped or its loop was blocked, one long pause between two checks counts as one check.
 
-That the job makes progress is watched apart (Run.silent_seconds, SoloWorker).
+The progress of the job is checked elsewhere (Run.silent_seconds, SoloWorker).
 """
 
 import threading
@@ -17,7 +17,7 @@ from cleaner.workers.throttle import Slots, beat
 BEAT_SECONDS: Final = 0.5
 CHECK_SECONDS: Final = 1.0
 # Checks without a beat before the worker is killed. At the lowest priority beside busy processes a
-# thread gets its turn within a second or two; twenty are no accident.
+# thread runs within a second or two, so twenty missed beats are no coincidence.
 MISSED_MAX: Final = 20
 
 
@@ -42,8 +42,8 @@ class Heartbeat:
 
     @property
     def reason(self) -> str:
-        """What is wrong with a worker that is lost, for people."""
-        return f"hangs: no heartbeat at {self.missed_max} checks in a row"
+        """Return why a lost worker is killed, for messages."""
+        return f"hangs: no heartbeat in {self.missed_max} checks in a row"
 
 
 class Pulse:
@@ -55,11 +55,11 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the heartbeat thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; the page may be unmapped afterwards."""
+        """Stop the thread; the page may be unmapped afterwards."""
         self._stopped.set()
         self._thread.join()
 
