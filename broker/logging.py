@@ -11,9 +11,9 @@ can fill the disk with them.
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
@@ -22,6 +22,9 @@ Format = Literal["auto", "json", "text"]
 
 # Libraries whose debug lines would drown ours.
 _QUIET_LIBRARIES = ("asyncio", "aiohttp", "numba", "urllib3")
+
+# The text renderer shows a value with one of these as its repr.
+_REPR_SHOWN: Final = frozenset(" \t=\r\n\"'")
 
 # Of one event: a burst, then one line a second. A flood of rejected connections writes about 20 MB
 # of log a day; an ordinary day's closed connections are all written.
@@ -176,13 +179,27 @@ class _NamedLogger(structlog.WriteLogger):
         self.name = name
 
 
+def _escape_control_characters(
+    _logger: object, _method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Show names that clients chose (groups, members) without effect on a terminal.
+
+    The renderer escapes values with spaces itself. JSON has no such characters.
+    """
+    for key, value in event.items():
+        if isinstance(value, str) and not value.isprintable() and not _REPR_SHOWN & set(value):
+            event[key] = value.encode("unicode_escape").decode()
+    return event
+
+
 def _rendering(as_text: bool, colors: bool) -> list[Processor]:
     """Tracebacks without local variables: those hold the records of strangers."""
     if as_text:
         return [
+            _escape_control_characters,
             structlog.dev.ConsoleRenderer(
                 colors=colors, exception_formatter=structlog.dev.plain_traceback
-            )
+            ),
         ]
     frames = structlog.tracebacks.ExceptionDictTransformer(show_locals=False, max_frames=20)
     return [

@@ -176,3 +176,14 @@ def test_lines_that_were_left_out_are_counted() -> None:
     for _ in range(LINES_PER_BURST + 7):
         limited.info("connection closed")
     assert RateLimitedLogger.suppressed_total - before == 7
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31mgroup", "a\x1b[31m group", "a\ngroup", "a\u202egroup"])
+def test_a_name_that_a_client_chose_has_no_effect_on_a_terminal(name: str) -> None:
+    stream = io.StringIO()  # without colors
+    configure("info", "text", stream)
+    structlog.get_logger("test").info("member expired", member=name)
+    start = stream.getvalue().index("member=")
+    assert "\\" in stream.getvalue()[start:]
+    assert name not in stream.getvalue()
+    assert stream.getvalue().count("\n") == 1
