@@ -1,16 +1,17 @@
 """One budget over the receive buffers of all connections (Kafka's queued.max.request.bytes).
 
-Rules. Counted is what a buffer has beyond its first INITIAL_BYTES. A connection reserves before its
-buffer grows; one that gets nothing is muted and waits in line. Room is made in this order: buffers
-that idle connections have kept for their next request are given back; connections that have sent
-no complete request yet lose theirs, the largest first; else the connection waits for others. The
-first in line may exceed the budget if nobody else does, until its request is complete. While
-somebody waits, a connection releases its buffer after each request and reserves anew, behind those
-who wait (connection.py), and one whose client has stopped amid a request is closed (listener.py).
-So the requests of working clients always become complete, and all buffers together hold at most
-the budget and one request of the largest size.
+Rules. The budget counts the bytes of each buffer beyond its first INITIAL_BYTES. A connection
+reserves memory before its buffer grows. If there is none, the broker stops reading from it, and it
+waits in a queue. Memory is freed in this order: idle connections release the buffers that they keep
+for their next request; connections that have never sent a complete request are closed, the largest
+first; otherwise the connection waits. The first in the queue may exceed the budget, if no other
+connection does, until its request is complete. While connections wait, a connection releases its
+buffer after each request and reserves again at the end of the queue (connection.py), and a
+connection whose client stalls in the middle of a request is closed (listener.py). So requests of
+working clients always complete, and all buffers together hold at most the budget plus one request
+of the largest size.
 
-It knows no sockets and no clock.
+This module does not use sockets or a clock.
 """
 
 from collections.abc import Callable
@@ -22,11 +23,11 @@ class Holder(Protocol):
 
     @property
     def is_stranger(self) -> bool:
-        """It has sent no complete request yet."""
+        """Whether it has never sent a complete request."""
         ...
 
     def give_back(self) -> None:
-        """Release what is kept for the next request, if none has begun."""
+        """Release the buffer kept for the next request, if none has begun."""
         ...
 
     def room_made(self) -> None:
@@ -39,7 +40,7 @@ class Holder(Protocol):
 
 
 class ReceiveBudget:
-    """Who holds how much, and who waits for it."""
+    """The memory that each connection has reserved, and the queue of those that wait."""
 
     def __init__(self, limit_bytes: int, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """`call_soon` runs a function in a later turn of the loop."""
@@ -56,11 +57,11 @@ class ReceiveBudget:
 
     @property
     def waiting(self) -> int:
-        """Connections that are muted now."""
+        """Return the number of connections that wait."""
         return len(self._waiting)
 
     def reserve(self, holder: Holder, growth: int) -> bool:
-        """Take `growth` bytes more for a holder; False: it waits, or was closed."""
+        """Reserve `growth` more bytes for a holder; False if it has to wait or was closed."""
         if not self._fits(growth):
             self._make_room(growth)
         is_next = next(iter(self._waiting), holder) is holder
@@ -92,7 +93,7 @@ class ReceiveBudget:
             self._serve_soon()
 
     def forget(self, holder: Holder) -> None:
-        """Release everything of a connection that is gone."""
+        """Release all memory of a closed connection."""
         self._waiting.pop(holder, None)
         if self._over is holder:
             self._over = None
@@ -119,7 +120,7 @@ class ReceiveBudget:
             self._call_soon(self._serve)
 
     def _serve(self) -> None:
-        """Let those who wait try again, in order, until one has to go on waiting."""
+        """Let waiting connections try again, in order, until one has to keep waiting."""
         self._is_serving = False
         while self._waiting:
             first = next(iter(self._waiting))

@@ -71,9 +71,9 @@ def _first_difference(records: Iterator[_Written], candidates: Iterator[_Written
         while candidate is not None and candidate.record.offset < offset:
             candidate = next(candidates, None)
         if candidate is None or candidate.record.offset > offset:
-            return f"no segment behind it holds offset {offset}"
+            return f"no following segment has offset {offset}"
         if candidate != written:
-            return f"the segment behind it holds another record at offset {offset}"
+            return f"a following segment has another record at offset {offset}"
     return ""
 
 

@@ -12,10 +12,10 @@ Rules
   wherever it is: no CRC covers the offset, and such a batch is no torn write.
 - Messages of formats 0 and 1 are passed over as damaged, and never cut.
 - A segment that reaches into the following one is not damaged: a swap whose journal was lost leaves
-  that. Its end is cut, whatever the recovery point, if the segments behind it hold all of those
-  records as well; otherwise the log is refused. The later segments are never touched for it.
-- A log start behind the end of the log is not believed: its file carries no checksum, and what is
-  written there is flushed before. No segment is removed because of what a checkpoint says.
+  that. Its end is truncated, whatever the recovery point, if the following segments contain all of
+  those records, too; otherwise the log is refused. The later segments are never changed.
+- A log start offset beyond the log end is ignored: its file has no checksum, and the broker flushes
+  the log before it writes one. No segment is removed because of what a checkpoint says.
 - Whatever is removed is removed durably before anything can be appended.
 """
 
@@ -172,7 +172,7 @@ def load_log(
         loading.note(f"flushed offsets {missing} cannot be read; the log goes on behind them")
         loading.next_offset = recovery_point
     if log_start_offset is not None and loading.segments and log_start_offset > loading.next_offset:
-        loading.note(f"log start {log_start_offset} is behind the end of the log; not believed")
+        loading.note(f"log start offset {log_start_offset} is beyond the log end and was ignored")
         log_start_offset = None
     _choose_active(loading, log_start_offset)
     if not is_noted:
@@ -203,7 +203,7 @@ def _remove_leftovers(loading: _Loading, files: filenames.PartitionFiles) -> Non
     for base in sorted(lost):
         # A segment that is being deleted leaves such files only if power is lost meanwhile.
         path = f"{loading.directory}/{filenames.file_name(base, filenames.LOG)}"
-        loading.note(f"{path} is missing; its indexes are removed")
+        loading.note(f"{path} is missing; its indexes were removed")
     for kind, bases in (
         (filenames.INDEX, files.indexes),
         (filenames.TIME_INDEX, files.time_indexes),
@@ -466,7 +466,7 @@ def _undo_overlap(
         return segment.note_damage(batch.position, reason).end_position
     first, last = batch.header.base_offset, batch.header.last_offset
     if first < later[0].base_offset:
-        reason = f"its offsets below {later[0].base_offset} are nowhere else"
+        reason = f"no other segment has its offsets below {later[0].base_offset}"
     else:
         reason = why_not_copied(tail, [other.file for other in later], loading.go_on)
     if reason:
@@ -474,8 +474,8 @@ def _undo_overlap(
     cut_bytes = segment.size_bytes - batch.position
     loading.counts.bytes_cut += cut_bytes
     loading.note(
-        f"{segment.path}: {cut_bytes} bytes cut: its records from {first} on are also in the"
-        " segments behind it"
+        f"{segment.path}: {cut_bytes} bytes truncated: the segments behind it also have its"
+        f" records from {first} on"
     )
     segment.cut_back(batch.position)
     segment.file.sync()
@@ -483,7 +483,7 @@ def _undo_overlap(
 
 
 def _offset_behind(loading: _Loading, segment: Segment, damage: DamagedSegment) -> int:
-    """The offset behind a damaged batch, as far as its header can be believed; else -1.
+    """Return the offset after a damaged batch if its header is plausible, else -1.
 
     What begins behind the damage is believed more.
     """
