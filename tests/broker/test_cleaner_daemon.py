@@ -280,7 +280,7 @@ def test_an_operator_lists_leases_and_ends_the_one_of_a_process_that_is_gone(
     assert listed[1].split()[:5] == [run, "customers", "0", "compact", "open"]
     ended = varve(broker, "end", run, group="leases")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == f"run {run} has ended; the partitions of customers are free\n"
+    assert ended.stdout == f"run {run} has ended; its partitions of customers are released\n"
     assert varve(broker, "list", group="leases").stdout == "No partition is leased.\n"
     listed = varve(broker, "list", "--ended", group="leases").stdout.splitlines()
     assert f"{run}: its lease was ended by a request" in listed

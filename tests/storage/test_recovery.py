@@ -404,7 +404,7 @@ def test_a_log_start_behind_the_end_of_the_log_removes_no_record(
     )
     assert (again.log_start_offset, again.log_end_offset) == (0, 20)
     assert offsets_in(again) == list(range(20))
-    assert any("log start 40" in note for note in loaded.notes)
+    assert any("log start offset 40" in note for note in loaded.notes)
 
 
 def test_each_unclean_start_begins_a_new_leader_epoch(env: MemoryEnv) -> None:
