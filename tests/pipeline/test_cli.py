@@ -132,6 +132,7 @@ class Interrupting:
         if name == {module!r}:
             os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in background
 sys.meta_path.insert(0, Interrupting())
 sys.argv = ["pipeline", "compact", "t", "--http", "127.0.0.1:1"]
 runpy.run_module("pipeline", run_name="__main__")

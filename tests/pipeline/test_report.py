@@ -73,4 +73,4 @@ def test_an_assumed_reader_never_makes_the_advice_shorter_than_the_setting(
     advise(topic)
     (found,) = [one for one in topic.advice if one.setting == "delete.retention.ms"]
     assert abs(int(found.advised) - advised) < 60_000
-    assert "not known" in found.why
+    assert "set it to the longest time for which yours may be stopped" in found.why
