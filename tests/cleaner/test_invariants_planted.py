@@ -164,6 +164,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 }
 
 
+@pytest.mark.timeout(400)  # a fault that recovery makes up for takes long to find
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, message = FAULTS[name]
