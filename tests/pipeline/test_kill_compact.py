@@ -73,7 +73,11 @@ class Scene:
 
     def staged(self, pattern: str) -> list[Path]:
         """Files of runs, by the end of their paths below the folder of a run."""
-        return list(self.broker.data.glob(f"{self.topic}-*/varve.offline/*/{pattern}"))
+        while True:
+            try:
+                return list(self.broker.data.glob(f"{self.topic}-*/varve.offline/*/{pattern}"))
+            except FileNotFoundError:
+                continue  # the broker removed a folder while it was listed
 
     def wait_for(self, process: "subprocess.Popen[str]", pattern: str) -> None:
         """Until something is staged; the run is still under way."""
