@@ -96,8 +96,8 @@ class CleanerMetrics:
             ("kafka_log_logcleanermanager_max_dirty_percent",
              "Largest dirty ratio of partitions that are not being cleaned, paused or quarantined",
              100 * stats.dirty_ratio_max),
-            ("kafka_log_logcleanermanager_time_since_last_run_ms",
-             "Since the last look over all partitions", 1000 * since),
+            ("varve_cleaner_last_look_age_seconds",
+             "Since the last look over all partitions", since),
         ):  # fmt: skip
             yield gauge(name, text, value)
 
@@ -160,7 +160,7 @@ class CleanerMetrics:
             yield counter(name, text, value)
 
     def _quarantined(self) -> Iterator[Metric]:
-        labels = ["logDirectory"]
+        labels = ["logdirectory"]
         # A name that ends in _count is no gauge to `promtool check metrics`.
         count = UnknownMetricFamily(
             "kafka_log_logcleanermanager_uncleanable_partitions_count",

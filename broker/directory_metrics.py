@@ -16,7 +16,7 @@ from broker.housekeeping import DiskSize
 from broker.metric_families import gauge
 from storage.log_manager import LogManager
 
-LABELS: Final = ["logDirectory"]  # Kafka's
+LABELS: Final = ["logdirectory"]  # Kafka's, in lower case
 
 
 def recovery_families(manager: LogManager) -> Iterator[Metric]:

@@ -1,9 +1,10 @@
 """What Prometheus is told. Reads plain counters when scraped; nothing is counted here.
 
-Names are those that jmx_exporter gives Kafka's own metrics (lower case, `_total` for counters), so
-that existing dashboards work; ours begin with `varve_`. Label values come from fixed sets and from
-the names of topics and data directories. A scrape of thousands of partitions is collected in turns
-(`snapshot`), so that clients do not wait for it.
+Names are those that jmx_exporter gives Kafka's own metrics (names and labels in lower case,
+`_total` for counters), so that existing dashboards work; ours begin with `varve_`. A name of
+Kafka's that `promtool check metrics` refuses is replaced by one of ours, and docs/metrics.md maps
+it. Label values come from fixed sets and from the names of topics and data directories. A scrape of
+thousands of partitions is collected in turns (`snapshot`), so that clients do not wait for it.
 """
 
 from collections import Counter
@@ -158,7 +159,7 @@ class BrokerMetrics:
         purgatory = GaugeMetricFamily(
             "kafka_server_delayedoperationpurgatory_purgatorysize",
             "Requests that wait",
-            labels=["delayedOperation"],
+            labels=["delayedoperation"],
         )
         purgatory.add_metric(["Fetch"], stats.delayed_fetches)
         purgatory.add_metric(["Produce"], stats.delayed_produces)

@@ -156,8 +156,49 @@ def test_ci_is_lint_and_test_and_stops_at_the_first_failure() -> None:
     assert script.stat().st_mode & stat.S_IXUSR
     lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "set -euo pipefail"
-    assert lines[-2:] == ["make lint", "make test"]
+    assert [line for line in lines if line.startswith("make")] == ["make lint", "make test"]
+    assert lines[-1] == "make test"
     assert run("bash", "-n", str(script)).returncode == 0
+
+
+@pytest.mark.parametrize("offered", [True, False], ids=["offered", "not offered"])
+def test_ci_runs_the_tests_whether_or_not_promtool_can_be_downloaded(
+    tmp_path: Path, *, offered: bool
+) -> None:
+    programs = {
+        "make": 'echo "make $*"; if [ "$1" = test ]; then promtool 2>&1 || true; fi',
+        "apt-get": 'case "$*" in *download*) touch prometheus_2_amd64.deb;; esac' if offered
+        else "echo no network >&2; exit 100",
+        "dpkg": """mkdir -p "$3/usr/bin"; printf '#!/bin/sh\necho promtool runs\n' """
+        '>"$3/usr/bin/promtool"; chmod +x "$3/usr/bin/promtool"',
+    }  # fmt: skip
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    needed = (
+        "bash",
+        "dirname",
+        "mktemp",
+        "rm",
+        "realpath",
+        "timeout",
+        "mkdir",
+        "chmod",
+        "touch",
+        "mv",
+    )
+    for name in needed:
+        where = shutil.which(name)
+        assert where is not None
+        (tmp_path / name).symlink_to(where)
+    done = subprocess.run(
+        [ROOT / ".ci/run"], env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["make lint", "make test"]
+    assert ("promtool runs" in lines) is offered
+    assert ("promtool is not available" in done.stderr) is not offered
 
 
 # Image ------------------------------------------------------------------------------------

@@ -228,7 +228,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         assert broker.metric("varve_cleaner_quarantined", **labels) == 1
         assert broker.metric("varve_cleaner_quarantined_until_seconds", **labels) > time.time() - 60
         uncleanable = "kafka_log_logcleanermanager_uncleanable_partitions_count"
-        assert broker.metric(uncleanable, logDirectory=str(broker.data)) == 1
+        assert broker.metric(uncleanable, logdirectory=str(broker.data)) == 1
         assert varve(broker, "retry", "customers", "1").stdout == "customers-1 may be tried again\n"
         again = varve(broker, "run", "customers", "1", "--roll", "--wait")
         assert (again.returncode, again.stdout) == (1, "")

@@ -269,7 +269,7 @@ def test_waiting_consumers_do_not_hold_up_a_stop(tmp_path: Path, wait_ms: int) -
     def fetches() -> bool:
         consumer.poll(0.01)
         if wait_ms > 1000:
-            return broker.metric(waiting, delayedOperation="Fetch") == 1
+            return broker.metric(waiting, delayedoperation="Fetch") == 1
         return broker.metric(name, request="Fetch") > 3
 
     wait_until(fetches, "the consumer fetches")

@@ -21,6 +21,7 @@ import broker.consumer_metrics
 import broker.http
 import broker.metrics
 from broker.app import Broker
+from broker.directory_metrics import StartMetrics
 from broker.groups.live_group import GroupStats
 from broker.housekeeping import HousekeepingStats
 from broker.http import encoded
@@ -42,6 +43,7 @@ from broker.turns import Turns
 from cleaner.host import Foreground
 from cleaner.stats import PoolStats
 from storage.errors import LogDirectoryError
+from storage.log_manager import LogManager
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.logs import batch_of
 from tests.support.memory_env import MemoryEnv
@@ -160,16 +162,6 @@ async def test_series_of_a_deleted_topic_go_away_and_sums_stay() -> None:
     assert after == before[0]
 
 
-# Kafka's own names and labels, which dashboards look for, that no rule of Prometheus would allow.
-KAFKAS_OWN_STYLE = {
-    "kafka_log_logcleanermanager_time_since_last_run_ms",
-    "kafka_log_logcleanermanager_uncleanable_bytes",
-    "kafka_log_logcleanermanager_uncleanable_partitions_count",
-    "kafka_log_logmanager_logdirectoryoffline",
-    "kafka_server_delayedoperationpurgatory_purgatorysize",
-}
-
-
 async def after_some_work() -> str:
     """/metrics of a broker with a view, a cleaned log's verdicts, requests, flushes and groups."""
     topics = {
@@ -215,27 +207,43 @@ def commit(client: RawClient, group: str, topic: str, partition: int, offset: in
     wait_until(lambda: error() not in loading, "the group is loaded")
 
 
-async def test_metrics_keep_the_rules_of_prometheus_but_for_names_that_are_kafkas() -> None:
-    text = await after_some_work()
-    assert {one.partition(":")[0] for one in complaints(text)} == KAFKAS_OWN_STYLE
+async def pages() -> dict[str, str]:
+    """/metrics of a running broker and of one that still opens its logs."""
+    manager = LogManager(MemoryEnv(seed=3), ["/disk1", "/disk2"])
+    manager.lock()
+    starting = StartMetrics(manager)
+    encode, _ = choose_encoder("text/plain")
+    return {
+        "running": await after_some_work(),
+        "starting": (await encoded(await starting.snapshot(), encode)).decode(),
+    }
+
+
+async def test_metrics_keep_the_rules_of_prometheus() -> None:
+    assert {phase: complaints(page) for phase, page in (await pages()).items()} == {
+        "running": set(), "starting": set()}  # fmt: skip
     for broken, reason in (
         ("# HELP a_ms x\n# TYPE a_ms gauge\na_ms 1\n", "abbreviated unit"),
         ("# HELP a x\n# TYPE a gauge\na 1\na 2\n", "a series twice"),
         ('# HELP a x\n# TYPE a gauge\na{quantile="1"} 1\n', "a quantile outside of a summary"),
+        ('# HELP a x\n# TYPE a gauge\na{logDirectory="/d"} 1\n', "camelCase"),
         ("# TYPE a gauge\na 1\n", "no help text"),
     ):
         assert {one.partition(": ")[2] for one in complaints(broken)} == {reason}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-async def test_promtool_has_nothing_to_say_but_of_names_that_are_kafkas() -> None:
-    text = await after_some_work()
+async def test_promtool_reports_nothing() -> None:
+    for phase, page in (await pages()).items():
+        done = await asyncio.to_thread(promtool, page)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), phase
+    refused = await asyncio.to_thread(promtool, "# HELP a_ms x\n# TYPE a_ms gauge\na_ms 1\n")
+    assert "a_ms" in refused.stdout + refused.stderr
+
+
+def promtool(page: str) -> "subprocess.CompletedProcess[str]":
     command = ["promtool", "check", "metrics"]
-    done = await asyncio.to_thread(
-        subprocess.run, command, input=text, capture_output=True, text=True, check=False
-    )
-    lines = (done.stdout + done.stderr).splitlines()
-    assert {line.partition(" ")[0] for line in lines} <= KAFKAS_OWN_STYLE, lines
+    return subprocess.run(command, input=page, capture_output=True, text=True, check=False)
 
 
 async def test_latencies_are_histograms_that_can_be_added_up() -> None:
@@ -292,8 +300,8 @@ async def test_each_data_directory_says_whether_it_works_and_how_full_its_disk_i
     async with broker_in_memory(env, "/disk1", "/disk2") as running:
         running.fail_directory(LogDirectoryError("/disk2", "it was pulled out"))
         text = await scraped(running)
-        assert 'kafka_log_logmanager_logdirectoryoffline{logDirectory="/disk1"} 0.0\n' in text
-        assert 'kafka_log_logmanager_logdirectoryoffline{logDirectory="/disk2"} 1.0\n' in text
+        assert 'kafka_log_logmanager_logdirectoryoffline{logdirectory="/disk1"} 0.0\n' in text
+        assert 'kafka_log_logmanager_logdirectoryoffline{logdirectory="/disk2"} 1.0\n' in text
         for name, size_bytes in (
             ("free", env.free_bytes("/disk1")),
             ("size", env.total_bytes("/disk1")),
@@ -307,7 +315,11 @@ async def test_each_data_directory_says_whether_it_works_and_how_full_its_disk_i
 
 async def test_metrics_on_the_page_exist() -> None:
     page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    page, _, mapping = page.partition("## Names that differ from Kafka's")
     told = set(re.findall(r"\b((?:kafka|varve)_\w+)", page))
+    ours = re.findall(r"^\|.*\| `(\w+)` \|$", mapping, re.M)  # the last column
+    assert len(ours) == 1
+    told |= set(ours)
     text = await after_some_work()
     samples = {line.partition(" ")[0].partition("{")[0] for line in text.splitlines()}
     told -= {"kafka_exporter", "varve_topic_policy_unknown"}  # no series where all are known
@@ -324,7 +336,6 @@ CLEANER_GAUGES = (
     "kafka_log_logcleaner_max_clean_time_secs",
     "kafka_log_logcleaner_max_compaction_delay_secs",
     "kafka_log_logcleanermanager_max_dirty_percent",
-    "kafka_log_logcleanermanager_time_since_last_run_ms",
 )
 BY_DIRECTORY = (
     "kafka_log_logcleanermanager_uncleanable_bytes",
@@ -352,8 +363,8 @@ async def test_cleaner_metrics_are_those_of_kafka_and_gone_with_the_broker() -> 
     kafkas = {name for name in names_of(text) if name.startswith("kafka_log_logcleaner")}
     assert kafkas == {*CLEANER_GAUGES, *BY_DIRECTORY}
     for name in BY_DIRECTORY:
-        assert text.count(f'{name}{{logDirectory="/disk1"}} 0.0') == 1
-        assert text.count(f'{name}{{logDirectory="/disk2"}} 0.0') == 1
+        assert text.count(f'{name}{{logdirectory="/disk1"}} 0.0') == 1
+        assert text.count(f'{name}{{logdirectory="/disk2"}} 0.0') == 1
     # Nothing is registered anywhere: what a stopped broker knew is not shown by the next one.
     assert not any("logcleaner" in name for name in REGISTRY._names_to_collectors)
 
@@ -369,7 +380,7 @@ async def test_cleaner_metrics_stay_through_a_reconfiguration() -> None:
 async def test_gauges_of_cleans_are_zero_where_no_worker_ever_ran() -> None:
     async with broker_in_memory(MemoryEnv(seed=3)) as running:
         text = await scraped(running)
-    for name in CLEANER_GAUGES:
+    for name in (*CLEANER_GAUGES, "varve_cleaner_last_look_age_seconds"):
         assert f"\n{name} 0.0\n" in text, name
 
 
