@@ -19,6 +19,7 @@ from confluent_kafka.admin import (
 
 from storage.batch import BatchHeader, walk_headers
 from storage.checkpoints import decode_offsets
+from storage.filenames import META_PROPERTIES
 from storage.model import TopicPartition
 from tests.support.kafka import running_kafka, unavailable
 from tests.support.reading import assert_same_view, read_topics
@@ -123,7 +124,9 @@ def test_a_running_kafka_and_our_daemon_leave_the_same(tmp_path: Path) -> None:
         for future in admin.create_topics([NewTopic(TOPIC, 1, 1, config=config)]).values():
             future.result(30)
         fill(kafka.bootstrap)
-    shutil.copytree(theirs / "data" / str(PARTITION), ours / "data" / str(PARTITION))
+    copied = ours / "data" / str(PARTITION)
+    shutil.copytree(theirs / "data" / str(PARTITION), copied)
+    shutil.copy(theirs / "data" / META_PROPERTIES, copied.parent)
     with running_kafka(theirs, KAFKA) as kafka:
         folder = kafka.data / str(PARTITION)
         end = last_base(folder)

@@ -372,7 +372,7 @@ def test_options_that_make_no_sense_together_are_refused(broker: VarveBroker, to
         ([topic, "--header", "a=b", "--headers-column", "c"], "two different ways"),
         ([topic, "--resume", "--allow-duplicates"], "cannot tell rows"),
         ([topic, "--config", "a=b"], "for a topic that is made"),
-        ([topic, "--since", '{"0": 1}'], "goes with --resume"),
+        ([topic, "--since", '{"0": 1}'], "--since needs --resume"),
         ([topic, "--header", "a"], "expected NAME="),
     ):
         done = invoke(broker, *arguments, "--from", "t")

@@ -146,7 +146,7 @@ def test_deletes_that_may_have_gone_unread_are_told(
     write(broker, topic, [(b"a", None), (b"b", b"2"), (b"b", b"3")])
     addresses.client.post(f"/partitions/{topic}/0/run", {"roll": True})
     wait_until(lambda: first_dirty_offset(addresses, topic) == 5, "the topic is clean", 30)
-    with pytest.raises(JobError, match="deletes stay for 0 s") as caught:
+    with pytest.raises(JobError, match="tombstones stay for 0 s") as caught:
         caught_up(spark, addresses, topic, path)
     assert caught.value.code == exit_codes.STALE
     caught_up(spark, addresses, topic, path, overwrite=True)
