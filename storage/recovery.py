@@ -159,7 +159,8 @@ def load_log(
     first_unclean = _open_segments(loading, files, was_clean=was_clean)
     if is_point_lost and not was_clean:
         first_unclean = 0
-    if swap.refused:
+    is_txn_index_lost = any(filenames.TXN_INDEX in name for name, _ in swap.distrusted)
+    if swap.refused or is_txn_index_lost:
         first_unclean = 0  # a transaction index may be of the old segment and its log of the new
     is_noted = False  # by an orderly stop: what is open
     if first_unclean < len(loading.segments):

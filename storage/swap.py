@@ -323,6 +323,7 @@ class SwapRecovery:
 
     redone: tuple[str, ...] = ()  # run ids whose journal was carried out
     rolled_back: tuple[tuple[str, str], ...] = ()  # (run id, why): undone before its first rename
+    distrusted: tuple[tuple[str, str], ...] = ()  # (index, why): damaged or missing; not used
     refused: tuple[tuple[str, str], ...] = ()  # (journal, why): torn, treated as absent
     completed: tuple[str, ...] = ()  # Kafka's .swap files put in place
     removed: tuple[str, ...] = ()  # leftovers deleted
@@ -337,6 +338,7 @@ class SwapRecovery:
         """In words, for the log."""
         done = [f"run {run_id} carried out" for run_id in self.redone]
         done += [f"run {run_id} undone, {why}" for run_id, why in self.rolled_back]
+        done += [f"{name} {why}: it is built again" for name, why in self.distrusted]
         done += [f"{journal} not believed, {why}" for journal, why in self.refused]
         done += [f"{name} put in place" for name in self.completed]
         if self.removed:
@@ -356,6 +358,7 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
     """
     redone: list[str] = []
     rolled_back: list[tuple[str, str]] = []
+    distrusted: list[tuple[str, str]] = []
     refused: list[tuple[str, str]] = []
     # A process that was killed leaves names that are seen and not yet durable, or gone and not yet
     # durably so. What is acted on below must not be undone by a later loss of power.
@@ -369,18 +372,21 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
         except CorruptCheckpointError as error:
             refused.append((name, error.reason))
             continue
-        fault = _why_not_redo(env, directory, journal)
-        if fault:
+        check = _check_redo(env, directory, journal)
+        if check.rollback_reason:
             _remove_journal(env, directory, name)
-            rolled_back.append((journal.run_id, fault))
+            rolled_back.append((journal.run_id, check.rollback_reason))
         else:
+            _remove_indexes(env, directory, [rename for rename, _ in check.damaged_indexes])
             _carry_out(env, directory, journal)
             redone.append(journal.run_id)
+            distrusted += [(rename.target, fault) for rename, fault in check.damaged_indexes]
     removed = _remove_leftovers(env, directory, refused)
     kafka = finish_kafka_swap(env, directory)
     return SwapRecovery(
         tuple(redone),
         tuple(rolled_back),
+        tuple(distrusted),
         tuple(refused),
         kafka.completed,
         removed + kafka.removed,
@@ -388,35 +394,55 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
     )
 
 
-def _why_not_redo(env: Env, directory: str, journal: Journal) -> str:
-    """Empty if the journal can be carried out; else why it is to be rolled back.
+class _RedoCheck(NamedTuple):
+    """Whether a journal can be carried out."""
+
+    rollback_reason: str = ""  # not empty: nothing was renamed yet, and the swap is to be undone
+    damaged_indexes: tuple[tuple[Rename, str], ...] = ()  # and why; they are to be built again
+
+
+def _check_redo(env: Env, directory: str, journal: Journal) -> _RedoCheck:
+    """Compare the files with the journal.
 
     A cleaned file that went bad after the commit is no loss while all of them still bear their
     cleaned names: then nothing was renamed yet, so nothing deleted either, and all sources stand.
-    Raises UnfinishedSwapError when it is too late for that.
+    Later an index that went bad is no loss either: it is built again from the log file. Raises
+    UnfinishedSwapError for a log file that went bad.
     """
     names = set(env.listdir(directory))
     begun_or_left = {rename.source for rename in journal.renames}
     begun_or_left |= {delete.name for delete in journal.deletes}
     if not begun_or_left & names:
-        return ""  # all was done but for the journal; its targets may have been deleted since
+        return _RedoCheck()  # all done but for the journal; its targets may be deleted since
+    is_begun = any(rename.source not in names for rename in journal.renames)
+    indexes: list[tuple[Rename, str]] = []
     for rename in journal.renames:
         found = rename.source if rename.source in names else rename.target
         if found in names:
             fault = _mismatch(env, os.path.join(directory, found), rename)
         else:
             fault = "is missing"
-        if fault and all(other.source in names for other in journal.renames):
-            return f"{found} {fault}"
-        if fault:
+        if not fault:
+            continue
+        if not is_begun:
+            return _RedoCheck(f"{found} {fault}")
+        if rename.target.endswith(filenames.LOG):
             raise UnfinishedSwapError(directory, found, fault)
+        indexes.append((rename, fault))
     for name, size_bytes in journal.deletes:
         if name in names and name.endswith(filenames.LOG):
             present_bytes = env.size(os.path.join(directory, name))
             if present_bytes != size_bytes:
                 fault = f"has {present_bytes} bytes, {size_bytes} when it was to be deleted"
                 raise UnfinishedSwapError(directory, name, fault)
-    return ""
+    return _RedoCheck(damaged_indexes=tuple(indexes))
+
+
+def _remove_indexes(env: Env, directory: str, renames: Sequence[Rename]) -> None:
+    """Delete damaged indexes, and those of the old segments that stand under their names."""
+    names = set(env.listdir(directory)) if renames else set()
+    doomed = {name for rename in renames for name in (rename.source, rename.target)}
+    _remove(env, directory, sorted(doomed & names))
 
 
 def _remove_leftovers(

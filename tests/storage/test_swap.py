@@ -486,6 +486,39 @@ def test_a_swap_that_can_be_neither_finished_nor_undone_is_left_as_it_is(env: Me
     assert folder(env) == before
 
 
+@pytest.mark.parametrize("kind", [INDEX, TIME_INDEX, TXN_INDEX])
+@pytest.mark.parametrize("damage", ["truncated", "changed", "missing"])
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_a_damaged_index_does_not_keep_a_swap_from_being_finished(
+    env: MemoryEnv, kind: str, damage: str, is_renamed: bool
+) -> None:
+    sources = [write_source(env, base, txn=base == 100) for base in (0, 100, 200)]
+    plan = plan_swap(FOLDER, sources, [write_output(env, 0, txn=True)])
+    committed(env, plan)
+    (spoiled,) = [one for one in plan.renames if one.target == file_name(0, kind)]
+    for rename in plan.renames:
+        if (rename is spoiled) == is_renamed:
+            env.rename(f"{FOLDER}/{rename.source}", f"{FOLDER}/{rename.target}")
+    path = f"{FOLDER}/{spoiled.target if is_renamed else spoiled.source}"
+    match damage:
+        case "truncated":
+            put(env, path, content("new", 0, kind)[:12])
+        case "changed":
+            put(env, path, bytes(len(content("new", 0, kind))))
+        case "missing":
+            env.unlink(path)
+    recovery = recover_swap(env, FOLDER)
+    assert recovery.redone == (RUN,)
+    ((name, reason),) = recovery.distrusted
+    assert name == spoiled.target
+    assert reason in str(recovery)
+    found = folder(env)
+    assert spoiled.target not in found  # whoever opens the log builds it again
+    assert found[file_name(0, LOG)] == content("new", 0, LOG)
+    assert not [name for name in found if name.endswith(("cleaned", "journal"))]
+    assert not recover_swap(env, FOLDER).changed
+
+
 def test_a_log_that_is_not_the_one_to_be_deleted_is_not_deleted(env: MemoryEnv) -> None:
     plan = prepared(env)
     committed(env, plan)
