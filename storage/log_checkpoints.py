@@ -7,13 +7,17 @@ Rules
   the last segment can be torn. The same holds of a folder that was moved or copied into the
   directory. Without log starts a log begins at its first segment. Without cleaner offsets it is
   cleaned from its start.
+- The files are there before the first partition. So a directory that has partitions and none of the
+  files has lost them. Kafka assumes recovery point 0 there: it verifies all segments, truncates the
+  first damaged one at its first damaged batch, and deletes the segments that follow.
 - Kafka's formats name a partition and not its topic's id. So nothing may be left that was said of
   a deleted partition when another one of that name is created: a start after a kill would take
   the offsets for the new one's, and cut or hide its records.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +25,7 @@ from storage import filenames
 from storage.checkpoints import decode_offsets, write_offsets
 from storage.env import Env
 from storage.errors import CorruptCheckpointError, LogDirectoryError, NoRoomError
+from storage.identity import partitions_in
 from storage.log import Log
 from storage.log_directory import LogDirectory
 from storage.model import TopicPartition
@@ -67,23 +72,31 @@ class FoundCheckpoints:
 def read_checkpoints(env: Env, directory: LogDirectory) -> FoundCheckpoints:
     """Read the checkpoints of a directory; what is lost is told to `directory.notes`.
 
-    OSError as it comes.
+    A directory without partitions gets the files at once. OSError as it comes.
     """
-    # All are written together: a directory that has none of them was never checkpointed.
     names = (*CONSEQUENCES, filenames.REPLICATION_CHECKPOINT)
-    was_checkpointed = any(env.exists(directory.file(name)) for name in names)
+    is_there = any(env.exists(directory.file(name)) for name in names)
+    if not is_there and not partitions_in(env, directory.path):
+        _write_empty(env, directory, names)
+        return FoundCheckpoints()
     found: dict[str, Offsets | None] = {}
     for name, consequence in CONSEQUENCES.items():
         path = directory.file(name)
         found[name], problem = _read(env, path)
-        if found[name] is None and not was_checkpointed:
-            found[name] = {}
-        elif found[name] is None:
+        if found[name] is None:
             directory.notes.append(f"{problem or f'{path}: it is missing'}; {consequence}")
     points = found[filenames.RECOVERY_POINT_CHECKPOINT]
     starts = found[filenames.LOG_START_CHECKPOINT]
     cleaner = found[filenames.CLEANER_CHECKPOINT]
     return FoundCheckpoints(points, starts or {}, cleaner or {})
+
+
+def _write_empty(env: Env, directory: LogDirectory, names: Iterable[str]) -> None:
+    # Without room none is written. If a later start finds partitions and none of the files, it
+    # verifies all of their batches and cuts less: that is slower, and safe.
+    with suppress(NoRoomError):
+        for name in names:
+            write_offsets(env, directory.file(name), {})
 
 
 def _read(env: Env, path: str) -> tuple[Offsets | None, str]:

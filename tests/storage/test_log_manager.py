@@ -456,10 +456,52 @@ def test_a_lost_recovery_point_has_everything_verified_and_nothing_cut(
     assert again.logs[ORDERS[1]].log_end_offset == 20
 
 
-def test_a_directory_that_was_never_checkpointed_has_lost_nothing(env: MemoryEnv) -> None:
+def test_a_directory_that_was_killed_before_its_first_checkpoint_has_lost_nothing(
+    env: MemoryEnv,
+) -> None:
     two_disks(env)
     _, report = opened(env.kill())
     assert report.directory_notes == ()
+
+
+def test_what_was_never_flushed_is_cut_though_no_checkpoint_was_written_in_time(
+    env: MemoryEnv,
+) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    fill(log, 20)
+    env = env.kill()
+    first = f"{log.directory}/{filenames.file_name(0, filenames.LOG)}"
+    env.open(first, write=True).pwrite(b"!", 100)
+    log = opened(env)[0].logs[ORDERS[0]]
+    assert (log.log_end_offset, log.damaged) == (0, ())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_directory_that_lost_all_its_checkpoints_loses_no_whole_batch(
+    env: MemoryEnv, is_known: bool
+) -> None:
+    manager = two_disks(env)
+    log = manager.logs[ORDERS[0]]
+    fill(log, 20)
+    log.flush()
+    manager.checkpoint()
+    (home,) = [path for path in (ONE, TWO) if env.exists(f"{path}/orders-0")]
+    env = env.kill()
+    for name in env.listdir(home):
+        if name.endswith("-checkpoint"):
+            env.unlink(f"{home}/{name}")
+    if not is_known:
+        for disk in (ONE, TWO):
+            env.unlink(f"{disk}/varve.metadata")
+    middle = f"{log.directory}/{filenames.file_name(5, filenames.LOG)}"
+    env.open(middle, write=True).pwrite(b"!", 100)
+    manager, report = opened(env)
+    assert [note for directory, note in report.directory_notes if directory == home]
+    log = manager.logs[ORDERS[0]]
+    assert log.log_end_offset == 25
+    assert [(one.base_offset, one.next_offset) for one in log.damaged] == [(5, 6)]
+    assert offsets_in(log, start=10) == list(range(10, 25))
 
 
 @pytest.mark.parametrize("how", ["missing", "empty", "garbage", "a folder"])
