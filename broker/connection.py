@@ -216,6 +216,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._reserved_bytes:
             self._note_shrunk()
         if not growth:
+            if self._reserved_bytes and self._reader.is_empty:
+                self._owner.budget.note_idle(self)
             return True
         if self._owner.budget.reserve(self, growth):
             self._reserved_bytes += growth

@@ -54,6 +54,11 @@ class FrameReader:
         """Size of the receive buffer."""
         return self._capacity
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no frame has begun to arrive."""
+        return self._start == self._end
+
     def growth(self) -> int:
         """Return by how many bytes the buffer grows at the next `get_buffer`; it may shrink now.
 

@@ -4,7 +4,9 @@ Rules. The budget counts the bytes of each buffer beyond its first INITIAL_BYTES
 reserves memory before its buffer grows. If there is none, the broker stops reading from it, and it
 waits in a queue. Memory is freed in this order: idle connections release the buffers that they keep
 for their next request; connections that have never sent a complete request are closed, the largest
-first; otherwise the connection waits. The first in the queue may exceed the budget, if no other
+first; otherwise the connection waits. Finding memory does not search all connections: those that
+may be idle and those that were strangers when they reserved are noted, and each note is looked at
+once. The first in the queue may exceed the budget, if no other
 connection does, until its request is complete. While connections wait, a connection releases its
 buffer after each request and reserves again at the end of the queue (connection.py), and a
 connection whose client stalls in the middle of a request is closed (listener.py). So requests of
@@ -15,7 +17,11 @@ This module does not use sockets or a clock.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from heapq import heapify, heappop, heappush
+from typing import Final, Protocol
+
+# Outdated notes are removed when there are more of them than this, and than others.
+OUTDATED_NOTES_MAX: Final = 1_000
 
 
 class Holder(Protocol):
@@ -53,6 +59,11 @@ class ReceiveBudget:
         self._held: dict[Holder, int] = {}
         self._waiting: dict[Holder, None] = {}  # in order
         self._over: Holder | None = None  # who may exceed the budget
+        self._idle: dict[Holder, None] = {}  # keep memory, and may be between two requests
+        self._strangers: list[tuple[int, int]] = []  # (-bytes held, note number), a heap
+        self._noted: dict[int, Holder] = {}  # by note number; notes that are not here are outdated
+        self._note_of: dict[Holder, int] = {}
+        self._notes = 0
         self._is_serving = False
 
     @property
@@ -70,8 +81,10 @@ class ReceiveBudget:
             if not self._fits(growth):
                 self._over = holder
             self._waiting.pop(holder, None)
-            self._held[holder] = self._held.get(holder, 0) + growth
+            held = self._held[holder] = self._held.get(holder, 0) + growth
             self.used_bytes += growth
+            if holder.is_stranger:
+                self._note_stranger(holder, held)
             if self._waiting:
                 self._serve_soon()
             return True
@@ -80,12 +93,22 @@ class ReceiveBudget:
             self.waits += 1
         return False
 
+    def note_idle(self, holder: Holder) -> None:
+        """Note that a holder may be between two requests, and keeps its buffer for the next."""
+        if holder in self._held:
+            self._idle[holder] = None
+
     def set_held(self, holder: Holder, held_bytes: int) -> None:
         """Note that the buffer of a holder has become smaller."""
         before = self._held.pop(holder, 0)
         assert held_bytes <= before, (held_bytes, before)
         if held_bytes:
             self._held[holder] = held_bytes
+            if holder.is_stranger and held_bytes < before:
+                self._note_stranger(holder, held_bytes)
+        else:
+            self._idle.pop(holder, None)
+            self._noted.pop(self._note_of.pop(holder, 0), None)
         self.used_bytes -= before - held_bytes
         if self._over is holder and held_bytes < before:
             self._over = None
@@ -103,16 +126,29 @@ class ReceiveBudget:
         return self.used_bytes + growth <= self.limit_bytes
 
     def _make_room(self, growth: int) -> None:
-        for holder in tuple(self._held):
+        while self._idle and not self._fits(growth):
+            holder = next(iter(self._idle))
+            del self._idle[holder]  # it is noted again when it is idle again
             holder.give_back()
-        if self._fits(growth):
-            return
-        strangers = [holder for holder in self._held if holder.is_stranger]
-        for holder in sorted(strangers, key=self._held.__getitem__, reverse=True):
-            self.closed += 1
-            holder.close("memory is needed, and no request of this connection is complete yet")
-            if self._fits(growth):
-                return
+        while self._strangers and not self._fits(growth):
+            _, number = heappop(self._strangers)
+            holder = self._noted.pop(number, None)
+            if holder is None:
+                continue
+            del self._note_of[holder]
+            if holder.is_stranger:
+                self.closed += 1
+                holder.close("memory is needed, and no request of this connection is complete yet")
+
+    def _note_stranger(self, holder: Holder, held_bytes: int) -> None:
+        self._noted.pop(self._note_of.get(holder, 0), None)
+        self._notes += 1
+        self._note_of[holder] = self._notes
+        self._noted[self._notes] = holder
+        heappush(self._strangers, (-held_bytes, self._notes))
+        if len(self._strangers) > 2 * len(self._noted) + OUTDATED_NOTES_MAX:
+            self._strangers = [note for note in self._strangers if note[1] in self._noted]
+            heapify(self._strangers)
 
     def _serve_soon(self) -> None:
         if not self._is_serving:

@@ -35,6 +35,7 @@ class Client:
         self.asked = 0
         self.is_idle = False  # between two requests: what it holds is kept for the next
         self.is_closed = False
+        self.give_backs = 0  # how often it was asked for memory
 
     def ask(self, growth: int) -> bool:
         self.asked, self.is_idle = growth, False
@@ -49,10 +50,12 @@ class Client:
 
     def finish(self, keeps: int = 0) -> None:
         """The request is answered."""
-        self.is_idle, self.held = True, keeps
+        self.is_idle, self.held, self.is_stranger = True, keeps, False
         self.budget.set_held(self, keeps)
+        self.budget.note_idle(self)
 
     def give_back(self) -> None:
+        self.give_backs += 1
         if self.is_idle:
             self.finish()
 
@@ -102,6 +105,7 @@ def test_those_who_wait_are_served_in_order(loop: Loop, budget: ReceiveBudget) -
 
 
 def test_buffers_that_idle_clients_keep_are_given_back_first(budget: ReceiveBudget) -> None:
+    """As many as it takes."""
     idle = [Client(budget) for _ in range(10)]
     for client in idle:
         assert client.ask(MIB)
@@ -109,7 +113,8 @@ def test_buffers_that_idle_clients_keep_are_given_back_first(budget: ReceiveBudg
     stranger = Client(budget, is_stranger=True)
     assert stranger.ask(5 * MIB)
     assert not stranger.is_closed
-    assert (budget.used_bytes, sum(client.held for client in idle)) == (5 * MIB, 0)
+    assert [client.held for client in idle] == [0] * 5 + [MIB] * 5
+    assert budget.used_bytes == LIMIT
 
 
 def test_strangers_lose_their_buffers_before_a_working_client_waits(
@@ -134,6 +139,28 @@ def test_strangers_alone_hold_no_more_than_the_budget(budget: ReceiveBudget) -> 
             assert budget.used_bytes <= LIMIT
     client = Client(budget)
     assert client.ask(LIMIT)
+
+
+def test_finding_memory_does_not_search_all_connections(budget: ReceiveBudget) -> None:
+    """Those in the middle of a request are asked once, however often others want memory."""
+    clients = [Client(budget) for _ in range(1_000)]
+    for client in clients:
+        assert client.ask(1_000)
+        client.finish(keeps=1_000)
+        client.is_idle = False  # its next request has begun, in the buffer that it kept
+    assert Client(budget).ask(LIMIT)
+    late = [Client(budget) for _ in range(1_000)]
+    assert not any(client.ask(1) for client in late)
+    assert sum(client.give_backs for client in clients) == 1_000
+
+
+def test_who_has_sent_a_request_since_it_reserved_is_not_closed(budget: ReceiveBudget) -> None:
+    client, stranger = Client(budget, is_stranger=True), Client(budget, is_stranger=True)
+    assert client.ask(6 * MIB)
+    client.is_stranger = False
+    assert stranger.ask(4 * MIB)
+    assert Client(budget).ask(2 * MIB)
+    assert (client.is_closed, stranger.is_closed) == (False, True)
 
 
 @pytest.mark.parametrize("seed", range(20))
