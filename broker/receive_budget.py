@@ -132,13 +132,15 @@ class ReceiveBudget:
             holder.give_back()
         while self._strangers and not self._fits(growth):
             _, number = heappop(self._strangers)
-            holder = self._noted.pop(number, None)
-            if holder is None:
+            stranger = self._noted.pop(number, None)
+            if stranger is None:
                 continue
-            del self._note_of[holder]
-            if holder.is_stranger:
+            del self._note_of[stranger]
+            if stranger.is_stranger:
                 self.closed += 1
-                holder.close("memory is needed, and no request of this connection is complete yet")
+                stranger.close(
+                    "memory is needed, and no request of this connection is complete yet"
+                )
 
     def _note_stranger(self, holder: Holder, held_bytes: int) -> None:
         self._noted.pop(self._note_of.get(holder, 0), None)

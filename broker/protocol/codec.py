@@ -8,6 +8,7 @@ messages are small, and their fields outlive the receive buffer. Codecs are comp
 """
 
 import struct
+import sys
 from collections.abc import Generator
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -32,7 +33,7 @@ from broker.protocol.messages import (
     ApiVersionsResponseRange,
     Message,
 )
-from broker.protocol.schema import NEVER, Direction
+from broker.protocol.schema import NEVER, Direction, walk
 
 Buffer = bytes | bytearray | memoryview
 
@@ -161,6 +162,50 @@ def encode_response_sliced(
     parts.append(b"".join(pieces))
     parts[0] = _SIZE.pack(sum(map(len, parts))) + parts[0]
     return parts
+
+
+# Shorter arrays are freed together with the message that they are part of.
+RELEASED_ROWS_MIN: Final = 64
+
+
+def release_rows(message: Message) -> Generator[None, None, None]:
+    """Remove the elements of long arrays of a message that nobody uses any more, one by one.
+
+    An array that somebody else holds too, such as the state of a group, stays as it is.
+    """
+    for name in _ARRAYS[type(message)]:
+        rows = getattr(message, name)
+        if type(rows) is not list or sys.getrefcount(rows) > _OWN_REFERENCES or not rows:
+            continue
+        have_arrays = bool(_ARRAYS.get(type(rows[0])))
+        if len(rows) < RELEASED_ROWS_MIN:
+            for row in rows if have_arrays else ():
+                yield from release_rows(row)
+            continue
+        while rows:
+            row = rows.pop()
+            if have_arrays:
+                yield from release_rows(row)
+            del row
+            yield
+
+
+# The names of the arrays of each structure.
+_ARRAYS: Final[dict[type, tuple[str, ...]]] = {
+    CLASSES[part.name]: tuple(field.name for field in part.fields if field.is_array)
+    for api in APIS.values()
+    for root in (api.request, api.response)
+    for part in walk(root)
+}
+
+
+def _count_references(message: ApiVersionsResponse) -> int:
+    rows = message.api_keys
+    return sys.getrefcount(rows)
+
+
+# Of an array that only its message holds, as `release_rows` sees it.
+_OWN_REFERENCES: Final = _count_references(ApiVersionsResponse())
 
 
 def _response_header(api_key: int, version: int, correlation_id: int) -> bytes:
