@@ -6,6 +6,8 @@ Rules
   what stands behind it, become groups of their own.
 - What a group as a whole is due is in groups.py.
 - What was met of transactions is taken back when a group has to be begun anew.
+- A job over what has expired reads the batch headers of a group first. A group in which no horizon
+  has passed is left as it is, and its records are not read.
 """
 
 from collections import deque
@@ -15,6 +17,7 @@ import numpy as np
 
 from cleaner.engine.context import CleanContext, grown, released
 from cleaner.engine.group_books import GroupBooks
+from cleaner.engine.header_scan import HeaderScanner
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes
 from cleaner.engine.kernels.layout import (
@@ -93,6 +96,8 @@ class RewritePass:
     def _rewrite_group(self, group: tuple[SourceSegment, ...]) -> None:
         context, books = self._context, self.books
         books.begin(group)
+        if context.job.expired_only and self._nothing_expired(group):
+            return
         output = books.open_output(group, self._buffers)
         try:
             for source in group:
@@ -107,6 +112,29 @@ class RewritePass:
             output.abandon()
             raise
         context.control.groups_cleaned((books.finish(group, cleaned),))
+
+    def _nothing_expired(self, group: tuple[SourceSegment, ...]) -> bool:
+        """Leave a group of which no batch header has a horizon that has passed, and say so."""
+        context, state = self._context, self._context.state
+        scanner = HeaderScanner(context.env, context.job.directory, context.charge_read)
+        scans = []
+        for source in group:
+            scan = scanner.scan(source, context.job.now_ms)
+            if scan is None:
+                break
+            scans.append(scan)
+        context.reader.bytes_read += scanner.bytes_read
+        if len(scans) < len(group):
+            return False
+        for source, scan in zip(group, scans, strict=True):
+            state[fields.EARLIEST_MS] = scan.horizon_ms
+            state[fields.RECORDS_IN] += scan.records
+            state[fields.RECORDS_OUT] += scan.records
+            self.books.close_segment()
+            self._begun += source.size_bytes
+        self.books.leave(group)
+        context.control.progress("rewrite", self._begun, self._total)
+        return True
 
     def _rewrite_segment(self, source: SourceSegment, output: CleanedOutput) -> None:
         context = self._context

@@ -59,7 +59,7 @@ class ExpiredSection(NamedTuple):
     base_offsets: tuple[int, ...]
     size_bytes: int
     since_ms: int  # wall time at which the first of it could go
-    deadline_ms: int
+    deadline_ms: int | None  # None: of none of it the horizon is known
 
 
 def live_segments(facts: LogFacts) -> list[SegmentFacts]:
@@ -193,7 +193,8 @@ def expired_section(
 
     A segment of unknown horizon (the memory was lost, or the folder adopted) is looked at once,
     delete.retention.ms after the partition was first seen: by then whatever was stamped before
-    has expired. A clock that cannot be trusted expires nothing.
+    has expired. Such a look has no deadline: it may find nothing, so it gets no head start over
+    dirty partitions. A clock that cannot be trusted expires nothing.
     """
     if not facts.clock_trusted:
         return None, None
@@ -203,6 +204,7 @@ def expired_section(
     look_ms = known.first_seen_ms + retention_ms
     due: list[tuple[SegmentFacts, int]] = []
     next_ms: int | None = None
+    known_ms: list[int] = []
     rest_until_ms = 0
     if known.expired_at_ms is not None:
         rest_until_ms = known.expired_at_ms + retention_ms // EXPIRY_GRACE_SHARE
@@ -210,12 +212,14 @@ def expired_section(
         horizon = known.horizon(segment)
         if segment.next_base_offset > limit:
             break
-        if horizon == UNKNOWN_HORIZON:
+        is_known = horizon != UNKNOWN_HORIZON
+        if not is_known:
             horizon = look_ms
         if horizon < 0 or segment.size_bytes == 0:
             continue
         if max(horizon, rest_until_ms) <= now.wall_ms:
             due.append((segment, horizon))
+            known_ms += [horizon] if is_known else []
         elif next_ms is None or horizon < next_ms:
             next_ms = horizon
     if not due:
@@ -226,6 +230,6 @@ def expired_section(
         tuple(segment.base_offset for segment, _ in due),
         sum(segment.size_bytes for segment, _ in due),
         since_ms,
-        since_ms + grace_ms,
+        min(known_ms) + grace_ms if known_ms else None,
     )
     return section, next_ms

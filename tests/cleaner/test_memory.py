@@ -14,7 +14,7 @@ from cleaner.job import CleanJob, CleanReport, SegmentHorizon
 from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.intervals import merged, reach, without
-from cleaner.planning.order import start_key
+from cleaner.planning.order import head_start_ms, start_key
 from cleaner.planning.plan import Verdict, assess
 from cleaner.planning.remembered import (
     FRESH,
@@ -345,6 +345,21 @@ def test_segments_of_unknown_horizon_are_looked_at_once_after_the_retention() ->
     after = learned(known, job, report_of(job), log)
     assert set(after.horizons.values()) == {NO_HORIZON}
     assert not judge(log, after, later + 10 * ACTIVE).to_clean
+
+
+def test_a_look_at_segments_of_unknown_horizon_has_no_deadline() -> None:
+    log = facts(even(3), checkpoint=30)
+    unknown = Remembered(first_seen_ms=NOW.wall_ms)
+    later = NOW.wall_ms + ACTIVE + 10 * EXPIRY_GRACE_MS
+    verdict = judge(log, unknown, later)
+    assert verdict.to_clean
+    assert verdict.deadline_ms is None
+    assert head_start_ms(verdict, later) == 0
+    horizon_ms = NOW.wall_ms + 5
+    known = replace(unknown, horizons={(10, 100): horizon_ms})
+    verdict = judge(log, known, later)
+    assert verdict.deadline_ms == horizon_ms + max(EXPIRY_GRACE_MS, ACTIVE // 10)
+    assert head_start_ms(verdict, later) > 0
 
 
 def test_what_could_not_go_is_not_asked_for_again_at_once() -> None:
