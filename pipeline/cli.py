@@ -1,34 +1,19 @@
-"""The command `varve pipeline`: options, engines, progress, and what exit code an error becomes.
+"""The command group `varve pipeline`: one command for each job.
 
-A job is a module of pipeline/jobs with a click command of its own; it is imported when it is called
-for, so that `--help` loads neither Spark nor Numba. Results go to standard output, as lines or as
-one JSON document; progress and errors go to standard error.
+A job is a module of pipeline/jobs with a click command of its own. The group imports that module
+when the command is called, so that `--help` loads neither Spark nor Numba. What the commands share
+is in pipeline/command.py.
 """
 
 import importlib
-import json
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import wraps
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec
+from collections.abc import Mapping
+from typing import Final
 
 import click
 
-from broker.api_client import ApiRefusedError, UnreachableError
-from broker.api_command import with_client
-from config import exit_codes
-from config.units import parse_size
-from pipeline.engines import Engine, LocalEngine, StageFailedError
-from pipeline.lease import RunError
-from pipeline.progress import Told
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pipeline.command import telling
+from pipeline.errors import JobError
 
 JOBS: Final[Mapping[str, str]] = {  # command -> what it does, in a line
     "adopt": "Have published what `compact --no-adopt` has made.",
@@ -40,15 +25,6 @@ JOBS: Final[Mapping[str, str]] = {  # command -> what it does, in a line
     "survey": "Say what topics hold, how long it lives, and how they should be kept.",
     "verify": "Check that what is compacted is the latest of what it was compacted from.",
 }
-P = ParamSpec("P")
-
-
-class JobError(Exception):
-    """A job cannot go on; `code` is one of config/exit_codes.py."""
-
-    def __init__(self, message: str, code: int = exit_codes.FAILED) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class _Jobs(click.Group):
@@ -85,238 +61,6 @@ def pipeline() -> None:
     try again; 4 a check failed; 5 no broker answered; 6 Spark could not be started, or its master
     does not answer; 130 interrupted.
     """
-
-
-@dataclass(frozen=True, slots=True)
-class SparkOptions:
-    """Where a session is to run."""
-
-    master: str
-    memory: str
-    log_level: str
-    settings: Mapping[str, str]
-
-    def session(self, app_name: str) -> "SparkSession":
-        """Start it. Raises JobError."""
-        from pipeline.java import NoJavaError
-        from pipeline.session import SessionError, build_session
-
-        try:
-            return build_session(
-                self.master,
-                app_name=app_name,
-                memory=self.memory,
-                log_level=self.log_level,
-                settings=self.settings,
-            )
-        except (NoJavaError, SessionError) as error:
-            raise JobError(str(error), exit_codes.NO_SPARK) from error
-
-
-def _settings(
-    _context: click.Context, _parameter: click.Parameter, given: Sequence[str]
-) -> dict[str, str]:
-    found = {}
-    for text in given:
-        name, sign, value = text.partition("=")
-        if not sign or not name.startswith("spark."):
-            raise click.BadParameter(f"expected spark.NAME=VALUE, not {text[:80]!r}")
-        found[name] = value
-    return found
-
-
-def _checked_master(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
-    from pipeline.session import check_master
-
-    try:
-        check_master(given)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-    return given
-
-
-def on_spark(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the options of a session; the command gets them as `spark_options`."""
-
-    @click.option(
-        "--master",
-        envvar="VARVE_SPARK_MASTER",
-        default="local[*]",
-        show_default=True,
-        callback=_checked_master,
-        metavar="URL",
-        help="Spark's master: local[N], spark://HOST:PORT, sc://HOST:PORT.",
-    )
-    @click.option(
-        "--memory",
-        default="2g",
-        show_default=True,
-        metavar="SIZE",
-        help="Of the driver, and of each executor.",
-    )
-    @click.option("--spark-log", default="error", help="Level of Spark's own log.",
-                  type=click.Choice(["off", "error", "warn", "info", "debug"]))  # fmt: skip
-    @click.option("--conf", "settings", multiple=True, callback=_settings, metavar="NAME=VALUE",
-                  help="A setting of Spark; may be repeated.")  # fmt: skip
-    @wraps(function)
-    def run(
-        *args: Any,
-        master: str,
-        memory: str,
-        spark_log: str,
-        settings: Mapping[str, str],
-        **options: Any,
-    ) -> None:
-        spark_options = SparkOptions(master, memory, spark_log, settings)
-        function(*args, spark_options=spark_options, **options)  # type: ignore[arg-type]
-
-    return run  # type: ignore[return-value]
-
-
-def on_engine(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the options that choose an engine; the command gets `engine_name`, `processes` and
-    `spark_options`, for `engine_of`."""
-    function = click.option(
-        "--processes",
-        type=click.IntRange(1, 1024),
-        help="Of the local engine; one per core if it is not said.",
-    )(function)
-    function = click.option(
-        "--engine",
-        "engine_name",
-        type=click.Choice(["local", "spark"]),
-        default="local",
-        show_default=True,
-        help="Processes of this machine, or Spark's executors.",
-    )(function)
-    return on_spark(function)
-
-
-def of_size(name: str, default: str, text: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """An option for a size such as 64MiB."""
-
-    def parsed(_context: click.Context, _parameter: click.Parameter, given: str) -> int:
-        try:
-            size = parse_size(given)
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-        if size <= 0:
-            raise click.BadParameter("it has to be above 0")
-        return size
-
-    return click.option(
-        name, default=default, show_default=True, callback=parsed, metavar="SIZE", help=text
-    )
-
-
-def of_partitions(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the option that names some partitions; the command gets None for all."""
-
-    def parsed(
-        _context: click.Context, _parameter: click.Parameter, given: str | None
-    ) -> list[int] | None:
-        if given is None:
-            return None
-        parts = [part.strip() for part in given.split(",")]
-        if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-            raise click.BadParameter(f"expected numbers such as 0,3, not {given[:80]!r}")
-        return sorted({int(part) for part in parts})
-
-    return click.option(
-        "--partitions", callback=parsed, metavar="N,N,...", help="Only these partitions."
-    )(function)
-
-
-@contextmanager
-def engine_of(
-    engine_name: str, processes: int | None, spark_options: SparkOptions, told: Told
-) -> Iterator[Engine]:
-    """The engine that was asked for, until the block ends. Raises JobError."""
-    if engine_name == "local":
-        with LocalEngine(processes) as engine:
-            yield engine
-        return
-    told.note("starting Spark")
-    from pipeline.spark_engine import SparkEngine
-
-    session = spark_options.session("varve")
-    try:
-        yield SparkEngine(session)
-    finally:
-        session.stop()
-
-
-def with_broker(function: Callable[P, None]) -> Callable[P, None]:
-    """Add the options that name the broker's HTTP address; the command gets a `client`."""
-    asked = with_client(function)
-
-    @wraps(asked)
-    def run(*args: P.args, **options: P.kwargs) -> None:
-        from config.token import TokenFileError
-
-        try:
-            asked(*args, **options)
-        except TokenFileError as error:
-            raise JobError(str(error)) from error
-
-    return run
-
-
-def telling(function: Callable[P, None]) -> Callable[P, None]:
-    """Turns errors into one line and an exit code. Stands right under the command's decorator."""
-
-    @wraps(function)
-    def run(*args: P.args, **options: P.kwargs) -> None:
-        # Turn both signals into exceptions, so that leases are released on the way out.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see __main__.py
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            function(*args, **options)
-        except (JobError, RunError) as error:
-            fail(str(error), error.code)
-        except StageFailedError as error:
-            fail(str(error), exit_codes.FAILED)
-        except ApiRefusedError as error:
-            fail(str(error), exit_codes.of_status(error.status))
-        except UnreachableError as error:
-            fail(str(error), exit_codes.UNREACHABLE)
-        except KeyboardInterrupt:
-            fail("interrupted; nothing of it was handed back", exit_codes.INTERRUPTED)
-
-    return run
-
-
-@contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """For the length of a block that must not end between two things, such as leasing and holding
-    what was leased: an interrupt comes at its end. The second one comes at once."""
-    waiting: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if waiting:
-            signal.default_int_handler(number, frame)
-        waiting.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if waiting:
-        raise KeyboardInterrupt
-
-
-def show(answer: Any, as_json: bool, lines: Callable[[], Sequence[str]]) -> None:
-    """A result on standard output."""
-    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines()))
-
-
-def fail(message: str, code: int) -> NoReturn:
-    """Ends the process with a reason on standard error."""
-    click.echo(f"varve: {message}", err=True)
-    sys.exit(code)
 
 
 @pipeline.command(short_help="Make Spark start in half the time from now on.")

@@ -21,8 +21,8 @@ import click
 
 from config import exit_codes
 from config.address import parse_kafka_address
-from pipeline.cli import JobError
 from pipeline.connection import UnknownTopicError, UnreachableBrokerError, WireError
+from pipeline.errors import JobError
 from pipeline.producing import ProduceError
 from pipeline.session import first_line
 from pipeline.wire import EARLIEST, LATEST, REACH_SECONDS, Isolation, WireClient

@@ -10,7 +10,7 @@ from broker.api_client import ApiClient
 from cleaner.handoff import AdoptOutcome, AdoptResult, result_json
 from config import exit_codes
 from config.units import about_size
-from pipeline.cli import show, telling, with_broker
+from pipeline.command import show, telling, with_broker
 from pipeline.lease import BrokerRuns, LeaseLostError
 
 # What is refused for good comes before what can be tried again.

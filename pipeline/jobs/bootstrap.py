@@ -21,7 +21,8 @@ import click
 
 from config import exit_codes
 from config.topic_names import RESERVED_SUFFIX
-from pipeline.cli import JobError, SparkOptions, on_spark, show, telling
+from pipeline.command import SparkOptions, on_spark, show, telling
+from pipeline.errors import JobError
 from pipeline.jobs.bootstrap_resume import remaining, since_option
 from pipeline.jobs.bootstrap_rows import RowCounts, RowMapping, counted, shaped
 from pipeline.jobs.table_reading import FORMATS, read_table

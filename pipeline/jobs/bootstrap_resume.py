@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.topics import TopicBounds, bounds_of, read_topic, settings_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -8,10 +8,9 @@ Rules
 - What was made is what the broker's own cleaner would have made, byte for byte, on any engine.
 """
 
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -21,11 +20,9 @@ from broker.api_client import ApiClient
 from cleaner.handoff import AdoptOutcome, AdoptResult, PartitionPlan, Purpose
 from config import exit_codes
 from config.units import about_size
-from pipeline.cli import (
-    JobError,
+from pipeline.command import (
     SparkOptions,
     engine_of,
-    interrupts_wait,
     of_partitions,
     of_size,
     on_engine,
@@ -33,15 +30,15 @@ from pipeline.cli import (
     telling,
     with_broker,
 )
-from pipeline.engines import Engine, StageFailedError
+from pipeline.engines import Engine
+from pipeline.errors import JobError
 from pipeline.jobs.adopt import exit_code_of
 from pipeline.lease import BrokerRuns, Run
+from pipeline.leased_work import choose_transport, interrupts_wait, told_when_lost
 from pipeline.progress import Told, shown
-from pipeline.session import LOCAL_MASTER
 from pipeline.stages.cleaning import Cleaned, clean_partitions
 from pipeline.stages.indexing import index_partitions
 from pipeline.stages.planning import Limits
-from storage.filenames import LOG, file_name
 
 HANDED_BACK: Final = "handed back"
 WOULD: Final = "would"
@@ -124,17 +121,6 @@ def compact(
     return result
 
 
-@contextmanager
-def told_when_lost(run: Run) -> Iterator[None]:
-    """A task that finds its files gone fails for a reason that is not the task's."""
-    try:
-        yield
-    except StageFailedError:
-        run.check()
-        run.status()  # raises where the run, or the broker, is gone
-        raise
-
-
 def _partition_result(
     planned: PartitionPlan, cleaned: Cleaned, adopted: AdoptResult | None
 ) -> PartitionResult:
@@ -194,26 +180,6 @@ def look(run: Run, engine: Engine, limits: Limits, *, transport: str, told: Told
     run.check()
     result.seconds["stages"] = time.monotonic() - started
     return result
-
-
-def choose_transport(wanted: str, engine_name: str, master: str, run: Run) -> str:
-    """ "disk" where the workers surely are on this machine, and this user can work on the run's
-    files; else "http"."""
-    if wanted != "auto":
-        return wanted
-    if engine_name == "spark" and LOCAL_MASTER.fullmatch(master) is None:
-        return "http"
-    return "disk" if all(_is_here(one) for one in run.plan.partitions) else "http"
-
-
-def _is_here(planned: PartitionPlan) -> bool:
-    """Whether this user reads this very plan's files, and may write beside them: a folder of the
-    same name on another machine holds others."""
-    job = planned.job
-    if not job.groups:
-        return True
-    path = os.path.join(job.directory, file_name(job.groups[0][0].base_offset, LOG))
-    return os.access(path, os.R_OK) and os.access(os.path.dirname(job.directory), os.W_OK)
 
 
 def lines(result: CompactResult) -> list[str]:

@@ -21,7 +21,8 @@ import click
 from broker.api_client import ApiClient
 from config import exit_codes
 from config.topic_names import view_name
-from pipeline.cli import JobError, SparkOptions, on_spark, show, telling, with_broker
+from pipeline.command import SparkOptions, on_spark, show, telling, with_broker
+from pipeline.errors import JobError
 from pipeline.java import write_whole
 from pipeline.jobs.erase_cleaning import Cleaning, pinned_runs
 from pipeline.jobs.erase_files import scan_files

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from storage.batch import walk_headers
 from storage.errors import CorruptBatchError
 

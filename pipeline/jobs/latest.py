@@ -21,7 +21,8 @@ from broker.api_client import ApiClient
 from broker.api_command import DEFAULT_URL
 from config import exit_codes
 from config.units import about_size
-from pipeline.cli import JobError, SparkOptions, show, telling
+from pipeline.command import SparkOptions, show, telling
+from pipeline.errors import JobError
 from pipeline.progress import Silent, Told, shown
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delete_guard import safe_time_id

@@ -16,12 +16,8 @@ import click
 
 from broker.api_client import ApiClient
 from config import exit_codes
-from pipeline.cli import (
-    JobError,
-    SparkOptions,
-    show,
-    telling,
-)
+from pipeline.command import SparkOptions, show, telling
+from pipeline.errors import JobError
 from pipeline.jobs.latest import TableResult, lines, notes_of, result_of, versions_of
 from pipeline.progress import Told, shown
 from pipeline.tables.as_of import (

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.api_client import ApiRefusedError, UnreachableError
 from config import exit_codes
-from pipeline.cli import JobError, SparkOptions, show
+from pipeline.command import SparkOptions, show
+from pipeline.errors import JobError
 from pipeline.progress import Told, shown
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import DeleteGuard, look_at_cleaner, safe_ms_in

@@ -22,21 +22,12 @@ from cleaner.handoff import Purpose
 from cleaner.job import CleanJob
 from config import exit_codes
 from config.units import about_size
-from pipeline.cli import (
-    JobError,
-    SparkOptions,
-    engine_of,
-    interrupts_wait,
-    of_size,
-    on_engine,
-    show,
-    telling,
-    with_broker,
-)
+from pipeline.command import SparkOptions, engine_of, of_size, on_engine, show, telling, with_broker
 from pipeline.engines import Engine
-from pipeline.jobs.compact import choose_transport, told_when_lost
+from pipeline.errors import JobError
 from pipeline.jobs.key_text import key_text
 from pipeline.lease import BrokerRuns
+from pipeline.leased_work import choose_transport, interrupts_wait, told_when_lost
 from pipeline.progress import Told, shown
 from pipeline.report.figures import (
     PartitionFigures,

@@ -19,15 +19,8 @@ import click
 from broker.api_client import ApiClient, ApiRefusedError, partition_path
 from config import exit_codes
 from config.topic_names import RESERVED_SUFFIX, view_name
-from pipeline.cli import (
-    JobError,
-    SparkOptions,
-    of_partitions,
-    on_spark,
-    show,
-    telling,
-    with_broker,
-)
+from pipeline.command import SparkOptions, of_partitions, on_spark, show, telling, with_broker
+from pipeline.errors import JobError
 from pipeline.jobs.key_text import key_json, key_text
 from pipeline.jobs.table_reading import FORMATS, reach_of, read_table
 from pipeline.jobs.verify_batches import BatchFault, Walk, walk_all

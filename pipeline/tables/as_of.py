@@ -16,7 +16,7 @@ from typing import Final
 from broker.api_client import ApiClient
 from cleaner.job import CleanJob
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.stages.indexing import index_partitions
 from pipeline.stages.planning import sources_of
 from pipeline.tables.state import Reading, below, cleaned_offset, lacks_offsets

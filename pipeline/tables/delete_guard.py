@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final
 from broker.api_client import ApiClient
 from config import exit_codes
 from config.units import about_span
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.tables.publish import Target
 
 if TYPE_CHECKING:

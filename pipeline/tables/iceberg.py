@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.tables.publish import Target
 
 NAMESPACE: Final = "varve"

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from broker.api_client import ApiClient
 from cleaner.handoff import Purpose
-from pipeline.cli import interrupts_wait
-from pipeline.jobs.compact import choose_transport
 from pipeline.lease import BrokerRuns, RunError
+from pipeline.leased_work import choose_transport, interrupts_wait
 from pipeline.progress import Told
 from pipeline.stages.planning import TASK_BYTES, TASK_MEMORY_BYTES, Limits
 from pipeline.tables.state import Reading

@@ -5,7 +5,7 @@ from typing import ParamSpec
 
 import click
 
-from pipeline.cli import of_partitions, of_size, on_spark, with_broker
+from pipeline.command import of_partitions, of_size, on_spark, with_broker
 from pipeline.tables.columns import Form, FormType
 from pipeline.tables.publish import FORMATS
 from pipeline.topics import with_bootstrap

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

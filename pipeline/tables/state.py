@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 from broker.api_client import ApiClient
 from cleaner.job import CleanJob
 from config import exit_codes
-from pipeline.cli import JobError
 from pipeline.engines import Engine
+from pipeline.errors import JobError
 from pipeline.lease import Run
 from pipeline.progress import Told
 from pipeline.stages.indexing import PartitionIndex, index_partitions

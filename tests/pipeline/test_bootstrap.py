@@ -14,7 +14,7 @@ from pyspark.sql import Row
 
 from broker.api_client import ApiClient
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.jobs import bootstrap
 from pipeline.jobs.bootstrap import Target, bootstrap_topic
 from pipeline.jobs.bootstrap_resume import remaining, since_option

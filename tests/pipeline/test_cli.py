@@ -17,7 +17,8 @@ from click.testing import CliRunner
 from broker.cli import main
 from cleaner.handoff import AdoptOutcome
 from config import exit_codes
-from pipeline.cli import JOBS, JobError, pipeline
+from pipeline.cli import JOBS, pipeline
+from pipeline.errors import JobError
 from pipeline.jobs import compact
 from pipeline.jobs.adopt import exit_code_of
 from pipeline.jobs.compact import CompactResult, PartitionResult, lines

@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.tables.delete_guard import (
     LOOK_MS_MAX,
     UNKNOWN_MS,

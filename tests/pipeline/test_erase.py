@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from cleaner.handoff import Purpose
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.jobs import erase
 from pipeline.jobs.erase import Eraser
 from pipeline.jobs.erase_files import scan_files

@@ -14,7 +14,7 @@ import pytest
 
 from broker.api_client import ApiClient
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.jobs.latest import latest, make_table, release
 from pipeline.progress import Silent
 from pipeline.tables.columns import Form, Forms

@@ -9,7 +9,7 @@ import pytest
 
 from broker.api_client import ApiClient
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.jobs.snapshot import AsOf, SnapshotResult, snapshot
 from pipeline.progress import Silent
 from pipeline.tables.as_of import parse_offsets, parse_time

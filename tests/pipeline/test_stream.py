@@ -13,7 +13,7 @@ import pytest
 
 from broker.api_client import ApiClient
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.jobs import stream
 from pipeline.jobs.stream import StreamResult, follow
 from pipeline.progress import Silent

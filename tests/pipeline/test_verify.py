@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from config import exit_codes
-from pipeline.cli import JobError
+from pipeline.errors import JobError
 from pipeline.jobs.verify import Verifier, answer, lines
 from pipeline.jobs.verify_batches import DISORDER, EXPIRED, Walk, walk
 from pipeline.tables.delta import version_id
