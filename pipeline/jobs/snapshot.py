@@ -18,7 +18,6 @@ from broker.api_client import ApiClient
 from config import exit_codes
 from pipeline.command import SparkOptions, show, telling
 from pipeline.errors import JobError
-from pipeline.jobs.latest import TableResult, lines, notes_of, result_of, versions_of
 from pipeline.progress import Told, shown
 from pipeline.tables.as_of import (
     Moved,
@@ -31,8 +30,10 @@ from pipeline.tables.as_of import (
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.opening import Broker, opened
 from pipeline.tables.options import reading_options, table_options
-from pipeline.tables.publish import Format, Target, publish, target
+from pipeline.tables.publish import publish
 from pipeline.tables.state import COLUMNS, all_records, check_open_part, state_of
+from pipeline.tables.state_table import TableResult, lines, notes_of, result_of, versions_of
+from pipeline.tables.target import Format, Target, target
 from pipeline.topics import bounds_of, cluster_errors, reach_topic
 
 if TYPE_CHECKING:

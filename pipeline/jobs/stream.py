@@ -28,8 +28,9 @@ from pipeline.progress import Told, shown
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import DeleteGuard, look_at_cleaner, safe_ms_in
 from pipeline.tables.opening import Broker
-from pipeline.tables.publish import Format, Target, target
 from pipeline.tables.state import COLUMNS
+from pipeline.tables.state_table import make_table
+from pipeline.tables.target import Format, Target, target
 from pipeline.tables.upsert import Upserts, ends_of, last_ends, planned_ms_of, versions_in
 from pipeline.topics import now_ms, partitions_of, reach_topic, settings_of
 
@@ -172,8 +173,6 @@ def _make(
     options: Mapping[str, Any],
 ) -> None:
     """Make the table anew. A checkpoint of one before would pass over what it has not."""
-    from pipeline.jobs.latest import make_table
-
     if checkpoint.exists() and not (checkpoint / "metadata").is_file():
         raise JobError(f"{checkpoint} is there, and is no checkpoint", exit_codes.USAGE)
     if checkpoint.exists() and not place.exists:

@@ -17,7 +17,7 @@ from config import exit_codes
 from pipeline.errors import JobError
 from pipeline.session import first_line
 from pipeline.tables.delta import version_id
-from pipeline.tables.publish import NOTES
+from pipeline.tables.target import NOTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pipeline.errors import JobError
-from pipeline.tables.publish import Target
+from pipeline.tables.target import Target
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pipeline.errors import JobError
-from pipeline.tables.publish import Target
+from pipeline.tables.target import Target
 
 NAMESPACE: Final = "varve"
 CATALOG: Final = "catalog.db"

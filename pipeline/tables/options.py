@@ -7,7 +7,7 @@ import click
 
 from pipeline.command import of_partitions, of_size, on_spark, with_broker
 from pipeline.tables.columns import Form, FormType
-from pipeline.tables.publish import FORMATS
+from pipeline.tables.target import FORMATS
 from pipeline.topics import with_bootstrap
 
 P = ParamSpec("P")

@@ -15,11 +15,11 @@ import pytest
 from broker.api_client import ApiClient
 from config import exit_codes
 from pipeline.errors import JobError
-from pipeline.jobs.latest import latest, make_table, release
 from pipeline.progress import Silent
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.opening import Broker
-from pipeline.tables.publish import Format, target
+from pipeline.tables.state_table import latest, make_table, release
+from pipeline.tables.target import Format, target
 from pipeline.topics import as_job_errors
 from storage.batch import ControlType
 from tests.pipeline.conftest import BROKER_SETTINGS

@@ -14,7 +14,7 @@ from pipeline.jobs.snapshot import AsOf, SnapshotResult, snapshot
 from pipeline.progress import Silent
 from pipeline.tables.as_of import parse_offsets, parse_time
 from pipeline.tables.opening import Broker
-from pipeline.tables.publish import Format, target
+from pipeline.tables.target import Format, target
 from tests.pipeline.table_topics import START_MS, fill, make_topic, read_model, write
 from tests.pipeline.test_latest import assert_state, read_table, run
 from tests.support.varve import VarveBroker

@@ -12,7 +12,8 @@ from pipeline.errors import JobError
 from pipeline.jobs.verify import Verifier, answer, lines
 from pipeline.jobs.verify_batches import DISORDER, EXPIRED, Walk, walk
 from pipeline.tables.delta import version_id
-from pipeline.tables.publish import publish, target
+from pipeline.tables.publish import publish
+from pipeline.tables.target import target
 from pipeline.wire import Fetched, WireClient
 from storage.batch import (
     CONTROL,

@@ -1,0 +1,184 @@
+"""The current state of a topic as a DataFrame or as a published table.
+
+Rules
+- The state is each key's last committed record in each partition, except where that record is a
+  delete. Records without a key have no state.
+- Keys are looked up in an index of the leased segments. Only live records are decoded and pass
+  through Spark.
+"""
+
+import atexit
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.api_client import ApiClient
+from broker.api_command import DEFAULT_URL
+from config.units import about_size
+from pipeline.progress import Silent, Told
+from pipeline.tables.columns import Forms
+from pipeline.tables.delete_guard import safe_time_id
+from pipeline.tables.delta import version_id
+from pipeline.tables.opening import Broker, opened
+from pipeline.tables.publish import Published, publish
+from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, state_of
+from pipeline.tables.target import Target
+from pipeline.topics import DEFAULT_BOOTSTRAP
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# What `latest` pins, by the id of its frame; which is kept, so that no other gets its id.
+_HELD: Final[dict[int, "tuple[DataFrame, ExitStack]"]] = {}
+
+
+@dataclass(slots=True)
+class TableResult:
+    """A table that was made. `seconds` by what they were spent on."""
+
+    topic: str
+    out: str
+    format: str
+    rows: int
+    size_bytes: int
+    files: int
+    transport: str
+    partitions: list[PartitionState] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@contextmanager
+def open_latest(
+    spark: "SparkSession",
+    broker: Broker,
+    topic: str,
+    *,
+    columns: Sequence[str] = COLUMNS,
+    forms: Forms | None = None,
+    told: Told | None = None,
+    **options: Any,
+) -> Iterator[tuple[TopicState, str]]:
+    """The state of a topic, which can be read until the block ends, and the transport in use.
+
+    `options` as in `opened`. Raises JobError, RunError, StageFailedError, WireError.
+    """
+    with opened(spark, broker, topic, told=told or Silent(), **options) as (reading, bounds):
+        state = state_of(reading, bounds, columns)
+        if forms is not None:
+            state.frame = forms.applied(state.frame)
+        yield state, reading.transport
+
+
+def latest(
+    spark: "SparkSession",
+    topic: str,
+    *,
+    http: str = DEFAULT_URL,
+    bootstrap: str = DEFAULT_BOOTSTRAP,
+    token: str | None = None,
+    columns: Sequence[str] = COLUMNS,
+    forms: Forms | None = None,
+    **options: Any,
+) -> "DataFrame":
+    """The state of a topic, with columns as of Spark's Kafka source (or those that are named).
+
+    The broker keeps the segments it is read from until `release(frame)`, or this process ends.
+    Raises as `open_latest`.
+    """
+    with ExitStack() as held:
+        broker = Broker(ApiClient(http, token), bootstrap)
+        wanted = open_latest(spark, broker, topic, columns=columns, forms=forms, **options)
+        state, _ = held.enter_context(wanted)
+        frame = state.frame
+        kept = held.pop_all()
+    _HELD[id(frame)] = frame, kept
+    atexit.register(kept.close)
+    return frame
+
+
+def release(frame: "DataFrame") -> None:
+    """Let go of what `latest` keeps for a frame; it, and what was made of it, cannot be read any
+    more."""
+    _, kept = _HELD.pop(id(frame), (None, None))
+    if kept is not None:
+        atexit.unregister(kept.close)
+        kept.close()
+
+
+def make_table(
+    spark: "SparkSession",
+    broker: Broker,
+    topic: str,
+    place: Target,
+    *,
+    forms: Forms | None = None,
+    told: Told,
+    **options: Any,
+) -> TableResult:
+    """Publish the state of a topic. Raises as `open_latest` and `publish`."""
+    started = time.monotonic()
+    held = open_latest(spark, broker, topic, forms=forms, told=told, **options)
+    with held as (state, transport):
+        indexed = time.monotonic()
+        told.note("writing the table")
+        made = publish(
+            state.frame,
+            place,
+            notes_of("latest", topic, state),
+            versions=versions_of(topic, state),
+            before=lambda: check_open_part(broker.client, topic, state),
+        )
+    seconds = {"index": indexed - started, "table": time.monotonic() - indexed}
+    return result_of(topic, made, transport, state.partitions, seconds)
+
+
+def result_of(
+    topic: str,
+    made: Published,
+    transport: str,
+    partitions: list[PartitionState],
+    seconds: dict[str, float],
+) -> TableResult:
+    """What a published table is told as."""
+    return TableResult(
+        topic=topic,
+        out=made.path,
+        format=made.format,
+        rows=made.rows,
+        size_bytes=made.size_bytes,
+        files=made.files,
+        transport=transport,
+        partitions=partitions,
+        seconds=seconds,
+    )
+
+
+def notes_of(job: str, topic: str, state: TopicState, **more: object) -> Mapping[str, Any]:
+    """What is kept with a table: of what it is the state."""
+    ends = {str(number): end for number, end in state.end_offsets.items()}
+    return {"job": job, "topic": topic, "end_offsets": ends, **more}
+
+
+def versions_of(topic: str, state: TopicState) -> dict[str, int]:
+    """How far the topic is in the table, and its safe time, as a stream into it wants to know."""
+    reach = {version_id(topic, number): end for number, end in state.end_offsets.items()}
+    return {**reach, safe_time_id(topic): state.safe_ms}
+
+
+def lines(result: TableResult) -> list[str]:
+    """A result for people."""
+    known = [one for one in result.partitions if one.records >= 0]
+    found = [
+        f"{result.topic}: {result.rows:,} rows, {about_size(result.size_bytes)} in"
+        f" {result.files} files, as {result.format} in {result.out}"
+    ]
+    if known:
+        records = sum(one.records for one in known)
+        what = f"of {records:,} records; {sum(one.keyless for one in known):,} without a key"
+        if all(one.tombstones >= 0 for one in known):
+            what += f", {sum(one.tombstones for one in known):,} keys deleted"
+        found.append(what)
+    spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
+    return [*found, f"by spark over {result.transport}: {spent}"]
