@@ -26,7 +26,6 @@ from broker.api.views import ViewApi
 from broker.banner import ready_text
 from broker.cleaner_metrics import CleanerMetrics
 from broker.cleaning import Cleaning
-from broker.cli import installed_version
 from broker.consumer_metrics import ConsumerMetrics
 from broker.context import Services
 from broker.damage import DamageWatch
@@ -56,6 +55,7 @@ from broker.reload import Reloader
 from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
 from broker.topics import TopicError, Topics
+from broker.version import installed_version
 from broker.view_making import ViewTools, Worker
 from broker.view_metrics import view_families
 from broker.view_runs import ViewRuns

@@ -148,17 +148,9 @@ def version_text() -> str:
     """Return the line that `varve version` and `varve --version` print."""
     import platform
 
+    from broker.version import installed_version
+
     return f"varve {installed_version()} (Python {platform.python_version()})"
-
-
-def installed_version() -> str:
-    """Version of the installed distribution; "unknown" in a checkout that was never installed."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("varve")
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _fail(message: str) -> NoReturn:
