@@ -49,10 +49,9 @@ from storage.log_producers import (
     write_snapshot,
 )
 from storage.log_reader import FetchSlice
-from storage.log_roll import RollRule
+from storage.log_roll import RollRule, begin_behind
 from storage.log_view import LogContext, LogView
 from storage.model import AppendInfo, TopicPartition
-from storage.next_segment import begin_behind
 from storage.recovery import LoadedLog
 from storage.retention import ExpiredSegment, plan_expiry
 from storage.segment import DamagedSegment, Segment

@@ -30,7 +30,6 @@ from config.topic_keys import TopicConfig
 from storage import filenames
 from storage.checkpoints import encode_partition_metadata, write_offsets
 from storage.env import Env, write_file_atomically
-from storage.epoch_files import enter_epochs
 from storage.errors import (
     InconsistentDirectoryError,
     LogDirectoryError,
@@ -57,7 +56,7 @@ from storage.metadata import (
     new_metadata,
 )
 from storage.model import TopicPartition
-from storage.opening import Opening
+from storage.opening import Opening, enter_epochs
 from storage.partition_creation import make_partitions, shares_of
 from storage.partition_folders import look
 from storage.partition_homes import FoundFolder, settle_homes

@@ -1,4 +1,4 @@
-"""When the active segment is closed and a new one begun; pure.
+"""When and how the active segment is closed and a new one begun.
 
 Rules (Kafka's LogSegment.shouldRoll): a segment rolls when a batch would not fit `segment.bytes`,
 when its indexes are full, when an offset would be too far from the base, and by age. Age is the
@@ -17,8 +17,13 @@ make many small segments.
 from typing import Final
 
 from config.topic_keys import TopicConfig
-from storage.index import RELATIVE_OFFSET_MAX
+from storage.env import Env
+from storage.errors import NoRoomError, is_scarcity
+from storage.index import RELATIVE_OFFSET_MAX, IndexLimits
+from storage.log_producers import write_snapshot
+from storage.producer_state import ProducerStates
 from storage.retention import NO_LIMIT
+from storage.segment import Segment
 
 NEVER_MS: Final = 1 << 63
 VIEW_SHARE: Final = 4  # of retention.ms: a view takes a closed segment when half of it is over
@@ -79,3 +84,24 @@ class RollRule:
     def idle_due_ms(self) -> int | None:
         """Wall time after which it is old enough without another append; None: it is empty."""
         return self.begun_ms + self._age_ms if self.is_begun else None
+
+
+def begin_behind(
+    old: Segment, env: Env, base_offset: int, limits: IndexLimits, states: ProducerStates
+) -> Segment:
+    """Make the files of a segment at `base_offset`, write the state there, seal the one before.
+
+    Raises NoRoomError with `old` as it was; a snapshot of the state here is true without a roll,
+    too. After an OSError only opening the log anew tells what was done.
+    """
+    new = Segment.begin(env, old.directory, base_offset, limits)
+    try:
+        write_snapshot(env, old.directory, base_offset, states)
+        old.seal()
+    except OSError as error:
+        if not is_scarcity(error):
+            raise
+        new.remove()
+        old.cut_back(old.size_bytes)
+        raise NoRoomError(error, old.directory) from error
+    return new

@@ -1,9 +1,12 @@
-"""How far the opening of all logs has come, and whether it is to go on."""
+"""Opening all logs: progress, the order to stop, and the leader epochs of the opened logs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from os import path as paths
 
+from storage.env import Env, write_file
 from storage.errors import OpeningStoppedError
+from storage.log import Log
 
 
 @dataclass(slots=True)
@@ -33,3 +36,25 @@ class Opening:
         self.done += 1
         self.remaining_logs[directory] -= 1
         self.remaining_segments[directory] = 0
+
+
+def enter_epochs(env: Env, logs: Iterable[Log]) -> None:
+    """Note durably where the present epoch of each begins, as `Log.enter_epoch` does.
+
+    After an orderly stop the files say so already, and nothing is written. OSError as it comes, and
+    LogDirectoryError.
+    """
+    files: dict[str, bytes] = {}
+
+    def collect(_env: Env, path: str, data: bytes) -> None:
+        if not env.exists(path) or env.read_file(path) != data:
+            files[path] = data
+
+    for log in logs:
+        log.enter_epoch(collect)
+    for path, data in files.items():
+        write_file(env, f"{path}.tmp", data)
+    env.sync_all([f"{path}.tmp" for path in files], [])
+    for path in files:
+        env.rename(f"{path}.tmp", path)
+    env.sync_all([], [paths.dirname(path) for path in files])

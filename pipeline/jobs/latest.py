@@ -1,7 +1,7 @@
 """`varve pipeline latest`: the current state of a topic as a table, once or kept up to date.
 
-pipeline/tables/state_table.py makes the table. With `--stream` it is made once, and later records are
-merged into it: pipeline/jobs/stream.py.
+pipeline/tables/state_table.py makes the table. With `--stream` it is made once, and later records
+are merged into it: pipeline/jobs/stream.py.
 """
 
 import time

@@ -170,7 +170,7 @@ def print_tables(result: SurveyResult) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from pipeline.report.words import percent
+    from pipeline.report.figures import percent
 
     console = Console(highlight=False)
     if not console.is_terminal:

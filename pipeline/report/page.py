@@ -13,9 +13,8 @@ from typing import Final
 
 from config.units import about_size, about_span
 from pipeline.jobs.key_text import key_text
-from pipeline.report.figures import SegmentFigures, TopicFigures
+from pipeline.report.figures import SegmentFigures, TopicFigures, percent
 from pipeline.report.plots import PLOTS, plot
-from pipeline.report.words import percent
 
 SEGMENTS_SHOWN: Final = 200
 

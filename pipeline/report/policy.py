@@ -10,8 +10,7 @@ import math
 from typing import Final
 
 from config.units import about_size, about_span
-from pipeline.report.figures import Advice, Slack, TopicFigures, level_at
-from pipeline.report.words import percent
+from pipeline.report.figures import Advice, Slack, TopicFigures, level_at, percent
 
 RECORDS_MIN: Final = 1000  # below that a topic tells nothing
 KEYLESS_MOST: Final = 0.5
