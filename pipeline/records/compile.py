@@ -24,7 +24,7 @@ _SOURCES = (Path(__file__).parent, Path(cleaner.engine.kernels.__file__).parent)
 def _digest_of_sources() -> str:
     digest = hashlib.sha256()
     for folder in _SOURCES:
-        for path in sorted(folder.glob("*.py")):
+        for path in sorted(folder.rglob("*.py")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 

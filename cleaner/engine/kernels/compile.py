@@ -37,7 +37,7 @@ _njit: Any = numba.njit  # whose stubs do not know `_nrt`
 
 def _digest_of_sources() -> str:
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
