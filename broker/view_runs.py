@@ -128,8 +128,7 @@ class ViewRuns:
     def begin(self, where: TopicPartition, *, from_scratch: bool = False) -> None:
         """As `compact`, without waiting: the status tells how it ends. Raises ViewError."""
         self._known(where)
-        task = self._ask(where, from_scratch=from_scratch)
-        task.add_done_callback(_look_at)
+        self._ask(where, from_scratch=from_scratch)
 
     def _ask(self, where: TopicPartition, *, from_scratch: bool) -> asyncio.Task[None]:
         """It goes on to its end though whoever asked for it leaves."""
@@ -141,6 +140,7 @@ class ViewRuns:
         asked = _Asked(where, from_scratch)
         self._queue.append(asked)
         asked.task = asyncio.create_task(self._compact_now(asked))
+        asked.task.add_done_callback(_look_at)  # its waiters may all be cancelled
         return asked.task
 
     async def _compact_now(self, asked: _Asked) -> None:
@@ -281,6 +281,6 @@ def _given_up(where: TopicPartition) -> ViewError:
 
 
 def _look_at(task: asyncio.Task[None]) -> None:
-    """What a task without a waiter raised is in the status."""
+    """Retrieve the exception of a task; without a waiter only the status shows it."""
     if not task.cancelled():
         task.exception()

@@ -2,7 +2,9 @@
 
 import asyncio
 import errno
+import gc
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -97,6 +99,26 @@ async def test_who_waits_when_the_broker_stops_is_told() -> None:
         with pytest.raises(ViewError, match="stopping"):
             await waiting
         await stopping
+
+
+async def test_a_compaction_that_fails_after_its_caller_left_is_no_unhandled_error() -> None:
+    env = MemoryEnv()
+    gate = Gate(env)
+    unhandled: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: unhandled.append(context))
+    async with broker_with_view(env, worker=gate.worker) as broker:
+        await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
+        task = await asked(broker, WHERE)
+        await gate.reached.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert broker.view_runs.abort(WHERE)
+        gate.let_go()
+        del task
+        await broker.view_runs.compact(WHERE)  # this one waits for the first to end
+        gc.collect()
+    assert unhandled == []
 
 
 async def test_the_status_tells_how_far_a_run_is() -> None:
