@@ -38,6 +38,14 @@ class RuleError(Exception):
         self.rule = rule
 
 
+class LifeEndedError(Exception):
+    """This life of the broker is over; `how`: stop, kill or power."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(how)
+        self.how = how
+
+
 @dataclass(frozen=True)
 class Cleaned:
     """A clean that covers an offset."""

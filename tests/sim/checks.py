@@ -1,0 +1,168 @@
+"""Comparing a broker with the models of its partitions; for the rules see model.py."""
+
+import errno
+
+from broker.partition import Partition
+from broker.views import ViewCursor
+from storage.batch import Record
+from storage.errors import DamagedSegmentError, StorageError
+from tests.sim.model import (
+    READ_BYTES,
+    Gone,
+    LifeEndedError,
+    PartitionModel,
+    RuleError,
+    batches_of,
+    committed,
+)
+from tests.sim.operations import Operations
+from tests.sim.world import World
+from tests.support.history import Batch
+
+SETTLE_SECONDS = 25.0  # virtual, at the end: timers, views and the cleaner go on by themselves
+# Scarcity at these moments takes a directory offline all the same: half of a change is done.
+NOT_WITHOUT = ("transaction index of", "swap in", "roll of", "access to")
+BY_ITSELF = "its log was changed"  # why a job ended that nobody gave a reason for
+
+
+class Checks:
+    """Reads logs and views as clients do. Raises RuleError, LifeEndedError."""
+
+    def __init__(self, world: World, operations: Operations) -> None:
+        self._world = world
+        self._operations = operations
+
+    def check_health(self) -> None:
+        """Directories and partitions are served unless the disk failed."""
+        faults = self._world.env.happened
+        offline = [one for one in self._world.broker.manager.directories if not one.is_online]
+        reasons = [one.offline_reason or "" for one in offline]
+        if faults and any(part in reason for part in NOT_WITHOUT for reason in reasons):
+            raise LifeEndedError("power")
+        if offline and not any(fault.number == errno.EIO for fault in faults):
+            raise RuleError(
+                "directory", f"offline without a disk fault: {offline[0].offline_reason}"
+            )
+        if offline or any(fault.number == errno.EIO for fault in faults):
+            raise LifeEndedError("power")  # an operator sees to the disk
+        for record in self._world.broker.pool.history(limit=20):
+            # Changes of a topic, leases and operators give other reasons.
+            if record.outcome == "aborted" and record.reason == BY_ITSELF:
+                raise RuleError("undisturbed", f"{record.run_id} was given up for no change")
+        for name, model in self._world.models.items():
+            topic = self._world.broker.topics.get(name)
+            if topic is None or not topic.offline or model.deleting or faults:
+                continue
+            if model.files_lost or model.is_damaged:
+                continue
+            raise RuleError("partition", f"{name} is offline: {topic.offline}")
+
+    async def check_start(self) -> None:
+        """After a start: what must be there is, and what was decided stays so."""
+        self.check_health()
+        for name, model in list(self._world.models.items()):
+            topic = self._world.broker.topics.get(name)
+            known = topic is not None and topic.topic_id == model.topic_id
+            if not known and (model.deleting or not model.topic_id):
+                # Its deletion, or its creation, was cut off or finished.
+                del self._world.models[name]
+                if topic is not None:
+                    self._world.models[name] = PartitionModel(model.where, topic.topic_id)
+                    self._world.note_config(name)
+                continue
+            if not known:
+                raise model.fail("acknowledged", "the topic has gone")
+            model.deleting = False
+            self._world.note_config(name)
+            partition = self._world.served(name)
+            if partition is None:
+                continue
+            log = model.log = partition.log
+            if model.is_damaged:
+                continue  # that it was opened is all
+            start, log.log_start_offset = (
+                log.log_start_offset,
+                min(log.log_start_offset, log.first_base_offset),
+            )
+            try:
+                found = self._batches(model, partition)
+            finally:
+                log.log_start_offset = start
+            model.reopened(found, log.log_end_offset)
+            await self._operations.end_transactions(name)
+        self.check_all()
+
+    def check_all(self) -> None:
+        """Compare every partition and view. Faults hit the broker, not these reads."""
+        fault, self._world.env.fault = self._world.env.fault, None
+        try:
+            self._compare()
+        finally:
+            self._world.env.fault = fault
+
+    def _compare(self) -> None:
+        for name, model in self._world.models.items():
+            partition = self._world.served(name)
+            if partition is None or model.deleting or partition.log.topic_id != model.topic_id:
+                continue
+            if model.is_damaged:
+                continue
+            self._check_log(model, partition)
+            self._check_view(model, partition)
+
+    def _batches(self, model: PartitionModel, partition: Partition) -> list[Batch]:
+        """Every batch of the log."""
+        log = partition.log
+        found: list[Batch] = []
+        offset = log.log_start_offset
+        while offset < log.log_end_offset:
+            try:
+                part = log.read(offset, READ_BYTES, end_offset=log.log_end_offset)
+                batches = batches_of(part)
+            except (DamagedSegmentError, AssertionError) as error:
+                raise model.fail("readable", f"offset {offset}: {error}") from error
+            if not batches:
+                break
+            found += batches
+            offset = batches[-1].header.next_offset
+        return found
+
+    def _check_log(self, model: PartitionModel, partition: Partition) -> None:
+        log = partition.log
+        found = self._batches(model, partition)
+        model.check_written(found)
+        start, stable = log.log_start_offset, log.last_stable_offset
+        seen = committed(found, log.aborted_transactions(start, stable), start, stable)
+        model.check_latest(seen, start, stable, self._world.env.wall_ms())
+
+    def _check_view(self, model: PartitionModel, partition: Partition) -> None:
+        view = self._world.broker.views.partition(partition.partition)
+        if view is None:
+            return
+        if view.log.failure is not None:
+            if self._world.env.happened:
+                return  # until the next start, and said so
+            raise model.fail("readable", f"its view: {view.log.failure}")
+        log, cursor = partition.log, ViewCursor(view.log)
+        stable = log.last_stable_offset
+        seen: list[Record] = []
+        offset = 0
+        while offset < stable:
+            try:
+                part = cursor.read(offset, READ_BYTES, end_offset=stable)
+            except StorageError as error:
+                raise model.fail("readable", f"its view at {offset}: {error}") from error
+            batches = batches_of(part)
+            if not batches:
+                break
+            end = batches[-1].header.next_offset
+            aborted = cursor.aborted_transactions(offset, end)
+            seen += committed(batches, aborted, offset, stable)
+            offset = end
+        ledger, start = view.log.ledger, max(log.log_start_offset, model.log_start_max)
+        gone = ((0, start),)
+        if ledger is not None:
+            manifest = ledger.manifest
+            gone = ((0, manifest.first_offset), (manifest.horizon, start), *manifest.missed)
+        model.check_view(seen, stable, Gone(gone))
+        self._world.seen["views checked"] += 1

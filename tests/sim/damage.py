@@ -1,0 +1,45 @@
+"""Files that are gone, or rotten, when the next life of a broker begins."""
+
+from storage.batch import walk_headers
+from storage.errors import CorruptBatchError
+from tests.sim.script import OFFSETS_GO_BACK
+from tests.sim.world import HOME, World
+
+
+def lose_files(world: World, kinds: tuple[str, ...]) -> None:
+    """Files beside the log's go, or rot."""
+    for model in world.models.values():
+        folder = f"{HOME}/{model.where}"
+        if not world.env.is_dir(folder):
+            continue
+        if OFFSETS_GO_BACK in kinds:
+            model.is_damaged |= _turn_offsets_back(world, folder)
+            continue
+        for name in world.env.listdir(folder):
+            if not name.endswith(kinds) or world.env.is_dir(f"{folder}/{name}"):
+                continue
+            if world.rng.random() < 0.5:
+                world.env.unlink(f"{folder}/{name}")
+            else:
+                file = world.env.open(f"{folder}/{name}", write=True)
+                file.truncate(file.size() // 2)
+            world.note(f"lost: {folder}/{name}")
+            model.files_lost = True
+    world.env.settle()
+
+
+def _turn_offsets_back(world: World, folder: str) -> bool:
+    """Damage the last batch of a closed segment in a way that its checksum does not show."""
+    names = [name for name in world.env.listdir(folder) if name.endswith(".log")]
+    for name in names[:-1]:
+        try:
+            headers = list(walk_headers(world.env.read_file(f"{folder}/{name}")))
+        except CorruptBatchError:
+            continue  # a loss of power left zeros where no sync had been
+        if len(headers) > 1:
+            (_, first), *_, (position, _) = headers
+            file = world.env.open(f"{folder}/{name}", write=True)
+            file.pwrite(first.base_offset.to_bytes(8, "big"), position)
+            world.note(f"damaged: {folder}/{name} at {position}")
+            return True
+    return False

@@ -1,0 +1,280 @@
+"""What clients, operators and the clock do to a broker; one method for each kind of operation."""
+
+import asyncio
+import functools
+from dataclasses import replace
+
+from broker.end_transaction import end_transaction
+from broker.handlers.produce import _produce_one
+from broker.offline.issue import Wanted
+from broker.protocol.codec import RequestHeader
+from broker.protocol.produce import ProducedPartition
+from cleaner.engine.clean import run_clean
+from cleaner.handoff import MANIFEST_NAME, Purpose, RunManifest, encode_manifest
+from storage.batch import (
+    CONTROL,
+    TRANSACTIONAL,
+    ControlType,
+    Record,
+    build_batch,
+    marker_record,
+    read_header,
+)
+from storage.errors import LogDirectoryError
+from storage.model import TopicPartition
+from tests.sim.interleaving import CrashPoint, Fault
+from tests.sim.model import PartitionModel, batches_of
+from tests.sim.script import Operation
+from tests.sim.world import World
+from tests.support.cleaning import Recorder
+from tests.support.history import Batch
+from tests.support.swaps import put
+
+
+class Operations:
+    """Carries out the operations of a script, and tells the models what was acknowledged."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._next_producer = 100
+        self._open: dict[str, list[tuple[int, bool]]] = {}  # transactions to be ended, by topic
+
+    async def carry_out(self, operation: Operation) -> None:
+        name, values = operation.topic, operation.values
+        match operation.kind:
+            case "create":
+                await self._create(name, values["config"])
+            case "produce" | "delete key" | "big":
+                await self._produce(name, values["records"], values["codec"])
+            case "burst":
+                for record in values["records"]:
+                    await self._produce(name, [record], values["codec"])
+                self._roll(name)
+            case "transaction":
+                self._transact(name, **values)
+            case "roll":
+                self._roll(name)
+            case "clean":
+                if values["rolls"]:
+                    self._roll(name)
+                self._world.broker.pool.run_now(TopicPartition(name, 0))
+            case "view":
+                await self._compact_view(name, **values)
+            case "alter":
+                await self._alter(name, values["changes"])
+            case "delete records":
+                self._delete_records(name, values["share"])
+            case "lease":
+                self._world.begin(functools.partial(self._lease, name, **values))
+            case "replace topic":
+                await self._replace(name, **values)
+            case "wait":
+                await asyncio.sleep(values["seconds"])
+            case "end at" | "end in swap":
+                self._world.env.crash_point = CrashPoint(*values["point"])
+                self._world.how, self._world.losses = values["how"], values["loses"]
+            case "fault":
+                number, operations = values["errno"], values["operations"]
+                self._world.env.fault = Fault(number, operations, values["countdown"])
+            case other:
+                raise AssertionError(other)
+
+    # Topics -------------------------------------------------------------------------------
+
+    async def _create(self, name: str, config: dict[str, str]) -> None:
+        known = self._world.models.get(name)
+        if self._world.broker.topics.get(name) is not None or (known and not known.topic_id):
+            return  # it is there, or is being made
+        model = self._world.models[name] = PartitionModel(TopicPartition(name, 0), b"")
+        topic = await self._world.broker.topics.create(name, 1, config)
+        model.topic_id = topic.topic_id
+        model.log = self._world.broker.manager.logs.get(model.where)
+        self._world.note_config(name)
+
+    async def _alter(self, name: str, changes: dict[str, str]) -> None:
+        topic = self._world.broker.topics.get(name)
+        if topic is None:
+            return
+        retention = changes.get("delete.retention.ms")
+        if retention is not None:  # in force some time from now on
+            self._world.models[name].retention.append((self._world.env.wall_ms(), int(retention)))
+        await self._world.broker.topics.alter(name, lambda dynamic: {**dynamic, **changes})
+
+    async def _replace(self, name: str, *, waits: bool, config: dict[str, str]) -> None:
+        model = self._world.models.get(name)
+        if model is None or model.deleting or not model.topic_id:
+            return  # another one is under way
+        model.deleting = True
+        work = functools.partial(self._delete_and_create, name, config)
+        if waits:
+            await work()
+        else:
+            self._world.begin(work)
+
+    async def _delete_and_create(self, name: str, config: dict[str, str]) -> None:
+        await self._world.broker.topics.delete(name)
+        self._world.models.pop(name, None)
+        self._open.pop(name, None)
+        await self._create(name, config)
+
+    def _delete_records(self, name: str, share: float) -> None:
+        partition = self._world.served(name)
+        if partition is None or not partition.log.config.deletes:
+            return
+        log = partition.log
+        log.delete_records(
+            log.log_start_offset + int((log.high_watermark - log.log_start_offset) * share)
+        )
+
+    def _roll(self, name: str) -> None:
+        partition = self._world.served(name)
+        if partition is None:
+            return
+        try:
+            partition.log.roll(self._world.env.wall_ms())
+        except LogDirectoryError as error:
+            self._world.broker.fail_directory(error)
+
+    # Clients ------------------------------------------------------------------------------
+
+    async def _produce(
+        self, name: str, pairs: list[tuple[bytes, bytes | None]], codec: int
+    ) -> None:
+        model = self._world.models.get(name)
+        if model is None or model.deleting or not model.topic_id:
+            return
+        now_ms = self._world.env.wall_ms()
+        records = [Record(at, now_ms, key, value) for at, (key, value) in enumerate(pairs)]
+        data = build_batch(records, codec=codec)
+        sent = Batch(read_header(data), tuple(records))
+        model.pending.append(sent)
+        services = self._world.broker._services
+        header = RequestHeader(0, 9, 1, "simulation", 0)
+        produced = _produce_one(services, header, -1, name, (0, memoryview(data)))
+        if not isinstance(produced, ProducedPartition):
+            produced = await produced
+        if produced.error_code == 0:
+            model.acknowledged(sent, produced.base_offset)
+        else:
+            self._world.note(f"    not produced: {produced.error_code} {produced.error_message}")
+
+    def _transact(
+        self,
+        name: str,
+        *,
+        records: list[tuple[bytes, bytes | None]],
+        codec: int,
+        commits: bool,
+        batches: int,
+    ) -> None:
+        """End what is open, then begin another transaction."""
+        for producer_id, was_committed in self._open.pop(name, []):
+            self._write_marker(name, producer_id, commits=was_committed)
+        producer_id = self._next_producer = self._next_producer + 1
+        now_ms, sequence = self._world.env.wall_ms(), 0
+        self._open.setdefault(name, []).append((producer_id, commits))
+        for _ in range(batches):
+            placed = [Record(at, now_ms, key, value) for at, (key, value) in enumerate(records)]
+            data = build_batch(
+                placed,
+                codec=codec,
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=sequence,
+                attributes=TRANSACTIONAL,
+            )
+            sequence += len(placed)
+            self._append(name, data, placed, None)
+
+    def _write_marker(self, name: str, producer_id: int, *, commits: bool) -> None:
+        kind = ControlType.COMMIT if commits else ControlType.ABORT
+        record = marker_record(kind, 0, self._world.env.wall_ms())
+        data = build_batch(
+            [record],
+            producer_id=producer_id,
+            producer_epoch=0,
+            attributes=TRANSACTIONAL | CONTROL,
+        )
+        self._append(name, data, [record], kind)
+
+    def _append(
+        self, name: str, data: bytearray, records: list[Record], marker: ControlType | None
+    ) -> None:
+        """As the coordinator of a cluster that this log came from."""
+        model, partition = self._world.models.get(name), self._world.served(name)
+        if model is None or partition is None or model.deleting:
+            return
+        sent = Batch(read_header(data), tuple(records), marker)
+        model.pending.append(sent)
+        try:
+            info = partition.log.append(
+                data, sent.header, now_ms=self._world.env.wall_ms(), in_transaction=marker is None
+            )
+        except LogDirectoryError as error:
+            self._world.broker.fail_directory(error)
+            raise
+        model.acknowledged(sent, info.first_offset)
+
+    async def end_transactions(self, name: str) -> None:
+        """Abort what nobody else will end, as an operator does."""
+        self._open.pop(name, None)
+        model, partition = self._world.models[name], self._world.served(name)
+        if partition is None or model.is_damaged:
+            return
+        while (pending := partition.log.open_transaction()) is not None:
+            now_ms = self._world.env.wall_ms()
+            record = marker_record(ControlType.ABORT, 0, now_ms)
+            offset = await end_transaction(partition, pending[0], now_ms)
+            batch = batches_of(partition.log.read(offset, 1, end_offset=offset + 1))[0]
+            model.history.add(
+                Batch(batch.header, (record._replace(offset=offset),), ControlType.ABORT)
+            )
+
+    # Views and leases ---------------------------------------------------------------------
+
+    async def _compact_view(self, name: str, *, waits: bool, from_scratch: bool) -> None:
+        partition = self._world.served(name)
+        if partition is None or not partition.log.config.has_view:
+            return
+        if from_scratch and not partition.log.config.compacts:
+            from_scratch = False  # what expired would be lost, as the operator is told
+        where = TopicPartition(name, 0)
+        work = functools.partial(
+            self._world.broker.view_runs.compact, where, from_scratch=from_scratch
+        )
+        if waits:
+            await work()
+        else:
+            self._world.begin(work)
+
+    async def _lease(self, name: str, *, seconds: float, rolls: bool, ttl: int) -> None:
+        """Somebody compacts outside of the broker, and hands the files back."""
+        wanted = Wanted(name, None, Purpose.COMPACT, rolls, ttl)
+        plan = await self._world.broker.offline.open(wanted)
+        for part in plan.partitions:
+            folder = part.job.directory.rpartition("/")[0]
+            out, recorder = f"{folder}/out/attempt", Recorder()
+            self._world.env.mkdir(out)
+            job = replace(part.job, output_directory=out)
+            call = functools.partial(run_clean, self._world.env, job, recorder)
+            fiber = self._world.fibers.start(call, self._world.script.other_worker)
+            report = await asyncio.wrap_future(fiber.future)
+            manifest = RunManifest(
+                run_id=plan.run_id,
+                partition=job.partition,
+                topic_id=part.topic_id,
+                generation=job.generation,
+                end_offset=job.end_offset,
+                folders=("attempt",) * len(recorder.groups),
+                groups=tuple(recorder.groups),
+                report=report,
+                engine="simulation",
+            )
+            await asyncio.sleep(seconds)
+            put(self._world.env, f"{folder}/{MANIFEST_NAME}", encode_manifest(manifest))
+            self._world.env.sync_dir(folder)
+        _, results, _ = await self._world.broker.offline.adopt(plan.run_id, None)
+        self._world.note(
+            f"    adopted: {[(result.outcome.value, result.reason) for result in results]}"
+        )
+        self._world.seen.update(f"adoption: {result.outcome.value}" for result in results)

@@ -1,0 +1,67 @@
+"""What the parts of a simulation share: files, clock, broker, models and trace of one run."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from broker.app import Broker
+from broker.offline.model import OfflineError
+from broker.partition import Partition
+from broker.topics import TopicError
+from broker.view_making import ViewError
+from storage.errors import StorageError
+from storage.model import TopicPartition
+from tests.sim.interleaving import Fibers, SimulatedEnv, SimulatedLoop
+from tests.sim.model import PartitionModel
+from tests.sim.script import Script
+
+HOME = "/disk1"
+# What a client or an operator may be answered; anything else is a mistake.
+OPERATION_ERRORS = (StorageError, TopicError, ViewError, OfflineError, OSError, KeyError)
+
+
+class World:
+    """State of one run. `broker`, `loop` and `fibers` are those of the present life."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.rng = random.Random(f"run {script.seed}")
+        self.env = SimulatedEnv(script.seed)
+        self.trace: list[str] = []
+        self.seen: Counter[str] = Counter()
+        self.models: dict[str, PartitionModel] = {}
+        self.fibers: Fibers
+        self.broker: Broker
+        self.loop: SimulatedLoop
+        self.tasks: set[asyncio.Task[Any]] = set()  # of this life
+        self.has_news = False  # something was published since the last check
+        self.losses: tuple[str, ...] = ()  # files that the next life does not find
+        self.how = "kill"  # what follows where a process ends by itself
+
+    def note(self, text: str) -> None:
+        """One line of the trace."""
+        self.trace.append(f"{self.env._passed_ms / 1000:9.3f} {text}")
+
+    def served(self, name: str) -> Partition | None:
+        return self.broker.topics.partition(TopicPartition(name, 0))
+
+    def note_config(self, name: str) -> None:
+        topic = self.broker.topics.get(name)
+        assert topic is not None
+        now_ms = self.env.wall_ms()
+        self.models[name].retention.append((now_ms, topic.config.delete_retention_ms))
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """In the background; what is refused is no mistake."""
+
+        async def quietly() -> None:
+            try:
+                await work()
+            except OPERATION_ERRORS as error:
+                self.note(f"    refused: {error!r:.200}")
+
+        task = asyncio.ensure_future(quietly())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
