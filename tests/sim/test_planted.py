@@ -5,29 +5,73 @@ known to find the fault; where the broker has changed since, it goes on for as l
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from broker.handlers import produce
+from broker.housekeeping import Housekeeping
+from broker.partition import Partition
 from broker.view_making import ViewMaker
 from broker.views import Views
-from cleaner.host import Undecided
+from cleaner.host import LogFacts, Undecided
 from cleaner.job import CleanJob
+from cleaner.planning import plan
 from storage import recovery
 from storage.batch import BatchHeader
 from storage.errors import CorruptBatchError, LogDirectoryError
+from storage.log import Log
 from storage.log_flush import FlushTask
-from storage.segment import Segment
+from storage.segment import DamagedSegment, Segment
 from tests.sim.runs import broken_rule
-from tests.sim.script import make_script
+from tests.sim.script import QUICK, VERY_SLOW, Script, make_script
 
 SEEDS = 300
 
 
-def a_view_bounds_no_clean(patch: pytest.MonkeyPatch) -> None:
-    """The cleaner removed tombstones that the compaction of a view had not seen."""
-    patch.setattr(Views, "limit_of", lambda self, base: (base.log.log_end_offset, Undecided.VIEW))
+def a_first_compaction_of_a_view_bounds_no_clean(patch: pytest.MonkeyPatch) -> None:
+    """While there was no ledger the cleaner had no limit, and expiry had none ever."""
+    expired_section = plan.expired_section
+
+    def limit_of(self: Views, base: Partition) -> tuple[int, Undecided]:
+        log = base.log
+        view = self.partition(base.partition) if log.config.has_view else None
+        has_ledger = view is not None and view.log.ledger is not None
+        return view.log.horizon if has_ledger else log.log_end_offset, Undecided.VIEW
+
+    def without_limit(facts: LogFacts, *args: Any) -> Any:
+        return expired_section(replace(facts, undecided_offset=facts.log_end_offset), *args)
+
+    patch.setattr(Views, "limit_of", limit_of)
+    patch.setattr(plan, "expired_section", without_limit)
+
+
+def what_cannot_be_cleaned_counts_as_damage(patch: pytest.MonkeyPatch) -> None:
+    """Batches that were accepted were too large for the cleaner, and then for nobody to read."""
+
+    def note_finding(self: Segment, position: int, reason: str, _end_offset: int) -> DamagedSegment:
+        return self.note_damage(position, reason)
+
+    patch.setattr(produce, "needs_size_check", lambda *_: False)
+    patch.setattr(Segment, "note_finding", note_finding)
+
+
+def retention_removes_before_the_log_start_is_durable(patch: pytest.MonkeyPatch) -> None:
+    """After a loss of power a value's segment was there again, and not its tombstone's."""
+
+    async def expire(self: Housekeeping) -> None:
+        def work(partition: Partition) -> None:
+            log = partition.log
+            segments = log.segment_count
+            if log.begin_expiry(self._env.wall_ms(), clock_trusted=self.clock_trusted()):
+                log.finish_expiry(self._env.wall_ms(), log.log_start_offset)
+                self.stats.segments_expired += segments - log.segment_count
+
+        await self._for_each("retention", work)
+
+    patch.setattr(Housekeeping, "expire", expire)
+    patch.setattr(Log, "has_unsynced_removals", False)
 
 
 def an_overlap_is_taken_for_damage(patch: pytest.MonkeyPatch) -> None:
@@ -93,6 +137,7 @@ class Planted:
     has: tuple[str, ...] = ()
     config: tuple[tuple[str, str], ...] = ()
     first: int = 0  # seed
+    has_slow_views: bool = False  # beside a quick cleaner
 
 
 COMPACT = ("cleanup_policy", "compact")
@@ -100,10 +145,26 @@ VIEW = ("varve_view", "compacted")
 AT_ONCE = ("delete_retention_ms", "0")
 PLANTED = [
     Planted(
-        a_view_bounds_no_clean,
+        a_first_compaction_of_a_view_bounds_no_clean,
         ("latest-view",),
         ("view",),
         (COMPACT, VIEW, AT_ONCE),
+        first=35,
+        has_slow_views=True,
+    ),
+    Planted(
+        what_cannot_be_cleaned_counts_as_damage,
+        ("readable",),
+        ("big", "alter"),
+        (("cleanup_policy", "delete"),),
+        first=8,
+    ),
+    Planted(
+        retention_removes_before_the_log_start_is_durable,
+        ("latest-log",),
+        ("end",),
+        (("cleanup_policy", "compact,delete"), ("retention_ms", "8000"), ("segment_bytes", "400")),
+        first=12,
     ),
     Planted(
         an_overlap_is_taken_for_damage,
@@ -121,11 +182,17 @@ PLANTED = [
 ]
 
 
+def script_of(planted: Planted, seed: int) -> Script:
+    script = make_script(seed, has=planted.has, **dict(planted.config))
+    if planted.has_slow_views:
+        script = replace(script, worker=QUICK, other_worker=VERY_SLOW)
+    return script
+
+
 def seeds_to_find(planted: Planted, seeds: int) -> int | None:
     """How many seeds it took."""
     for seed in range(planted.first, planted.first + seeds):
-        script = make_script(seed, has=planted.has, **dict(planted.config))
-        error, _ = broken_rule(script)
+        error, _ = broken_rule(script_of(planted, seed))
         if error is not None and error.rule in planted.rules:
             return seed - planted.first + 1
     return None
