@@ -5,6 +5,7 @@
 PYTHON ?= python3
 UV ?= uv
 ARGS ?=
+WORKERS ?= logical
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
@@ -19,7 +20,8 @@ unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 help:
 	@echo 'make run    set up and start the broker on 127.0.0.1:9092 (ARGS="--config FILE")'
-	@echo 'make test   set up, with Spark, and run the tests (ARGS="-k swap", ARGS="-m \"not spark\"")'
+	@echo 'make test   set up, with Spark, and run the tests in a process for each CPU, at most four'
+	@echo '            (ARGS="-k swap", ARGS="-m \"not spark\"", WORKERS=0 for one process)'
 	@echo 'make compare  what our cleaner leaves beside what Apache Kafka leaves (ARGS="--seed N --cases N")'
 	@echo 'make soak   ten minutes of load, kills and cleaning (ARGS="--minutes N --seed N")'
 	@echo 'make sim    2,000 seeds of everything at once on one partition (SEEDS=N, SEED=N for its trace)'
@@ -35,7 +37,7 @@ run: $(VENV)/.warm
 	@exec $(BIN)/varve serve $(ARGS)
 
 test: $(VENV)/.installed-dev $(VENV)/.warm $(VENV)/.installed-pipeline $(VENV)/.warm-pipeline
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 compare: $(VENV)/.installed-dev $(VENV)/.warm
 	@$(BIN)/python -m tests.compare $(ARGS)

@@ -13,6 +13,7 @@ from pathlib import Path
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support import kafka
+from tests.support.ports import free_port
 
 READY_SECONDS = 60
 
@@ -51,7 +52,7 @@ class Broker:
 def varve(data: Path | None = None, config: Path | None = None) -> Iterator[Broker]:
     """A Varve broker on a free port with the defaults of a new user."""
     directory = Path(tempfile.mkdtemp(prefix="varve-bench-"))
-    port, http = kafka.free_port(), kafka.free_port()
+    port, http = free_port(), free_port()
     command = [sys.executable, "-m", "broker.cli", "serve", "--listen", f"127.0.0.1:{port}"]
     command += ["--http", f"127.0.0.1:{http}", "--data", str(data or directory / "data")]
     command += ["--config", str(config)] if config else []

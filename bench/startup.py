@@ -24,12 +24,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from bench.brokers import Broker, wait_until_ready
 from bench.report import markdown_table
 from tests.support import kafka
+from tests.support.ports import free_port
 
 IDLE_SECONDS = 10.0
 
 
 def start_varve(directory: Path) -> tuple[Broker, Callable[[], None]]:
-    port, http = kafka.free_port(), kafka.free_port()
+    port, http = free_port(), free_port()
     command = [sys.executable, "-m", "broker.cli", "serve", "--data", str(directory / "data")]
     command += ["--listen", f"127.0.0.1:{port}", "--http", f"127.0.0.1:{http}"]
     with (directory / "log").open("ab") as output:

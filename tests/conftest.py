@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.draws import is_fresh
+from tests.support.workers import divide
 
 # The same draws in every run (tests/support/draws.py), and nothing fails for being slow: a machine
 # that has other things to do is no fault of what is tested.
@@ -28,6 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the text tables in tests/golden anew, to be reviewed line by line",
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    divide(config, items)
 
 
 class Golden:

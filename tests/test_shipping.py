@@ -146,18 +146,20 @@ def test_a_second_run_does_nothing_but_start(checkout: Path) -> None:
     planned = run("make", "-n", "run", 'ARGS=--data "my data"', cwd=checkout)
     assert planned.stdout.splitlines() == ['exec .venv/bin/varve serve --data "my data"']
     planned = run("make", "-n", "test", "ARGS=-k swap", cwd=checkout)
-    assert planned.stdout.splitlines() == [".venv/bin/python -m pytest -k swap"]
+    workers = "-n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder"
+    assert planned.stdout.splitlines() == [f".venv/bin/python -m pytest {workers} -k swap"]
     os.utime(checkout / "requirements.lock", (2**32 - 1, 2**32 - 1))
     assert "pip" in run("make", "-n", "run", cwd=checkout).stdout
 
 
-def test_ci_is_lint_and_test_and_stops_at_the_first_failure() -> None:
+def test_ci_is_lint_and_test_with_many_cases_and_stops_at_the_first_failure() -> None:
     script = ROOT / ".ci/run"
     assert script.stat().st_mode & stat.S_IXUSR
     lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "set -euo pipefail"
     assert [line for line in lines if line.startswith("make")] == ["make lint", "make test"]
     assert lines[-1] == "make test"
+    assert "export CI=true" in lines
     assert run("bash", "-n", str(script)).returncode == 0
 
 

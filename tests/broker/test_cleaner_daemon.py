@@ -24,7 +24,8 @@ from confluent_kafka.admin import (
 
 from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
 from config import exit_codes
-from tests.support.varve import ROOT, VarveBroker, free_port, running_varve
+from tests.support.ports import free_port
+from tests.support.varve import ROOT, VarveBroker, running_varve
 from tests.support.waiting import wait_until
 
 TOPICS: dict[str, Any] = {

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from broker import demo
-from tests.support.varve import free_port, running_varve
+from tests.support.ports import free_port
+from tests.support.varve import running_varve
 
 
 class Shrinking:

@@ -14,8 +14,9 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support.ports import free_port
 from tests.support.reading import SeenRecord, View, read_topics
-from tests.support.varve import VarveBroker, free_port, start_varve
+from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
 KILLS = 4

@@ -18,7 +18,8 @@ from pipeline.lease import BrokerRuns, LeaseLostError, Run
 from storage.env import RealEnv
 from tests.support.cleaning import Recorder
 from tests.support.draws import seed_of_test
-from tests.support.varve import VarveBroker, free_port, start_varve
+from tests.support.ports import free_port
+from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
 ROUNDS = 5

@@ -11,7 +11,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from broker.api_client import ApiClient, partition_path
 from broker.view_cli import ROOT
 from tests.support.draws import seed_of_test
-from tests.support.varve import VarveBroker, free_port, start_varve
+from tests.support.ports import free_port
+from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
 KILLS = 6

@@ -23,7 +23,8 @@ from tests.pipeline.test_compact import (
     on_cluster,
     read_all,
 )
-from tests.support.varve import VarveBroker, free_port, start_varve
+from tests.support.ports import free_port
+from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(CLUSTER_SECONDS)]

@@ -288,7 +288,7 @@ def test_no_broker_is_an_exit_code_of_its_own() -> None:
     from click.testing import CliRunner
 
     from pipeline.jobs.survey import command
-    from tests.support.varve import free_port
+    from tests.support.ports import free_port
 
     nobody = f"127.0.0.1:{free_port()}"
     arguments = ["t", "--bootstrap", nobody, "--http", nobody, "--processes", "1"]

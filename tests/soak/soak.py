@@ -12,8 +12,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tests.soak.disturbance import Patient
 from tests.soak.load import Told, Writer, check_view
 from tests.soak.watch import LEFTOVERS, Watch, files_like
+from tests.support.ports import free_port
 from tests.support.reading import read_partitions
-from tests.support.varve import free_port, start_varve
+from tests.support.varve import start_varve
 from tests.support.waiting import wait_until
 
 MIB: Final = 1 << 20

@@ -20,6 +20,8 @@ from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
+from tests.support.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 POM = Path(__file__).with_name("kafka-pom.xml")
 LIB = ROOT / ".kafka" / "lib"
@@ -45,10 +47,10 @@ def unavailable() -> str | None:
         return "Maven did not answer in 600 s"
     if done.returncode != 0:
         return f"Maven could not fetch Kafka: {done.stdout[-300:]}"
-    if LIB.exists():
-        shutil.rmtree(staging)
-    else:
+    try:
         staging.rename(LIB)
+    except OSError:  # another test process was first
+        shutil.rmtree(staging)
     return None
 
 
@@ -69,12 +71,6 @@ def dump_log_segments(paths: list[Path]) -> str:
     done = run_tool("org.apache.kafka.tools.DumpLogSegments", "--deep-iteration", "--files", files)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout + done.stderr
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """The real daemon as a process, for tests that need to kill it, restart it or starve it."""
 
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,15 +14,11 @@ from typing import Any
 
 import yaml
 
+from tests.support.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60
 STOP_SECONDS = 60
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
