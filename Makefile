@@ -12,8 +12,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 KERNELS := $(wildcard storage/kernels/*.py cleaner/engine/kernels/*.py)
 PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.py)
 
-# Somebody else's environment must not leak into ours.
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+# Somebody else's environment must not leak into ours. Without bytecode files every process that a
+# test starts compiles the whole broker again.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 
 .PHONY: help run test compare soak sim sim-schedule budgets lint docs lock clean
 .DELETE_ON_ERROR:

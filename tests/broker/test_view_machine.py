@@ -6,7 +6,6 @@ log, knows exactly that: no deleted key comes back, and none is lost.
 
 import asyncio
 import errno
-import os
 import random
 from contextlib import suppress
 from typing import Any
@@ -25,6 +24,7 @@ from storage.view_ledger import view_path
 from storage.view_log import ViewCursor
 from tests.support.broker_in_memory import broker_settings
 from tests.support.cleaning import Recorder
+from tests.support.draws import seeds_of_tests
 from tests.support.logs import batch_of
 from tests.support.memory_env import MemoryEnv, SimulatedCrash
 from tests.support.view_broker import ANY_TIME, ON, WHERE
@@ -38,13 +38,7 @@ OPERATIONS = ("open", "read_file", "sync_dir", "link", "listdir")
 STEPS = 40
 
 
-def seeds() -> range:
-    """As VARVE_VIEW_SEEDS=first:end has it."""
-    first, _, end = os.environ.get("VARVE_VIEW_SEEDS", "0:16").partition(":")
-    return range(int(first), int(end))
-
-
-SEEDS = seeds()
+SEEDS = seeds_of_tests("VARVE_VIEW_SEEDS", few=5, many=16)
 
 
 class World:

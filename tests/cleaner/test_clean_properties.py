@@ -24,6 +24,7 @@ from tests.support.cleaning import (
     output_bytes,
     write_segments,
 )
+from tests.support.draws import cases
 from tests.support.memory_env import MemoryEnv
 
 KEYS = [None, b"", b"a", b"b", b"12345678", b"a key that takes more than one word of the hash"]
@@ -31,7 +32,9 @@ VALUES = [None, b"", b"v", b"value " * 20]
 HEADERS: list[tuple[tuple[str | bytes, bytes | None], ...]] = [(), (("h", None), ("i", b"x"))]
 PRODUCERS = [-1, -1, 7, 8]
 
-PROPERTY = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+PROPERTY = settings(
+    max_examples=cases(few=40, many=120), deadline=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @st.composite

@@ -23,8 +23,11 @@ from storage.txn_index import TxnIndexEntry
 from tests.support.clean_model import ModelResult, model_clean, model_expired
 from tests.support.cleaning import assert_same_batch
 from tests.support.compacted_log import DELETE_RETENTION_MS, CompactedLog, Producer
+from tests.support.draws import cases
 
-PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+PROPERTY = settings(
+    max_examples=cases(few=20, many=60), deadline=None, suppress_health_check=list(HealthCheck)
+)
 KEYS = ["a", "b", "c", "d", "e", ""]
 CODECS = [NONE, NONE, NONE, GZIP, SNAPPY, LZ4, ZSTD]
 EXPIRATION_MS = 3 * DELETE_RETENTION_MS

@@ -20,11 +20,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from storage.batch import ControlType, Record
 from storage.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from tests.support.compacted_log import Producer
+from tests.support.draws import cases
 from tests.support.living_log import LivingLog
 from tests.support.memory_env import SimulatedCrash
 
 LONGER = os.environ.get("VARVE_INVARIANT_EXAMPLES")
-EXAMPLES = int(LONGER or "400")
+EXAMPLES = int(LONGER or cases(few=150, many=400))
 STEPS = 40
 
 # The last two are what the keys of markers look like.

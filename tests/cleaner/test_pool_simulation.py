@@ -6,7 +6,6 @@ history and can be had again: VARVE_SIMULATION_SEEDS=17:18.
 """
 
 import asyncio
-import os
 import random
 from collections import Counter
 from dataclasses import replace
@@ -23,6 +22,7 @@ from cleaner.workers.crew import CrewLimits
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
 from tests.support.cleaner_fakes import FakeCrew, FakeHost, FakeLink
+from tests.support.draws import seeds_of_tests
 from tests.support.log_facts import COMPACTED, even, facts
 from tests.support.memory_env import MemoryEnv
 from tests.support.virtual_loop import run_virtually
@@ -41,9 +41,7 @@ CONFIG = replace(
 )
 
 
-def seeds() -> range:
-    first, _, end = os.environ.get("VARVE_SIMULATION_SEEDS", "0:100").partition(":")
-    return range(int(first), int(end))
+SEEDS = seeds_of_tests("VARVE_SIMULATION_SEEDS", few=40, many=100)
 
 
 class Simulation:
@@ -318,7 +316,7 @@ class RandomHost(FakeHost):
 
 def test_pauses_hold_and_end_and_every_partition_gets_clean_whatever_happens() -> None:
     seen: Counter[str] = Counter()
-    for seed in seeds():
+    for seed in SEEDS:
         simulation: list[Simulation] = []
 
         async def main(seed: int = seed, made: list[Simulation] = simulation) -> None:
@@ -339,4 +337,4 @@ def test_pauses_hold_and_end_and_every_partition_gets_clean_whatever_happens() -
         "paused", "gave up", "cleans", "aborted", "failures", "held", "released", "deleted",
         "failed disk", "stale", "expired only",
     ):  # fmt: skip
-        assert seen[kind] > len(seeds()) / 4, (kind, seen)
+        assert seen[kind] > len(SEEDS) / 4, (kind, seen)

@@ -4,21 +4,19 @@ The promises are those of docs/decisions/0024-scheduling-order.md. Each seed is 
 be had again: VARVE_SCHEDULE_SEEDS=17:18. `make sim-schedule` runs more of them.
 """
 
-import os
 import random
 
 import pytest
 
 from storage.model import TopicPartition
+from tests.support.draws import seeds_of_tests
 from tests.support.schedule_model import MIB, ModelPartition, ScheduleModel
 
 GIB, TIB = 1 << 30, 1 << 40
 DAY_MS = 86_400_000
 
 
-def seeds() -> range:
-    first, _, end = os.environ.get("VARVE_SCHEDULE_SEEDS", "0:2").partition(":")
-    return range(int(first), int(end))
+SEEDS = seeds_of_tests("VARVE_SCHEDULE_SEEDS", few=1, many=2)
 
 
 def small_partitions(count: int, rng: random.Random) -> list[ModelPartition]:
@@ -64,7 +62,7 @@ def any_load(seed: int) -> ScheduleModel:
     )
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", SEEDS)
 def test_nobody_is_overtaken_twice_by_the_same_one_after_half_an_hour_whatever_the_load(
     seed: int,
 ) -> None:
@@ -76,7 +74,7 @@ def test_nobody_is_overtaken_twice_by_the_same_one_after_half_an_hour_whatever_t
         assert all(times == 1 for times in wait.overtaken_by.values()), where
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", SEEDS)
 def test_small_partitions_wait_for_each_other_but_never_for_a_terabyte(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -93,7 +91,7 @@ def test_small_partitions_wait_for_each_other_but_never_for_a_terabyte(seed: int
     assert model.starts["small partition"] >= 1000
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_request_waits_for_other_requests_only(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -110,7 +108,7 @@ def test_a_request_waits_for_other_requests_only(seed: int) -> None:
     assert model.longest_ms["request"] <= 60_000, model.longest_ms
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", SEEDS)
 def test_partitions_whose_jobs_are_always_aborted_keep_nobody_from_being_cleaned(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -135,7 +133,7 @@ def test_partitions_whose_jobs_are_always_aborted_keep_nobody_from_being_cleaned
     assert all(one.cleans == 0 for one in storm)
 
 
-@pytest.mark.parametrize("seed", seeds())
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_wall_clock_that_jumps_by_years_moves_nobody_further_than_the_head_start(
     seed: int,
 ) -> None:

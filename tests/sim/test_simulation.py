@@ -1,21 +1,21 @@
 """The fast share of `make sim`, the same seeds each time; VARVE_SIM_SEEDS=FIRST:END runs others."""
 
-import os
-
 import pytest
 
 from tests.sim.machine import Machine
 from tests.sim.runs import Seen, run_seeds
 from tests.sim.script import make_script
+from tests.support.draws import seeds_of_tests
 
-SEEDS = range(*map(int, os.environ.get("VARVE_SIM_SEEDS", "0:100").split(":")))
-CHUNK = 20
+SEEDS = seeds_of_tests("VARVE_SIM_SEEDS", few=50, many=100)
+CHUNK = 10
 # What runs have to reach for their rules to mean anything; far below what they do.
 REACHED = (
     "published", "published by a lease", "adoption: adopted", "view compacted", "segments expired",
     "ended: kill", "ended: power", "ended: stop", "topic deleted", "mended", "views checked",
 )  # fmt: skip
 SEEN = Seen()
+pytestmark = pytest.mark.xdist_group("simulation")  # all of them add to SEEN
 
 
 @pytest.mark.parametrize("first", SEEDS[::CHUNK])

@@ -1,10 +1,13 @@
-"""What the random tests draw: the same in every run, or something else where that is asked for.
+"""How many cases random tests draw, and which ones.
 
 A change must not fail by a draw that has nothing to do with it. So every run of the suite draws the
-same, tests with Hypothesis too (tests/conftest.py). `VARVE_DRAWS=fresh` draws others, and prints
-what repeats them: a seed, which `VARVE_DRAWS=SEED` takes, or Hypothesis' own words. More cases, and
-others each time, have commands and variables of their own: `make compare`, `make soak`,
-VARVE_INVARIANT_EXAMPLES, VARVE_SIMULATION_SEEDS.
+same cases, tests with Hypothesis too (tests/conftest.py). `VARVE_DRAWS=fresh` draws others, and
+prints what repeats them: a seed, which `VARVE_DRAWS=SEED` takes, or Hypothesis' own words.
+
+By default a random test draws few cases, so that the suite takes minutes. Where the environment has
+`CI`, as in `.ci/run`, it draws many. Both numbers stand beside each other at the test. Still more
+cases, and others each time, have commands and variables of their own: `make compare`, `make soak`,
+`make sim`, VARVE_INVARIANT_EXAMPLES, VARVE_SIMULATION_SEEDS, VARVE_VIEW_SEEDS.
 """
 
 import os
@@ -18,6 +21,20 @@ FRESH: Final = "fresh"
 def is_fresh() -> bool:
     """Whether this run shall draw what no other did."""
     return os.environ.get(VARIABLE) == FRESH
+
+
+def cases(*, few: int, many: int) -> int:
+    """Return how many cases a random test draws: `many` in CI, otherwise `few`."""
+    return many if os.environ.get("CI") else few
+
+
+def seeds_of_tests(variable: str, *, few: int, many: int) -> range:
+    """Return the seeds that a test runs: those that `variable` names as FIRST:END, or the first."""
+    asked = os.environ.get(variable)
+    if asked is None:
+        return range(cases(few=few, many=many))
+    first, _, end = asked.partition(":")
+    return range(int(first), int(end))
 
 
 def seed_of_test(fixed: int) -> int:

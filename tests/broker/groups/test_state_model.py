@@ -17,6 +17,7 @@ from broker.groups.model import (
     WaiterGone,
 )
 from broker.protocol.errors import ErrorCode
+from tests.support.draws import cases
 from tests.support.group_machine import Machine
 
 PROTOCOLS = st.sampled_from(
@@ -174,7 +175,9 @@ class DelayedGroupLife(GroupLife):
     delay_ms = 3_000
 
 
-_SETTINGS = settings(max_examples=300, stateful_step_count=40, deadline=None, print_blob=True)
+_SETTINGS = settings(
+    max_examples=cases(few=100, many=300), stateful_step_count=40, deadline=None, print_blob=True
+)
 
 TestGroupLife = GroupLife.TestCase
 TestGroupLife.settings = _SETTINGS
