@@ -28,6 +28,7 @@ from tests.pipeline.cluster import (
     running_cluster,
 )
 from tests.pipeline.conftest import BROKER_SETTINGS
+from tests.support.draws import cases
 from tests.support.varve import VarveBroker, running_varve
 
 ROOT = Path(__file__).parents[2]
@@ -130,10 +131,10 @@ def states(broker: VarveBroker, topic: str) -> list[str]:
 @pytest.mark.parametrize(
     "options",
     [
-        ("--transport", "disk"),
         ("--transport", "http"),
-        ("--task-memory", "1KiB", "--task-size", "1KiB"),  # in shards
-    ],
+        ("--task-memory", "1KiB", "--task-size", "1KiB"),  # in shards, from the disk
+        ("--transport", "disk"),
+    ][: cases(few=2, many=3)],
     ids=" ".join,
 )
 def test_a_topic_is_compacted_by_processes(
