@@ -29,6 +29,7 @@ from broker.cleaning import Cleaning
 from broker.consumer_metrics import ConsumerMetrics
 from broker.context import Services
 from broker.damage import DamageWatch
+from broker.descriptors import run_in_thread
 from broker.directory_metrics import StartMetrics
 from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import GroupCoordinator, GroupSettings
@@ -537,7 +538,7 @@ class Broker:
     async def _flush_in_thread(self, opened: Log) -> None:
         task = opened.flush_begin()
         began = self._env.monotonic()
-        await asyncio.to_thread(task.run)
+        await run_in_thread(task.run, opened.directory)
         self.stats.flushes.add(int(1e6 * (self._env.monotonic() - began)))
         opened.flush_done(task)
 

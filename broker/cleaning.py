@@ -10,23 +10,31 @@ import asyncio
 import os.path
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 import structlog
 
+from broker.descriptors import run_in_thread
 from broker.partition import Partition
 from broker.topics import Topics
 from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome, Undecided
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
-from storage.errors import LogDirectoryError, NoRoomError, SwapRefusedError, TransactionIndexError
+from storage.errors import (
+    LogDirectoryError,
+    NoRoomError,
+    SwapInterruptedError,
+    SwapRefusedError,
+    TransactionIndexError,
+)
 from storage.log import Log
 from storage.log_checkpoints import CheckpointTask
 from storage.log_directory import LogDirectory
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
 from storage.segment import Segment
-from storage.swap import SwapPlan, execute_swap, plan_swap
+from storage.swap import SwapPlan, execute_swap, finish_swap, plan_swap
 
 log = structlog.get_logger("broker.cleaning")
 
@@ -233,8 +241,11 @@ class Cleaning:
         try:
             if before is not None:
                 await asyncio.to_thread(before.run)
-            await asyncio.to_thread(execute_swap, self._env, plan)
-            opened = await asyncio.to_thread(log.open_outputs, plan)
+            try:
+                await asyncio.to_thread(execute_swap, self._env, plan)
+            except SwapInterruptedError:
+                await run_in_thread(partial(finish_swap, self._env, plan), log.directory)
+            opened = await run_in_thread(partial(log.open_outputs, plan), log.directory)
         except SwapRefusedError:
             log.unpin(sources)
             raise  # pinned sources do not go by themselves: something else is wrong

@@ -260,6 +260,14 @@ class SwapRefusedError(StorageError):
         self.reason = reason
 
 
+class SwapInterruptedError(StorageError):
+    """A swap that is committed and ran out of file descriptors; `finish_swap` carries on."""
+
+    def __init__(self, directory: str, error: OSError) -> None:
+        super().__init__(f"{directory}: a swap is not finished: {error}")
+        self.directory = directory
+
+
 class UnfinishedSwapError(StorageError):
     """A swap found half done that cannot be finished; everything was left as it was found."""
 

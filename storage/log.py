@@ -37,6 +37,7 @@ from storage.errors import (
     OffsetOutOfRangeError,
     PartitionFolderError,
     StorageError,
+    is_out_of_descriptors,
     is_scarcity,
 )
 from storage.index import IndexLimits
@@ -238,6 +239,8 @@ class Log(LogView):
         Return what to raise. The partition's folder goes offline, or all of the data directory.
         """
         failure = self._failed(action, error)
+        if is_out_of_descriptors(error):
+            failure = self._home.failure(self.directory, action, error)
         if isinstance(failure, PartitionFolderError):
             self.fail(failure)
         elif isinstance(failure, LogDirectoryError):
@@ -280,8 +283,10 @@ class Log(LogView):
         try:
             self._active.append_txn_entry(entry)
         except OSError as error:
-            # The marker is in the log; only opening the log anew puts it into the index.
-            raise self._give_up("transaction index of", error) from error
+            # The marker is in the log. Its entry is in memory, and is written with the next one, or
+            # before the segment is closed; after a kill recovery makes it from the marker.
+            if not is_scarcity(error):
+                raise self._give_up("transaction index of", error) from error
 
     def enter_epoch(self, write: WriteFile = write_file_atomically) -> None:
         """Note durably where the present leader epoch begins.
@@ -517,8 +522,6 @@ class Log(LogView):
         Earlier removals are made durable first, unless the log's start is.
         """
         delay_ms = self.config.file_delete_delay_ms
-        self._segments.replace(going, ())
-        self._unsynced = [segment for segment in self._unsynced if segment not in going]
         try:
             # Of the names: else a crash may leave no segment at the end.
             removals_count = not start_is_noted and self.has_unsynced_removals
@@ -529,6 +532,8 @@ class Log(LogView):
             self._doomed.doom([one.base_offset for one in going], now_ms + delay_ms)
         except OSError as error:
             raise self._failed("retention of", error) from error
+        self._segments.replace(going, ())
+        self._unsynced = [segment for segment in self._unsynced if segment not in going]
 
     @property
     def has_unsynced_removals(self) -> bool:
@@ -640,7 +645,10 @@ class Log(LogView):
                 segment.unpin()
 
     def open_outputs(self, plan: SwapPlan) -> list[Segment]:
-        """Open what a swap that has been carried out put in place; may run in a thread."""
+        """Open what a swap that has been carried out put in place; may run in a thread.
+
+        Raises NoRoomError for want of descriptors or room: then it can be called again.
+        """
         new: list[Segment] = []
         try:
             for output in plan.outputs:
@@ -654,6 +662,8 @@ class Log(LogView):
                 segment.load_or_rebuild()
                 new.append(segment)
         except OSError as error:
+            if is_scarcity(error):
+                raise NoRoomError(error, self.directory) from error
             raise self._give_up("swap in", error) from error
         return new
 
@@ -731,8 +741,11 @@ class Log(LogView):
             self._active.seal()
             write_snapshot(self._env, self.directory, self.log_end_offset, self._producers.states)
         except OSError as error:
-            raise self._failed("close of", error) from error
-        if self._epochs_are_stale:
-            self._write_epochs()
+            raise self._give_up("close of", error) from error
         self._names += 1
-        self.flush()
+        try:
+            if self._epochs_are_stale:
+                self._write_epochs()
+            self.flush()
+        except NoRoomError as error:
+            raise self._give_up("close of", error) from error

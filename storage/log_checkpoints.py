@@ -24,7 +24,12 @@ from typing import Final
 from storage import filenames
 from storage.checkpoints import decode_offsets, write_offsets
 from storage.env import Env
-from storage.errors import CorruptCheckpointError, LogDirectoryError, NoRoomError
+from storage.errors import (
+    CorruptCheckpointError,
+    LogDirectoryError,
+    NoRoomError,
+    is_out_of_descriptors,
+)
 from storage.identity import partitions_in
 from storage.log import Log
 from storage.log_directory import LogDirectory
@@ -186,6 +191,9 @@ class CheckpointTask:
                 before = self.written.partitions.get(directory.path, set())
                 spoken[directory.path].update(before)
             except OSError as error:
+                if is_out_of_descriptors(error):  # it is in place, and durable the next time
+                    refusals.append(NoRoomError(error, directory.file(name)))
+                    continue
                 directory.fail(f"{name}: {error}")
                 failures.append(LogDirectoryError(directory.path, f"{name}: {error}"))
         self.written.partitions.update(spoken)

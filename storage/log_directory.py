@@ -35,6 +35,7 @@ from storage.errors import (
     LogDirectoryError,
     PartitionFolderError,
     is_folder_error,
+    is_out_of_descriptors,
 )
 from storage.identity import Lost, newest_metadata, partitions_in, recover_identity
 from storage.metadata import FILE_NAME
@@ -97,10 +98,11 @@ class LogDirectory:
         """Return what an error in a partition's folder means: that folder failed, or all of this.
 
         A folder that is missing or must not be used is that partition's fault alone, unless the
-        data directory itself is missing.
+        data directory itself is missing. A lack of file descriptors is no fault of the device.
         """
         reason = f"{action} {folder}: {error}"
-        if is_folder_error(error) and self._env.is_dir(self.path):
+        is_of_folder = is_folder_error(error) or is_out_of_descriptors(error)
+        if is_of_folder and self._env.is_dir(self.path):
             return PartitionFolderError(folder, reason)
         return LogDirectoryError(self.path, reason)
 

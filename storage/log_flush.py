@@ -10,7 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from storage.env import Env, File
-from storage.errors import LogDirectoryError, StorageError
+from storage.errors import (
+    LogDirectoryError,
+    NoRoomError,
+    StorageError,
+    is_out_of_descriptors,
+)
 from storage.log_directory import LogDirectory
 from storage.segment import Segment
 
@@ -44,7 +49,8 @@ class FlushTask:
         """Sync; may run in any thread.
 
         Raises LogDirectoryError, and then never again succeeds; LogClosedError if the partition
-        was deleted meanwhile.
+        was deleted meanwhile; NoRoomError if the folder could not be opened for want of file
+        descriptors: then it can be run again.
         """
         if self.home.offline_reason is not None:
             raise LogDirectoryError(self.home.path, self.home.offline_reason)
@@ -54,6 +60,8 @@ class FlushTask:
             if self.with_names:
                 self.env.sync_dir(self.directory)
         except OSError as error:
+            if is_out_of_descriptors(error):
+                raise NoRoomError(error, self.directory) from error
             raise self.give_up("sync of", error) from error
 
 

@@ -37,6 +37,7 @@ from storage.errors import (
     PartitionFolderError,
     StorageError,
     is_folder_error,
+    is_out_of_descriptors,
 )
 from storage.kafka_metadata import KafkaTopic, read_kafka_topics, settings_to_take
 from storage.log import Log, LogContext, index_limits
@@ -405,7 +406,7 @@ class LogManager:
                 self._write_partition_metadata(home.file(str(partition)), topic_id)
             log, loaded = self._open_log(home, partition, config_of(partition.topic), checkpoints)
         except OSError as error:
-            if is_folder_error(error):
+            if is_folder_error(error) or is_out_of_descriptors(error):
                 self._leave_offline(partition, str(error), home, checkpoints)
             else:
                 self.fail_directory(home.path, f"{partition}: {error}")
@@ -589,7 +590,13 @@ class LogManager:
             if not self._env.is_dir(home.path):
                 raise
             # Somebody removed the folder by hand: the purge finds nothing, and that is noted.
-        self._env.sync_dir(home.path)
+        try:
+            self._env.sync_dir(home.path)
+        except OSError as error:
+            # The purge syncs it again. Until then a crash may bring the folder back, and the
+            # metadata says that its topic is deleted.
+            if not is_out_of_descriptors(error):
+                raise
         self._doomed.append((due_ms, home, home.file(name), topic_id))
 
     def purge_deleted(self, now_ms: int) -> int:
@@ -602,6 +609,8 @@ class LogManager:
                     self._env.remove_tree(path)
                 self._env.sync_dir(home.path)
             except OSError as error:
+                if is_out_of_descriptors(error):
+                    raise NoRoomError(error, path) from error  # the next round tries again
                 raise LogDirectoryError(home.path, f"removal of {path}: {error}") from error
             self._doomed.remove(doomed)
             waiting = any(one[1] is home and one[3] == topic_id for one in self._doomed)

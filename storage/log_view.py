@@ -15,9 +15,11 @@ from storage.env import Env
 from storage.errors import (
     CorruptBatchError,
     LogClosedError,
+    NoRoomError,
     OffsetOutOfRangeError,
     PartitionFolderError,
     StorageError,
+    is_out_of_descriptors,
 )
 from storage.log_directory import LogDirectory
 from storage.log_producers import LogProducers
@@ -92,7 +94,12 @@ class LogView:
         self._epochs = loaded.epochs
 
     def _failed(self, action: str, error: OSError) -> StorageError:
-        """Return what a failed operation on the partition's files means, to be raised."""
+        """Return what a failed operation on the partition's files means, to be raised.
+
+        It changed nothing, or does not matter: `Log._give_up` is for one that was half done.
+        """
+        if is_out_of_descriptors(error):
+            return NoRoomError(error, self.directory)
         failure = self._home.failure(self.directory, action, error)
         if self.is_deleted and isinstance(failure, PartitionFolderError):
             return LogClosedError(self.directory)  # its folder was renamed under the operation

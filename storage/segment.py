@@ -80,6 +80,7 @@ class Segment:
         "_indexes",
         "_is_synced",
         "_txn_file",
+        "_txn_unwritten",
         "_was_used",
         "base_offset",
         "damages",
@@ -119,6 +120,7 @@ class Segment:
         self._bytes_since_entry = 0
         self._hints: dict[int, int] = {}
         self._txn_file: File | None = None
+        self._txn_unwritten = 0  # entries at the end that are not in the file
         self._is_synced = True
         self._was_used = False
         if create:
@@ -542,12 +544,25 @@ class Segment:
         )
 
     def append_txn_entry(self, entry: TxnIndexEntry) -> None:
-        """Record an aborted transaction whose marker was just appended here."""
+        """Record an aborted transaction whose marker was just appended here.
+
+        After an OSError the entry is known all the same; `write_missing_txn_entries` is to be
+        called again.
+        """
+        self.txn_entries.append(entry)
+        self._txn_unwritten += 1
+        self.write_missing_txn_entries()
+
+    def write_missing_txn_entries(self) -> None:
+        """Write the entries that an earlier call could not write."""
+        if not self._txn_unwritten:
+            return
         if self._txn_file is None:
             self._txn_file = self._env.open(self._path(filenames.TXN_INDEX), create=True)
-        raw = encode_entries([entry])
-        self._txn_file.pwrite(raw, len(raw) * len(self.txn_entries))
-        self.txn_entries.append(entry)
+        before = self.txn_entries[: -self._txn_unwritten]
+        missing = self.txn_entries[-self._txn_unwritten :]
+        self._txn_file.pwrite(encode_entries(missing), len(encode_entries(before)))
+        self._txn_unwritten = 0
 
     def write_txn_entries(self, entries: Sequence[TxnIndexEntry]) -> None:
         """Replace the transaction index; no entries, no file."""
@@ -562,6 +577,7 @@ class Segment:
             self._txn_file.pwrite(encode_entries(entries), 0)
             self._is_synced = False
         self.txn_entries = list(entries)
+        self._txn_unwritten = 0
 
     def cut_back(self, position: int) -> None:
         """Cut log file and indexes to the batches that begin before `position`."""
@@ -596,6 +612,7 @@ class Segment:
 
     def seal(self) -> None:
         """Close it for appends: the last time entry is written, files are cut to their entries."""
+        self.write_missing_txn_entries()
         try:
             self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
         except CorruptIndexError:  # what was read from the files contradicts the log

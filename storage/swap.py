@@ -33,6 +33,7 @@ from storage.env import Env, put_in_place, write_temporary
 from storage.errors import (
     CorruptCheckpointError,
     NoRoomError,
+    SwapInterruptedError,
     SwapRefusedError,
     UnfinishedSwapError,
     is_out_of_descriptors,
@@ -175,9 +176,9 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
     """Carry out a plan. It reads every output once; may run in a thread.
 
     Raises SwapRefusedError while nothing has been changed: a source is gone, an output is missing
-    or is not what the plan says, there is no room for the journal. Raises OSError as it comes; the
-    directory is then to be taken offline, since only `recover_swap` can tell whether the swap was
-    committed.
+    or is not what the plan says, there is no room for the journal. Raises SwapInterruptedError
+    where it is to be continued by `finish_swap`. Raises OSError as it comes; the directory is then
+    to be taken offline, since only `recover_swap` can tell whether the swap was committed.
     """
     try:
         journal = _checked(env, plan)
@@ -187,8 +188,30 @@ def execute_swap(env: Env, plan: SwapPlan) -> None:
         if not isinstance(error, NoRoomError) and not is_out_of_descriptors(error):
             raise
         raise SwapRefusedError(plan.directory, f"no room for its journal: {error}") from error
-    _commit(env, plan.directory, journal)
-    _carry_out(env, plan.directory, journal)
+    try:
+        _commit(env, plan.directory, journal)
+        _carry_out(env, plan.directory, journal)
+    except OSError as error:
+        # No rename fails for want of a descriptor: the journal has its name.
+        if not is_out_of_descriptors(error):
+            raise
+        raise SwapInterruptedError(plan.directory, error) from error
+
+
+def finish_swap(env: Env, plan: SwapPlan) -> None:
+    """Carry on with a swap that raised SwapInterruptedError; may run in a thread.
+
+    Raises NoRoomError if there are still no file descriptors: then it can be called again. Raises
+    OSError as it comes.
+    """
+    deletes = tuple(Delete(name, 0) for name in plan.deletes)
+    try:
+        env.sync_dir(plan.directory)  # the name of the journal
+        _carry_out(env, plan.directory, Journal(plan.run_id, plan.renames, deletes))
+    except OSError as error:
+        if not is_out_of_descriptors(error):
+            raise
+        raise NoRoomError(error, plan.directory) from error
 
 
 def _checked(env: Env, plan: SwapPlan) -> Journal:
@@ -251,11 +274,17 @@ def _carry_out(env: Env, directory: str, journal: Journal) -> None:
         if delete.name in names:
             env.unlink(os.path.join(directory, delete.name))
     env.sync_dir(directory)
-    _remove_journal(env, directory, journal.file_name)
+    if journal.file_name in names:
+        env.unlink(os.path.join(directory, journal.file_name))
+    _sync_removal(env, directory)
 
 
 def _remove_journal(env: Env, directory: str, name: str) -> None:
     env.unlink(os.path.join(directory, name))
+    _sync_removal(env, directory)
+
+
+def _sync_removal(env: Env, directory: str) -> None:
     # Until this the journal may come back with a crash; then it would be carried out a second time,
     # over whatever the log has become meanwhile.
     env.sync_dir(directory)

@@ -201,6 +201,7 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.CorruptCheckpointError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.NewerFormatError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.SwapRefusedError: ErrorCode.KAFKA_STORAGE_ERROR,
+    storage.SwapInterruptedError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.UnfinishedSwapError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.OverlappingSegmentsError: ErrorCode.KAFKA_STORAGE_ERROR,
     # Its topic was deleted while the request waited: the client looks at the metadata again.

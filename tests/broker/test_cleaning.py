@@ -19,7 +19,12 @@ from config.settings import CleanerSettings
 from storage import filenames
 from storage.batch import read_header
 from storage.checkpoints import read_offsets
-from storage.errors import NoRoomError, SwapRefusedError, TransactionIndexError
+from storage.errors import (
+    NoRoomError,
+    PartitionFolderError,
+    SwapRefusedError,
+    TransactionIndexError,
+)
 from storage.model import TopicPartition
 from storage.txn_index import TxnIndexEntry
 from tests.support.broker_in_memory import broker_in_memory
@@ -265,6 +270,54 @@ async def test_a_group_that_finds_no_room_is_refused_and_the_directory_stays(
         assert all(directory.is_online for directory in broker.manager.directories)
         assert fill(env, broker, 1) is partition
         assert await broker.cleaning.publish(job, (group,)) == (PublishOutcome.PUBLISHED,)
+
+
+@pytest.mark.parametrize(("operation", "part"), [("sync_dir", "orders-0"), ("open", ".log")])
+@pytest.mark.parametrize("is_short_for_long", [False, True])
+async def test_a_swap_waits_for_descriptors_and_else_fails_its_partition_alone(
+    env: MemoryEnv,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    part: str,
+    is_short_for_long: bool,
+) -> None:
+    monkeypatch.setattr("broker.descriptors.RETRY_SECONDS", 0)
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        partition = fill(env, broker, 4)
+        await partition.flush()
+        job, (group,), _ = cleaned(env, broker)
+
+        def fails(op: str, path: str) -> bool:
+            return (
+                op == operation
+                and path.endswith(part)
+                and any(name.endswith(".journal") for name in env.listdir("/disk1/orders-0"))
+            )
+
+        def fails_behind(op: str, path: str) -> bool:
+            names = env.listdir("/disk1/orders-0") if op == "open" else []
+            is_done = not any(name.endswith(".cleaned") for name in names)
+            return op == "open" and path.endswith(part) and is_done
+
+        predicate = fails if operation == "sync_dir" else fails_behind
+        short = env.fail_on(
+            lambda op, path: (is_short_for_long or short.hits < 3) and predicate(op, path),
+            errno.EMFILE,
+        )
+        if is_short_for_long:
+            with pytest.raises(PartitionFolderError):
+                await broker.cleaning.publish(job, (group,))
+            assert broker.topics.partition(ORDERS) is None
+        else:
+            assert await broker.cleaning.publish(job, (group,)) == (PublishOutcome.PUBLISHED,)
+            assert fill(env, broker, 1) is partition
+        assert short.hits
+        short.remove()
+        assert all(directory.is_online for directory in broker.manager.directories)
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        again = broker.topics.partition(ORDERS)
+        assert again is not None
+        assert again.log.segment_facts()[0].next_base_offset == 4 * RECORDS
 
 
 async def test_a_checkpoint_that_finds_no_room_is_written_later(env: MemoryEnv) -> None:

@@ -20,8 +20,6 @@ from tests.sim.world import World
 from tests.support.history import Batch
 
 SETTLE_SECONDS = 25.0  # virtual, at the end: timers, views and the cleaner go on by themselves
-# Scarcity at these moments takes a directory offline all the same: half of a change is done.
-NOT_WITHOUT = ("transaction index of", "swap in", "roll of", "access to")
 BY_ITSELF = "its log was changed"  # why a job ended that nobody gave a reason for
 
 
@@ -36,9 +34,6 @@ class Checks:
         """Directories and partitions are served unless the disk failed."""
         faults = self._world.env.happened
         offline = [one for one in self._world.broker.manager.directories if not one.is_online]
-        reasons = [one.offline_reason or "" for one in offline]
-        if faults and any(part in reason for part in NOT_WITHOUT for reason in reasons):
-            raise LifeEndedError("power")
         if offline and not any(fault.number == errno.EIO for fault in faults):
             raise RuleError(
                 "directory", f"offline without a disk fault: {offline[0].offline_reason}"

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from config.topic_keys import TopicConfig
-from storage.batch import Record, build_batch, read_header, verify_crc
+from storage.batch import (
+    CONTROL,
+    TRANSACTIONAL,
+    ControlType,
+    Record,
+    build_batch,
+    marker_record,
+    read_header,
+    verify_crc,
+)
 from storage.errors import (
     InvalidProducerEpochError,
     LogClosedError,
@@ -15,7 +24,8 @@ from storage.errors import (
     NoRoomError,
     OutOfOrderSequenceError,
 )
-from storage.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX
+from storage.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, TXN_INDEX
+from storage.log import Log
 from tests.support.logs import (
     FOLDER,
     NOW_MS,
@@ -405,6 +415,78 @@ def test_an_epoch_that_finds_no_room_is_entered_by_a_later_append(env: MemoryEnv
     append(log, b"v")
     again = open_log(env)
     assert again.epoch_of(0) == log.leader_epoch
+
+
+@pytest.mark.parametrize(("operation", "error"), [("open", errno.EMFILE), ("pwrite", errno.ENOSPC)])
+def test_an_aborted_transaction_is_indexed_though_its_index_could_not_be_written_at_once(
+    env: MemoryEnv, operation: str, error: int
+) -> None:
+    log = open_log(env)
+    full = env.fail_on(lambda op, path: op == operation and path.endswith(TXN_INDEX), error)
+    entries = []
+    for producer_id in (1, 2):
+        begun = log.log_end_offset
+        append_by(log, producer_id, TRANSACTIONAL)
+        marker = append_by(log, producer_id, TRANSACTIONAL | CONTROL)
+        entries.append((producer_id, begun, marker))
+    assert full.hits
+    assert aborted_of(log) == entries
+    with pytest.raises(NoRoomError):
+        log.roll(NOW_MS)
+    full.remove()
+    append_by(log, 3, 0)
+    log.roll(NOW_MS)
+    log.close()
+    assert aborted_of(open_log(env)) == entries
+
+
+def append_by(log: Log, producer_id: int, attributes: int) -> int:
+    """A batch of a producer, or its abort marker; where it stands."""
+    record = Record(0, NOW_MS, b"k", b"v", ())
+    if attributes & CONTROL:
+        record = marker_record(ControlType.ABORT, 0, NOW_MS)
+    data = build_batch(
+        [record], producer_id=producer_id, producer_epoch=0, base_sequence=0, attributes=attributes
+    )
+    header = read_header(data)
+    in_transaction = bool(attributes & TRANSACTIONAL) and not attributes & CONTROL
+    return log.append(
+        memoryview(data), header, now_ms=NOW_MS, in_transaction=in_transaction
+    ).first_offset
+
+
+def aborted_of(log: Log) -> list[tuple[int, int, int]]:
+    entries = log.aborted_transactions(0, log.log_end_offset)
+    return [(entry.producer_id, entry.first_offset, entry.last_offset) for entry in entries]
+
+
+def test_a_read_without_a_descriptor_is_refused_and_the_next_one_is_served(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, index_interval_bytes=0))
+    fill(log, 20)
+    log.flush()
+    for segment in log._segments:
+        segment.drop_idle_indexes()
+        segment.drop_idle_indexes()
+    full = env.fail_on(lambda op, path: op == "read_file", errno.EMFILE)
+    with pytest.raises(NoRoomError):
+        log.read(2, 1000, end_offset=20)
+    full.remove()
+    assert full.hits
+    assert offsets_in(log) == list(range(20))
+
+
+def test_a_flush_without_a_descriptor_can_be_run_again(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 7)
+    task = log.flush_begin()
+    full = env.fail_on(lambda op, path: op == "sync_dir", errno.EMFILE)
+    with pytest.raises(NoRoomError):
+        task.run()
+    full.remove()
+    task.run()
+    log.flush_done(task)
+    assert log.is_flushed
+    append(log, b"v")
 
 
 def test_a_roll_that_fails_leaves_what_was_acknowledged(env: MemoryEnv) -> None:

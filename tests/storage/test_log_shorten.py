@@ -5,7 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from storage.errors import DamagedSegmentError, LogDirectoryError, OffsetOutOfRangeError
+from storage.errors import (
+    DamagedSegmentError,
+    LogDirectoryError,
+    NoRoomError,
+    OffsetOutOfRangeError,
+)
 from storage.filenames import INDEX, LOG, SNAPSHOT, TIME_INDEX, file_name
 from storage.log import Log
 from storage.retention import ExpiryReason
@@ -52,6 +57,23 @@ def five_segments(env: MemoryEnv, config: object = DELETE) -> Log:
 
 
 # --- retention ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["listdir", "sync_dir"])
+def test_retention_without_a_descriptor_changes_no_file_and_goes_on_later(
+    env: MemoryEnv, operation: str
+) -> None:
+    log = five_segments(env)
+    before = names(env)
+    log.delete_records(11)
+    full = env.fail_on(lambda op, path: op == operation, errno.EMFILE)
+    with pytest.raises(NoRoomError):
+        log.expire(NOW_MS)
+    full.remove()
+    assert names(env) == before
+    assert bases(log) == [0, 5, 10, 15, 20]
+    log.expire(NOW_MS)
+    assert bases(log) == [10, 15, 20]
 
 
 def test_expired_segments_are_renamed_at_once_and_unlinked_later(env: MemoryEnv) -> None:

@@ -13,6 +13,7 @@ from storage.errors import (
     CorruptCheckpointError,
     NewerFormatError,
     NoRoomError,
+    SwapInterruptedError,
     SwapRefusedError,
     UnfinishedSwapError,
 )
@@ -32,6 +33,7 @@ from storage.swap import (
     discard_outputs,
     encode_journal,
     execute_swap,
+    finish_swap,
     plan_swap,
     recover_swap,
 )
@@ -112,6 +114,34 @@ def test_a_sync_or_a_commit_that_failed_for_want_of_room_is_no_refusal(
 
 
 # --- plan ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [0, 1, 2])
+@pytest.mark.parametrize("call", range(1, 6))
+def test_a_swap_that_runs_out_of_descriptors_is_finished_when_there_are_some(
+    env: MemoryEnv, call: int, again: int
+) -> None:
+    plan = prepared(env)
+    calls = 0
+
+    def fails(operation: str, path: str) -> bool:
+        nonlocal calls
+        calls += path == FOLDER and operation in ("listdir", "sync_dir")
+        return path == FOLDER and operation in ("listdir", "sync_dir") and calls > call + 1
+
+    short = env.fail_on(fails, errno.EMFILE)
+    with pytest.raises(SwapInterruptedError):
+        execute_swap(env, plan)
+    for _ in range(again):
+        calls = call - 1
+        with pytest.raises(NoRoomError):
+            finish_swap(env, plan)
+    short.remove()
+    finish_swap(env, plan)
+    found = folder(env)
+    assert found[file_name(0, LOG)] == content("new", 0, LOG)
+    assert not names_of(100, LOG, INDEX) & set(found)
+    assert not recover_swap(env.crash(), FOLDER).changed
 
 
 def test_a_plan_renames_outputs_and_deletes_sources_that_no_output_overwrites() -> None:
