@@ -190,7 +190,8 @@ class Cleaning:
         it does not come back without their tombstones.
 
         Nothing is published of a job that reaches beyond the limit of now: a view of the topic may
-        have been switched on, or its strategy changed, since the job was planned.
+        have been switched on, or its strategy changed, since the job was planned. Nor of one that
+        took so long that its tombstones would be removed too early.
         Raises SwapRefusedError, LogDirectoryError.
         """
         sources = tuple(base for group in groups for base in group.source_base_offsets)
@@ -201,6 +202,8 @@ class Cleaning:
             self._flushed_for[job.partition] = job.run_id
         if found is None or found.log.generation != job.generation:
             return (PublishOutcome.STALE,) * len(groups)
+        if job.is_late(self._env.wall_ms()):
+            return (PublishOutcome.LATE,) * len(groups)
         if job.end_offset > self._limit(found)[0]:
             return (PublishOutcome.NEEDED,) * len(groups)
         facts = {segment.base_offset: segment for segment in found.log.segment_facts()[:-1]}

@@ -105,6 +105,7 @@ class PublishOutcome(Enum):
     PUBLISHED = "published"
     SOURCES_GONE = "sources gone"  # retention took one or all of them: the group was dropped
     STALE = "stale"  # the log's generation is another one now: the whole job is void
+    LATE = "late"  # its tombstones would be removed too early (CleanJob.is_late): all of it is void
     NEEDED = "needed"  # by a compacted view of the topic, by now: the whole job is void
 
 

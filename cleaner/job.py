@@ -92,6 +92,16 @@ class CleanJob:
         from_ms = self.now_ms if self.published_by_ms is None else self.published_by_ms
         return from_ms + self.delete_retention_ms
 
+    def is_late(self, now_ms: int) -> bool:
+        """Whether it is too late to publish, at this wall time.
+
+        A tombstone that the job stamped would be readable for less than half of
+        delete.retention.ms.
+        """
+        if not self.drop_expired_tombstones or self.expired_only or not self.delete_retention_ms:
+            return False
+        return self.horizon_ms - now_ms < self.delete_retention_ms // 2
+
 
 NO_HORIZON: Final = -1  # nothing in the segment waits to be removed
 UNKNOWN_HORIZON: Final = -2

@@ -212,6 +212,9 @@ class Adopter:
             await self._take_back(part)
         if PublishOutcome.STALE in outcomes:
             raise _RefusedError(AdoptOutcome.STALE, "the log was cut or replaced meanwhile")
+        if PublishOutcome.LATE in outcomes:
+            reason = "it took too long: its tombstones would be removed too early; lease it again"
+            raise _RefusedError(AdoptOutcome.STALE, reason)
         if PublishOutcome.NEEDED in outcomes:
             reason = "a compacted view of the topic still needs records that the run would remove"
             raise _RefusedError(AdoptOutcome.STALE, reason)

@@ -34,8 +34,12 @@ def plan_job(
     *,
     run_id: str,
     now_ms: int,
+    work_ms_min: int = 0,
 ) -> CleanJob | None:
-    """The job that a verdict asks for; None if there is nothing to clean."""
+    """The job that a verdict asks for; None if there is nothing to clean.
+
+    It is expected to take `work_ms_min` at least: an earlier attempt took longer than expected.
+    """
     section, expired = verdict.section, verdict.expired
     if not verdict.to_clean or section is None:
         return None
@@ -56,7 +60,7 @@ def plan_job(
         expired_only=expired is not None,
         run_id=run_id,
         now_ms=now_ms,
-        work_ms=expected_work_ms(groups, settings.read_bytes_per_second),
+        work_ms=max(work_ms_min, expected_work_ms(groups, settings.read_bytes_per_second)),
     )
 
 

@@ -81,6 +81,8 @@ class Runs:
         self._priorities = Priorities(lambda: self.settings.nice)
         self._runs = control.runs
         self._topic_limits: dict[str, TopicLimit] = {}
+        # Partitions of which a job was published too late, and what to expect of the next one.
+        self._work_ms: dict[TopicPartition, int] = {}
         self._run_number = 0
         self._ticker: asyncio.TimerHandle | None = None
 
@@ -158,6 +160,7 @@ class Runs:
             self.settings,
             run_id=f"{now_ms:x}-{self._env.random_bytes(4).hex()}",
             now_ms=now_ms,
+            work_ms_min=self._work_ms.get(facts.partition, 0),
         )
         assert job is not None
         self._run_number += 1
@@ -286,6 +289,13 @@ class Runs:
         if PublishOutcome.STALE in outcomes:
             self._stats.stale += 1
             refusal = run.stale = "stale generation"
+        elif PublishOutcome.LATE in outcomes:
+            # Doubled: so the next attempt is not too late though the machine becomes slower still.
+            self._work_ms[partition] = 2 * int(1000 * (self._now() - run.started_at))
+            refusal = run.stale = (
+                "it took so long that its tombstones would be removed before delete.retention.ms"
+                " is over; it is planned again with more time"
+            )
         elif PublishOutcome.NEEDED in outcomes:
             refusal = run.stale = "a compacted view still needs records that the clean would remove"
         elif any(
@@ -323,6 +333,8 @@ class Runs:
         if not self._aborting(run):
             run.clean_below = self._learn(run, report)
         seconds = self._now() - run.started_at
+        if 4000 * seconds < job.delete_retention_ms:
+            self._work_ms.pop(job.partition, None)  # it is as fast as others again
         reached = run.clean_below
         if await self._let_go(run, reason, finished=states.Finished(reached), reached=reached):
             self._stats.count_report(run.worker.index, seconds, report)

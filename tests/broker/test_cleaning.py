@@ -235,6 +235,20 @@ async def test_a_partition_that_was_made_anew_gets_nothing_of_the_old_one(env: M
         assert offsets_in(partition.log, start=0) == list(range(2 * RECORDS))
 
 
+async def test_work_longer_than_delete_retention_publishes_no_expired_tombstone(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env, topics=BOTH) as broker:
+        fill(env, broker, 4)
+        job, groups, _ = cleaned(env, broker)
+        before = env.listdir("/disk1/orders-0")
+        env.advance_ms(job.delete_retention_ms + 1)
+        assert await broker.cleaning.publish(job, groups) == (PublishOutcome.LATE,) * len(groups)
+        assert env.listdir("/disk1/orders-0") == before
+        in_time = replace(job, published_by_ms=env.wall_ms())
+        assert await broker.cleaning.publish(in_time, groups) == (PublishOutcome.PUBLISHED,)
+
+
 # --- checkpoints and failures ---------------------------------------------------------------------
 
 

@@ -233,6 +233,25 @@ def test_a_stale_group_makes_the_whole_job_void_without_a_failure() -> None:
     assert on_the_bench(scenario).pool.stats.stale == 1
 
 
+def test_a_job_that_took_too_long_is_planned_again_with_twice_its_time() -> None:
+    async def scenario(b: Bench) -> None:
+        b.host.outcome = PublishOutcome.LATE
+        b.dirty(config=replace(COMPACTED, segment_bytes=100))
+        first = await until_job(b)
+        await asyncio.sleep(10)
+        b.link.group(0)
+        await until(b.link.aborted)
+        b.link.stopped()
+        await until(lambda: len(b.link.sent) == 2)
+        second = b.link.sent[1].job
+        assert b.host.published == b.host.failures == []
+        assert first.published_by_ms is None
+        assert second.published_by_ms is not None
+        assert 19_900 <= second.published_by_ms - second.now_ms <= 21_000
+
+    on_the_bench(scenario)
+
+
 def test_a_job_goes_on_after_a_group_all_of_whose_sources_have_gone() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(config=replace(COMPACTED, segment_bytes=100))

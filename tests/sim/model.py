@@ -180,6 +180,12 @@ class PartitionModel:
         cleaned = self.cleaned.get(tombstone.offset)
         if cleaned is None:
             raise self.fail("tombstone", f"{_text(tombstone)} went, and no clean covers it")
+        shown_ms = now_ms - cleaned.published_ms
+        if shown_ms < self.kept_ms(cleaned, now_ms) // 2:
+            raise self.fail(
+                "tombstone",
+                f"{_text(tombstone)} went {shown_ms} ms after the clean was published",
+            )
         since_ms = cleaned.published_ms if cleaned.was_leased else cleaned.begun_ms
         kept_ms = self.kept_ms(cleaned, now_ms)
         if now_ms - since_ms < kept_ms:
