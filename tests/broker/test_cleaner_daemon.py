@@ -220,8 +220,10 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         told = [line for line in broker.log_text.splitlines() if str(first) in line]
         (line,) = [json.loads(one) for one in told]
         assert (line["event"], line["level"]) == ("cleaned around damage", "error")
-        (job,) = answered(broker, "history", "customers", "1")["jobs"]
-        assert job["outcome"] == "damaged"
+        # Two, if the cleaner began by itself between the commands, without the rolled segment.
+        jobs = answered(broker, "history", "customers", "1")["jobs"]
+        assert 1 <= len(jobs) <= 2
+        assert "damaged" in {job["outcome"] for job in jobs}
         explained = varve(broker, "explain", "customers", "1").stdout
         assert "customers-1 is not being cleaned: quarantined." in explained
         assert "that segment stays as it is, the rest is cleaned" in explained
