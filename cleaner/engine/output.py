@@ -169,7 +169,8 @@ class CleanedOutput:
         add_time_entry(self._buffers.time_entries, self.state)
         self._append_entries()
         if aborted:
-            raw = np.frombuffer(encode_entries(aborted), dtype=np.uint8)
+            # A bytearray: for an array that is read only, the kernel would be compiled once more.
+            raw = np.frombuffer(bytearray(encode_entries(aborted)), dtype=np.uint8)
             self._charge(len(raw))
             self._add_stream(filenames.TXN_INDEX)
             crc = int(crc32c_extended(0, raw, 0, len(raw)))
