@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
+from http import HTTPStatus
 from typing import Any, Final, NoReturn, ParamSpec
 
 import click
@@ -74,7 +75,9 @@ def asking(function: Callable[P, None]) -> Callable[P, None]:
 
         try:
             ask(*args, **options)
-        except (ApiRefusedError, TokenFileError) as error:
+        except ApiRefusedError as error:
+            fail(str(error), code_of_refusal(error))
+        except TokenFileError as error:
             fail(str(error))
         except UnreachableError as error:
             fail(str(error), exit_codes.UNREACHABLE)
@@ -82,6 +85,12 @@ def asking(function: Callable[P, None]) -> Callable[P, None]:
             fail("interrupted; the broker still carries out the request", exit_codes.INTERRUPTED)
 
     return run
+
+
+def code_of_refusal(error: Exception) -> int:
+    """Return USAGE if the topic does not allow the request, FAILED for every other refusal."""
+    is_usage = isinstance(error, ApiRefusedError) and error.status == HTTPStatus.BAD_REQUEST
+    return exit_codes.USAGE if is_usage else exit_codes.FAILED
 
 
 longest_wait = click.option(

@@ -17,6 +17,7 @@ from broker.api_command import (
     POLL_SECONDS,
     P,
     asking,
+    code_of_refusal,
     fail,
     longest_wait,
     of_partition,
@@ -95,12 +96,12 @@ def _for_each(
     """
     answers: list[Json] = []
     lines: list[str] = []
-    refusals: list[str] = []
+    refusals: list[ApiRefusedError | NotDoneError] = []
     for topic, number in places.partitions:
         try:
             answer, text = act(topic, number)
         except (ApiRefusedError, NotDoneError) as error:
-            refusals.append(str(error))
+            refusals.append(error)
             continue
         answers.append(answer)
         lines += text
@@ -109,7 +110,7 @@ def _for_each(
     elif answers:
         show(answers[0], as_json, lambda _: lines)
     if refusals:
-        fail("\nvarve: ".join(refusals))
+        fail("\nvarve: ".join(map(str, refusals)), min(map(code_of_refusal, refusals)))
 
 
 @cleaner.command(short_help="Why is this partition, or topic, not being cleaned?")

@@ -1,13 +1,27 @@
-"""The command `varve`. Reads the command line, hands over, turns errors into exit codes.
+"""The command `varve`: reads the command line, calls the command, turns errors into exit codes.
 
 Exit codes: config/exit_codes.py. Modules are imported by the command that needs them, so that
 `varve serve` loads no compiler and `varve version` next to nothing.
 """
 
+# ruff: noqa: E402  Ctrl-C is dealt with before the imports
+
 import os
+import signal
 import sys
+import threading
+
+# Python's own handler prints a stack if Ctrl-C arrives while modules are imported. Until they are,
+# Ctrl-C ends the process without a word.
+_is_quiet = (
+    threading.current_thread() is threading.main_thread()
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+)
+if _is_quiet:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -16,6 +30,9 @@ from broker.leases_cli import leases
 from broker.log_cli import log_group
 from broker.view_cli import view
 from config import exit_codes
+
+if _is_quiet:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PIPELINE_NEEDS = ("pipeline", "pyspark", "pyarrow", "pandas")
 SETTINGS_HELP = "Settings file (YAML); without it the built-in defaults."
@@ -28,7 +45,22 @@ def _print_version(context: click.Context, _parameter: click.Parameter, wanted: 
         context.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """Commands that end with the exit code of an interrupt where Ctrl-C finds them elsewhere."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """See click.Group."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("varve: interrupted", err=True)
+            sys.exit(exit_codes.INTERRUPTED)
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False,
               callback=_print_version, help="Print the version and exit.")  # fmt: skip
 def main() -> None:
@@ -49,8 +81,6 @@ def serve(
     http: str | None,
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C. Flags win over the file, the file over defaults."""
-    from config.loader import ConfigFileError, load
-
     given = {
         "log_dirs": list(data) or None,
         "listeners": list(listen) or None,
@@ -58,6 +88,16 @@ def serve(
         "http": http,
     }
     overrides = {key: value for key, value in given.items() if value is not None}
+    try:
+        code = _serve(config_file, overrides)
+    except KeyboardInterrupt:  # before the broker's own handler was there: nothing had begun
+        code = exit_codes.DONE
+    sys.exit(code)
+
+
+def _serve(config_file: str | None, overrides: dict[str, Any]) -> int:
+    from config.loader import ConfigFileError, load
+
     try:
         settings = load(config_file, overrides)
     except ConfigFileError as error:
@@ -67,7 +107,7 @@ def serve(
 
     configure(settings.logging.level, settings.logging.format)
     reload = partial(load, config_file, overrides) if config_file is not None else None
-    sys.exit(run(settings, reload))
+    return run(settings, reload)
 
 
 @main.command("check-config", short_help="Say what is wrong with a settings file.")

@@ -227,7 +227,7 @@ class CleanerApi:
             raise ApiError(409, f"the cleanup.policy of {where} is not known: nobody gave one yet")
         if not config.compacts:
             policy = ",".join(config.cleanup_policy) or "empty"
-            raise ApiError(409, f"{where} is not compacted: its cleanup.policy is {policy}")
+            raise ApiError(400, f"{where} is not compacted: its cleanup.policy is {policy}")
         if not self._topics.cleaner_settings.enabled:
             raise ApiError(409, "the cleaner is switched off (cleaner.enabled)")
         if self._pool.is_held(where):

@@ -183,7 +183,7 @@ async def test_a_run_that_makes_no_sense_is_refused_in_words(env: MemoryEnv) -> 
     async with broker_in_memory(env, topics=TOPICS) as broker:
         status, found = await asked(broker, "POST", f"{ROOT}/partitions/audit/0/run")
         assert (status, found["error"]) == (
-            409, "audit-0 is not compacted: its cleanup.policy is delete",
+            400, "audit-0 is not compacted: its cleanup.policy is delete",
         )  # fmt: skip
         status, found = await asked(broker, "POST", f"{ROOT}/partitions/orders/0/run")
         assert (status, found["error"]) == (409, "the cleaner is switched off (cleaner.enabled)")

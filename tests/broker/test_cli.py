@@ -1,4 +1,5 @@
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import broker.app
+from broker.api_client import ApiClient, ApiRefusedError
 from broker.banner import command_name, reachable, ready_text
 from broker.cleaner_cli import reason_to_stop_waiting
 from broker.cli import main
@@ -122,6 +124,62 @@ def test_bad_input_ends_with_a_line_and_a_code_and_never_a_traceback(
     done = CliRunner().invoke(main, arguments)
     assert (done.exit_code, "Traceback" in done.output) == (code, False)
     assert words in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "output"),
+    [(["serve"], 0, ""), (["demo"], 130, "varve: interrupted\n")],
+)
+def test_an_early_interrupt_ends_a_command_without_a_stack(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, output: str
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("broker.app.run", interrupted)
+    monkeypatch.setattr("broker.logging.configure", lambda level, form: None)
+    monkeypatch.setattr("broker.demo.run", interrupted)
+    done = CliRunner().invoke(main, arguments)
+    assert (done.exit_code, done.output) == (code, output)
+
+
+def test_an_interrupt_while_the_commands_are_imported_prints_nothing() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "class CtrlC:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'broker.view_cli':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "sys.meta_path.insert(0, CtrlC())\n"
+        "import broker.cli\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=110
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_importing_the_commands_leaves_the_handler_of_interrupts_as_it_was() -> None:
+    program = (
+        "import signal; before = signal.getsignal(signal.SIGINT); import broker.cli;"
+        " assert signal.getsignal(signal.SIGINT) is before"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=110)
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, 2), (409, 1), (503, 1)])
+def test_a_request_that_the_topic_does_not_allow_is_an_error_of_usage(
+    monkeypatch: pytest.MonkeyPatch, status: int, code: int
+) -> None:
+    def refuse(*_: object, **__: object) -> dict[str, object]:
+        raise ApiRefusedError(status, "audit-0 is not compacted: its cleanup.policy is delete")
+
+    monkeypatch.setattr(ApiClient, "post", refuse)
+    monkeypatch.setattr(ApiClient, "get", refuse)
+    for arguments in (["run", "audit", "0"], ["explain", "audit", "0"]):
+        done = CliRunner().invoke(main, ["cleaner", *arguments])
+        assert (done.exit_code, "is not compacted" in done.output) == (code, True)
 
 
 def test_demo_is_handed_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
