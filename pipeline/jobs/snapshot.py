@@ -28,6 +28,7 @@ from pipeline.tables.as_of import (
     parse_time,
 )
 from pipeline.tables.columns import Form, Forms
+from pipeline.tables.delta import NO_STATE, STATE_ID
 from pipeline.tables.opening import Broker, opened
 from pipeline.tables.options import reading_options, table_options
 from pipeline.tables.publish import publish
@@ -95,7 +96,7 @@ def snapshot(
             notes_of(
                 "snapshot", topic, state, all_records=as_of.all_records, time_ms=as_of.time_ms
             ),
-            versions={} if as_of.all_records else versions_of(topic, state),
+            versions={STATE_ID: NO_STATE} if as_of.all_records else versions_of(topic, state),
             before=lambda: check_open_part(broker.client, topic, state),
         )
         seconds = {"index": indexed - started, "table": time.monotonic() - indexed}

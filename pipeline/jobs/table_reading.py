@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 from config import exit_codes
 from pipeline.errors import JobError
 from pipeline.session import first_line
-from pipeline.tables.delta import version_id
 from pipeline.tables.target import NOTES
+from pipeline.tables.upsert import versions_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,9 +55,7 @@ def reach_of(path: str, table_format: str, topic: str, partitions: Sequence[int]
     if table_format == "delta":
         from deltalake import DeltaTable
 
-        table = DeltaTable(path)
-        found = {n: table.transaction_version(version_id(topic, n)) for n in partitions}
-        return {n: end for n, end in found.items() if end is not None}
+        return versions_in(DeltaTable(path), topic, partitions)
     notes: Any = {}
     if table_format == "parquet" and (Path(path) / NOTES).is_file():
         notes = json.loads((Path(path) / NOTES).read_text())

@@ -3,8 +3,11 @@
 Rules
 - How far a topic has been taken in stands in the table itself, in the commit that took it in: an
   application transaction per partition, whose version is the first offset that is not in it.
+- These transactions outlive an overwrite of the table. So one more says of which topic the table is
+  the state; those of any other topic no longer count.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ from pipeline.errors import JobError
 from pipeline.tables.target import Target
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties
+    from deltalake import CommitProperties, DeltaTable
 
 NOTES_KEY: Final = "varve"
 
@@ -26,6 +29,22 @@ os.environ.setdefault("RUST_LOG", "error")
 def version_id(topic: str, partition: int) -> str:
     """The id of the application transaction that says how far a partition has been taken in."""
     return f"varve:{topic}:{partition}"
+
+
+STATE_ID: Final = "varve-state"
+NO_STATE: Final = 0  # the table is not the state of a topic: it holds all records
+
+
+def state_number(topic: str) -> int:
+    """Return the version of the transaction STATE_ID in a table that is the state of a topic."""
+    digest = hashlib.sha256(topic.encode()).digest()
+    return 1 + int.from_bytes(digest[:7], "big")
+
+
+def is_state_of(table: "DeltaTable", topic: str) -> bool:
+    """Return whether the table may be the state of a topic; tables of older releases may."""
+    number = table.transaction_version(STATE_ID)
+    return number is None or number == state_number(topic)
 
 
 def commit_of(notes: Mapping[str, Any], versions: Mapping[str, int]) -> "CommitProperties":

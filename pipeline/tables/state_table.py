@@ -20,7 +20,7 @@ from config.units import about_size
 from pipeline.progress import Silent, Told
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import safe_time_id
-from pipeline.tables.delta import version_id
+from pipeline.tables.delta import STATE_ID, state_number, version_id
 from pipeline.tables.opening import Broker, opened
 from pipeline.tables.publish import Published, publish
 from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, state_of
@@ -164,7 +164,7 @@ def notes_of(job: str, topic: str, state: TopicState, **more: object) -> Mapping
 def versions_of(topic: str, state: TopicState) -> dict[str, int]:
     """How far the topic is in the table, and its safe time, as a stream into it wants to know."""
     reach = {version_id(topic, number): end for number, end in state.end_offsets.items()}
-    return {**reach, safe_time_id(topic): state.safe_ms}
+    return {**reach, safe_time_id(topic): state.safe_ms, STATE_ID: state_number(topic)}
 
 
 def lines(result: TableResult) -> list[str]:

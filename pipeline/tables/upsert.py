@@ -20,7 +20,7 @@ from pipeline.errors import JobError
 from pipeline.lease import persistently
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
-from pipeline.tables.delta import commit_of, version_id
+from pipeline.tables.delta import commit_of, is_state_of, version_id
 from pipeline.tables.publish import write_beside
 from pipeline.tables.state import last_by_key
 from pipeline.wire import TIMEOUT_SECONDS
@@ -38,6 +38,8 @@ _IS_NEWER: Final = "s.`offset` > t.`offset`"
 
 def versions_in(table: "DeltaTable", topic: str, partitions: Sequence[int]) -> dict[int, int]:
     """How far these partitions are in a table; those that it knows nothing of are left out."""
+    if not is_state_of(table, topic):
+        return {}
     found = {n: table.transaction_version(version_id(topic, n)) for n in partitions}
     return {number: int(version) for number, version in found.items() if version is not None}
 
