@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(CLUSTER_SECONDS)]
 RUNS = "/api/v1/offline-runs"
-SECONDS = 110
+SECONDS = 240
 # In many small tasks: a stage takes long enough to be met in its midst.
 CUT = ("--task-memory", "1KiB", "--task-size", "1")
 Rows = list[tuple[bytes, bytes]]

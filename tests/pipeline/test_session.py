@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
-START_SECONDS = 110
+START_SECONDS = 240
 PROGRAM = """
 import sys
 from pipeline.session import build_session, stop_session

@@ -17,7 +17,7 @@ from tests.support.varve import ROOT, VarveBroker, running_varve
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-SECONDS = 120
+SECONDS = 240
 API = "/api/v1/cleaner"
 
 

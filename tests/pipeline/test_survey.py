@@ -254,7 +254,7 @@ def run(broker: VarveBroker, *arguments: str) -> "subprocess.CompletedProcess[st
             *(sys.executable, "-P", "-m", "pipeline", "survey", *arguments),
             *("--http", f"127.0.0.1:{broker.http_port}", "--bootstrap", broker.bootstrap),
         ],
-        capture_output=True, text=True, cwd=ROOT, timeout=110,
+        capture_output=True, text=True, cwd=ROOT, timeout=240,
     )  # fmt: skip
 
 
