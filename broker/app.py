@@ -66,6 +66,7 @@ from cleaner.workers.process import Spawn, spawn_process
 from cleaner.workers.share import Share, own_share
 from cleaner.workers.solo import JobRunner, solo_worker
 from config.address import Address
+from config.broker_keys import BrokerLimits
 from config.settings import Settings
 from config.token import TokenFileError, read_token
 from storage.env import Env, RealEnv
@@ -123,6 +124,7 @@ class Broker:
             settings,
             self._make_partition,
             cleaner=lambda: self.pool,
+            apply_limits=self._apply_limits,
         )
         wall_ms, monotonic_ms = env.wall_ms(), env.monotonic() * 1000
         self.housekeeping = Housekeeping(
@@ -276,11 +278,10 @@ class Broker:
         await self.offline.start()  # before anybody appends
         services = self._services = self._make_services()
         limits = self.settings.limits
-        tell_of_low_file_limit(limits.connections, self.manager.logs.values())
         self.listener = Listener(
             make_dispatcher(services),
             ConnectionLimits(
-                max_connections=limits.connections,
+                max_connections=limits.connections,  # until `_apply_limits`
                 max_connections_per_ip=limits.connections_per_ip,
                 max_request_bytes=limits.request_bytes,
                 max_queued_bytes=limits.queued_request_bytes,
@@ -289,6 +290,7 @@ class Broker:
                 requests=services.limits,
             ),
         )
+        self._apply_limits(self.topics.limits)
         await self.housekeeping.measure_disks()
         self._open_http(services)
         for address in self.settings.listeners:
@@ -510,6 +512,13 @@ class Broker:
     async def _stop_reloading(self) -> None:
         if self.reloader is not None:
             await self.reloader.stop()
+
+    def _apply_limits(self, limits: BrokerLimits) -> None:
+        self.listener.set_connection_limits(
+            connections=limits.connections, connections_per_ip=limits.connections_per_ip
+        )
+        self.housekeeping.producer_expiration_ms = limits.producer_id_expiration_ms
+        tell_of_low_file_limit(limits.connections, self.manager.logs.values())
 
     def fail_directory(self, error: LogDirectoryError) -> None:
         """Take a data directory, or one partition of it, offline; log it once. The rest goes on."""

@@ -128,7 +128,7 @@ class Housekeeping:
         self._partitions = partitions
         self._fail_directory = fail_directory
         self._periods = periods
-        self._producer_expiration_ms = producer_expiration_ms
+        self.producer_expiration_ms = producer_expiration_ms  # producer.id.expiration.ms
         self._tasks: list[asyncio.Task[None]] = []
         self._rounds: set[asyncio.Future[None]] = set()  # under way
         self._note_time = note_time
@@ -330,7 +330,7 @@ class Housekeeping:
             now = self._env.wall_ms()
             await self._for_each(
                 "expire producers",
-                lambda p: p.log.expire_producers(now, self._producer_expiration_ms),
+                lambda p: p.log.expire_producers(now, self.producer_expiration_ms),
             )
 
     async def _for_each(

@@ -113,6 +113,11 @@ class Listener:
         bound = server.sockets[0].getsockname()
         return str(bound[0]), int(bound[1])
 
+    def set_connection_limits(self, *, connections: int, connections_per_ip: int) -> None:
+        """Change the limits for new connections; those that are open stay open."""
+        self.limits.max_connections = connections
+        self.limits.max_connections_per_ip = connections_per_ip
+
     def connected(self, connection: Connection) -> str | None:
         """Take a new connection in. -> why it is to be closed at once, None if it may stay"""
         address = address_of(connection.peer_host)

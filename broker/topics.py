@@ -19,7 +19,7 @@ import structlog
 from broker.partition import OfflinePartitionError, Partition
 from broker.protocol.errors import ErrorCode
 from broker.turns import Turns
-from config.broker_keys import cleaner_settings
+from config.broker_keys import BrokerLimits, broker_limits, cleaner_settings
 from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
 from config.topic_keys import (
     InvalidTopicConfigError,
@@ -119,7 +119,9 @@ class Topics:
         make_partition: PartitionFactory,
         *,
         cleaner: Callable[[], CleanerControl],
+        apply_limits: Callable[[BrokerLimits], None] = lambda _limits: None,
     ) -> None:
+        """`apply_limits` puts limits that a client changed into effect."""
         self._manager = manager
         self._settings = settings
         self._make_partition = make_partition
@@ -127,6 +129,7 @@ class Topics:
         self._under_way: set[asyncio.Task[Any]] = set()  # changes that wait for it, or have it
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
+        self._apply_limits = apply_limits
         self._cleaner = cleaner  # called when it is needed: it is made after this
 
     # Looking ------------------------------------------------------------------
@@ -377,6 +380,7 @@ class Topics:
                 return
             await self._settle(resettled, replace(metadata, broker_dynamic=dynamic))
             self._cleaner().configure(cleaner)
+            self._apply_limits(self.limits)
         log.info("broker settings changed", dynamic=dynamic)
 
     async def reload(self, settings: Settings) -> None:
@@ -408,6 +412,11 @@ class Topics:
             await self._settle(resettled, None)
             self._cleaner().configure(cleaner)
         await self.apply_yaml()
+
+    @property
+    def limits(self) -> BrokerLimits:
+        """The limits as they hold: what clients set over the file."""
+        return broker_limits(self._settings, self._manager.metadata.broker_dynamic)
 
     @property
     def cleaner_settings(self) -> CleanerSettings:

@@ -1,8 +1,9 @@
 """Kafka's broker-wide names: what DescribeConfigs shows of a broker, and what may be altered.
 
 Static keys are computed from Settings. Dynamic ones are the broker-wide defaults of topic keys
-(`log.cleaner.min.cleanable.ratio` ...) and the cleaner's own (`log.cleaner.threads` ...); a stored
-dynamic value wins over the file. Names, kinds and ranges are those of Apache Kafka 4.3.
+(`log.cleaner.min.cleanable.ratio` ...), the cleaner's own (`log.cleaner.threads` ...) and limits
+(`max.connections` ...); a stored dynamic value wins over the file. Names, kinds and ranges are
+those of Apache Kafka 4.3.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -74,8 +75,6 @@ def _static_keys() -> Iterator[BrokerKey]:
          lambda s: str(s.checkpoint_interval_ms), "How often recovery points are written."),
         ("log.flush.start.offset.checkpoint.interval.ms", integer,
          lambda s: str(s.checkpoint_interval_ms), "How often log start offsets are written."),
-        ("producer.id.expiration.ms", integer, lambda s: str(s.producer_id_expiration_ms),
-         "An idle producer's sequence numbers are forgotten after this."),
         ("offsets.topic.num.partitions", integer, lambda s: str(s.groups.offsets_partitions),
          "Partitions of __consumer_offsets, when it is created."),
         ("offsets.topic.replication.factor", integer, lambda _: "1", "Always one."),
@@ -96,9 +95,6 @@ def _static_keys() -> Iterator[BrokerKey]:
         ("group.max.session.timeout.ms", integer, lambda s: str(s.groups.max_session_timeout_ms),
          "Longest session a member may ask for."),
         ("group.max.size", integer, lambda s: str(s.groups.members), "Most members of a group."),
-        ("max.connections", integer, lambda s: str(s.limits.connections), "Most connections."),
-        ("max.connections.per.ip", integer, lambda s: str(s.limits.connections_per_ip),
-         "Maximum number of connections from one address."),
         ("queued.max.request.bytes", long, lambda s: str(s.limits.queued_request_bytes),
          "Maximum memory for requests that are being received."),
         ("connections.max.idle.ms", long, lambda s: str(s.limits.connection_idle_ms),
@@ -111,6 +107,19 @@ def _static_keys() -> Iterator[BrokerKey]:
     )  # fmt: skip
     for name, kind, value, text in rows:
         yield BrokerKey(name, kind, value, text)
+
+
+def _limit_keys() -> Iterator[BrokerKey]:
+    # Kafka allows 0 connections. Then nobody could connect to raise the limit again.
+    for name, value, text in (
+        ("max.connections", lambda s: str(s.limits.connections),
+         "Maximum number of connections. Connections above a lowered limit stay open."),
+        ("max.connections.per.ip", lambda s: str(s.limits.connections_per_ip),
+         "Maximum number of connections from one address. Others stay open as above."),
+        ("producer.id.expiration.ms", lambda s: str(s.producer_id_expiration_ms),
+         "An idle producer's sequence numbers are forgotten after this."),
+    ):  # fmt: skip
+        yield BrokerKey(name, ValueKind.INT, value, text, True, 1, INT_MAX)
 
 
 def _cleaner_keys() -> Iterator[BrokerKey]:
@@ -203,7 +212,13 @@ def _java(value: bool) -> str:
 
 BROKER_KEYS: Final[dict[str, BrokerKey]] = {
     key.name: key
-    for key in (*_static_keys(), *_cleaner_keys(), *_stored_keys(), *_topic_default_keys())
+    for key in (
+        *_static_keys(),
+        *_limit_keys(),
+        *_cleaner_keys(),
+        *_stored_keys(),
+        *_topic_default_keys(),
+    )
 }
 _TOPIC_KEY_OF: Final = {key.synonym: key.name for key in TOPIC_KEYS.values()}
 
@@ -287,6 +302,28 @@ def _number(key: BrokerKey, raw: object) -> str:
             key.name, f"{text} is outside {key.minimum:g} to {key.maximum:g}"
         )
     return repr(value)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLimits:
+    """The limits that clients may change while the broker runs."""
+
+    connections: int
+    connections_per_ip: int
+    producer_id_expiration_ms: int
+
+
+def broker_limits(settings: Settings, dynamic: Mapping[str, str]) -> BrokerLimits:
+    """Return the limits, with the stored dynamic values over the file's."""
+
+    def value(name: str) -> int:
+        return int(dynamic.get(name) or BROKER_KEYS[name].value(settings) or 0)
+
+    return BrokerLimits(
+        connections=value("max.connections"),
+        connections_per_ip=value("max.connections.per.ip"),
+        producer_id_expiration_ms=value("producer.id.expiration.ms"),
+    )
 
 
 def cleaner_settings(settings: Settings, dynamic: Mapping[str, str]) -> CleanerSettings:

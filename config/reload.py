@@ -26,13 +26,19 @@ LIVE: Final = frozenset(
 )
 # Inside of a live section, and all the same only read at the start.
 FIXED_INSIDE: Final = frozenset({"cleaner.enabled"})
-# The cleaner's keys by the broker key that hides them (config/broker_keys.py).
-_CLEANER_KEYS: Final = {
-    "log.cleaner.threads": ("workers",),
-    "log.cleaner.dedupe.buffer.size": ("dedupe_buffer_bytes",),
-    "log.cleaner.io.buffer.size": ("read_buffer_bytes",),
-    "log.cleaner.io.max.bytes.per.second": ("read_bytes_per_second", "write_bytes_per_second"),
-    "log.cleaner.backoff.ms": ("backoff_ms",),
+# The file's keys (section, name) by the broker key that hides them (config/broker_keys.py).
+_HIDDEN_BY: Final = {
+    "log.cleaner.threads": (("cleaner", "workers"),),
+    "log.cleaner.dedupe.buffer.size": (("cleaner", "dedupe_buffer_bytes"),),
+    "log.cleaner.io.buffer.size": (("cleaner", "read_buffer_bytes"),),
+    "log.cleaner.io.max.bytes.per.second": (
+        ("cleaner", "read_bytes_per_second"),
+        ("cleaner", "write_bytes_per_second"),
+    ),
+    "log.cleaner.backoff.ms": (("cleaner", "backoff_ms"),),
+    "max.connections": (("limits", "connections"),),
+    "max.connections.per.ip": (("limits", "connections_per_ip"),),
+    "producer.id.expiration.ms": (("", "producer_id_expiration_ms"),),
 }
 
 
@@ -88,12 +94,14 @@ def hidden_keys(
         synonym = TOPIC_KEYS[key].synonym
         if broker_dynamic.get(synonym, value) != value:
             yield Hidden(f"topic_defaults.{key}", value, synonym, broker_dynamic[synonym])
-    for synonym, names in _CLEANER_KEYS.items():
-        for name in names if synonym in broker_dynamic else ():
+    for synonym, keys in _HIDDEN_BY.items():
+        for section, name in keys if synonym in broker_dynamic else ():
+            values = getattr(file, section) if section else file
             # What the file leaves at its default is hidden from nobody.
-            if name in file.cleaner.model_fields_set:
-                value = str(getattr(file.cleaner, name))
-                yield Hidden(f"cleaner.{name}", value, synonym, broker_dynamic[synonym])
+            if name in values.model_fields_set:
+                key = f"{section}.{name}" if section else name
+                value = str(getattr(values, name))
+                yield Hidden(key, value, synonym, broker_dynamic[synonym])
 
 
 def _differences(old: BaseModel, new: BaseModel, prefix: str = "") -> Iterator[str]:

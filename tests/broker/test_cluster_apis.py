@@ -11,6 +11,7 @@ from broker.handlers.configs import (
     APPEND,
     BROKER,
     CLIENT_METRICS,
+    DELETE,
     GROUP,
     SET,
     SUBTRACT,
@@ -20,10 +21,12 @@ from broker.handlers.replication import METADATA_TOPIC
 from broker.protocol import messages as m
 from broker.protocol.api import ApiKey, advertised_range
 from broker.protocol.errors import ErrorCode
+from storage.model import TopicPartition
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.logs import batch_of
 from tests.support.memory_env import MemoryEnv
 from tests.support.raw_client import RawClient
+from tests.support.waiting import wait_until
 
 NODE = 1
 
@@ -203,16 +206,90 @@ async def test_a_topic_is_described_by_its_id_whatever_name_stands_beside_it(
 async def test_broker_settings_are_altered_or_refused_with_kafkas_codes(
     broker: Broker, key: str, value: str, code: ErrorCode
 ) -> None:
-    config = m.IncrementalAlterConfigsRequestConfig(name=key, config_operation=0, value=value)
+    assert await alter_broker(broker, key, value) == code
+
+
+async def alter_broker(broker: Broker, key: str, value: str | None) -> int:
+    """Set a key of the broker, or delete it if `value` is None. -> the error code"""
+    config = m.IncrementalAlterConfigsRequestConfig(
+        name=key, config_operation=DELETE if value is None else SET, value=value
+    )
     resource = m.IncrementalAlterConfigsRequestResource(
         resource_type=BROKER, resource_name=str(NODE), configs=[config]
     )
-    answer = await ask(
-        broker,
-        ApiKey.INCREMENTAL_ALTER_CONFIGS,
-        m.IncrementalAlterConfigsRequest(resources=[resource]),
-    )
-    assert answer.responses[0].error_code == code
+    body = m.IncrementalAlterConfigsRequest(resources=[resource])
+    answer = await ask(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
+    return int(answer.responses[0].error_code)
+
+
+@pytest.mark.parametrize("key", ["max.connections", "max.connections.per.ip"])
+async def test_an_altered_limit_of_connections_holds_for_the_next_one_and_after_a_restart(
+    key: str,
+) -> None:
+    env = MemoryEnv(seed=11)
+    async with broker_in_memory(env) as broker:
+        with await connected(broker) as first, await connected(broker) as second:
+            assert await alter_broker(broker, key, "2") == ErrorCode.NONE
+            with pytest.raises(ConnectionError):
+                await connected(broker)
+            for client in (first, second):  # those that are open stay open
+                await asyncio.to_thread(
+                    client.request, ApiKey.METADATA, 12, m.MetadataRequest(topics=[])
+                )
+    async with broker_in_memory(env) as broker:
+        with await connected(broker):
+            with await connected(broker), pytest.raises(ConnectionError):
+                await connected(broker)
+            await asyncio.to_thread(
+                wait_until, lambda: len(broker.listener.connections) < 2, "gone"
+            )
+            assert await alter_broker(broker, key, None) == ErrorCode.NONE
+            with await connected(broker), await connected(broker):
+                pass
+
+
+async def connected(broker: Broker) -> RawClient:
+    """A client that has been answered once. ConnectionError if the broker closes the connection."""
+
+    def connect() -> RawClient:
+        client = RawClient(broker.addresses[0].port)
+        try:
+            client.request(ApiKey.METADATA, 12, m.MetadataRequest(topics=[]))
+        except ConnectionError:
+            client.socket.close()
+            raise
+        return client
+
+    return await asyncio.to_thread(connect)
+
+
+async def test_nobody_can_set_the_limit_of_connections_to_none(broker: Broker) -> None:
+    for key in ("max.connections", "max.connections.per.ip"):
+        assert await alter_broker(broker, key, "0") == ErrorCode.INVALID_REQUEST
+
+
+async def test_an_altered_expiration_of_producers_holds_at_the_next_round() -> None:
+    env = MemoryEnv(seed=11)
+    key = "producer.id.expiration.ms"
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        partition = broker.topics.partition(TopicPartition("orders", 0))
+        assert partition is not None
+
+        async def append_and_expire(producer_id: int) -> list[int]:
+            batch = bytes(
+                batch_of(b"v", producer_id=producer_id, producer_epoch=0, base_sequence=0)
+            )
+            with RawClient(broker.addresses[0].port) as client:
+                await asyncio.to_thread(client.produce, "orders", batch)
+            env.advance_ms(60_000)
+            await broker.housekeeping.expire_producers()
+            return [entry.producer_id for entry in partition.log.producers]
+
+        assert await append_and_expire(1) == [1]
+        assert await alter_broker(broker, key, "90000") == ErrorCode.NONE
+        assert await append_and_expire(2) == [2]
+        assert await alter_broker(broker, key, None) == ErrorCode.NONE
+        assert await append_and_expire(3) == [2, 3]
 
 
 THROTTLED = "follower.replication.throttled.replicas"

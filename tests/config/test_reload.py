@@ -67,6 +67,8 @@ def test_each_key_that_a_dynamic_one_hides_is_named() -> None:
         topics={"a": keyed(retention_ms="5", segment_ms="6"), "b": keyed(retention_ms="5")},
         topic_defaults=keyed(retention_ms="7"),
         cleaner={"workers": 2, "read_bytes_per_second": "1MiB"},
+        limits={"connections": 50},
+        producer_id_expiration_ms=5_000,
     )
     topics = {"a": {"retention.ms": "8", "segment.ms": "6"}}  # the second one says the same
     broker = {
@@ -74,6 +76,9 @@ def test_each_key_that_a_dynamic_one_hides_is_named() -> None:
         "log.cleaner.threads": "4",
         "log.cleaner.io.max.bytes.per.second": "1000000.0",
         "log.cleaner.backoff.ms": "1",  # the file says nothing of it
+        "max.connections": "60",
+        "max.connections.per.ip": "6",  # likewise
+        "producer.id.expiration.ms": "7000",
     }
     assert [(one.key, one.value, one.by, one.dynamic_value) for one in
             hidden_keys(file, topics, broker)] == [
@@ -82,4 +87,6 @@ def test_each_key_that_a_dynamic_one_hides_is_named() -> None:
         ("cleaner.workers", "2", "log.cleaner.threads", "4"),
         ("cleaner.read_bytes_per_second", "1048576", "log.cleaner.io.max.bytes.per.second",
          "1000000.0"),
+        ("limits.connections", "50", "max.connections", "60"),
+        ("producer_id_expiration_ms", "5000", "producer.id.expiration.ms", "7000"),
     ]  # fmt: skip

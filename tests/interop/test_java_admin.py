@@ -29,4 +29,7 @@ def test_the_java_admin_client_is_answered_about_the_whole_cluster(
         "elections: {}",
         "election: ElectionNotNeededException",
         "reassigned to: 1",
+        "max.connections: 77 DYNAMIC_BROKER_CONFIG read only: false",
+        "max.connections.per.ip: 66 DYNAMIC_BROKER_CONFIG read only: false",
+        "producer.id.expiration.ms: 55000 DYNAMIC_BROKER_CONFIG read only: false",
     ], done.stderr[-2000:]

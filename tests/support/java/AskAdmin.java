@@ -4,6 +4,8 @@ import java.util.Optional;
 import java.util.Set;
 import java.util.TreeMap;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AlterConfigOp;
+import org.apache.kafka.clients.admin.ConfigEntry;
 import org.apache.kafka.clients.admin.NewPartitionReassignment;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.TopicDescription;
@@ -11,6 +13,7 @@ import org.apache.kafka.common.ElectionType;
 import org.apache.kafka.common.TopicCollection;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.Uuid;
+import org.apache.kafka.common.config.ConfigResource;
 
 /** Calls of Kafka's Admin client that concern one node or a whole cluster; a line for each answer. */
 public class AskAdmin {
@@ -36,6 +39,14 @@ public class AskAdmin {
             admin.alterPartitionReassignments(
                     Map.of(partition, Optional.of(new NewPartitionReassignment(List.of(node))))).all().get();
             say("reassigned to", node);
+            ConfigResource broker = new ConfigResource(ConfigResource.Type.BROKER, String.valueOf(node));
+            for (String[] change : new String[][] {
+                    {"max.connections", "77"}, {"max.connections.per.ip", "66"}, {"producer.id.expiration.ms", "55000"}}) {
+                AlterConfigOp set = new AlterConfigOp(new ConfigEntry(change[0], change[1]), AlterConfigOp.OpType.SET);
+                admin.incrementalAlterConfigs(Map.of(broker, List.of(set))).all().get();
+                ConfigEntry entry = admin.describeConfigs(List.of(broker)).all().get().get(broker).get(change[0]);
+                say(change[0], entry.value() + " " + entry.source() + " read only: " + entry.isReadOnly());
+            }
         }
     }
 
