@@ -4,8 +4,9 @@ What they need of the broker is broker/handlers/groups.py's GroupContext. Which 
 asked here, everything else is for the coordinator to say.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
+from typing import TypeVar
 
 from broker.groups.coordinator import portions
 from broker.groups.model import CommitRequested
@@ -42,6 +43,7 @@ NO_ID = bytes(16)
 NOTHING_COMMITTED = CommittedOffset(-1)
 
 Wanted = list[tuple[str, list[int]]]
+Row = TypeVar("Row", OffsetFetchResponsePartition, OffsetFetchResponseGroupPartition)
 
 
 async def handle_offset_commit(
@@ -148,20 +150,9 @@ async def handle_offset_fetch(
         return OffsetFetchResponse(error_code=error)
     response = OffsetFetchResponse()
     for topic, partitions in await _select(offsets, wanted, turns):
-        found = OffsetFetchResponseTopic(name=topic)
-        for index, value in partitions:
-            await turns.take()
-            found.partitions.append(
-                OffsetFetchResponsePartition(
-                    partition_index=index,
-                    committed_offset=value.offset,
-                    committed_leader_epoch=value.leader_epoch,
-                    metadata=value.metadata,
-                    error_code=error,
-                )
-            )
+        rows = await _rows(OffsetFetchResponsePartition, partitions, error, turns)
         await turns.take()
-        response.topics.append(found)
+        response.topics.append(OffsetFetchResponseTopic(name=topic, partitions=rows))
     return response
 
 
@@ -173,19 +164,9 @@ async def _fetched_group(
         return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
     group = OffsetFetchResponseGroup(group_id=group_id)
     for topic, partitions in await _select(offsets, wanted, turns):
-        found = OffsetFetchResponseGroupTopic(name=topic)
-        for index, value in partitions:
-            await turns.take()
-            found.partitions.append(
-                OffsetFetchResponseGroupPartition(
-                    partition_index=index,
-                    committed_offset=value.offset,
-                    committed_leader_epoch=value.leader_epoch,
-                    metadata=value.metadata,
-                )
-            )
+        rows = await _rows(OffsetFetchResponseGroupPartition, partitions, error, turns)
         await turns.take()
-        group.topics.append(found)
+        group.topics.append(OffsetFetchResponseGroupTopic(name=topic, partitions=rows))
     return group
 
 
@@ -226,18 +207,32 @@ async def _group_by_id(
 async def _unknown_id(
     topic: OffsetFetchRequestGroupTopic, turns: Turns
 ) -> OffsetFetchResponseGroupTopic:
-    row = OffsetFetchResponseGroupTopic(topic_id=topic.topic_id)
-    for index in topic.partition_indexes:
+    rows = await _rows(
+        OffsetFetchResponseGroupPartition,
+        ((index, NOTHING_COMMITTED) for index in topic.partition_indexes),
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        turns,
+    )
+    return OffsetFetchResponseGroupTopic(topic_id=topic.topic_id, partitions=rows)
+
+
+async def _rows(
+    kind: type[Row], offsets: Iterable[tuple[int, CommittedOffset]], error: ErrorCode, turns: Turns
+) -> list[Row]:
+    """Return a row of the response for each partition's offset."""
+    rows = []
+    for index, value in offsets:
         await turns.take()
-        row.partitions.append(
-            OffsetFetchResponseGroupPartition(
+        rows.append(
+            kind(
                 partition_index=index,
-                committed_offset=NOTHING_COMMITTED.offset,
-                metadata=NOTHING_COMMITTED.metadata,
-                error_code=ErrorCode.UNKNOWN_TOPIC_ID,
+                committed_offset=value.offset,
+                committed_leader_epoch=value.leader_epoch,
+                metadata=value.metadata,
+                error_code=error,
             )
         )
-    return row
+    return rows
 
 
 async def _select(

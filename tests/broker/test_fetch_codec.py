@@ -1,6 +1,5 @@
 import random
-from collections.abc import Generator
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -23,8 +22,8 @@ from broker.protocol.limits import ROWS
 from broker.protocol.messages import FetchRequest as FetchMessage
 from broker.protocol.messages import FetchResponse
 from tests.support.messages import random_body
+from tests.support.slices import drained
 
-T = TypeVar("T")
 FETCH = 1
 VERSIONS = range(4, 19)
 TOPIC_ID = bytes(range(16))
@@ -42,18 +41,6 @@ class FakeRange(NamedTuple):
 
 def request_frame(version: int, body: FetchMessage, client_id: str | None = "c") -> bytearray:
     return bytearray(codec.encode_request(FETCH, version, 7, client_id, body)[4:])
-
-
-def drained(slices: Generator[None, None, T]) -> tuple[T, int]:
-    """The result, and how often there was a pause."""
-    pauses = 0
-    while True:
-        try:
-            next(slices)
-            pauses += 1
-        except StopIteration as stop:
-            result: T = stop.value
-            return result, pauses
 
 
 def decoded(frame: bytearray) -> FetchRequest:

@@ -1,6 +1,4 @@
 import random
-from collections.abc import Generator
-from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -25,8 +23,8 @@ from broker.protocol.produce import (
     encode_produced,
 )
 from tests.support.messages import random_body
+from tests.support.slices import drained
 
-T = TypeVar("T")
 PRODUCE = 0
 VERSIONS = range(3, 14)
 TOPIC_ID = bytes(range(16))
@@ -59,18 +57,6 @@ def plain(version: int, body: ProduceRequest) -> object:
             for topic in body.topic_data
         ],
     )
-
-
-def drained(slices: Generator[None, None, T]) -> tuple[T, int]:
-    """The result, and how often there was a pause."""
-    pauses = 0
-    while True:
-        try:
-            next(slices)
-            pauses += 1
-        except StopIteration as stop:
-            result: T = stop.value
-            return result, pauses
 
 
 def decoded(frame: bytearray) -> object:
