@@ -14,6 +14,7 @@ import click
 
 from broker.api_client import ApiClient, ApiRefusedError, Json, UnreachableError
 from config import exit_codes
+from config.printable import printable
 
 DEFAULT_URL: Final = "http://127.0.0.1:9644"
 POLL_SECONDS: Final = 0.25  # between two looks at what goes on
@@ -116,11 +117,23 @@ def of_partitions(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def show(answer: Json, as_json: bool, lines: Callable[[Json], Sequence[str]]) -> None:
-    """An answer as it is, or as lines for people."""
-    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines(answer)))
+    """Print an answer as it is, or as lines for people.
+
+    Lines contain names that clients chose, so nothing in them may have an effect on a terminal.
+    """
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))  # escapes them itself
+    else:
+        click.echo("\n".join(map(printable, lines(answer))))
+
+
+def show_progress(text: str) -> None:
+    """Replace the last line of the terminal; an empty text removes it."""
+    click.echo(f"\r\033[K{printable(text)}", nl=False, err=True)
 
 
 def fail(message: str, code: int = exit_codes.FAILED) -> NoReturn:
     """Ends the process with a reason on standard error."""
-    click.echo(f"varve: {message}", err=True)
+    lines = f"varve: {message}".split("\n")
+    click.echo("\n".join(map(printable, lines)), err=True)
     sys.exit(code)

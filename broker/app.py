@@ -552,6 +552,7 @@ class Broker:
         opened.flush_done(task)
 
     def _damage_gone(self, partition: TopicPartition) -> None:
+        self.offsets_topic.damage_gone(partition)
         self.pool.forgive(partition)  # it may have been in quarantine for it
         self.pool.wake()
 

@@ -23,6 +23,7 @@ from broker.api_command import (
     of_partition,
     of_partitions,
     show,
+    show_progress,
 )
 from broker.cleaner_text import (
     clean_text,
@@ -325,12 +326,12 @@ def _wait_cleaned(waited: Waited, *, quiet: bool) -> Json:
             if time.monotonic() >= waited.deadline:
                 raise NotDoneError(f"not clean after {waited.seconds:g} s: {now['sentences'][0]}")
             if not quiet and sys.stderr.isatty():
-                click.echo(f"\r\033[K{progress_text(client.get(''), now)}", nl=False, err=True)
+                show_progress(progress_text(client.get(""), now))
                 shown = True
             time.sleep(POLL_SECONDS)
     finally:
         if shown:
-            click.echo("\r\033[K", nl=False, err=True)
+            show_progress("")
 
 
 def _is_clean(now: Json, end: int) -> bool:

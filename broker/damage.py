@@ -112,7 +112,7 @@ class DamageWatch:
         now = self._env.monotonic()
         return [
             {
-                **damage_json(damage),
+                **damage_fields(damage),
                 "blocked_groups": [
                     {"group": group, "offset": offset}
                     for group, offset in self.groups_at(opened.partition, damage)
@@ -127,8 +127,8 @@ class DamageWatch:
         ]  # fmt: skip
 
 
-def damage_json(damage: DamagedSegment) -> dict[str, Any]:
-    """Return a damaged range as the API shows it; offsets and bytes are half-open ranges."""
+def damage_fields(damage: DamagedSegment) -> dict[str, Any]:
+    """Return a damaged range as the API and the log show it; offsets and bytes are half-open."""
     return {
         "path": damage.path,
         "segment_base_offset": damage.base_offset,

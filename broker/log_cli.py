@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from broker.api_client import ApiClient, Json, partition_path
-from broker.api_command import asking, fail, of_partition, show
+from broker.api_command import asking, fail, of_partition, show, show_progress
 from config import exit_codes
 from config.units import about_size
 
@@ -46,7 +46,7 @@ def verify(
     while not part["done"]:
         if shown:
             text = f"{topic}-{partition}: offset {part['next_offset']} of {part['end_offset']}"
-            click.echo(f"\r\033[K{text}", nl=False, err=True)
+            show_progress(text)
         query = f"from_offset={part['next_offset']}&end_offset={total['end_offset']}"
         part = below.post(f"{path}?{query}")
         for key in ("bytes", "batches", "records"):
@@ -54,7 +54,7 @@ def verify(
         total["damage"] = total["damage"] + part["damage"]
         total["next_offset"], total["done"] = part["next_offset"], part["done"]
     if shown:
-        click.echo("\r\033[K", nl=False, err=True)
+        show_progress("")
     show(total, as_json, verified_lines)
     if total["damage"]:
         sys.exit(exit_codes.UNVERIFIED)

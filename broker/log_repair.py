@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from broker.cleaning import Cleaning
-from broker.damage import damage_at
+from broker.damage import damage_at, damage_fields
 from broker.partition import Partition
 from storage import filenames
 from storage.env import Env, remove_if_there
@@ -113,15 +113,7 @@ class LogRepair:
         if part.damage:
             damage = opened.note_finding(step.segment, part.end_position, part.damage)
             if damage is not None:
-                log.error(
-                    "damage found",
-                    partition=str(opened.partition),
-                    path=damage.path,
-                    position=damage.position,
-                    end_position=damage.end_position,
-                    first_offset=damage.first_offset,
-                    reason=damage.reason,
-                )
+                log.error("damage found", partition=str(opened.partition), **damage_fields(damage))
         elif part.end_position >= step.segment.size_bytes:
             reached = step.offsets.stop
         # If nothing was read, the segment has been replaced; the next step reads the new one.
@@ -156,12 +148,7 @@ class LogRepair:
         log.warning(
             "damage skipped by an operator",
             partition=str(partition.partition),
-            first_offset=damage.first_offset,
-            next_offset=damage.next_offset,
-            path=damage.path,
-            position=damage.position,
-            end_position=damage.end_position,
-            reason=damage.reason,
+            **damage_fields(damage),
             kept_as=skipped.kept_as,
         )
         return skipped

@@ -98,6 +98,15 @@ class OffsetsTopic:
             if where.topic == OFFSETS_TOPIC:
                 self.coordinator.deactivate(where.partition, PartitionState.OFFLINE)
 
+    def damage_gone(self, where: TopicPartition) -> None:
+        """Load the groups of a partition again if they could not be loaded for damage."""
+        if where.topic == OFFSETS_TOPIC and self.coordinator.is_offline(where.partition):
+            self.coordinator.deactivate(where.partition, PartitionState.LOADING)
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks.append(
+                asyncio.create_task(self._load(where.partition), name="load groups again")
+            )
+
     def _partition(self, index: int) -> Partition:
         found = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
         if found is None:

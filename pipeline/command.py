@@ -17,6 +17,7 @@ import click
 from broker.api_client import ApiRefusedError, UnreachableError
 from broker.api_command import with_client
 from config import exit_codes
+from config.printable import printable
 from config.units import parse_size
 from pipeline.engines import Engine, LocalEngine, StageFailedError
 from pipeline.errors import JobError
@@ -231,10 +232,10 @@ def telling(function: Callable[P, None]) -> Callable[P, None]:
 
 def show(answer: Any, as_json: bool, lines: Callable[[], Sequence[str]]) -> None:
     """A result on standard output."""
-    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(lines()))
+    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(map(printable, lines())))
 
 
 def fail(message: str, code: int) -> NoReturn:
     """Ends the process with a reason on standard error."""
-    click.echo(f"varve: {message}", err=True)
+    click.echo("\n".join(map(printable, f"varve: {message}".split("\n"))), err=True)
     sys.exit(code)

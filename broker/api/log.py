@@ -11,7 +11,7 @@ from aiohttp import web
 
 from broker.api.requests import ApiError, flags_of, json_response, number, partition_of, query_of
 from broker.api.shapes import Json, named
-from broker.damage import DamageWatch, damage_json
+from broker.damage import DamageWatch, damage_fields
 from broker.log_repair import LogRepair, NotDamagedError, SkipRefusedError
 from broker.partition import Partition
 from broker.topics import Topics
@@ -61,7 +61,7 @@ class LogApi:
                 "log_start_offset": opened.log_start_offset,
                 "log_end_offset": opened.log_end_offset,
                 "damage": self._damage.to_json(opened),
-                "uncleanable": [damage_json(one) for one in opened.uncleanable],
+                "uncleanable": [damage_fields(one) for one in opened.uncleanable],
             }
         )
 
@@ -86,7 +86,7 @@ class LogApi:
                 "bytes": found.size_bytes,
                 "batches": found.batches,
                 "records": found.records,
-                "damage": [damage_json(one) for one in found.damage],
+                "damage": [damage_fields(one) for one in found.damage],
             }
         )
 
@@ -106,7 +106,7 @@ class LogApi:
         self._skipped(partition.partition)
         answer: Json = {
             **named(partition.partition),
-            **damage_json(skipped.damage),
+            **damage_fields(skipped.damage),
             "kept_as": skipped.kept_as,
         }
         return json_response(answer)

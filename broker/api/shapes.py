@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from broker.damage import damage_json
+from broker.damage import damage_fields
 from broker.partition import Partition
 from cleaner.planning.plan import Verdict
 from cleaner.pool.explain import Explanation, blocked_by, hindrance, said, sentences
@@ -127,7 +127,7 @@ def partition_json(
         "paused": is_held,
         "blocked_by": None if obstacle is None else obstacle.value,
         "to_clean": verdict is not None and obstacle is None,
-        "damage": [damage_json(damage) for damage in one.damaged],
+        "damage": [damage_fields(damage) for damage in one.damaged],
         "job": _job_json(worker),
         "log_start_offset": one.log_start_offset,
         "log_end_offset": one.log_end_offset,

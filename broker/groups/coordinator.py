@@ -158,6 +158,10 @@ class GroupCoordinator:
         for group_id in [g for g in self._groups if self._store.partition_of(g) == partition]:
             self._groups.pop(group_id).tell(Unloaded())
 
+    def is_offline(self, partition: int) -> bool:
+        """Return whether the groups of a partition are not served, and nothing loads them."""
+        return self._partitions[partition] is PartitionState.OFFLINE
+
     def availability(self, group_id: str) -> ErrorCode:
         """NONE if the group's partition is served, else what to tell the client."""
         if len(group_id) > TEXT_BYTES_MAX:

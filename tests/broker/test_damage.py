@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from structlog.testing import capture_logs
 
+from broker.api_command import fail, show_progress
 from broker.app import Broker
 from broker.cli import main
 from broker.damage import LINE_SECONDS
@@ -311,6 +312,84 @@ async def test_a_segment_of_which_nothing_is_whole_goes_as_a_whole(env: MemoryEn
         assert offsets_in(opened) == []
         assert opened.log_start_offset == 0
         assert not env.exists(FIRST)
+
+
+async def test_damage_has_the_same_fields_in_the_log_and_in_the_api(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        filled(broker)
+        flip(env, 2 * BATCH_BYTES + 70)
+        with capture_logs() as lines:
+            await cli(broker, "log", "verify", "orders", "0")
+            _, listed = await api(broker, "GET", "log/partitions/orders/0/damage")
+            _, skipped = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
+        (damage,) = listed["damage"]
+        fields = {key: damage[key] for key in damage if not key.startswith("blocked_")}
+        assert fields["next_offset"] == 3
+        for event in ("damage found", "damage skipped by an operator"):
+            (line,) = [one for one in lines if one["event"] == event]
+            assert fields.items() <= line.items()
+        assert fields.items() <= skipped.items()
+
+
+async def test_groups_that_could_not_be_loaded_are_served_after_the_damage_was_skipped(
+    env: MemoryEnv,
+) -> None:
+    groups = {"offsets_partitions": 1}
+    async with broker_in_memory(env, groups=groups) as broker:
+        await broker.offsets_topic.ensure()
+        for offset in (1, 2, 3):
+            request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
+            for group in ("billing", "audit"):
+                await broker.groups.commit(
+                    group, request, {("orders", 0): CommittedOffset(offset, metadata=group)}
+                )
+    path = f"/disk1/__consumer_offsets-0/{file_name(0, LOG)}"
+    positions = [position for position, _ in walk_headers(env.read_file(path))]
+    file = env.open(path, write=True)
+    file.pwrite(bytes([file.pread(1, positions[4] + 70)[0] ^ 0x15]), positions[4] + 70)
+    async with broker_in_memory(env, groups=groups) as broker:
+
+        def committed() -> dict[str, int]:
+            return {g: broker.groups.offsets(g)[1].get(("orders", 0), CommittedOffset(-1)).offset
+                    for g in ("billing", "audit")}  # fmt: skip
+
+        await asyncio.gather(*broker.offsets_topic._tasks[1:])
+        assert broker.groups.availability("billing") is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        code, text = await cli(broker, "log", "verify", "__consumer_offsets", "0")
+        assert (code, "1 damaged range" in text) == (exit_codes.UNVERIFIED, True)
+        code, text = await cli(
+            broker, "log", "skip", "__consumer_offsets", "0", "--offset", "4", "--yes"
+        )
+        assert code == 0, text
+        await asyncio.gather(*broker.offsets_topic._tasks[1:])
+        assert broker.groups.availability("billing") is ErrorCode.NONE
+        assert committed() == {"billing": 2, "audit": 3}  # the third commit of billing is lost
+
+
+async def test_names_that_clients_chose_have_no_effect_on_the_terminal_of_an_operator(
+    env: MemoryEnv,
+) -> None:
+    name = "bill\x1b[2J\u202e\ning"
+    async with broker_in_memory(env, topics={"orders": DELETE}) as broker:
+        log = filled(broker).log
+        flip(env, 2 * BATCH_BYTES + 70)
+        log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
+        await broker.offsets_topic.ensure()
+        request = CommitRequested(UNKNOWN_WAITER, "", None, -1)
+        await broker.groups.commit(name, request, {("orders", 0): CommittedOffset(2)})
+        code, text = await cli(broker, "cleaner", "explain", "orders", "0")
+    assert code == 0
+    assert "group bill\\x1b[2J\\u202e\\ning (committed offset 2)" in text
+    assert name not in text
+
+
+def test_messages_and_progress_have_no_effect_on_the_terminal_either(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_progress("a\x1b[2Jb")
+    with pytest.raises(SystemExit):
+        fail("two\nlines\x1b[2J")
+    assert capsys.readouterr().err == "\ra\\x1b[2Jbvarve: two\nlines\\x1b[2J\n"
 
 
 # --- what is never accepted -----------------------------------------------------------------------
