@@ -89,6 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self._only_waits = False  # the request that is waited for changes nothing
         self._reading = True
         self._reserved_bytes = 0  # of the budget over all receive buffers
+        self.receiving_since = 0.0  # loop time of the first byte of the request that is incomplete
         self._open = False
         self._finishing = False  # the broker is stopping: no further request is taken
         self._loop = asyncio.get_running_loop()
@@ -123,6 +124,8 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """`nbytes` more have come."""
         self.last_active = self._loop.time()
+        if self._reader.is_empty:
+            self.receiving_since = self.last_active
         self._reader.buffer_updated(nbytes)
         self._pump()
 
@@ -174,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         """Close now; `reason` is logged."""
         if self._open:
             self._open = False
-            log.info("connection closed", peer=self._peer(), reason=reason)
+            log.info("connection closed", subject=self.peer_host, peer=self._peer(), reason=reason)
             self._writer.close()
             self._transport.abort()
             self._release()
@@ -249,6 +252,7 @@ class Connection(asyncio.BufferedProtocol):
                     break
                 answer = self._handler.handle(self, frame)
                 self.is_stranger = False
+                self.receiving_since = self.last_active  # of the next request
                 if inspect.isawaitable(answer):
                     self._only_waits = frame[0] == 0 and frame[1] in WAITING_APIS
                     self._wait_for(answer)
@@ -259,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
             return
         except Exception as error:
-            log.error("request failed", peer=self._peer(), exc_info=error)
+            log.error("request failed", subject=self.peer_host, peer=self._peer(), exc_info=error)
             self._flush(out)
             self.close(f"internal error: {type(error).__name__}")
             return
@@ -305,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
         elif isinstance(error, CloseConnectionError | ProtocolError):
             self.close(str(error))
         else:
-            log.error("request failed", peer=self._peer(), exc_info=error)
+            log.error("request failed", subject=self.peer_host, peer=self._peer(), exc_info=error)
             self.close(f"internal error: {type(error).__name__}")
 
     def _mute_or_listen(self) -> None:
@@ -314,7 +318,8 @@ class Connection(asyncio.BufferedProtocol):
         listen = self._waiting is None and self._writer.idle and self._next_turn is None
         listen = listen and self._has_room() and self._open  # making room may close it
         if listen and not self._reading:
-            self.last_active = self._loop.time()  # its client could not send before
+            # Its client could not send before.
+            self.last_active = self.receiving_since = self._loop.time()
             self._transport.resume_reading()
         elif not listen and self._reading:
             self._transport.pause_reading()

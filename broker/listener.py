@@ -32,6 +32,9 @@ IDLE_EVICT_SECONDS = 10.0
 # A request of which no byte has come for so long loses its memory when others wait for it: they
 # have 30 s to get an answer (request.timeout.ms of the clients).
 RECEIVE_STALL_SECONDS = 10.0
+# So does a request that is still incomplete after this time, however steadily its bytes come: twice
+# the default of request.timeout.ms, so its client has given up.
+RECEIVE_SECONDS_MAX = 60.0
 # Victims that are looked for at once, and how often: looking walks all connections of an address,
 # which takes a millisecond for four thousand.
 EVICT_BATCH = 32
@@ -219,11 +222,16 @@ class Listener:
             elif (
                 self.budget.waiting
                 and connection.receives_with_reserved_memory
-                and silent_for > RECEIVE_STALL_SECONDS
+                and (
+                    silent_for > RECEIVE_STALL_SECONDS
+                    or now - connection.receiving_since > RECEIVE_SECONDS_MAX
+                )
             ):
                 self.budget.closed += 1
                 connection.close(
-                    "receive memory is short, and the rest of the request did not arrive in time"
+                    "receive memory is short, and the rest of the request did not arrive in time: "
+                    f"no byte in {RECEIVE_STALL_SECONDS:.0f} s, or not all in "
+                    f"{RECEIVE_SECONDS_MAX:.0f} s"
                 )
             elif now - connection.idle_since > self.limits.max_idle_seconds:
                 self.stats.closed_idle += 1

@@ -18,6 +18,8 @@ from typing import Any, Final, Literal, TextIO
 import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
+from config.printable import printable
+
 Format = Literal["auto", "json", "text"]
 
 # Libraries whose debug lines would drown ours.
@@ -26,10 +28,18 @@ _QUIET_LIBRARIES = ("asyncio", "aiohttp", "numba", "urllib3")
 # The text renderer shows a value with one of these as its repr.
 _REPR_SHOWN: Final = frozenset(" \t=\r\n\"'")
 
-# Of one event: a burst, then one line a second. A flood of rejected connections writes about 20 MB
-# of log a day; an ordinary day's closed connections are all written.
+# Of one event and subject (a client's address): a burst, then one line a second. One address that
+# floods the broker writes about 20 MB of log a day; an ordinary day's closed connections are all
+# written.
 LINES_PER_BURST: Final = 100
 LINES_PER_SECOND: Final = 1.0
+# Of one event over all its subjects: ten addresses may flood the broker without hiding the lines of
+# others. Any number of addresses writes at most about 200 MB a day.
+EVENT_LINES_PER_BURST: Final = 1000
+EVENT_LINES_PER_SECOND: Final = 10.0
+SUBJECTS_MAX: Final = (
+    1000  # allowances in memory, 200 bytes each; the one used longest ago is dropped
+)
 
 
 class LogStream:
@@ -97,17 +107,24 @@ def configure(
 
 @dataclass(slots=True)
 class _Allowance:
-    """How many lines of one event may be written now, and how many were left out."""
+    """How many lines may be written now, and how many were left out."""
 
     lines: float
     updated: float  # seconds of the clock
     suppressed: int = 0
 
+    def refill(self, now: float, *, burst: float, per_second: float) -> None:
+        """Add the lines of the time since the last call."""
+        self.lines = min(burst, self.lines + (now - self.updated) * per_second)
+        self.updated = now
+
 
 class RateLimitedLogger:
-    """Writes at most so many lines of each event; counts the others.
+    """Writes at most so many lines of each event and subject; counts the others.
 
-    The first line after a gap carries the number of lines that were left out as `suppressed`.
+    A subject is what causes the lines, such as the address of a client: one that causes many does
+    not hide the lines of another. The first line after a gap carries the number of lines that were
+    left out as `suppressed`.
     """
 
     suppressed_total = 0  # of all these loggers of the process, for the metrics
@@ -117,34 +134,38 @@ class RateLimitedLogger:
     ) -> None:
         self._logger = logger
         self._clock = clock
-        self._allowances: dict[str, _Allowance] = {}  # by event: as many as the code has
+        self._events: dict[str, _Allowance] = {}  # as many as the code has
+        self._subjects: dict[tuple[str, str], _Allowance] = {}  # the one used last is the last
 
-    def info(self, event: str, **fields: object) -> None:
+    def info(self, event: str, *, subject: str = "", **fields: object) -> None:
         """Write a line at level info, or count it."""
-        allowance = self._take(event)
+        allowance = self._take(event, subject)
         if allowance is not None:
             self._logger.info(event, **self._with_gap(allowance, fields))
 
-    def error(self, event: str, **fields: object) -> None:
+    def error(self, event: str, *, subject: str = "", **fields: object) -> None:
         """Write a line at level error, or count it."""
-        allowance = self._take(event)
+        allowance = self._take(event, subject)
         if allowance is not None:
             self._logger.error(event, **self._with_gap(allowance, fields))
 
-    def _take(self, event: str) -> _Allowance | None:
+    def _take(self, event: str, subject: str) -> _Allowance | None:
+        """Return the allowance that the line was taken from; None if it may not be written."""
         now = self._clock()
-        allowance = self._allowances.get(event)
-        if allowance is None:
-            allowance = self._allowances[event] = _Allowance(LINES_PER_BURST, now)
-        refill = (now - allowance.updated) * LINES_PER_SECOND
-        allowance.lines = min(LINES_PER_BURST, allowance.lines + refill)
-        allowance.updated = now
-        if allowance.lines < 1:
-            allowance.suppressed += 1
+        own = self._subjects.pop((event, subject), None) or _Allowance(LINES_PER_BURST, now)
+        self._subjects[event, subject] = own
+        shared = self._events.setdefault(event, _Allowance(EVENT_LINES_PER_BURST, now))
+        own.refill(now, burst=LINES_PER_BURST, per_second=LINES_PER_SECOND)
+        shared.refill(now, burst=EVENT_LINES_PER_BURST, per_second=EVENT_LINES_PER_SECOND)
+        if len(self._subjects) > SUBJECTS_MAX:
+            del self._subjects[next(iter(self._subjects))]
+        if own.lines < 1 or shared.lines < 1:
+            own.suppressed += 1
             RateLimitedLogger.suppressed_total += 1
             return None
-        allowance.lines -= 1
-        return allowance
+        own.lines -= 1
+        shared.lines -= 1
+        return own
 
     @staticmethod
     def _with_gap(allowance: _Allowance, fields: dict[str, object]) -> dict[str, object]:
@@ -187,8 +208,8 @@ def _escape_control_characters(
     The renderer escapes values with spaces itself. JSON has no such characters.
     """
     for key, value in event.items():
-        if isinstance(value, str) and not value.isprintable() and not _REPR_SHOWN & set(value):
-            event[key] = value.encode("unicode_escape").decode()
+        if isinstance(value, str) and not _REPR_SHOWN & set(value):
+            event[key] = printable(value)
     return event
 
 

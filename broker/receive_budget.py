@@ -9,9 +9,9 @@ may be idle and those that were strangers when they reserved are noted, and each
 once. The first in the queue may exceed the budget, if no other
 connection does, until its request is complete. While connections wait, a connection releases its
 buffer after each request and reserves again at the end of the queue (connection.py), and a
-connection whose client stalls in the middle of a request is closed (listener.py). So requests of
-working clients always complete, and all buffers together hold at most the budget plus one request
-of the largest size.
+connection whose client stalls in the middle of a request, or takes too long over it, is closed
+(listener.py). So requests of working clients always complete, and all buffers together hold at most
+the budget plus one request of the largest size.
 
 This module does not use sockets or a clock.
 """

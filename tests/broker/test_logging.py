@@ -7,7 +7,10 @@ import pytest
 import structlog
 
 from broker.logging import (
+    EVENT_LINES_PER_BURST,
+    EVENT_LINES_PER_SECOND,
     LINES_PER_BURST,
+    SUBJECTS_MAX,
     Format,
     LogStream,
     RateLimitedLogger,
@@ -167,6 +170,32 @@ def test_a_flood_of_one_event_hides_no_other_event() -> None:
         limited.info("connection closed")
     limited.error("request failed")
     assert lines(stream)[-1]["event"] == "request failed"
+
+
+def test_a_flood_of_one_subject_hides_no_other_subject() -> None:
+    stream = io.StringIO()
+    configure("info", "json", stream)
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), Clock())
+    for _ in range(2 * LINES_PER_BURST):
+        limited.info("connection closed", subject="10.0.0.1", peer="10.0.0.1:5")
+    limited.info("connection closed", subject="10.0.0.2", peer="10.0.0.2:5")
+    assert len(lines(stream)) == LINES_PER_BURST + 1
+    assert lines(stream)[-1]["peer"] == "10.0.0.2:5"
+    assert "subject" not in lines(stream)[-1]
+
+
+def test_a_flood_of_many_subjects_is_bounded_in_lines_and_in_memory() -> None:
+    stream, clock = io.StringIO(), Clock()
+    configure("info", "json", stream)
+    limited = RateLimitedLogger(structlog.get_logger("broker.x"), clock)
+    for number in range(2 * SUBJECTS_MAX):
+        limited.info("connection closed", subject=str(number))
+    assert len(lines(stream)) == EVENT_LINES_PER_BURST
+    assert len(limited._subjects) == SUBJECTS_MAX
+    clock.now += 1.0
+    for number in range(100):
+        limited.info("connection closed", subject=str(number))
+    assert len(lines(stream)) == EVENT_LINES_PER_BURST + int(EVENT_LINES_PER_SECOND)
 
 
 def test_lines_that_were_left_out_are_counted() -> None:

@@ -11,7 +11,12 @@ import pytest
 
 from broker.app import Broker
 from broker.connection import Connection, RequestHandler, Response
-from broker.listener import IDLE_EVICT_SECONDS, RECEIVE_STALL_SECONDS, address_of
+from broker.listener import (
+    IDLE_EVICT_SECONDS,
+    RECEIVE_SECONDS_MAX,
+    RECEIVE_STALL_SECONDS,
+    address_of,
+)
 from broker.protocol import codec
 from broker.protocol import messages as m
 from broker.protocol.api import ApiKey
@@ -149,6 +154,34 @@ async def test_a_client_that_stops_amid_a_request_loses_its_memory_to_those_who_
         broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS + 1)
         assert isinstance(await answer, m.ProduceResponse)
         assert await is_closed(stopped)
+
+
+async def test_a_client_that_sends_a_request_byte_by_byte_loses_its_memory_to_those_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("broker.listener.RECEIVE_STALL_SECONDS", 1000.0)  # it never falls silent
+    produce = codec.encode_request(ApiKey.PRODUCE, 9, 1, "c", large_produce(3 * MIB))
+    async with running(queued_request_bytes=MIB) as broker:
+        budget, loop = broker.listener.budget, asyncio.get_running_loop()
+        slow = await connect(broker)
+        assert await is_served(slow)
+        began = loop.time()
+        slow[1].write(produce[: 2 * MIB])
+        await wait_true(lambda: budget.used_bytes > 2 * MIB)
+        worker = await connect(broker)
+        assert await is_served(worker)
+        answer = asyncio.create_task(ask(worker, ApiKey.PRODUCE, 9, large_produce(3 * MIB)))
+        await wait_true(lambda: budget.waiting == 1)
+        (receiving,) = (c for c in broker.listener.connections if c.receives_with_reserved_memory)
+        for sent in range(2 * MIB, 2 * MIB + 5):
+            before = receiving.last_active
+            slow[1].write(produce[sent : sent + 1])
+            await wait_true(lambda before=before: receiving.last_active > before)  # type: ignore[misc]
+        broker.listener.sweep(began + RECEIVE_SECONDS_MAX - 1)
+        assert budget.waiting == 1
+        broker.listener.sweep(loop.time() + RECEIVE_SECONDS_MAX + 1)
+        assert isinstance(await answer, m.ProduceResponse)
+        assert await is_closed(slow)
 
 
 async def test_memory_of_a_large_request_is_given_back_when_it_is_answered() -> None:
