@@ -147,8 +147,10 @@ def carried_out(env: MemoryEnv, plan: RunPlan, index: int = 0, *, attempt: str =
 
 async def adopted(broker: Broker, plan: RunPlan, partition: int | None = None) -> AdoptResult:
     """The one result of an adoption."""
-    done, (result,), _ = await broker.offline.adopt(plan.run_id, partition)
-    assert done
+    done = False
+    while not done:  # it answers before the adoption has ended where that takes long
+        done, results, _ = await broker.offline.adopt(plan.run_id, partition)
+    (result,) = results
     return result
 
 
