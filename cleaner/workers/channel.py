@@ -3,11 +3,16 @@
 A frame is a length (4 bytes, big-endian) and a pickled message. Only the classes named below are
 unpickled, on either side: a worker works on bytes that strangers wrote, and what it sends must not
 be able to call anything in the broker.
+
+To pickle a job with 100,000 aborted transactions at once takes 0.2 s. So a job goes to its worker
+in several frames: `JobPart`s with some aborted transactions each, then the job itself without them.
 """
 
 import io
 import pickle
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final, TypeAlias
 
 from cleaner.job import (
@@ -26,6 +31,7 @@ from storage.txn_index import TxnIndexEntry
 LENGTH_BYTES: Final = 4
 # A job names every segment of its partition: this is room for some two million of them.
 FRAME_BYTES_MAX: Final = 64 << 20
+ROWS_PER_PART: Final = 500  # aborted transactions in one frame; to pickle them takes 1 to 2 ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,13 @@ class VerifyJob:
     job: CleanJob
     groups: tuple[CleanedGroup, ...]
     folders: tuple[str, ...]  # of each group's files
+
+
+@dataclass(frozen=True, slots=True)
+class JobPart:
+    """To the worker: some aborted transactions of the job that follows."""
+
+    aborted: tuple[TxnIndexEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +139,12 @@ FromWorker: TypeAlias = (
     | OutputRefused
 )
 Message: TypeAlias = RunJob | VerifyJob | FromWorker
+Frame: TypeAlias = Message | JobPart
 
 _TOP: Final = (
     RunJob,
     VerifyJob,
+    JobPart,
     WorkerReady,
     Progressed,
     GroupsCleaned,
@@ -162,7 +177,36 @@ class ChannelError(Exception):
     """Bytes that are no frame of ours, or a message too large for one."""
 
 
-def encode(message: Message) -> bytes:
+def encode_in_parts(message: Message) -> Iterator[bytes]:
+    """Yield the frames of a message. Raises ChannelError, before the first, if one is too large."""
+    if isinstance(message, RunJob | VerifyJob) and len(message.job.aborted) > ROWS_PER_PART:
+        aborted = message.job.aborted
+        last = encode(replace(message, job=replace(message.job, aborted=())))
+        for first in range(0, len(aborted), ROWS_PER_PART):
+            yield encode(JobPart(aborted[first : first + ROWS_PER_PART]))
+        yield last
+    else:
+        yield encode(message)
+
+
+def join_parts(frames: Iterable[Frame]) -> Iterator[Message]:
+    """Yield the messages that frames make up; the inverse of `encode_in_parts`."""
+    parts: list[tuple[TxnIndexEntry, ...]] = []
+    for frame in frames:
+        if isinstance(frame, JobPart):
+            parts.append(frame.aborted)
+            continue
+        message = frame
+        if parts:
+            if not isinstance(message, RunJob | VerifyJob):
+                raise ChannelError(f"parts of a job before a {type(message).__name__}")
+            job = replace(message.job, aborted=tuple(chain.from_iterable(parts)))
+            message = replace(message, job=job)
+            parts = []
+        yield message
+
+
+def encode(message: Frame) -> bytes:
     """A message as a frame. Raises ChannelError if it is too large."""
     body = pickle.dumps(message, protocol=5)
     if len(body) > FRAME_BYTES_MAX:
@@ -182,7 +226,15 @@ def body_bytes(prefix: bytes) -> int:
 
 
 def decode(body: bytes) -> Message:
-    """The message in a frame's body. Raises ChannelError for anything else."""
+    """The message in a frame's body. Raises ChannelError for anything else, a part too."""
+    frame = decode_frame(body)
+    if isinstance(frame, JobPart):
+        raise ChannelError("a part of a job")
+    return frame
+
+
+def decode_frame(body: bytes) -> Frame:
+    """The message, or part of one, in a frame's body. Raises ChannelError for anything else."""
     try:
         message = _Unpickler(io.BytesIO(body)).load()
     except ChannelError:

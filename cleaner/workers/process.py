@@ -9,11 +9,11 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from cleaner.workers.channel import LENGTH_BYTES, Message, body_bytes, decode, encode
+from cleaner.workers.channel import LENGTH_BYTES, Message, body_bytes, decode, encode_in_parts
 from cleaner.workers.throttle import SharedMemory, Slots, beats_of, new_memory
 
 REAP_SECONDS: Final = 2.0  # a killed process that takes longer hangs in the kernel
@@ -87,6 +87,7 @@ class ProcessLink:
         self._memory = memory
         self._reader = reader
         self._writer = writer
+        self._sending: asyncio.Future[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -99,8 +100,21 @@ class ProcessLink:
         return self._memory.slots
 
     def send(self, message: Message) -> None:
-        """Queue a message. Raises ChannelError if it is too large."""
-        self._writer.write(encode(message))
+        """Queue a message. Raises ChannelError if it is too large.
+
+        One of several frames is encoded in turns of the loop.
+        """
+        assert self._sending is None or self._sending.done()  # one order at a time
+        frames = encode_in_parts(message)
+        self._writer.write(next(frames))
+        self._sending = asyncio.ensure_future(self._send_rest(frames))
+
+    async def _send_rest(self, frames: Iterator[bytes]) -> None:
+        for frame in frames:
+            if self._writer.is_closing():
+                return
+            self._writer.write(frame)
+            await asyncio.sleep(0)
 
     async def receive(self) -> Message | None:
         """The next message; None once the worker is gone. Raises ChannelError for junk."""
@@ -143,6 +157,8 @@ class ProcessLink:
 
     def close(self) -> None:
         """Free the socket and the page."""
+        if self._sending is not None:
+            self._sending.cancel()
         self._writer.transport.abort()
         self._memory.close()
 

@@ -17,19 +17,19 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeAlias
 
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
 from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.channel import (
     LENGTH_BYTES,
+    Frame,
     FromWorker,
     GroupsCleaned,
     JobDone,
     JobFailed,
     JobStopped,
-    Message,
     OutputRefused,
     OutputsVerified,
     Progressed,
@@ -37,8 +37,9 @@ from cleaner.workers.channel import (
     VerifyJob,
     WorkerReady,
     body_bytes,
-    decode,
+    decode_frame,
     encode,
+    join_parts,
 )
 from cleaner.workers.heartbeat import Pulse
 from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
@@ -155,20 +156,26 @@ def serve(
     pulse.start()
     try:
         send(WorkerReady(os.getpid(), env.monotonic() - started))
-        while (order := receive(sock)) is not None:
+        for order in join_parts(_frames(sock)):
             assert isinstance(order, RunJob | VerifyJob)
             execute(order, runner, env, memory.slots, send=send, nap=time.sleep, verifier=verifier)
     finally:
         pulse.stop()
 
 
-def receive(sock: socket.socket) -> Message | None:
-    """The next message; None when the other side closed. Raises ChannelError, OSError."""
+def _frames(sock: socket.socket) -> Iterator[Frame]:
+    """Yield what the broker sends until it closes the socket. Raises ChannelError, OSError."""
+    while (frame := receive(sock)) is not None:
+        yield frame
+
+
+def receive(sock: socket.socket) -> Frame | None:
+    """The next frame; None when the other side closed. Raises ChannelError, OSError."""
     prefix = _exactly(sock, LENGTH_BYTES)
     if prefix is None:
         return None
     body = _exactly(sock, body_bytes(prefix))
-    return None if body is None else decode(body)
+    return None if body is None else decode_frame(body)
 
 
 def _exactly(sock: socket.socket, count: int) -> bytes | None:

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
 from cleaner.workers.channel import (
+    ROWS_PER_PART,
     FromWorker,
     GroupsCleaned,
     JobDone,
@@ -27,6 +29,7 @@ from cleaner.workers.process import ProcessLink, spawn_command
 from cleaner.workers.throttle import UNLIMITED, BrokerSide, Direction, SharedMemory
 from cleaner.workers.worker import PROGRESS_SECONDS, REASON_CHARS_MAX, execute
 from storage.env import Env
+from storage.txn_index import TxnIndexEntry
 from tests.support.cleaner_jobs import GROUP, group_of, job, report_of
 from tests.support.memory_env import MemoryEnv
 from tests.support.waiting import wait_until
@@ -150,6 +153,24 @@ async def test_a_worker_runs_job_after_job_and_ends_when_the_socket_closes() -> 
         assert await heard(link) is None
         assert await link.reap() == "exit status 0"
         assert link.is_gone()
+
+
+async def test_a_job_with_many_aborted_transactions_is_sent_in_turns() -> None:
+    """One frame in a turn of the loop; the worker puts them together."""
+    rows = 20 * ROWS_PER_PART
+    aborted = tuple(TxnIndexEntry(1, 2 * n, 2 * n + 1, 2 * n + 2) for n in range(rows))
+    with closing(await started()) as link:
+        grant_all(link)
+        written: list[int] = []
+        write = link._writer.write
+        link._writer.write = lambda data: (written.append(len(data)), write(data))  # type: ignore[assignment,func-returns-value]
+        link.send(RunJob(1, replace(job(), aborted=aborted)))
+        for frames in range(1, 22):
+            assert len(written) == frames
+            await asyncio.sleep(0)
+        assert await heard(link) == GroupsCleaned(1, (group_of(job()),))
+        assert isinstance(await heard(link), JobDone)
+        assert len(written) == 21
 
 
 async def test_a_job_that_raises_costs_nothing_but_itself() -> None:
