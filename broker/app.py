@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import structlog
 
@@ -140,7 +141,7 @@ class Broker:
             clock=ClockWatch(wall_ms, monotonic_ms),
             note_time=self.topics.note_time,
             damage_gone=self._damage_gone,
-            large_requests=lambda: self.stats.large_requests,
+            broker_stats=self.stats,
         )
         self.views = Views(env, self.topics, self.stats)
         self.cleaning = Cleaning(
@@ -152,7 +153,7 @@ class Broker:
             foreground=self.stats.foreground,
             limit=self.views.limit_of,
         )
-        self.pool = CleanerPool(self.cleaning, settings.cleaner, env, spawn=spawn)
+        self.pool = self._make_pool(spawn)
         self.view_runs = self._make_view_runs(view_worker or self._view_worker)
         self.offline = self._make_offline(view_worker or self._offline_worker)
         self.spark = self._make_spark()
@@ -304,6 +305,15 @@ class Broker:
         self._ready = True
         gc.collect()
         gc.freeze()  # what was built until here lives as long as the process
+
+    def _make_pool(self, spawn: Spawn) -> CleanerPool:
+        return CleanerPool(
+            self.cleaning,
+            self.settings.cleaner,
+            self._env,
+            spawn=spawn,
+            measured=partial(self.stats.measured, "cleaner"),
+        )
 
     def _make_services(self) -> Services:
         groups = self.settings.groups

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 
 from broker.partition import OfflinePartitionError, Partition
+from broker.stats import BrokerStats
 from broker.topics import TopicError
 from storage.env import Env
 from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, StorageError
@@ -120,9 +121,8 @@ class Housekeeping:
         clock: ClockWatch,
         note_time: Callable[[], Awaitable[None]],
         damage_gone: Callable[[TopicPartition], None],
-        large_requests: Callable[[], int] = lambda: 0,
+        broker_stats: BrokerStats,
     ) -> None:
-        """`large_requests`: how many have their rows in memory now."""
         self._env = env
         self._manager = manager
         self._partitions = partitions
@@ -133,7 +133,7 @@ class Housekeeping:
         self._rounds: set[asyncio.Future[None]] = set()  # under way
         self._note_time = note_time
         self._damage_gone = damage_gone
-        self._large_requests = large_requests
+        self._broker_stats = broker_stats
         self._collections_put_off = 0
         self._thresholds = gc.get_threshold()
         self.clock = clock
@@ -143,6 +143,7 @@ class Housekeeping:
     def start(self) -> None:
         """Start every timer."""
         gc.set_threshold(*COLLECTION_THRESHOLDS)
+        self._broker_stats.gc_pauses.start()
         for name, seconds, work in (
             ("clock", WATCH_SECONDS, self.watch_clock),
             ("directories", WATCH_SECONDS, self.watch_directories),
@@ -155,7 +156,8 @@ class Housekeeping:
             ("checkpoint", self._periods.checkpoint, self.checkpoint),
             ("expire producers", EXPIRE_PRODUCERS_SECONDS, self.expire_producers),
         ):
-            self._tasks.append(asyncio.create_task(self._repeat(seconds, work), name=name))
+            task = asyncio.create_task(self._repeat(name, seconds, work), name=name)
+            self._tasks.append(task)
 
     async def stop(self) -> None:
         """Stop the timers and wait until the rounds under way are over.
@@ -164,6 +166,7 @@ class Housekeeping:
         the logs.
         """
         gc.set_threshold(*self._thresholds)
+        self._broker_stats.gc_pauses.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -318,7 +321,7 @@ class Housekeeping:
 
     async def collect_garbage(self) -> None:
         """Free cyclic garbage, at a time when no large request has its rows in memory."""
-        if self._large_requests() and self._collections_put_off < COLLECTION_PUT_OFF_MAX:
+        if self._broker_stats.large_requests and self._collections_put_off < COLLECTION_PUT_OFF_MAX:
             self._collections_put_off += 1
             return
         self._collections_put_off = 0
@@ -356,10 +359,10 @@ class Housekeeping:
                     "task failed", task=task, partition=str(partition.partition), reason=str(error)
                 )
 
-    async def _repeat(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _repeat(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(seconds)
-            current = asyncio.ensure_future(self._round(work))
+            current = asyncio.ensure_future(self._broker_stats.measured(name, self._round(work)))
             self._rounds.add(current)
             current.add_done_callback(self._rounds.discard)
             await asyncio.shield(current)

@@ -62,6 +62,9 @@ class BrokerMetrics:
 
     async def snapshot(self) -> Sequence[Metric]:
         """Every metric family, anew."""
+        return await self._services.stats.measured("metrics", self._snapshot())
+
+    async def _snapshot(self) -> Sequence[Metric]:
         turns = Turns()
         families = []
         for step in self._steps():
@@ -143,6 +146,7 @@ class BrokerMetrics:
             if one.longest_hold_ns:
                 holds.add_metric([name], one.longest_hold_ns / 1e9)
         yield holds
+        yield from self._holds()
         errors = CounterMetricFamily(
             "kafka_network_requestmetrics_errors", "Error codes given", labels=["request", "error"]
         )
@@ -169,6 +173,30 @@ class BrokerMetrics:
             "Requests of thousands of rows that hold their rows in memory now",
             stats.large_requests,
         )
+
+    def _holds(self) -> Iterator[Step]:
+        stats = self._services.stats
+        holds = GaugeMetricFamily(
+            "varve_background_longest_hold_seconds",
+            "Longest time that one step of a background task occupied the event loop since startup",
+            labels=["task"],
+        )
+        for name, held_ns in stats.background_holds_ns.items():
+            holds.add_metric([name], held_ns / 1e9)
+        longest = GaugeMetricFamily(
+            "varve_gc_longest_pause_seconds",
+            "Longest pause for a collection of cyclic garbage since startup",
+            labels=["generation"],
+        )
+        total = CounterMetricFamily(
+            "varve_gc_pause_seconds",
+            "Time in which collections of cyclic garbage paused the broker",
+            labels=["generation"],
+        )
+        for generation, longest_ns in enumerate(stats.gc_pauses.longest_ns):
+            longest.add_metric([str(generation)], longest_ns / 1e9)
+            total.add_metric([str(generation)], stats.gc_pauses.total_ns[generation] / 1e9)
+        yield from (holds, longest, total)
 
     def _logs(self) -> Iterator[Step]:
         labels = ["topic", "partition"]

@@ -1,9 +1,16 @@
 """Plain counters of the daemon. Only broker/metrics.py reads them for export."""
 
 from collections import defaultdict
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TypeVar
 
+from broker.gc_pauses import GcPauses
+from broker.turns import MeasuredTurns
 from cleaner.host import Foreground
+
+_T = TypeVar("_T")
 
 LATENCY_BUCKETS = 40  # powers of two of 1 us: up to 6 days
 UNSUPPORTED = -1  # stands for every version that a client made up
@@ -97,9 +104,20 @@ class BrokerStats:
     errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
     deleted_topics: TopicStats = field(default_factory=TopicStats)  # the sum over all of them
     flushes: LatencyHistogram = field(default_factory=LatencyHistogram)  # of one log each
+    # Longest hold of the event loop by one turn of a background task, by the name of the task.
+    background_holds_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    gc_pauses: GcPauses = field(default_factory=GcPauses)
     large_requests: int = 0  # whose rows are in memory now
     delayed_fetches: int = 0  # waiting now
     delayed_produces: int = 0  # waiting for an fsync now
+
+    async def measured(self, task: str, work: Awaitable[_T]) -> _T:
+        """Do the work of a background task, and note how long its turns hold the loop."""
+        self.background_holds_ns.setdefault(task, 0)
+        return await MeasuredTurns(work, partial(self._note_background_hold, task))
+
+    def _note_background_hold(self, task: str, nanoseconds: int) -> None:
+        self.background_holds_ns[task] = max(self.background_holds_ns[task], nanoseconds)
 
     def foreground(self) -> Foreground:
         """What was done for clients so far, all topics together."""

@@ -6,10 +6,10 @@ not know what is inside a log.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -64,7 +64,10 @@ class CleanerPool:
         *,
         spawn: Spawn = spawn_process,
         limits: PoolLimits | None = None,
+        measured: Callable[[Awaitable[None]], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
+        """`measured` runs the scheduler, and notes how long its turns hold the event loop."""
+        self._measured = measured
         self.registry = CleanerRegistry()
         self.stats = PoolStats()
         self._memory = Memory(env)
@@ -120,7 +123,10 @@ class CleanerPool:
         if not self._settings.enabled:
             return
         self._resize()
-        self._scheduler = asyncio.create_task(self._schedule(), name="cleaner-scheduler")
+        work = self._schedule()
+        if self._measured is not None:
+            work = self._measured(work)
+        self._scheduler = asyncio.create_task(work, name="cleaner-scheduler")
 
     async def _remember(self) -> None:
         facts = list(self._host.facts())

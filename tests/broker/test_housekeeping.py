@@ -3,6 +3,7 @@
 import asyncio
 
 from broker.housekeeping import ClockWatch, Housekeeping, Periods
+from broker.stats import BrokerStats
 from storage.log_manager import LogManager
 from tests.support.logs import HOME, SMALL
 from tests.support.memory_env import MemoryEnv
@@ -32,6 +33,7 @@ def test_a_stop_waits_for_the_round_under_way_and_does_not_cancel_it() -> None:
             clock=ClockWatch(env.wall_ms(), env.monotonic() * 1000),
             note_time=note_time,
             damage_gone=lambda where: None,
+            broker_stats=BrokerStats(),
         )
         housekeeping.start()
         await asyncio.sleep(3)

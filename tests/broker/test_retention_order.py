@@ -69,6 +69,7 @@ def housekeeping(
         clock=ClockWatch(env.wall_ms(), env.monotonic() * 1000),
         note_time=note_time,
         damage_gone=lambda where: None,
+        broker_stats=BrokerStats(),
     )
 
 

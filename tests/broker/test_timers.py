@@ -1,14 +1,17 @@
 """What the timers do beside clients: nothing that takes long is done on the loop."""
 
+import asyncio
 import gc
 import threading
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from broker import housekeeping
+from broker import housekeeping, turns
 from broker.housekeeping import ClockWatch, Housekeeping, Periods
+from broker.stats import BrokerStats
 from storage.errors import LogDirectoryError
 from tests.support.memory_env import MemoryEnv
 
@@ -32,7 +35,9 @@ class Log:
         self.unlinked += [(path, threading.current_thread()) for path in paths]
 
 
-def make(*logs: Log, large: int = 0) -> tuple[Housekeeping, list[LogDirectoryError]]:
+def make(
+    *logs: Log, large: int = 0, stats: BrokerStats | None = None
+) -> tuple[Housekeeping, list[LogDirectoryError]]:
     failed: list[LogDirectoryError] = []
     partitions: list[Any] = [SimpleNamespace(log=log, partition="t-0") for log in logs]
     made = Housekeeping(
@@ -45,7 +50,7 @@ def make(*logs: Log, large: int = 0) -> tuple[Housekeeping, list[LogDirectoryErr
         clock=ClockWatch(0, 0),
         note_time=cast("Any", None),
         damage_gone=cast("Any", None),
-        large_requests=lambda: large,
+        broker_stats=stats or BrokerStats(large_requests=large),
     )
     return made, failed
 
@@ -103,3 +108,30 @@ async def test_full_collections_are_left_to_the_timer_while_the_broker_runs() ->
     finally:
         await timers.stop()
     assert gc.get_threshold() == before
+
+
+async def test_the_longest_hold_of_each_timer_is_noted() -> None:
+    stats, ticks = BrokerStats(), count()
+    timers, _ = make(stats=stats)
+
+    async def hold() -> None:
+        await asyncio.sleep(0)
+
+    with pytest.MonkeyPatch.context() as patched:
+        # Each turn reads the clock twice: before and after.
+        patched.setattr(turns, "perf_counter_ns", lambda: next(ticks) ** 2)
+        await stats.measured("retention", hold())
+        await stats.measured("roll", timers.collect_garbage())
+    assert stats.background_holds_ns == {"retention": 9 - 4, "roll": 25 - 16}
+
+
+async def test_pauses_for_garbage_are_measured_while_the_broker_runs() -> None:
+    stats = BrokerStats()
+    timers, _ = make(stats=stats)
+    callbacks = list(gc.callbacks)
+    timers.start()
+    gc.collect()
+    await timers.stop()
+    assert gc.callbacks == callbacks
+    pauses = stats.gc_pauses
+    assert 0 < pauses.longest_ns[2] <= pauses.total_ns[2]
