@@ -40,6 +40,7 @@ LOOP_SHARE = 32  # partitions per turn of the event loop in a sweep over all of 
 JUMP_MS = 60_000  # wall time may leave monotonic time by this much between two looks
 # Without room for a checkpoint each segment is removed by itself, with a sync on the event loop.
 UNNOTED_SEGMENTS_MAX = 16  # of a partition, per round
+EXPIRED_PER_TURN = 32  # segments removed in one turn of the loop: three or four renames each, 1 ms
 CONFIRM_MS = 600_000  # a jumped clock is believed after it has been steady for this long
 
 
@@ -240,26 +241,44 @@ class Housekeeping:
     async def _finish_expiries(
         self, expiries: Mapping[Partition, "_Expiry"], *, are_noted: bool
     ) -> None:
-        """Remove segments. `are_noted`: the checkpoint has where their logs start."""
+        """Remove segments, some in each turn of the loop. `are_noted`: the checkpoint has where
+        their logs start.
+        """
+        for partition, expiry in expiries.items():
+            removed = freed = 0
+            may_be_more = True
+            while may_be_more:
+                counts: list[tuple[int, int]] = []
 
-        def finish(partition: Partition) -> None:
-            self._finish_expiry(expiries[partition], is_noted=are_noted)
+                def finish(
+                    _: Partition,
+                    expiry: _Expiry = expiry,
+                    counts: list[tuple[int, int]] = counts,
+                ) -> None:
+                    counts.append(self._remove_some(expiry, is_noted=are_noted))
 
-        await self._for_each("retention", finish, expiries)
+                await self._for_each("retention", finish, [partition])
+                await asyncio.sleep(0)
+                now = counts[0] if counts else (0, 0)
+                removed, freed = removed + now[0], freed + now[1]
+                may_be_more = are_noted and now[0] == EXPIRED_PER_TURN
+            if removed:
+                self._note_expired(expiry, removed, freed)
 
-    def _finish_expiry(self, expiry: "_Expiry", *, is_noted: bool) -> None:
+    def _remove_some(self, expiry: "_Expiry", *, is_noted: bool) -> tuple[int, int]:
+        """Remove segments; returns how many, and their bytes."""
         one, now_ms = expiry.partition.log, self._env.wall_ms()
         segments, size_bytes = one.segment_count, one.size_bytes
         if is_noted:
-            one.finish_expiry(now_ms, expiry.start_offset)
+            one.finish_expiry(now_ms, expiry.start_offset, segments_max=EXPIRED_PER_TURN)
         else:
             one.expire(now_ms, clock_trusted=False, segments_max=UNNOTED_SEGMENTS_MAX)
-        removed = segments - one.segment_count
-        if not removed:
-            return
+        return segments - one.segment_count, size_bytes - one.size_bytes
+
+    def _note_expired(self, expiry: "_Expiry", removed: int, freed: int) -> None:
+        one = expiry.partition.log
         if expiry.was_damaged and not one.damaged:
             self._damage_gone(expiry.partition.partition)
-        freed = size_bytes - one.size_bytes
         self.stats.segments_expired += removed
         self.stats.bytes_expired += freed
         log.info(

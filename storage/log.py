@@ -478,8 +478,10 @@ class Log(LogView):
             self._raise_log_start(expired[-1].facts.next_base_offset)
         return expired
 
-    def finish_expiry(self, now_ms: int, noted_start_offset: int) -> int:
-        """Take out the segments wholly below an offset; how many.
+    def finish_expiry(
+        self, now_ms: int, noted_start_offset: int, *, segments_max: int | None = None
+    ) -> int:
+        """Take out the segments wholly below an offset, at most `segments_max`; how many.
 
         The directory's checkpoint has `noted_start_offset` as the start of the log, durably: it
         was flushed up to there before. So they go in one step: a crash may bring any of them back,
@@ -487,7 +489,7 @@ class Log(LogView):
         """
         if self._is_closed or self._home.offline_reason is not None:
             return 0
-        going = self._going_below(min(noted_start_offset, self.log_start_offset))
+        going = self._going_below(min(noted_start_offset, self.log_start_offset))[:segments_max]
         if going:
             self._take_out(going, now_ms, start_is_noted=True)
         return len(going)

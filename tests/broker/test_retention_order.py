@@ -6,9 +6,11 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
+from broker import housekeeping as housekeeping_module
 from broker.housekeeping import ClockWatch, Housekeeping, Periods
 from broker.partition import Partition
 from broker.stats import BrokerStats
@@ -160,6 +162,35 @@ def test_one_round_of_retention_syncs_once_however_many_segments_go() -> None:
     synced = [path for operation, path in env.history[before:] if operation.startswith("sync")]
     assert [path for path in synced if path.startswith(FOLDER)] == []
     assert len([path for path in synced if LOG_START_CHECKPOINT in path]) == 1
+
+
+def test_a_turn_of_the_loop_removes_a_bounded_number_of_segments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands that expire at once meant tens of thousands of renames in one turn."""
+    monkeypatch.setattr(housekeeping_module, "EXPIRED_PER_TURN", 1)
+    env = MemoryEnv(2)
+    manager = filled(env)
+    log = manager.logs[PARTITION]
+    log.delete_records(20)
+    counts: list[int] = []
+
+    async def count_segments() -> None:
+        while True:
+            counts.append(log.segment_count)
+            await asyncio.sleep(0)
+
+    async def expire() -> int:
+        counting = asyncio.create_task(count_segments())
+        keeper = housekeeping(env, manager, failed)
+        await keeper.expire()
+        counting.cancel()
+        return keeper.stats.segments_expired
+
+    assert asyncio.run(expire()) == len(BASES) - 1
+    counts.append(log.segment_count)
+    assert counts[-1] == 1
+    assert max(before - after for before, after in pairwise(counts)) == 1
 
 
 def test_the_start_of_a_log_stays_in_the_checkpoint_until_removals_are_durable() -> None:
