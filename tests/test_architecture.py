@@ -139,7 +139,7 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
     assert set(ours) <= {*groups, "config"}
     light = {"broker", "broker.cli", *groups, "broker.api_client", "broker.api_command",
              "broker.cleaner_text", "broker.view_text", "config", "config.exit_codes",
-             "config.topic_names", "config.units"}  # fmt: skip
+             "config.printable", "config.topic_names", "config.units"}  # fmt: skip
     program = (
         "import sys, broker.cli; print([name for name in sys.modules"
         f" if name.partition('.')[0] in {LAYERS} and name not in {light}])"
