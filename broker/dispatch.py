@@ -179,8 +179,12 @@ class Dispatcher:
 
 async def free_rows(message: Message) -> None:
     """Free the rows of a message in turns: all at once takes 5 ms for 2,000 topics and settings."""
+    rows = release_rows(message)
+    for _ in rows:
+        await asyncio.sleep(0)  # the work before this may have used up the present turn
+        break
     turns = Turns()
-    for _ in release_rows(message):
+    for _ in rows:
         await turns.take()
 
 

@@ -181,6 +181,7 @@ def release_rows(message: Message) -> Generator[None, None, None]:
         if len(rows) < RELEASED_ROWS_MIN:
             for row in rows if have_arrays else ():
                 yield from release_rows(row)
+                yield
             continue
         while rows:
             row = rows.pop()
