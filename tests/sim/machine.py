@@ -72,6 +72,9 @@ class _NoServer:
     def open(self, *_: object) -> None:
         pass
 
+    def set_connection_limits(self, **_: object) -> None:
+        pass
+
     async def stop(self, *_: object) -> None:
         pass
 
