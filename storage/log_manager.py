@@ -499,6 +499,11 @@ class LogManager:
                     failed += share
                     continue
                 except OSError as error:
+                    if is_out_of_descriptors(error):
+                        failure = NoRoomError(error, home.path)
+                        full.add(home.path)
+                        failed += share
+                        continue
                     failure = LogDirectoryError(home.path, f"{share[0]}: {error}")
                 except PartitionFolderError:
                     raise

@@ -70,6 +70,20 @@ def test_a_partition_is_made_in_the_next_directory_if_one_has_no_room(
     assert all(one.is_online for one in manager.directories)
 
 
+def test_a_directory_stays_online_if_no_descriptor_is_left_to_look_at_an_old_folder(
+    env: MemoryEnv,
+) -> None:
+    """A creation that was refused leaves a folder, whose topic id is read before it is used."""
+    manager, _ = opened(env, ONE)
+    for operation in ("sync_dir", "read_file"):
+        fault = env.fail_on(lambda op, _path, failing=operation: op == failing, errno.EMFILE)
+        with pytest.raises(NoRoomError):
+            manager.create(ORDERS[0], TOPIC_ID, SMALL)
+        fault.remove()
+    assert manager.create(ORDERS[0], TOPIC_ID, SMALL).log_end_offset == 0
+    assert manager.directories[0].is_online
+
+
 def test_where_one_is_in_the_way_none_of_its_directory_is_made(env: MemoryEnv) -> None:
     manager, _ = opened(env, ONE)
     other = open_log(env, folder=f"{ONE}/many-7", was_clean=True)
