@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
 from cleaner.verification import InvalidOutputError, VerifyReport
@@ -199,8 +199,21 @@ def die_with_parent(parent_pid: int) -> bool:
     return os.getppid() == parent_pid
 
 
-def prepare(argv: list[str]) -> tuple[socket.socket, int] | None:
-    """Settle into the process the broker started; None if there is no broker any more."""
+class Preparation(NamedTuple):
+    """What a worker was started with."""
+
+    sock: socket.socket
+    memory_fd: int
+    nice: int  # added to the nice value by `finish_start`
+
+
+def prepare(argv: list[str]) -> Preparation | None:
+    """Settle into the process the broker started; None if there is no broker any more.
+
+    Until `finish_start` the worker has half of the nice value that it was given. Loading the
+    kernels takes seconds of processor time, and nothing is cleaned before: at nice 19 a busy
+    machine would need minutes for it.
+    """
     parser = argparse.ArgumentParser(prog="cleaner.workers.worker")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--memory-fd", type=int, required=True)
@@ -211,16 +224,22 @@ def prepare(argv: list[str]) -> tuple[socket.socket, int] | None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not die_with_parent(options.parent):
         return None
-    os.nice(options.nice)
-    return socket.socket(fileno=options.fd), options.memory_fd
+    os.nice(options.nice // 2)
+    rest = options.nice - options.nice // 2
+    return Preparation(socket.socket(fileno=options.fd), options.memory_fd, rest)
+
+
+def finish_start(preparation: Preparation) -> None:
+    """Take the whole nice value: the worker is about to receive jobs."""
+    os.nice(preparation.nice)
 
 
 def main(argv: list[str]) -> int:
     """Load the kernels, then serve."""
     env = RealEnv()
     started = env.monotonic()
-    place = prepare(argv)
-    if place is None:
+    preparation = prepare(argv)
+    if preparation is None:
         return 1
     # Here and not above: the pool imports this module's neighbours and must not load Numba.
     from cleaner.engine.clean import run_clean
@@ -228,8 +247,10 @@ def main(argv: list[str]) -> int:
     from cleaner.engine.verify import verify_groups
 
     warm_up()
+    finish_start(preparation)
+    sock, memory_fd, _ = preparation
     try:
-        serve(*place, run_clean, env, started, verifier=verify_groups)
+        serve(sock, memory_fd, run_clean, env, started, verifier=verify_groups)
     except (BrokenPipeError, ConnectionResetError):
         return 1  # the broker is gone; its next start removes what was left
     return 0

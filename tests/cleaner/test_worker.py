@@ -238,6 +238,29 @@ async def test_a_worker_inherits_its_socket_and_its_page_and_no_other_descriptor
         assert os.getpriority(os.PRIO_PROCESS, link.pid) == min(19, os.nice(0) + 7)
 
 
+STARTING_WORKER = """
+import os, socket, sys
+from cleaner.workers.worker import finish_start, prepare
+ours, theirs = socket.socketpair()
+memory_fd = os.memfd_create("m")
+before = os.nice(0)
+preparation = prepare(
+    [f"--fd={theirs.detach()}", f"--memory-fd={memory_fd}", f"--parent={os.getppid()}", "--nice=7"]
+)
+loading = os.nice(0)
+finish_start(preparation)
+print(loading - before, os.nice(0) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memfd_create")
+def test_a_worker_loads_its_kernels_at_half_of_its_nice_value() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STARTING_WORKER], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.split(), done.returncode) == (["3", "7"], 0), done.stderr
+
+
 BROKER = """
 import asyncio, sys
 from cleaner.workers.channel import RunJob

@@ -6,7 +6,7 @@ import sys
 import time
 
 from cleaner.job import CleanAbortedError, CleanJob, CleanReport, JobControl
-from cleaner.workers.worker import prepare, serve
+from cleaner.workers.worker import finish_start, prepare, serve
 from storage.env import Env, RealEnv
 from tests.support.cleaner_jobs import group_of, report_of
 
@@ -33,8 +33,10 @@ def run(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
 
 
 if __name__ == "__main__":
-    place = prepare(sys.argv[1:])
-    if place is None:
+    preparation = prepare(sys.argv[1:])
+    if preparation is None:
         sys.exit(1)
     env = RealEnv()
-    serve(*place, run, env, env.monotonic())
+    finish_start(preparation)
+    sock, memory_fd, _ = preparation
+    serve(sock, memory_fd, run, env, env.monotonic())
