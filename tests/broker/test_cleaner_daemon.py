@@ -243,7 +243,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
     [
         (["explain", "nowhere", "0"], 1, "varve: there is no topic nowhere"),
         (["explain", "customers", "9"], 1, "topic customers has 2 partitions, from 0 on"),
-        (["run", "audit", "0"], 1, "audit-0 is not compacted: its cleanup.policy is delete"),
+        (["run", "audit", "0"], 2, "audit-0 is not compacted: its cleanup.policy is delete"),
         (["explain"], 2, "Missing argument 'TOPIC'"),
         (["explain", "nowhere"], 1, "varve: there is no topic nowhere"),
         (["pause", "nowhere-1"], 1, "varve: there is no topic nowhere"),

@@ -197,8 +197,9 @@ def test_version_is_that_of_the_project() -> None:
 
 
 def test_warmup_tells_where_the_kernels_are_kept() -> None:
-    done = CliRunner().invoke(main, ["warmup"])
-    assert done.exit_code == 0
+    for _ in range(2):  # what the first call imports must not hide what the second one calls
+        done = CliRunner().invoke(main, ["warmup"])
+        assert done.exit_code == 0
     folder = Path(done.output.strip().rpartition("kept in ")[2])
     assert any(folder.rglob("*.nbi"))
 

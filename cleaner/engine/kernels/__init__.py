@@ -6,6 +6,6 @@ def warm_up() -> None:
 
     Walks two small batches, one of them compressed, through all that a clean does in memory.
     """
-    from cleaner.engine.kernels.warm_up import run_all
+    from cleaner.engine.kernels.first_calls import run_all
 
     run_all()
