@@ -157,7 +157,11 @@ def test_ci_is_lint_and_test_with_many_cases_and_stops_at_the_first_failure() ->
     assert script.stat().st_mode & stat.S_IXUSR
     lines = [line for line in script.read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "set -euo pipefail"
-    assert [line for line in lines if line.startswith("make")] == ["make lint", "make test"]
+    assert [line for line in lines if line.startswith("make")] == [
+        "make lint",
+        "make sim SEEDS=2000",
+        "make test",
+    ]
     assert lines[-1] == "make test"
     assert "export CI=true" in lines
     assert run("bash", "-n", str(script)).returncode == 0
@@ -198,7 +202,7 @@ def test_ci_runs_the_tests_whether_or_not_promtool_can_be_downloaded(
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[:2] == ["make lint", "make test"]
+    assert lines[:3] == ["make lint", "make sim SEEDS=2000", "make test"]
     assert ("promtool runs" in lines) is offered
     assert ("promtool is not available" in done.stderr) is not offered
 
