@@ -499,11 +499,6 @@ class LogManager:
                     failed += share
                     continue
                 except OSError as error:
-                    if is_out_of_descriptors(error):
-                        failure = NoRoomError(error, home.path)
-                        full.add(home.path)
-                        failed += share
-                        continue
                     failure = LogDirectoryError(home.path, f"{share[0]}: {error}")
                 except PartitionFolderError:
                     raise
@@ -526,18 +521,23 @@ class LogManager:
         topic_id: bytes,
         config: TopicConfig,
     ) -> list[Log]:
-        if not self._written.partitions.get(home.path, set()).isdisjoint(partitions):
-            # Their offsets would cut, or hide, what is about to be written under these names.
-            self.checkpoint_begin(home).run()
-        return make_partitions(
-            self._env,
-            home,
-            partitions,
-            topic_id,
-            lambda partition, is_new: self._new_log(
-                home, partition, topic_id, config, is_new=is_new
-            ),
-        )
+        try:
+            if not self._written.partitions.get(home.path, set()).isdisjoint(partitions):
+                # Their offsets would cut, or hide, what is about to be written under these names.
+                self.checkpoint_begin(home).run()
+            return make_partitions(
+                self._env,
+                home,
+                partitions,
+                topic_id,
+                lambda partition, is_new: self._new_log(
+                    home, partition, topic_id, config, is_new=is_new
+                ),
+            )
+        except OSError as error:
+            if is_out_of_descriptors(error):
+                raise NoRoomError(error, home.path) from error
+            raise
 
     def _new_log(
         self,
