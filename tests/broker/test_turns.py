@@ -3,10 +3,10 @@
 import asyncio
 import inspect
 import random
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator
 from itertools import count
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pytest
 
@@ -26,21 +26,10 @@ from broker.topics import TopicError
 from tests.support.broker_in_memory import broker_in_memory
 from tests.support.memory_env import MemoryEnv
 from tests.support.messages import every_version, name_of, random_body
+from tests.support.slices import drained
 
-T = TypeVar("T")
 ROWS = 300
 TOPIC = 2  # resource type
-
-
-def drain(slices: Generator[None, None, T]) -> tuple[T, int]:
-    """The result, and how often there was a pause."""
-    pauses = 0
-    while True:
-        try:
-            next(slices)
-            pauses += 1
-        except StopIteration as stop:
-            return cast("T", stop.value), pauses
 
 
 # Freeing rows ---------------------------------------------------------------------------------
@@ -120,10 +109,10 @@ def test_in_slices_a_message_is_what_it_is_as_a_whole(case: tuple[int, int]) -> 
         request = random_body(rng, *case, "request")
         frame = codec.encode_request(*case, 7, "me", request)[4:]
         header = codec.read_header(frame)
-        assert drain(codec.decode_body_sliced(header, frame, ROWS_MAX))[0] == request
+        assert drained(codec.decode_body_sliced(header, frame, ROWS_MAX))[0] == request
         response = random_body(rng, *case, "response")
         whole = codec.encode_response(*case, 7, response)
-        assert b"".join(drain(codec.encode_response_sliced(*case, 7, response))[0]) == whole
+        assert b"".join(drained(codec.encode_response_sliced(*case, 7, response))[0]) == whole
 
 
 @pytest.mark.parametrize("case", every_version(), ids=name_of)
@@ -133,7 +122,7 @@ def test_a_message_cut_anywhere_is_refused_in_slices_too(case: tuple[int, int]) 
     header = codec.read_header(frame)
     for length in range(header.body_position, min(len(frame), 400)):
         with pytest.raises(ProtocolError):
-            drain(codec.decode_body_sliced(header, frame[:length], ROWS_MAX))
+            drained(codec.decode_body_sliced(header, frame[:length], ROWS_MAX))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +153,7 @@ def test_a_message_cut_anywhere_is_refused_in_slices_too(case: tuple[int, int]) 
 )
 def test_decoding_pauses_after_each_slice(key: int, version: int, body: m.Message) -> None:
     frame = codec.encode_request(key, version, 1, None, body)[4:]
-    decoded, pauses = drain(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))
+    decoded, pauses = drained(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))
     assert decoded == body
     assert pauses >= 10_000 // ELEMENTS_PER_SLICE
 
@@ -172,7 +161,7 @@ def test_decoding_pauses_after_each_slice(key: int, version: int, body: m.Messag
 def test_encoding_pauses_after_each_slice() -> None:
     rows = [m.FindCoordinatorResponseCoordinator(key=f"g{index}") for index in range(10_000)]
     body = m.FindCoordinatorResponse(coordinators=rows)
-    parts, pauses = drain(codec.encode_response_sliced(ApiKey.FIND_COORDINATOR, 4, 1, body))
+    parts, pauses = drained(codec.encode_response_sliced(ApiKey.FIND_COORDINATOR, 4, 1, body))
     assert b"".join(parts) == codec.encode_response(ApiKey.FIND_COORDINATOR, 4, 1, body)
     assert pauses == 10_000 // ELEMENTS_PER_SLICE
 
@@ -182,10 +171,10 @@ def test_a_request_in_slices_has_a_largest_number_of_elements() -> None:
     frame = codec.encode_request(ApiKey.DELETE_GROUPS, 2, 1, None, body)[4:]
     assert len(frame) > WHOLE_BYTES_MAX  # one that is decoded at one stroke cannot have as many
     with pytest.raises(RowLimitError, match="groups_names"):
-        drain(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))
+        drained(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))
     body.groups_names.pop()
     frame = codec.encode_request(ApiKey.DELETE_GROUPS, 2, 1, None, body)[4:]
-    assert drain(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))[0] == body
+    assert drained(codec.decode_body_sliced(codec.read_header(frame), frame, ROWS_MAX))[0] == body
 
 
 # Handlers -------------------------------------------------------------------------------------
