@@ -82,14 +82,14 @@ def apache_kafka() -> Iterator[Broker]:
 @contextmanager
 def both() -> Iterator[list[Broker]]:
     """Varve, and Kafka beside it where it can be had; says so where it cannot."""
-    with varve() as ours:
+    with varve() as broker:
         reason = kafka.unavailable()
         if reason is not None:
             print(f"Apache Kafka is not measured: {reason}")
-            yield [ours]
+            yield [broker]
             return
-        with apache_kafka() as theirs:
-            yield [ours, theirs]
+        with apache_kafka() as remote:
+            yield [broker, remote]
 
 
 def wait_until_ready(bootstrap: str) -> None:

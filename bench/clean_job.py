@@ -85,10 +85,10 @@ class Template:
 def key_bytes(keys: np.ndarray) -> np.ndarray:
     digits = np.empty((len(keys), KEY_BYTES), dtype=np.uint8)
     digits[:, :4] = np.frombuffer(b"key-", dtype=np.uint8)
-    left = keys.copy()
+    remaining = keys.copy()
     for column in range(KEY_BYTES - 1, 3, -1):
-        digits[:, column] = 48 + left % 10
-        left //= 10
+        digits[:, column] = 48 + remaining % 10
+        remaining //= 10
     return digits
 
 

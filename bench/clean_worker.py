@@ -72,7 +72,7 @@ class Bench:
             await asyncio.to_thread(os.sync)  # what was just written is not the clean's to pay
             started = time.perf_counter()
         async with asyncio.timeout(CLEAN_SECONDS_MAX):
-            await self.pool.await_cleaned(partition, log.log_end_offset)
+            await self.pool.wait_cleaned(partition, log.log_end_offset)
         elapsed = time.perf_counter() - started
         assert not self._host.failures, self._host.failures
         reports = [report for _, report in self._host.done]
@@ -94,9 +94,9 @@ async def measure(directory: str, arguments: argparse.Namespace) -> None:
             seconds, reports = await bench.clean(number, batches)
             records = sum(report.records_before for report in reports)
             worker = sum(report.map_seconds + report.rewrite_seconds for report in reports)
-            kept = sum(report.records_after for report in reports)
+            retained = sum(report.records_after for report in reports)
             text = f"{records / seconds / 1e6:6.2f} M records/s, {seconds:.3f} s of which "
-            text += f"{worker:.3f} s in the worker's passes, {kept} of {records} kept"
+            text += f"{worker:.3f} s in the worker's passes, {retained} of {records} kept"
             print(f"round {number} {text}" if number else f"warm-up {text}", flush=True)
             if number:
                 rates.append(records / seconds / 1e6)

@@ -131,12 +131,12 @@ class KafkaCleaner:
 
     def clean(self, folder: str) -> tuple[float, int]:
         """Seconds, and how many records were kept."""
-        asked, told = self._process.stdin, self._process.stdout
-        assert asked is not None
-        assert told is not None
+        io, reported = self._process.stdin, self._process.stdout
+        assert io is not None
+        assert reported is not None
         with suppress(BrokenPipeError):
-            print(folder, file=asked, flush=True)
-        for line in told:
+            print(folder, file=io, flush=True)
+        for line in reported:
             words = line.split()
             if words[:1] == ["cleaned"]:
                 return float(words[1]), int(words[4])
@@ -200,7 +200,7 @@ class Bench:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
 
     async def round(
-        self, row: Row, batches: list[bytes], theirs: KafkaCleaner | None, timings: Timings | None
+        self, row: Row, batches: list[bytes], cleaner: KafkaCleaner | None, timings: Timings | None
     ) -> None:
         """Write the log, and have all clean it; without `timings` nothing is counted."""
         self._number += 1
@@ -209,11 +209,11 @@ class Bench:
         kept_by_kafka = -1
         async with self.pool.paused(partition):
             log = self._append(partition, batches)
-            if theirs is not None:
+            if cleaner is not None:
                 copy_segments(log.directory, copy)
             await asyncio.to_thread(os.sync)  # what was just written is not the clean's to pay
-            if theirs is not None and self._number % 2:
-                seconds, kept_by_kafka = await asyncio.to_thread(theirs.clean, copy)
+            if cleaner is not None and self._number % 2:
+                seconds, kept_by_kafka = await asyncio.to_thread(cleaner.clean, copy)
                 if timings:
                     timings.kafka.append(seconds)
             if row.beside_cp:
@@ -226,7 +226,7 @@ class Bench:
             cpu = self.worker_cpu()
             started = time.perf_counter()
         async with asyncio.timeout(CLEAN_SECONDS_MAX):
-            await self.pool.await_cleaned(partition, log.log_end_offset)
+            await self.pool.wait_cleaned(partition, log.log_end_offset)
         seconds = time.perf_counter() - started
         reports = [report for _, report in self._host.done]
         assert not self._host.failures, self._host.failures
@@ -237,9 +237,9 @@ class Bench:
         async with self.pool.paused(partition):
             self._manager.delete(partition)
             self._manager.purge_deleted(self._env.wall_ms())
-        if theirs is not None:
+        if cleaner is not None:
             if not self._number % 2:
-                seconds, kept_by_kafka = await asyncio.to_thread(theirs.clean, copy)
+                seconds, kept_by_kafka = await asyncio.to_thread(cleaner.clean, copy)
                 if timings:
                     timings.kafka.append(seconds)
             # Kafka's scheduler still deletes in there; what it makes meanwhile goes at the end.
@@ -287,16 +287,16 @@ def seconds_of_cp(source: str, directory: str) -> float:
 
 
 async def measure(
-    bench: Bench, row: Row, theirs: KafkaCleaner | None, arguments: argparse.Namespace
+    bench: Bench, row: Row, cleaner: KafkaCleaner | None, arguments: argparse.Namespace
 ) -> Timings:
     timings = Timings()
     batches = make_batches(row, arguments.seed)
-    await bench.round(row, batches, theirs, None)
+    await bench.round(row, batches, cleaner, None)
     bench.forget_peak()
     for _ in range(arguments.rounds):
-        await bench.round(row, batches, theirs, timings)
+        await bench.round(row, batches, cleaner, timings)
         last = [f"varve {timings.varve[-1]:.3f} (cpu {timings.cpu[-1]:.2f})"]
-        last += [f"kafka {timings.kafka[-1]:.3f}"] if theirs else []
+        last += [f"kafka {timings.kafka[-1]:.3f}"] if cleaner else []
         last += [f"cp {timings.cp[-1]:.3f}"] if row.beside_cp else []
         print(f"{row.name}: {', '.join(last)} s", file=sys.stderr, flush=True)
     timings.worker_peak_mb = bench.worker_status("VmHWM")
@@ -312,7 +312,7 @@ def figures(row: Row, timings: Timings, idle_mb: float) -> dict[str, Any]:
 
     def ratio(seconds: list[float]) -> float | None:
         pairs = zip(seconds, timings.varve, strict=True)
-        return statistics.median(other / ours for other, ours in pairs) if seconds else None
+        return statistics.median(other / local for other, local in pairs) if seconds else None
 
     return {
         "row": row.name, "unit": row.unit, "records": timings.records, "kept": timings.kept,
@@ -346,12 +346,12 @@ async def run(directory: str, arguments: argparse.Namespace) -> list[dict[str, A
     rows = []
     await bench.pool.start()
     try:
-        while not any(one.ready for one in bench.pool.status().workers):  # noqa: ASYNC110  no event
+        while not any(status.ready for status in bench.pool.status().workers):  # noqa: ASYNC110  no event
             await asyncio.sleep(0.05)
         idle_mb = bench.worker_status("VmRSS")
-        with kafka_cleaner() as theirs:
+        with kafka_cleaner() as cleaner:
             for row in arguments.rows_chosen:
-                timings = await measure(bench, row, theirs, arguments)
+                timings = await measure(bench, row, cleaner, arguments)
                 rows.append(figures(row, timings, idle_mb))
     finally:
         await bench.pool.stop()

@@ -43,12 +43,12 @@ def main() -> None:
         has_kafka = len(brokers) > 1
     rows = []
     for batch_bytes in BATCH_BYTES:
-        ours = rates["varve", batch_bytes]
-        row = [f"{batch_bytes} B", f"{statistics.median(ours):.0f}"]
+        local = rates["varve", batch_bytes]
+        row = [f"{batch_bytes} B", f"{statistics.median(local):.0f}"]
         if has_kafka:
-            theirs = rates["kafka", batch_bytes]
-            ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-            row += [f"{statistics.median(theirs):.0f}", f"{ratio:.2f}"]
+            remote = rates["kafka", batch_bytes]
+            ratio = statistics.median(a / b for a, b in zip(local, remote, strict=True))
+            row += [f"{statistics.median(remote):.0f}", f"{ratio:.2f}"]
         rows.append(row)
     head = ["MB/s, batches of", "Varve", *(["Kafka 4.3.0", "ratio"] if has_kafka else [])]
     print(markdown_table(head, rows))

@@ -43,7 +43,7 @@ from cleaner.workers.process import spawn_process
 from cleaner.workers.solo import SoloWorker, solo_worker
 from cleaner.workers.throttle import Throttle
 from pipeline.engines import Engine, LocalEngine
-from pipeline.lease import BrokerRuns, Run
+from pipeline.lease import Lease, LeaseClient
 from pipeline.records.columns import COLUMNS
 from pipeline.session import build_session, stop_session
 from pipeline.spark_engine import SparkEngine
@@ -77,7 +77,7 @@ class Bench:
     """A broker with topics, a session, and the two engines of the pipeline."""
 
     broker: VarveBroker
-    runs: BrokerRuns
+    runs: LeaseClient
     local: LocalEngine
     session: "SparkSession"
     spark: SparkEngine
@@ -96,19 +96,21 @@ class Bench:
         return replace(self.whole, shards=SHARDS)
 
     @contextmanager
-    def leased(self, topic: str, purpose: Purpose = Purpose.COMPACT) -> Iterator[Run]:
+    def leased(self, topic: str, purpose: Purpose = Purpose.COMPACT) -> Iterator[Lease]:
         """A run over all of a topic, which changes nothing; the disks have nothing to do."""
         with self.runs.open(topic, purpose=purpose, roll=True, ttl_seconds=TTL_SECONDS) as run:
             os.sync()
             yield run
 
-    def compact(self, run: Run, engine: Engine, limits: Limits) -> None:
+    def compact(self, run: Lease, engine: Engine, limits: Limits) -> None:
         """As `varve pipeline compact --no-adopt` does it."""
-        jobs = [one.job for one in run.plan.partitions]
+        jobs = [planned.job for planned in run.plan.partitions]
         source = run.source("disk")
         cleaned = clean_partitions(engine, jobs, lambda _: source, limits)
-        for job, one in zip(jobs, cleaned, strict=True):
-            run.hand_back(job, one.groups, one.folders, one.report, engine=engine.name)
+        for job, partition in zip(jobs, cleaned, strict=True):
+            run.submit(
+                job, partition.groups, partition.folders, partition.report, engine=engine.name
+            )
 
 
 # Compaction ---------------------------------------------------------------------------------------
@@ -135,17 +137,17 @@ class Workers:
             for index in range(count)
         ]
 
-    def compact(self, run: Run) -> None:
+    def compact(self, run: Lease) -> None:
         """Clean all partitions of a run, and let go of what was made."""
-        jobs = [one.job for one in run.plan.partitions]
+        jobs = [planned.job for planned in run.plan.partitions]
         self._loop.run_until_complete(self._compact(jobs))
 
     async def _compact(self, jobs: Sequence[CleanJob]) -> None:
-        left = list(enumerate(jobs))
+        remaining = list(enumerate(jobs))
 
         async def work(worker: SoloWorker) -> None:
-            while left:
-                number, job = left.pop()
+            while remaining:
+                number, job = remaining.pop()
                 out = f"{os.path.dirname(job.directory)}/out/alone-{number}"
                 os.makedirs(out)
                 await worker.run(replace(job, output_directory=out))
@@ -157,11 +159,11 @@ class Workers:
         self._loop.close()
 
 
-def compact_part(bench: Bench, shapes: Sequence[TopicShape], held: ExitStack) -> dict[str, Any]:
+def compact_part(bench: Bench, shapes: Sequence[TopicShape], stack: ExitStack) -> dict[str, Any]:
     """Seconds of every way for every topic, and of what is apart."""
     workers = Workers(bench.cores)
-    held.callback(workers.close)
-    ways: dict[str, Callable[[Run], None]] = {
+    stack.callback(workers.close)
+    ways: dict[str, Callable[[Lease], None]] = {
         "workers": workers.compact,
         "local, whole": lambda run: bench.compact(run, bench.local, bench.whole),
         "spark, whole": lambda run: bench.compact(run, bench.spark, bench.whole),
@@ -192,8 +194,8 @@ def publication(bench: Bench, shape: TopicShape) -> dict[str, float]:
         began = time.perf_counter()
         results = run.adopt()
         spent = time.perf_counter() - began
-    size = sum(one.bytes_before for one in results)
-    checked = sum(one.verify_seconds for one in results)
+    size = sum(result.bytes_before for result in results)
+    checked = sum(result.verify_seconds for result in results)
     return {"bytes": size, "seconds": spent, "verify_seconds": checked}
 
 
@@ -203,11 +205,11 @@ def publication(bench: Bench, shape: TopicShape) -> dict[str, float]:
 def table_part(bench: Bench, shape: TopicShape) -> dict[str, Any]:
     """Seconds of the index, the scan and both, and of Spark SQL doing the same."""
     seconds: dict[str, list[float]] = defaultdict(list)
-    found: set[tuple[int, int]] = set()
+    results: set[tuple[int, int]] = set()
     for number in range(bench.rounds + 1):
         spent: dict[str, float] = {}
         with bench.leased(shape.name, Purpose.READ) as run:
-            jobs = [one.job for one in run.plan.partitions]
+            jobs = [planned.job for planned in run.plan.partitions]
             source = run.source("disk")
             # Spark ends Python workers that were idle for a minute, and max_by takes long.
             indexes = index_partitions(bench.spark, jobs, lambda _: source, bench.whole)  # noqa: B023
@@ -217,19 +219,19 @@ def table_part(bench: Bench, shape: TopicShape) -> dict[str, Any]:
                 indexes = index_partitions(engine, jobs, lambda _: source, bench.whole)  # noqa: B023
                 spent[f"index, {engine.name}"] = time.perf_counter() - began
             began = time.perf_counter()
-            found.add(totals(live_rows(bench, indexes)))
+            results.add(totals(live_rows(bench, indexes)))
             spent["live scan, spark"] = time.perf_counter() - began
         spent["latest"] = spent["index, spark"] + spent["live scan, spark"]
         began = time.perf_counter()
-        found.add(totals(by_max_by(bench, shape)))
+        results.add(totals(by_max_by(bench, shape)))
         spent["max_by"] = time.perf_counter() - began
         for name, value in spent.items():
             if number:
                 seconds[name].append(value)
         tell(shape.name, number, seconds)
-    if len(found) != 1:
-        raise AssertionError(f"rows and bytes of values differ: {found}")
-    ((rows, _),) = found
+    if len(results) != 1:
+        raise AssertionError(f"rows and bytes of values differ: {results}")
+    ((rows, _),) = results
     return {"records": shape.records, "rows": rows, "seconds": dict(seconds)}
 
 
@@ -243,7 +245,7 @@ def live_rows(bench: Bench, indexes: Sequence[PartitionIndex]) -> "DataFrame":
             {"kind": "disk"},
             COLUMNS,
             survivors=index.survivors,
-            skip=frozenset(one.base_offset for one in index.counts if not one.live),
+            skip=frozenset(counts.base_offset for counts in index.counts if not counts.live),
             task_bytes=TASK_BYTES,
         )
     ]
@@ -282,7 +284,7 @@ def memory_part(bench: Bench, shapes: Sequence[TopicShape]) -> list[dict[str, An
             with bench.leased(shape.name) as run:
                 bench.compact(run, bench.spark, limits)
             with bench.leased(shape.name, Purpose.READ) as run:
-                jobs = [one.job for one in run.plan.partitions]
+                jobs = [planned.job for planned in run.plan.partitions]
                 index_partitions(bench.spark, jobs, lambda _: {"kind": "disk"}, limits)
         rows.append(
             {
@@ -321,7 +323,7 @@ def tell(name: str, number: int, seconds: dict[str, list[float]]) -> None:
 def ratio(seconds: dict[str, list[float]], name: str, beside: str) -> float:
     """How many times faster `name` is: the median of the rounds' own."""
     pairs = zip(seconds[beside], seconds[name], strict=True)
-    return statistics.median(other / ours for other, ours in pairs)
+    return statistics.median(other / local for other, local in pairs)
 
 
 def compact_table(part: dict[str, Any]) -> str:
@@ -346,13 +348,13 @@ def compact_table(part: dict[str, Any]) -> str:
 def growth(part: dict[str, Any]) -> list[str]:
     """How much more time a record takes in the largest topic than in the smallest."""
     small, large = part["topics"][0], part["topics"][-1]
-    told = []
+    reported = []
     for name in ("spark, whole", "spark, shards"):
         each = [
             statistics.median(topic["seconds"][name]) / topic["records"] for topic in (small, large)
         ]
-        told.append(f"{name}: {each[1] / each[0]:.2f} of the time a record")
-    return told
+        reported.append(f"{name}: {each[1] / each[0]:.2f} of the time a record")
+    return reported
 
 
 def table_table(part: dict[str, Any]) -> str:
@@ -387,10 +389,10 @@ def report(figures: dict[str, Any]) -> None:
         print(f"\n{compact_table(compacted)}\n")
         first, last = (compacted["topics"][at]["records"] / 1e6 for at in (0, -1))
         print(f"from {first:g} to {last:g} M: {'; '.join(growth(compacted))}")
-        told = compacted["publication"]
+        reported = compacted["publication"]
         print(
-            f"adoption of {told['bytes'] / 1e6:.0f} MB: {told['seconds']:.2f} s,"
-            f" of which {told['verify_seconds']:.2f} s are the check"
+            f"adoption of {reported['bytes'] / 1e6:.0f} MB: {reported['seconds']:.2f} s,"
+            f" of which {reported['verify_seconds']:.2f} s are the check"
         )
     if table := figures.get("table"):
         print(f"\n{table_table(table)}")
@@ -420,18 +422,18 @@ def make_topics(broker: VarveBroker, shapes: Sequence[TopicShape], seed: int) ->
 @contextmanager
 def prepared(arguments: argparse.Namespace, shapes: Sequence[TopicShape]) -> Iterator[Bench]:
     """A broker with these topics, and engines that have done nothing yet."""
-    with ExitStack() as held:
-        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="varve-bench-"))
-        broker = held.enter_context(running_varve(Path(folder), BROKER_SETTINGS))
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="varve-bench-"))
+        broker = stack.enter_context(running_varve(Path(folder), BROKER_SETTINGS))
         make_topics(broker, shapes, arguments.seed)
-        local = held.enter_context(LocalEngine(arguments.cores, nice=0))
+        local = stack.enter_context(LocalEngine(arguments.cores, nice=0))
         began = time.perf_counter()
         session = build_session(f"local[{arguments.cores}]", memory=arguments.memory)
-        held.callback(stop_session, session)
+        stack.callback(stop_session, session)
         session_seconds = time.perf_counter() - began
         yield Bench(
             broker=broker,
-            runs=BrokerRuns(f"http://127.0.0.1:{broker.http_port}"),
+            runs=LeaseClient(f"http://127.0.0.1:{broker.http_port}"),
             local=local,
             session=session,
             spark=SparkEngine(session, parallelism=arguments.cores),
@@ -448,23 +450,23 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     def sized(shape: TopicShape) -> TopicShape:
         return replace(shape, records=shape.records // share, keys=shape.keys // share)
 
-    wanted = {
+    shapeses = {
         "compact": [sized(shape) for shape in COMPACTED],
         "table": [sized(TABLE)],
         "memory": [sized(TABLE), sized(MANY_KEYS)],
     }
-    by_name = {shape.name: shape for part in arguments.parts for shape in wanted[part]}
+    by_name = {shape.name: shape for part in arguments.parts for shape in shapeses[part]}
     load = os.getloadavg()[0]
     figures: dict[str, Any] = {"cores": arguments.cores, "rounds": arguments.rounds}
-    with prepared(arguments, list(by_name.values())) as bench, ExitStack() as held:
+    with prepared(arguments, list(by_name.values())) as bench, ExitStack() as stack:
         figures["session_seconds"] = bench.session_seconds
         if "table" in arguments.parts:
-            (shape,) = wanted["table"]
+            (shape,) = shapeses["table"]
             figures["table"] = table_part(bench, shape)
         if "memory" in arguments.parts:
-            figures["memory"] = memory_part(bench, wanted["memory"])
+            figures["memory"] = memory_part(bench, shapeses["memory"])
         if "compact" in arguments.parts:
-            figures["compact"] = compact_part(bench, wanted["compact"], held)
+            figures["compact"] = compact_part(bench, shapeses["compact"], stack)
     figures["load"] = [load, os.getloadavg()[0]]
     return figures
 

@@ -47,8 +47,8 @@ def produce(
                 producer.poll(0.01)
         if index % 1000 == 0:
             producer.poll(0)
-    left = producer.flush(120)
-    assert left == 0, f"{left} records were not acknowledged"
+    remaining = producer.flush(120)
+    assert remaining == 0, f"{remaining} records were not acknowledged"
     return time.perf_counter() - started
 
 
@@ -113,14 +113,14 @@ def main() -> None:
 
 def report(rates: dict[tuple[str, str, int], list[float]], *, kafka: bool) -> None:
     rows = []
-    for what in ("produce", "fetch"):
+    for subject in ("produce", "fetch"):
         for size in SIZES:
-            ours = rates[what, "varve", size]
-            row = [f"{what} {size} B", f"{statistics.median(ours):.0f}"]
+            local = rates[subject, "varve", size]
+            row = [f"{subject} {size} B", f"{statistics.median(local):.0f}"]
             if kafka:
-                theirs = rates[what, "kafka", size]
-                ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-                row += [f"{statistics.median(theirs):.0f}", f"{ratio:.2f}"]
+                remote = rates[subject, "kafka", size]
+                ratio = statistics.median(a / b for a, b in zip(local, remote, strict=True))
+                row += [f"{statistics.median(remote):.0f}", f"{ratio:.2f}"]
             rows.append(row)
     print(markdown_table(["MB/s", "Varve", *(["Kafka 4.3.0", "ratio"] if kafka else [])], rows))
 

@@ -114,10 +114,10 @@ def topic_of(number: int) -> str:
 
 def release(broker: Broker, number: int) -> None:
     """Give this round's logs the policy that makes them due."""
-    wanted = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
+    expected = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"}
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in wanted.items()
+        for name, value in expected.items()
     ]
     resource = ConfigResource(ResourceType.TOPIC, topic_of(number), incremental_configs=entries)
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
@@ -195,14 +195,14 @@ def load(port: int, rate: float, orders: Connection) -> None:
         wait = 0.05 if stopped else intended - now
         blocked = [producer for producer in producers if producer.outgoing]
         readable, writable, _ = select.select(watched, blocked, [], wait)
-        for one in writable:
-            one.push()
-        for one in readable:
-            if one is orders:
+        for producer in writable:
+            producer.push()
+        for producer in readable:
+            if producer is orders:
                 stopped = True
                 watched.remove(orders)
                 continue
-            times = list(one.receive())
+            times = list(producer.receive())
             now = time.monotonic()
             seen.extend((meant, now - meant) for meant in times)
     orders.send_bytes(np.array(seen, dtype=np.float64).tobytes())
@@ -211,17 +211,17 @@ def load(port: int, rate: float, orders: Connection) -> None:
 @contextmanager
 def loading(broker: Broker, rate: float) -> Iterator[list[np.ndarray]]:
     """The load for the length of a block; the list then holds rows of (intended time, seconds)."""
-    ours, theirs = multiprocessing.Pipe()
+    connection, remote = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=load, args=(broker.port, rate, theirs)
+        target=load, args=(broker.port, rate, remote)
     )
     process.start()
     result: list[np.ndarray] = []
     try:
         time.sleep(LEAD_SECONDS)
         yield result
-        ours.send(None)
-        result.append(np.frombuffer(ours.recv_bytes(), dtype=np.float64).reshape(-1, 2))
+        connection.send(None)
+        result.append(np.frombuffer(connection.recv_bytes(), dtype=np.float64).reshape(-1, 2))
     finally:
         process.join(30)
         process.kill()
@@ -282,7 +282,7 @@ class Overlap:
 
 def watch_overlap(pids: list[int], quiet_samples: int = 3) -> Overlap:
     """From when both workers use CPU time until one has used none for a few samples in a row."""
-    found, idle = Overlap(), dict.fromkeys(pids, 0)
+    overlap, idle = Overlap(), dict.fromkeys(pids, 0)
     before = first = {pid: cpu_ticks(pid) for pid in pids}
     deadline = time.monotonic() + DRAIN_SECONDS_MAX
     while time.monotonic() < deadline:
@@ -292,17 +292,17 @@ def watch_overlap(pids: list[int], quiet_samples: int = 3) -> Overlap:
         # It computes, or waits for the disk (D), or for a core (R).
         moved = [pid for pid in pids if used[pid] > before[pid] or states[pid][1] in "DR"]
         before = used
-        if not found.began:
+        if not overlap.began:
             if len(moved) == len(pids):
-                found.began, first = now, used
+                overlap.began, first = now, used
             continue
         for pid in pids:
             idle[pid] = 0 if pid in moved else idle[pid] + 1
         if max(idle.values()) == 0:
-            found.ended = now
-            found.cpu_seconds = sum(used[p] - first[p] for p in pids) / TICKS_PER_SECOND
+            overlap.ended = now
+            overlap.cpu_seconds = sum(used[p] - first[p] for p in pids) / TICKS_PER_SECOND
         elif max(idle.values()) >= quiet_samples:
-            return found
+            return overlap
     raise TimeoutError("the workers did not come to an end")
 
 
@@ -416,7 +416,7 @@ def main() -> None:
         cleaner = {"workers": arguments.workers}
         cleaner |= {
             name: yaml.safe_load(value)
-            for name, _, value in (one.partition("=") for one in arguments.set)
+            for name, _, value in (item.partition("=") for item in arguments.set)
         }
         (directory / "varve.yaml").write_text(yaml.safe_dump({"cleaner": cleaner}))
         size_bytes = prepare_logs(directory / "data", arguments)

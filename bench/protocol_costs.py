@@ -120,10 +120,10 @@ def framing() -> None:
     def receive(data: memoryview, read_bytes: int) -> None:
         while data:
             room = reader.get_buffer(0)
-            taken = min(len(room), len(data), read_bytes)
-            room[:taken] = data[:taken]
-            reader.buffer_updated(taken)
-            data = data[taken:]
+            used = min(len(room), len(data), read_bytes)
+            room[:used] = data[:used]
+            reader.buffer_updated(used)
+            data = data[used:]
             while reader.next_frame() is not None:
                 pass
 

@@ -71,23 +71,23 @@ def main() -> None:
         starters["kafka"] = start_kafka
     else:
         print(f"Apache Kafka is not measured: {reason}")
-    homes = {name: Path(tempfile.mkdtemp(prefix=f"{name}-bench-")) for name in starters}
+    paths = {name: Path(tempfile.mkdtemp(prefix=f"{name}-bench-")) for name in starters}
     seconds: dict[str, list[float]] = defaultdict(list)
     memory: dict[str, list[float]] = defaultdict(list)
     for name, start in starters.items():
-        broker, stop = start(homes[name])
+        broker, stop = start(paths[name])
         fill(broker, arguments.partitions)
         stop()
     for number in range(arguments.rounds):
         for name, start in starters.items():
             started = time.perf_counter()
-            broker, stop = start(homes[name])
+            broker, stop = start(paths[name])
             seconds[name].append(time.perf_counter() - started)
             time.sleep(IDLE_SECONDS)
             memory[name].append(broker.resident_mb())
             stop()
             print(f"round {number} {name:6} {seconds[name][-1]:.2f} s {memory[name][-1]:.0f} MB")
-    for home in homes.values():
+    for home in paths.values():
         shutil.rmtree(home)
     head = [f"{arguments.partitions} partitions", *(name.title() for name in starters)]
     rows = [

@@ -62,8 +62,8 @@ class ApiClient:
 
     def get(self, path: str, **query: str | int | None) -> Json:
         """An answer below the root. Raises ApiRefusedError, UnreachableError."""
-        given = {key: value for key, value in query.items() if value is not None}
-        return self._ask(f"{path}?{urlencode(given)}" if given else path, None)
+        parameters = {key: value for key, value in query.items() if value is not None}
+        return self._ask(f"{path}?{urlencode(parameters)}" if parameters else path, None)
 
     def post(self, path: str, body: Mapping[str, object] | None = None) -> Json:
         """Have something done. Raises ApiRefusedError, UnreachableError."""
@@ -89,13 +89,13 @@ class ApiClient:
 
         Raises ApiRefusedError, UnreachableError.
         """
-        told = {
+        reported = {
             **self._headers,
             **headers,
             "Content-Type": "application/octet-stream",
             "Content-Length": str(size_bytes),
         }
-        request = Request(f"{self.url}{self._root}{path}", content, told, method="PUT")
+        request = Request(f"{self.url}{self._root}{path}", content, reported, method="PUT")
         return self._decoded(self._exchange(request, ANSWER_BYTES_MAX + 1)[0])
 
     def pages(self, path: str, key: str, **query: str | None) -> Iterator[Json]:
@@ -138,12 +138,12 @@ class ApiClient:
 
     def _decoded(self, data: bytes) -> Json:
         try:
-            found = json.loads(data) if len(data) <= ANSWER_BYTES_MAX else None
+            document = json.loads(data) if len(data) <= ANSWER_BYTES_MAX else None
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            document = None
+        if not isinstance(document, dict):
             raise UnreachableError(f"{self.url} answered something else than this API does")
-        return found
+        return document
 
 
 def partition_path(topic: str, partition: int) -> str:

@@ -61,7 +61,7 @@ def with_client(function: Callable[P, None]) -> Callable[P, None]:
     return run  # type: ignore[return-value]
 
 
-def asking(function: Callable[P, None]) -> Callable[P, None]:
+def api_command(function: Callable[P, None]) -> Callable[P, None]:
     """Add the options that every command has, and turn errors into exit codes."""
 
     @with_client
@@ -94,7 +94,7 @@ def code_of_refusal(error: Exception) -> int:
     return exit_codes.USAGE if is_usage else exit_codes.FAILED
 
 
-longest_wait = click.option(
+timeout_option = click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
     default=3600.0,
@@ -104,14 +104,14 @@ longest_wait = click.option(
 )
 
 
-def of_partition(function: Callable[P, None]) -> Callable[P, None]:
+def partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
     """Adds the arguments that name a partition."""
     function = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1))(function)
     return click.argument("topic")(function)
 
 
-def of_partitions(function: Callable[P, None]) -> Callable[P, None]:
-    """Adds the arguments that name a partition, or all of a topic: see `places_of`."""
+def optional_partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the arguments that name a partition, or all of a topic: see `select_partitions`."""
     number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
     return click.argument("topic")(number(function))
 

@@ -21,34 +21,34 @@ from broker import systemd
 from broker.api import openapi
 from broker.api.cleaner import CleanerApi
 from broker.api.log import LogApi
-from broker.api.offline import TRANSFERS, OfflineApi
-from broker.api.requests import tell_refusals
+from broker.api.offline import TRANSFERS, LeasesApi
+from broker.api.requests import translate_errors
 from broker.api.views import ViewApi
 from broker.banner import ready_text
 from broker.cleaner_metrics import CleanerMetrics
-from broker.cleaning import Cleaning
+from broker.cleaning import BrokerCleanerHost
 from broker.consumer_metrics import ConsumerMetrics
 from broker.context import Services
 from broker.damage import DamageWatch
 from broker.descriptors import run_in_thread
 from broker.directory_metrics import StartMetrics
 from broker.fetch_sessions import FetchSessions
-from broker.groups.coordinator import GroupCoordinator, GroupSettings
+from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator
 from broker.groups.live_group import LoopClock
 from broker.groups.model import GroupRules
 from broker.groups.offsets_store import OffsetsStore
 from broker.housekeeping import CONFIRM_MS, ClockWatch, Housekeeping, Periods
 from broker.http import HttpServer
 from broker.http_guard import Guard
-from broker.listener import ConnectionLimits, Listener, raise_file_limit, tell_of_low_file_limit
+from broker.listener import ConnectionLimits, Listener, raise_file_limit, warn_low_file_limit
 from broker.log_repair import LogRepair
 from broker.logging import may_print, writes_text
 from broker.metrics import BrokerMetrics
 from broker.offline.adoption import Adopter
-from broker.offline.issue import Issuer
-from broker.offline.leases import OfflineRuns
-from broker.offline.metrics import offline_families
-from broker.offline.spark_cleaning import SparkCleaning
+from broker.offline.issue import LeaseIssuer
+from broker.offline.leases import Leases
+from broker.offline.metrics import lease_families
+from broker.offline.spark_cleaning import SparkRunner
 from broker.offline.transfers import Transfers
 from broker.offsets_topic import OffsetsTopic
 from broker.partition import Partition
@@ -58,9 +58,9 @@ from broker.routes import make_dispatcher
 from broker.stats import BrokerStats
 from broker.topics import TopicError, Topics
 from broker.version import installed_version
-from broker.view_making import ViewTools, Worker
+from broker.view_making import StartWorker, ViewTools
 from broker.view_metrics import view_families
-from broker.view_runs import ViewRuns
+from broker.view_runs import ViewCompactions
 from broker.views import Views
 from cleaner.pool.pool import CleanerPool
 from cleaner.workers.process import Spawn, spawn_process
@@ -82,14 +82,14 @@ from storage.log import Log
 from storage.log_manager import LogManager, OpenReport
 from storage.model import TopicPartition
 
-log = structlog.get_logger("broker.app")
+logger = structlog.get_logger("broker.app")
 
 # A broker that stood still for longer waits with deleting until its clock has held for a while.
-PAUSE_BELIEVED_MS = 86_400_000
+PLAUSIBLE_PAUSE_MS = 86_400_000
 PROGRESS_SECONDS = 5.0  # between two lines about a long recovery
 VIEW_WORKER = -1  # its number among those that share the cleaner's budgets
-OFFLINE_WORKER = -2  # likewise
-UNSERVED_NAMED = 20  # partitions named in the answer of /readyz
+LEASE_WORKER = -2  # likewise
+UNSERVED_LISTED_MAX = 20  # partitions named in the answer of /readyz
 EXIT_OK = 0
 EXIT_CANNOT_START = 1
 
@@ -104,7 +104,7 @@ class Broker:
         *,
         token: bytes | None = None,
         load: Callable[[], Settings] | None = None,
-        view_worker: Worker | None = None,
+        view_worker: StartWorker | None = None,
         spawn: Spawn = spawn_process,
     ) -> None:
         """`token`: of the HTTP API. `load` reads the settings file anew, if there is one.
@@ -140,11 +140,11 @@ class Broker:
             producer_expiration_ms=settings.producer_id_expiration_ms,
             clock=ClockWatch(wall_ms, monotonic_ms),
             note_time=self.topics.note_time,
-            damage_gone=self._damage_gone,
+            damage_gone=self._damage_removed,
             broker_stats=self.stats,
         )
         self.views = Views(env, self.topics, self.stats)
-        self.cleaning = Cleaning(
+        self.cleaning = BrokerCleanerHost(
             env,
             self.manager,
             self.topics,
@@ -155,7 +155,7 @@ class Broker:
         )
         self.pool = self._make_pool(spawn)
         self.view_runs = self._make_view_runs(view_worker or self._view_worker)
-        self.offline = self._make_offline(view_worker or self._offline_worker)
+        self.leases = self._make_leases(view_worker or self._lease_worker)
         self.spark = self._make_spark()
         self.damage = DamageWatch(env, self.stats, lambda: self.groups)
         self.reloader: Reloader | None = None
@@ -172,15 +172,15 @@ class Broker:
         self.http_address = settings.http
         self._failed: set[str] = set()  # data directories that are known to be offline
 
-    def _make_view_runs(self, worker: Worker) -> ViewRuns:
-        return ViewRuns(
+    def _make_view_runs(self, worker: StartWorker) -> ViewCompactions:
+        return ViewCompactions(
             self._env,
             self.topics,
             self.views,
             ViewTools(
                 worker=worker,
                 share=self._view_share,
-                hold=self.pool.paused,
+                pause=self.pool.paused,
                 cleaning=self.cleaning,
                 fail_directory=self.fail_directory,
                 hash_key=lambda: self.manager.metadata.hash_key,
@@ -189,8 +189,8 @@ class Broker:
             ),
         )
 
-    def _make_offline(self, worker: Worker) -> OfflineRuns:
-        issuer = Issuer(
+    def _make_leases(self, worker: StartWorker) -> Leases:
+        issuer = LeaseIssuer(
             self._env,
             self.topics,
             self.cleaning,
@@ -199,10 +199,10 @@ class Broker:
             fail_directory=self.fail_directory,
         )
         adopter = Adopter(self._env, self.cleaning, self.pool, worker)
-        return OfflineRuns(self._env, self.topics, issuer, adopter, hold=self.pool.paused)
+        return Leases(self._env, self.topics, issuer, adopter, hold=self.pool.paused)
 
-    def _make_spark(self) -> SparkCleaning:
-        return SparkCleaning(
+    def _make_spark(self) -> SparkRunner:
+        return SparkRunner(
             self._env,
             self.pool,
             self.cleaning,
@@ -241,7 +241,7 @@ class Broker:
         """
         unclean = self.manager.unclean_directories
         if unclean:
-            log.warning(
+            logger.warning(
                 "last stop was not orderly; logs are recovered from their recovery points",
                 directories=list(unclean),
             )
@@ -249,15 +249,15 @@ class Broker:
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             while not opening.done():
-                wanted = (opening,) if self._stopping.is_set() else (opening, stopping)
+                tasks = (opening,) if self._stopping.is_set() else (opening, stopping)
                 await asyncio.wait(
-                    wanted, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                    tasks, timeout=PROGRESS_SECONDS, return_when=asyncio.FIRST_COMPLETED
                 )
                 if self._stopping.is_set():
                     self.manager.stop_opening()
                 elif not opening.done():
                     done, total = self.manager.opening.done, self.manager.opening.total
-                    log.info("recovering", partitions=done, of=total)
+                    logger.info("recovering", partitions=done, of=total)
                     systemd.notify(f"STATUS=recovering {done} of {total} partitions")
         finally:
             stopping.cancel()
@@ -266,17 +266,17 @@ class Broker:
 
     async def _start(self, report: OpenReport) -> None:
         self._failed.update(report.offline_directories)
-        for what, fields in report.routine_lines():
-            log.info(what, **fields)
-        for what, fields in report.lines():
-            log.warning(what, **fields)
+        for event, fields in report.routine_lines():
+            logger.info(event, **fields)
+        for event, fields in report.lines():
+            logger.warning(event, **fields)
         self._distrust_jumped_clock()
         self.topics.load()
         self.pool.configure(self.topics.cleaner_settings)
         await self.topics.finish_interrupted()
         await self.topics.apply_yaml()
         await asyncio.to_thread(list, self.views)  # opened before clients ask for them
-        await self.offline.start()  # before anybody appends
+        await self.leases.start()  # before anybody appends
         services = self._services = self._make_services()
         limits = self.settings.limits
         self.listener = Listener(
@@ -328,7 +328,7 @@ class Broker:
         self.groups = GroupCoordinator(
             store,
             LoopClock(self._env.wall_ms),
-            GroupSettings(
+            CoordinatorSettings(
                 rules=rules,
                 group_min_session_timeout_ms=groups.min_session_timeout_ms,
                 group_max_session_timeout_ms=groups.max_session_timeout_ms,
@@ -360,20 +360,22 @@ class Broker:
         address = self.settings.http
         api = CleanerApi(self._env, self.topics, self.pool, self.fail_directory, self.damage)
         views = ViewApi(self.topics, self.view_runs)
-        offline = OfflineApi(self.offline, Transfers(self._env, self.offline))
+        offline = LeasesApi(self.leases, Transfers(self._env, self.leases))
         documents = openapi.routes(installed_version())
         logs = LogApi(
             self.manager,
             self.topics,
             self.damage,
             LogRepair(self._env, self.cleaning, self.pool.paused),
-            skipped=self._damage_gone,
+            skipped=self._damage_removed,
             fail_directory=self.fail_directory,
         )
         routes = [*api.routes(), *logs.routes(), *views.routes(), *offline.routes(), *documents]
         guard = Guard.of(address, self._token)
         early = StartMetrics(self.manager)
-        self.http = HttpServer(self, guard, routes, [tell_refusals], TRANSFERS, early_metrics=early)
+        self.http = HttpServer(
+            self, guard, routes, [translate_errors], TRANSFERS, early_metrics=early
+        )
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
 
@@ -390,7 +392,7 @@ class Broker:
                 [
                     ConsumerMetrics(self.groups, self.topics).steps,
                     lambda: view_families(self.view_runs),
-                    lambda: offline_families(self.offline),
+                    lambda: lease_families(self.leases),
                 ],
             )
         )
@@ -400,9 +402,9 @@ class Broker:
         of it may have been set: for a while nothing is deleted by it.
         """
         passed_ms = self._env.wall_ms() - self.manager.metadata.last_wall_ms
-        if not 0 <= passed_ms <= PAUSE_BELIEVED_MS:
+        if not 0 <= passed_ms <= PLAUSIBLE_PAUSE_MS:
             self.housekeeping.clock.distrust(self._env.monotonic() * 1000)
-            log.warning(
+            logger.warning(
                 "wall clock is far from that of the last run; retention suspended",
                 passed_ms=passed_ms,
                 for_ms=CONFIRM_MS,
@@ -438,7 +440,7 @@ class Broker:
             ("offsets topic", self.offsets_topic.stop),
             ("spark", self.spark.stop),
             ("views", self.view_runs.stop),
-            ("offline runs", self.offline.stop),
+            ("offline runs", self.leases.stop),
             ("cleaner", self.pool.stop),
             ("cleaner checkpoints", self.cleaning.stop),
             ("housekeeping", self.housekeeping.stop),
@@ -448,7 +450,7 @@ class Broker:
             try:
                 await step()
             except Exception:
-                log.exception("stop failed", part=name)
+                logger.exception("stop failed", part=name)
         for partition in self.topics.partitions():
             await partition.wait_idle()
         await asyncio.to_thread(self.manager.close)
@@ -499,9 +501,9 @@ class Broker:
             for directory in self.manager.directories
             if not directory.is_online
         ]
-        unserved = {str(where): reason for where, reason in self.manager.offline.items()}
-        unserved |= {str(where): str(reason) for where, reason in self.views.failures()}
-        named = sorted(unserved)[:UNSERVED_NAMED]
+        unserved = {str(partition): reason for partition, reason in self.manager.offline.items()}
+        unserved |= {str(partition): str(reason) for partition, reason in self.views.failures()}
+        named = sorted(unserved)[:UNSERVED_LISTED_MAX]
         lines += [f"partition {name} is not served: {unserved[name]}" for name in named]
         if len(unserved) > len(named):
             lines.append(f"{len(unserved) - len(named)} more partitions are not served")
@@ -528,17 +530,17 @@ class Broker:
             connections=limits.connections, connections_per_ip=limits.connections_per_ip
         )
         self.housekeeping.producer_expiration_ms = limits.producer_id_expiration_ms
-        tell_of_low_file_limit(limits.connections, self.manager.logs.values())
+        warn_low_file_limit(limits.connections, self.manager.logs.values())
 
     def fail_directory(self, error: LogDirectoryError) -> None:
         """Take a data directory, or one partition of it, offline; log it once. The rest goes on."""
         lost = self.manager.fail(error)
         if isinstance(error, PartitionFolderError):
             for partition in lost:
-                log.error("partition is offline", partition=str(partition), reason=error.reason)
+                logger.error("partition is offline", partition=str(partition), reason=error.reason)
         elif error.directory not in self._failed:
             self._failed.add(error.directory)
-            log.error(
+            logger.error(
                 "data directory is offline",
                 directory=error.directory,
                 reason=error.reason,
@@ -561,9 +563,9 @@ class Broker:
         self.stats.flushes.add(int(1e6 * (self._env.monotonic() - began)))
         opened.flush_done(task)
 
-    def _damage_gone(self, partition: TopicPartition) -> None:
+    def _damage_removed(self, partition: TopicPartition) -> None:
         self.offsets_topic.damage_gone(partition)
-        self.pool.forgive(partition)  # it may have been in quarantine for it
+        self.pool.retry(partition)  # it may have been in quarantine for it
         self.pool.wake()
 
     def _cleaner_waker(self, opened: Log) -> Callable[[], None]:
@@ -577,9 +579,9 @@ class Broker:
         """A worker beside the pool's, under the same budgets."""
         return self._solo_worker(VIEW_WORKER)
 
-    def _offline_worker(self) -> AbstractAsyncContextManager[JobRunner]:
+    def _lease_worker(self) -> AbstractAsyncContextManager[JobRunner]:
         """Likewise: it compares what comes from outside."""
-        return self._solo_worker(OFFLINE_WORKER)
+        return self._solo_worker(LEASE_WORKER)
 
     def _solo_worker(self, index: int) -> AbstractAsyncContextManager[JobRunner]:
         return solo_worker(
@@ -624,22 +626,22 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         loop.add_signal_handler(signal.SIGHUP, broker.request_reload)
         await broker.start()
     except OpeningStoppedError:
-        log.info("stopped while logs were being opened")
+        logger.info("stopped while logs were being opened")
         return EXIT_OK
     except (StorageError, OSError, TopicError, TokenFileError) as error:
         reason = str(error) or repr(error)  # an OSError without arguments has no text
         if writes_text(settings.logging.format, sys.stderr.isatty()):
             sys.stderr.write(f"varve: cannot start: {reason}\n")
-        log.error("cannot start", reason=reason)
+        logger.error("cannot start", reason=reason)
         return EXIT_CANNOT_START
     if may_print(settings.logging.format, output=sys.stdout, errors=sys.stderr):
         sys.stdout.write(broker.banner())
         sys.stdout.flush()
     systemd.notify("READY=1")
-    log.info("ready", **broker.summary())
+    logger.info("ready", **broker.summary())
     await broker.wait_stopped()
     systemd.notify("STOPPING=1")
-    log.info("stopping")
+    logger.info("stopping")
     await broker.stop()
-    log.info("stopped")
+    logger.info("stopped")
     return EXIT_OK

@@ -16,14 +16,14 @@ from broker.api_client import ApiClient, ApiRefusedError, Json, partition_path
 from broker.api_command import (
     POLL_SECONDS,
     P,
-    asking,
+    api_command,
     code_of_refusal,
     fail,
-    longest_wait,
-    of_partition,
-    of_partitions,
+    optional_partition_arguments,
+    partition_arguments,
     show,
     show_progress,
+    timeout_option,
 )
 from broker.cleaner_text import (
     clean_text,
@@ -45,34 +45,34 @@ def cleaner() -> None:
 
 @cleaner.command(short_help="Workers, and every compacted partition.")
 @click.option("--topic", help="Only partitions of this topic, compacted or not.")
-@asking
+@api_command
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
     """Workers, and every compacted partition: how dirty, what stands in the way."""
-    found = client.get("")
+    answer = client.get("")
     rows = list(client.pages("/partitions", "partitions", topic=topic))
-    show({**found, "rows": rows}, as_json, lambda answer: status_lines(answer, rows, topic))
+    show({**answer, "rows": rows}, as_json, lambda answer: status_lines(answer, rows, topic))
 
 
-class NotDoneError(Exception):
+class ActionRefusedError(Exception):
     """The requested action was not completed for a partition."""
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PartitionSelection:
     """The partitions that a command line names; `topic` is set if it names a whole topic."""
 
     partitions: tuple[tuple[str, int], ...]
     topic: str | None = None
 
 
-def places_of(client: ApiClient, topic: str, partition: int | None) -> Places:
+def select_partitions(client: ApiClient, topic: str, partition: int | None) -> PartitionSelection:
     """Return the partitions that the arguments name.
 
     `customers 0` and `customers-0` name one partition, `customers` all partitions of the topic that
     the broker serves. If a topic is called `customers-0`, that name means the topic.
     """
     if partition is not None:
-        return Places(((topic, partition),))
+        return PartitionSelection(((topic, partition),))
     try:
         rows = list(client.pages("/partitions", "partitions", topic=topic))
     except ApiRefusedError as error:
@@ -83,12 +83,12 @@ def places_of(client: ApiClient, topic: str, partition: int | None) -> Places:
             or not re.fullmatch("[0-9]{1,9}", number)
         ):
             raise
-        return Places(((name, int(number)),))
-    return Places(tuple((topic, row["partition"]) for row in rows), topic)
+        return PartitionSelection(((name, int(number)),))
+    return PartitionSelection(tuple((topic, row["partition"]) for row in rows), topic)
 
 
 def _for_each(
-    places: Places, as_json: bool, act: Callable[[str, int], tuple[Json, Sequence[str]]]
+    places: PartitionSelection, as_json: bool, act: Callable[[str, int], tuple[Json, Sequence[str]]]
 ) -> None:
     """Act on each partition and print the results; continue if the broker refuses one.
 
@@ -97,11 +97,11 @@ def _for_each(
     """
     answers: list[Json] = []
     lines: list[str] = []
-    refusals: list[ApiRefusedError | NotDoneError] = []
+    refusals: list[ApiRefusedError | ActionRefusedError] = []
     for topic, number in places.partitions:
         try:
             answer, text = act(topic, number)
-        except (ApiRefusedError, NotDoneError) as error:
+        except (ApiRefusedError, ActionRefusedError) as error:
             refusals.append(error)
             continue
         answers.append(answer)
@@ -115,8 +115,8 @@ def _for_each(
 
 
 @cleaner.command(short_help="Why is this partition, or topic, not being cleaned?")
-@of_partitions
-@asking
+@optional_partition_arguments
+@api_command
 def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
     """Why is this partition, or topic, not being cleaned? The whole chain of reasons.
 
@@ -127,15 +127,15 @@ def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool)
         answer = client.get(partition_path(name, number))
         return answer, explanation_lines(answer)
 
-    _for_each(places_of(client, topic, partition), as_json, ask)
+    _for_each(select_partitions(client, topic, partition), as_json, ask)
 
 
 @cleaner.command(short_help="Clean a partition or topic next, ignoring its dirty ratio.")
-@of_partitions
+@optional_partition_arguments
 @click.option("--roll", is_flag=True, help="Close the active segment first: clean everything.")
 @click.option("--wait", is_flag=True, help="Wait until it is clean; show progress.")
-@longest_wait
-@asking
+@timeout_option
+@api_command
 def run(
     *,
     client: ApiClient,
@@ -152,7 +152,7 @@ def run(
     stays pending until everything that could be cleaned at the time of the request is clean;
     `abort` cancels it.
     """
-    places = places_of(client, topic, partition)
+    places = select_partitions(client, topic, partition)
     deadline = time.monotonic() + timeout
     begun: dict[tuple[str, int], Json | ApiRefusedError] = {}
     for where in places.partitions:  # request every clean before waiting for the first
@@ -165,23 +165,23 @@ def run(
         began, text = begun[name, number], f"{name}-{number}"
         if isinstance(began, ApiRefusedError):
             raise began
-        wanted = began["wanted_offset"]
-        if wanted is None:
+        end_offset = began["requested_offset"]
+        if end_offset is None:
             reason = nothing_to_clean(began, rolled=roll)
-            if wait and began["hindrance"] is not None:
-                raise NotDoneError(f"{text}: {reason}")
+            if wait and began["obstacle"] is not None:
+                raise ActionRefusedError(f"{text}: {reason}")
             return began, [f"{text}: {reason}"]
         if not wait:
-            return began, [f"{text} is cleaned next, up to offset {wanted}"]
+            return began, [f"{text} is cleaned next, up to offset {end_offset}"]
         path = partition_path(name, number)
-        waited = Waited(client, path, began, deadline, timeout)
+        waited = CleanWait(client, path, began, deadline, timeout)
         done = _wait_cleaned(waited, quiet=as_json)
         return done, [clean_text(done)]
 
     _for_each(places, as_json, finish)
 
 
-def of_partition_or_all(function: Callable[P, None]) -> Callable[P, None]:
+def partition_or_all_arguments(function: Callable[P, None]) -> Callable[P, None]:
     """Adds the arguments that name a partition, and the option for all of them."""
     option = click.option("--all", "all_of_them", is_flag=True, help="Every compacted partition.")
     number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
@@ -189,8 +189,8 @@ def of_partition_or_all(function: Callable[P, None]) -> Callable[P, None]:
 
 
 @cleaner.command(short_help="Leave a partition, or all, alone until it is resumed.")
-@of_partition_or_all
-@asking
+@partition_or_all_arguments
+@api_command
 def pause(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
 ) -> None:
@@ -198,47 +198,47 @@ def pause(
 
     Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
     """
-    where = _some_or_all(client, topic, partition, all_of_them)
+    where = _selected_or_all(client, topic, partition, all_of_them)
     _act(client, where, "pause", as_json=as_json, yes="is paused", no="was paused already")
 
 
 @cleaner.command(short_help="End a pause, or all of them.")
-@of_partition_or_all
-@asking
+@partition_or_all_arguments
+@api_command
 def resume(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
 ) -> None:
     """End a pause of a partition, or of all of a topic."""
-    where = _some_or_all(client, topic, partition, all_of_them)
+    where = _selected_or_all(client, topic, partition, all_of_them)
     _act(client, where, "resume", as_json=as_json, yes="is resumed", no="was not paused")
 
 
 @cleaner.command(short_help="Give up the job that runs, and what was asked for.")
-@of_partitions
-@asking
+@optional_partition_arguments
+@api_command
 def abort(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
     """Give up the job that runs, and a clean that was asked for.
 
     The partition may be chosen again at once.
     """
-    where = places_of(client, topic, partition)
+    where = select_partitions(client, topic, partition)
     _act(client, where, "abort", as_json=as_json, yes="is given up", no="was not being cleaned")
 
 
 @cleaner.command(short_help="End a quarantine: forget earlier failures.")
-@of_partitions
-@asking
+@optional_partition_arguments
+@api_command
 def retry(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
     """End a quarantine: forget earlier failures."""
     yes, no = "may be tried again", "was not in quarantine"
-    where = places_of(client, topic, partition)
+    where = select_partitions(client, topic, partition)
     _act(client, where, "retry", as_json=as_json, yes=yes, no=no)
 
 
 @cleaner.command("end-transaction", short_help="Abort a transaction that nobody else will end.")
-@of_partition
+@partition_arguments
 @click.argument("producer_id", type=click.IntRange(0, (1 << 63) - 1))
-@asking
+@api_command
 def end_transaction(
     client: ApiClient, topic: str, partition: int, producer_id: int, as_json: bool
 ) -> None:
@@ -256,28 +256,34 @@ def end_transaction(
 @click.argument("topic", required=False)
 @click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
 @click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True)
-@asking
+@api_command
 def history(
     client: ApiClient, topic: str | None, partition: int | None, limit: int, as_json: bool
 ) -> None:
     """Jobs that are over, newest first; they survive a restart of the broker."""
-    found = client.get("/history", topic=topic, partition=partition, limit=limit)
-    show(found, as_json, lambda answer: history_lines(answer["jobs"]))
+    answer = client.get("/history", topic=topic, partition=partition, limit=limit)
+    show(answer, as_json, lambda answer: history_lines(answer["jobs"]))
 
 
-def _some_or_all(
+def _selected_or_all(
     client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool
-) -> Places | None:
+) -> PartitionSelection | None:
     """Return the partitions that the arguments name; None for all."""
     if topic is not None and not all_of_them:
-        return places_of(client, topic, partition)
+        return select_partitions(client, topic, partition)
     if topic is None and all_of_them:
         return None
     raise click.UsageError("name a topic or a partition, or use --all")
 
 
 def _act(
-    client: ApiClient, where: Places | None, action: str, *, as_json: bool, yes: str, no: str
+    client: ApiClient,
+    where: PartitionSelection | None,
+    action: str,
+    *,
+    as_json: bool,
+    yes: str,
+    no: str,
 ) -> None:
     if where is None:
         done = client.post(f"/{action}")
@@ -300,7 +306,7 @@ def _durability(done: Json) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class CleanWait:
     """A requested clean, and how long to wait for it."""
 
     client: ApiClient
@@ -310,21 +316,23 @@ class Waited:
     seconds: float
 
 
-def _wait_cleaned(waited: Waited, *, quiet: bool) -> Json:
-    """Wait until all that was cleanable at the request is clean. Raises NotDoneError."""
+def _wait_cleaned(waited: CleanWait, *, quiet: bool) -> Json:
+    """Wait until all that was cleanable at the request is clean. Raises ActionRefusedError."""
     client, began = waited.client, waited.began
-    end = began["wanted_offset"]
+    end = began["requested_offset"]
     shown = False
     try:
         while True:
             now = client.get(waited.path)
             stuck = reason_to_stop_waiting(now, began)
             if stuck:
-                raise NotDoneError(stuck)
+                raise ActionRefusedError(stuck)
             if _is_clean(now, end):
                 return now
             if time.monotonic() >= waited.deadline:
-                raise NotDoneError(f"not clean after {waited.seconds:g} s: {now['sentences'][0]}")
+                raise ActionRefusedError(
+                    f"not clean after {waited.seconds:g} s: {now['sentences'][0]}"
+                )
             if not quiet and sys.stderr.isatty():
                 show_progress(progress_text(client.get(""), now))
                 shown = True
@@ -346,7 +354,7 @@ def reason_to_stop_waiting(now: Json, began: Json) -> str:
 
     `began` and `now` are answers of the partition's status, from the request and from this poll.
     """
-    end = began["wanted_offset"]
+    end = began["requested_offset"]
     if now["state"] == "offline" or now["paused"]:
         return str(now["sentences"][0])
     job, before = now.get("last_job"), began.get("last_job")
@@ -358,7 +366,7 @@ def reason_to_stop_waiting(now: Json, began: Json) -> str:
             return f"the job is done, and not all is clean: {job['reason']}"
     if now["state"] == "aborting":
         return ""  # the job says who aborted it once it has ended
-    if now["wanted_offset"] is None and not _is_clean(now, end):
+    if now["requested_offset"] is None and not _is_clean(now, end):
         if job is not None and is_new and job["outcome"] == "aborted":
             return f"the job was given up: {job['reason']}"
         return f"an operator cancelled the clean request. {now['sentences'][0]}"

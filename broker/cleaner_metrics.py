@@ -71,8 +71,8 @@ class CleanerMetrics:
     def _kafka(self) -> Iterator[Metric]:
         """The gauges of Kafka's LogCleaner and LogCleanerManager; 0 where no job has ended yet."""
         stats = self._pool.stats
-        last = [one.report for one in stats.last.values()]
-        slowest = max((one.seconds for one in stats.last.values()), default=0.0)
+        last = [clean.report for clean in stats.last.values()]
+        slowest = max((clean.seconds for clean in stats.last.values()), default=0.0)
         fullest = max((report.map_utilization for report in last), default=0.0)
         written = sum(report.bytes_written for report in last)
         recopied = 100 * written / max(1, sum(report.bytes_replaced for report in last))
@@ -173,16 +173,16 @@ class CleanerMetrics:
             labels=labels,
         )
         verdicts = self._pool.verdicts
-        found = {directory.path: [0, 0] for directory in self._manager.directories}
-        for one in self._pool.registry.quarantines():
-            partition = self._topics.partition(one)
-            here = found.get(os.path.dirname(partition.log.directory)) if partition else None
+        results = {directory.path: [0, 0] for directory in self._manager.directories}
+        for quarantine in self._pool.registry.quarantines():
+            partition = self._topics.partition(quarantine)
+            here = results.get(os.path.dirname(partition.log.directory)) if partition else None
             if here is not None:
-                verdict = verdicts.get(one)
+                verdict = verdicts.get(quarantine)
                 section = verdict.section if verdict else None
                 here[0] += 1
                 here[1] += section.dirty_bytes if section else 0
-        for path, (partitions, dirty_bytes) in found.items():
+        for path, (partitions, dirty_bytes) in results.items():
             count.add_metric([path], partitions)
             size.add_metric([path], dirty_bytes)
         yield from (count, size)
@@ -202,15 +202,18 @@ class CleanerMetrics:
         for index, partition in enumerate(self._topics.partitions()):
             if index % STEP_PARTITIONS == STEP_PARTITIONS - 1:
                 yield None
-            where = partition.partition
-            verdict = self._pool.verdicts.get(where)
+            topic_partition = partition.partition
+            verdict = self._pool.verdicts.get(topic_partition)
             if verdict is None or not partition.log.config.compacts:
                 continue
-            names = [where.topic, str(where.partition)]
-            for name, value in self._values_of(verdict, last.get(where), now):
+            names = [topic_partition.topic, str(topic_partition.partition)]
+            for name, value in self._values_of(verdict, last.get(topic_partition), now):
                 families[name].add_metric(names, value)
-            state, is_held = self._pool.registry.state(where), self._pool.is_held(where)
-            obstacle = blocked_by(verdict, state, is_held=is_held)
+            state, is_paused = (
+                self._pool.registry.state(topic_partition),
+                self._pool.is_paused(topic_partition),
+            )
+            obstacle = blocked_by(verdict, state, is_paused=is_paused)
             if obstacle is not None:
                 blocked.add_metric([*names, obstacle.value], 1)
         yield from families.values()
@@ -233,11 +236,11 @@ class CleanerMetrics:
         if last_job is not None:
             waited = last_job.read_wait_seconds + last_job.write_wait_seconds
             yield "last_job_throttle_wait_seconds", waited
-        known = self._pool.remembered(verdict.partition)
-        if known is not None and known.learned_at_ms:
-            yield "last_clean_timestamp_seconds", known.learned_at_ms // 1000
-        if known is not None and known.tombstones is not None:
-            yield "tombstones", known.tombstones
+        cleaner_state = self._pool.cleaner_state(verdict.partition)
+        if cleaner_state is not None and cleaner_state.learned_at_ms:
+            yield "last_clean_timestamp_seconds", cleaner_state.learned_at_ms // 1000
+        if cleaner_state is not None and cleaner_state.tombstones is not None:
+            yield "tombstones", cleaner_state.tombstones
         mark = past_of(self._pool.registry.state(verdict.partition))
         yield "quarantined", int(mark is not None)
         if mark is not None:

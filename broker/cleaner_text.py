@@ -65,7 +65,7 @@ def _spark_lines(spark: Json) -> list[str]:
     if spark["waiting"]:
         lines.append(f"  {len(spark['waiting'])} waiting for Spark")
     if spark["given_up"]:
-        names = ", ".join(f"{one['topic']}-{one['partition']}" for one in spark["given_up"][:10])
+        names = ", ".join(f"{item['topic']}-{item['partition']}" for item in spark["given_up"][:10])
         lines.append(
             f"  {len(spark['given_up'])} with the workers after failures on Spark: {names}"
         )
@@ -77,8 +77,8 @@ def _headline(answer: Json) -> str:
         return "The cleaner is switched off (cleaner.enabled)."
     partitions = answer["partitions"]
     limits = [
-        f"{what} at most {format_size(round(answer[key]))}/s"
-        for key, what in (
+        f"{subject} at most {format_size(round(answer[key]))}/s"
+        for key, subject in (
             ("read_bytes_per_second", "reading"),
             ("write_bytes_per_second", "writing"),
         )
@@ -153,7 +153,9 @@ def _table(rows: Sequence[Json]) -> list[str]:
 
 def _obstacle(row: Json) -> str:
     if damage := row.get("damage"):
-        ranges = ", ".join(f"{one['first_offset']}-{one['next_offset'] - 1}" for one in damage[:3])
+        ranges = ", ".join(
+            f"{item['first_offset']}-{item['next_offset'] - 1}" for item in damage[:3]
+        )
         more = f" and {len(damage) - 3} more ranges" if len(damage) > 3 else ""
         return f"DAMAGED: offsets {ranges}{more} cannot be read"
     if row["job"] is not None:
@@ -165,9 +167,9 @@ def nothing_to_clean(answer: Json, *, rolled: bool) -> str:
     """Why a clean that was asked for does not begin; empty-handed, but not always for good."""
     if answer["to_clean"]:
         return "nothing is dirty; what has expired is removed next"
-    if answer["hindrance"] is None:
+    if answer["obstacle"] is None:
         return "nothing to clean"
-    text = str(answer["hindrance"])
+    text = str(answer["obstacle"])
     if answer["blocked_by"] == "active segment" and not rolled:
         text = f"nothing can be cleaned now; --roll closes the active segment first. {text}"
     return text
@@ -177,12 +179,12 @@ def explanation_lines(answer: Json) -> list[str]:
     """The chain of reasons, then what happened last."""
     first, *rest = answer["sentences"]
     lines = [first, *(f"  - {sentence}" for sentence in rest)]
-    story = answer.get("story") or []
-    if story:
+    transitions = answer.get("transitions") or []
+    if transitions:
         lines += ["", "Last transitions:"]
         lines += [
             f"  {_when(entry['at_ms'])}  {entry['event']}: {entry['before']} -> {entry['after']}"
-            for entry in story[-10:]
+            for entry in transitions[-10:]
         ]
     return lines
 

@@ -36,7 +36,7 @@ from storage.model import TopicPartition
 from storage.segment import Segment
 from storage.swap import SwapPlan, execute_swap, finish_swap, plan_swap
 
-log = structlog.get_logger("broker.cleaning")
+logger = structlog.get_logger("broker.cleaning")
 
 RELEASE_SECONDS: Final = 1.0  # replaced segments keep their pages so long
 SWAP_SECONDS: Final = 60.0  # that a swap under way is waited for
@@ -44,7 +44,7 @@ SWAP_STEP_SECONDS: Final = 0.02
 CHECKPOINT_SECONDS: Final = 1.0  # a clean that a crash makes forgotten is repeated: work, not data
 
 
-def release_later(replaced: list[Segment]) -> None:
+def release_in_background(replaced: list[Segment]) -> None:
     """Let go of replaced segments, in a thread and when the job's next groups are published.
 
     Freeing their pages takes 20 ms for 64 MB and keeps others from the disk meanwhile. Kafka leaves
@@ -54,7 +54,7 @@ def release_later(replaced: list[Segment]) -> None:
     loop.call_later(RELEASE_SECONDS, loop.run_in_executor, None, replaced.clear)
 
 
-class Cleaning:
+class BrokerCleanerHost:
     """Implements cleaner.host.CleanerHost over the broker's topics and logs."""
 
     def __init__(
@@ -91,8 +91,10 @@ class Cleaning:
 
     def facts_of(self, partition: TopicPartition) -> LogFacts | None:
         """One partition's facts, if it is served."""
-        found = self._topics.partition(partition)
-        return None if found is None else self._facts_of(found, clock_trusted=self._clock_trusted())
+        served = self._topics.partition(partition)
+        return (
+            None if served is None else self._facts_of(served, clock_trusted=self._clock_trusted())
+        )
 
     def exists(self, partition: TopicPartition) -> bool:
         """Whether the metadata names it."""
@@ -101,46 +103,46 @@ class Cleaning:
 
     def data_directories(self) -> Iterable[str]:
         """Those that are online."""
-        return [one.path for one in self._manager.directories if one.is_online]
+        return [directory.path for directory in self._manager.directories if directory.is_online]
 
     def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
-        one = partition.log
-        pending = one.open_transaction()
+        log = partition.log
+        pending = log.open_transaction()
         # Of equal bounds the first: an open transaction above the high watermark bounds nothing.
         undecided_offset, undecided_by = min(
-            (one.high_watermark, Undecided.HIGH_WATERMARK),
-            (one.last_stable_offset, Undecided.OPEN_TRANSACTION),
+            (log.high_watermark, Undecided.HIGH_WATERMARK),
+            (log.last_stable_offset, Undecided.OPEN_TRANSACTION),
             self._limit(partition),
             key=lambda bound: bound[0],
         )
         return LogFacts(
-            partition=one.partition,
-            directory=one.directory,
-            config=one.config,
-            segments=one.segment_facts(),
-            log_start_offset=one.log_start_offset,
-            log_end_offset=one.log_end_offset,
+            partition=log.partition,
+            directory=log.directory,
+            config=log.config,
+            segments=log.segment_facts(),
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
             undecided_offset=undecided_offset,
             undecided_by=undecided_by,
-            active_closes_ms=one.active_due_ms if one.config.compacts else None,
-            checkpoint_offset=self._manager.cleaner_offsets.get(one.partition),
-            generation=one.generation,
-            damaged=one.left_by_cleaner,
+            active_closes_ms=log.active_due_ms if log.config.compacts else None,
+            checkpoint_offset=self._manager.cleaner_offsets.get(log.partition),
+            generation=log.generation,
+            damaged=log.left_by_cleaner,
             clock_trusted=clock_trusted,
-            topic_id=one.topic_id,
-            data_directory=os.path.dirname(one.directory),
+            topic_id=log.topic_id,
+            data_directory=os.path.dirname(log.directory),
             open_transaction=None if pending is None else OpenTransaction(*pending),
         )
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         """The hash key, last records of live producers, aborted transactions of [first, end)."""
-        found = self._topics.partition(partition)
-        assert found is not None, partition
-        last = found.log.last_records()
+        served = self._topics.partition(partition)
+        assert served is not None, partition
+        last = served.log.last_records()
         return JobInputs(
             self._manager.metadata.hash_key,
             tuple((producer_id, epoch, offset) for producer_id, (epoch, offset) in last.items()),
-            tuple(found.log.aborted_transactions(first, end)),
+            tuple(served.log.aborted_transactions(first, end)),
         )
 
     def swaps_begun(self, partition: TopicPartition) -> int:
@@ -168,10 +170,10 @@ class Cleaning:
 
         It is on the disk some moments later: what finishes meanwhile is written with it.
         """
-        found = self._topics.partition(partition)
-        if found is not None and found.log.generation == generation:
+        served = self._topics.partition(partition)
+        if served is not None and served.log.generation == generation:
             self._manager.set_cleaner_offset(partition, offset)
-            self._checkpoints.ask(self._manager.home_of(partition))
+            self._checkpoints.request(self._manager.home_of(partition))
 
     async def stop(self) -> None:
         """Write no more checkpoints; closing the logs does so for the last time."""
@@ -195,43 +197,43 @@ class Cleaning:
         Raises SwapRefusedError, LogDirectoryError.
         """
         sources = tuple(base for group in groups for base in group.source_base_offsets)
-        found = self._topics.partition(job.partition)
+        partition = self._topics.partition(job.partition)
         is_first = self._flushed_for.get(job.partition) != job.run_id
-        if found is not None and (is_first or not found.log.are_flushed(sources)):
-            await found.flush()
+        if partition is not None and (is_first or not partition.log.are_flushed(sources)):
+            await partition.flush()
             self._flushed_for[job.partition] = job.run_id
-        if found is None or found.log.generation != job.generation:
+        if partition is None or partition.log.generation != job.generation:
             return (PublishOutcome.STALE,) * len(groups)
         if job.is_late(self._env.wall_ms()):
             return (PublishOutcome.LATE,) * len(groups)
-        if job.end_offset > self._limit(found)[0]:
+        if job.end_offset > self._limit(partition)[0]:
             return (PublishOutcome.NEEDED,) * len(groups)
-        facts = {segment.base_offset: segment for segment in found.log.segment_facts()[:-1]}
+        facts = {segment.base_offset: segment for segment in partition.log.segment_facts()[:-1]}
         present = tuple(base for base in sources if base in facts)
         if not present:
             return (PublishOutcome.SOURCES_GONE,) * len(groups)
         # Only retention takes segments of a partition that is held, and it does so at the front.
         assert present == sources[-len(present) :], (job.partition, present)
-        left = [group for group in groups if group.source_base_offsets[-1] in facts]
-        found.log.pin(present)
+        cleaned_groups = [group for group in groups if group.source_base_offsets[-1] in facts]
+        partition.log.pin(present)
         plan = plan_swap(
-            found.log.directory,
+            partition.log.directory,
             [facts[base] for base in present],
-            [group.output for group in left if group.output is not None],
-            front_is_gone=left[0].source_base_offsets[0] not in facts,
+            [group.output for group in cleaned_groups if group.output is not None],
+            front_is_gone=cleaned_groups[0].source_base_offsets[0] not in facts,
         )
         checkpoint = None
         if len(present) < len(sources) or (
-            is_first and job.log_start_offset > found.log.first_base_offset
+            is_first and job.log_start_offset > partition.log.first_base_offset
         ):
             checkpoint = self._manager.checkpoint_begin(self._manager.home_of(job.partition))
         try:
-            await self.swap(found.log, plan, checkpoint)
+            await self.swap(partition.log, plan, checkpoint)
         except SwapRefusedError:
             self._flushed_for.pop(job.partition, None)
             raise
-        gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(left))
-        return gone + (PublishOutcome.PUBLISHED,) * len(left)
+        gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(cleaned_groups))
+        return gone + (PublishOutcome.PUBLISHED,) * len(cleaned_groups)
 
     async def swap(self, log: Log, plan: SwapPlan, before: CheckpointTask | None = None) -> None:
         """Carry out the swap of pinned segments and go over to its outputs; durable then.
@@ -262,7 +264,7 @@ class Cleaning:
             failed = self._manager.failure_in(log.directory, error)
             self._fail_directory(failed)
             raise failed from error
-        release_later(log.replace_segments(plan, opened))
+        release_in_background(log.replace_segments(plan, opened))
 
     def finished(
         self, job: CleanJob, report: CleanReport, *, damage: str, engine: str = ""
@@ -271,25 +273,25 @@ class Cleaning:
 
         `engine` did the job, where it was not a worker of the pool.
         """
-        fields = job_line(job, report)
+        fields = job_fields(job, report)
         if engine:
             fields["engine"] = engine
         if damage:
-            log.error("cleaned around damage", **fields, reason=damage)
+            logger.error("cleaned around damage", **fields, reason=damage)
         else:
-            log.info("cleaned", **fields)
+            logger.info("cleaned", **fields)
         if report.records_without_key:
-            log.warning(
+            logger.warning(
                 "records without a key were dropped",
                 partition=str(job.partition),
                 records=report.records_without_key,
             )
-        found = self._topics.partition(job.partition)
+        partition = self._topics.partition(job.partition)
         for path, position, reason in report.damaged:
-            if found is not None and found.log.generation == job.generation:
-                noted = found.log.mark_damaged(path, position, reason)
+            if partition is not None and partition.log.generation == job.generation:
+                noted = partition.log.mark_damaged(path, position, reason)
                 if noted is not None and noted.is_served and damage:
-                    log.warning(
+                    logger.warning(
                         "batch cannot be cleaned",
                         partition=str(job.partition),
                         path=path,
@@ -302,25 +304,27 @@ class Cleaning:
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         """One line per failed attempt."""
-        log.error("clean failed", partition=str(partition), reason=reason, retry_at_ms=retry_at_ms)
+        logger.error(
+            "clean failed", partition=str(partition), reason=reason, retry_at_ms=retry_at_ms
+        )
         if reason.startswith(TransactionIndexError.__name__):
-            task = asyncio.create_task(self._mend(partition), name="transaction-index")
+            task = asyncio.create_task(self._repair_indexes(partition), name="transaction-index")
             self._mending.add(task)
             task.add_done_callback(self._mending.discard)
 
-    async def _mend(self, partition: TopicPartition) -> None:
+    async def _repair_indexes(self, partition: TopicPartition) -> None:
         """Make transaction indexes anew that contradict the log, before the next attempt."""
-        found = self._topics.partition(partition)
-        if found is None:
+        served = self._topics.partition(partition)
+        if served is None:
             return
         try:
-            mended = await asyncio.to_thread(found.log.mend_transaction_indexes)
+            mended = await asyncio.to_thread(served.log.mend_transaction_indexes)
         except FileNotFoundError:
             return  # retention took a segment meanwhile: the next attempt tells
         except OSError as error:
-            self._fail_directory(self._manager.failure_in(found.log.directory, error))
+            self._fail_directory(self._manager.failure_in(served.log.directory, error))
             return
-        log.warning("transaction indexes were made anew", partition=str(partition), paths=mended)
+        logger.warning("transaction indexes were made anew", partition=str(partition), paths=mended)
 
 
 class Checkpoints:
@@ -335,41 +339,41 @@ class Checkpoints:
     ) -> None:
         self._manager = manager
         self._fail_directory = fail_directory
-        self._asked: dict[str, LogDirectory] = {}
+        self._requested: dict[str, LogDirectory] = {}
         self._writer: asyncio.Task[None] | None = None
 
-    def ask(self, home: LogDirectory | None) -> None:
+    def request(self, home: LogDirectory | None) -> None:
         """Something in this directory changed."""
         if home is None:
             return
-        self._asked[home.path] = home
+        self._requested[home.path] = home
         if self._writer is None:
             self._writer = asyncio.create_task(self._write(), name="cleaner-checkpoints")
 
     async def stop(self) -> None:
         """Wait for a write under way, and begin no other."""
         if self._writer is not None:
-            self._asked.clear()
+            self._requested.clear()
             self._writer.cancel()
             await asyncio.gather(self._writer, return_exceptions=True)
 
     async def _write(self) -> None:
         try:
-            while self._asked:
+            while self._requested:
                 await asyncio.sleep(CHECKPOINT_SECONDS)
-                asked, self._asked = self._asked, {}
-                for home in asked.values():
+                directories, self._requested = self._requested, {}
+                for home in directories.values():
                     try:
                         await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
                     except NoRoomError as error:  # the broker's own checkpoints come once a minute
-                        log.warning("checkpoint not written", reason=str(error))
+                        logger.warning("checkpoint not written", reason=str(error))
                     except LogDirectoryError as error:
                         self._fail_directory(error)
         finally:
             self._writer = None
 
 
-def job_line(job: CleanJob, report: CleanReport) -> dict[str, object]:
+def job_fields(job: CleanJob, report: CleanReport) -> dict[str, object]:
     """The fields of a finished job's line. Kafka's are those of LogCleaner.recordStats; its two
     rates are one here, over all that was read.
     """

@@ -39,8 +39,8 @@ SETTINGS_HELP = "Settings file (YAML); without it the built-in defaults."
 ADDRESS = "HOST:PORT"
 
 
-def _print_version(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _print_version(context: click.Context, _parameter: click.Parameter, requested: bool) -> None:
+    if requested:
         click.echo(version_text())
         context.exit()
 
@@ -81,13 +81,13 @@ def serve(
     http: str | None,
 ) -> None:
     """Run the broker until SIGTERM or Ctrl-C. Flags win over the file, the file over defaults."""
-    given = {
+    flags = {
         "log_dirs": list(data) or None,
         "listeners": list(listen) or None,
         "advertise": advertise,
         "http": http,
     }
-    overrides = {key: value for key, value in given.items() if value is not None}
+    overrides = {key: value for key, value in flags.items() if value is not None}
     try:
         code = _serve(config_file, overrides)
     except KeyboardInterrupt:  # before the broker's own handler was there: nothing had begun

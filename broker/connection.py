@@ -26,7 +26,7 @@ from broker.socket_writer import Part, SocketWriter
 from broker.turns import TURN_SECONDS
 from storage.log import FetchSlice
 
-log = RateLimitedLogger(structlog.get_logger("broker.connection"))
+logger = RateLimitedLogger(structlog.get_logger("broker.connection"))
 
 # One client's turn on the loop, before others have theirs: TURN_SECONDS, so many requests, and
 # answers of so many bytes, which are gathered and sent together. A hundred bytes of requests may
@@ -177,7 +177,9 @@ class Connection(asyncio.BufferedProtocol):
         """Close now; `reason` is logged."""
         if self._open:
             self._open = False
-            log.info("connection closed", subject=self.peer_host, peer=self._peer(), reason=reason)
+            logger.info(
+                "connection closed", subject=self.peer_host, peer=self._peer(), reason=reason
+            )
             self._writer.close()
             self._transport.abort()
             self._release()
@@ -199,7 +201,7 @@ class Connection(asyncio.BufferedProtocol):
             self._reader.give_back()
             self._note_shrunk()
 
-    def room_made(self) -> None:
+    def memory_freed(self) -> None:
         """Go on reading if there is memory now."""
         self._mute_or_listen()
 
@@ -228,25 +230,25 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def _note_shrunk(self) -> None:
-        held = self._reader.allocated_bytes - INITIAL_BYTES
-        if held < self._reserved_bytes:
-            self._reserved_bytes = held
-            self._owner.budget.set_held(self, held)
+        extra_bytes = self._reader.allocated_bytes - INITIAL_BYTES
+        if extra_bytes < self._reserved_bytes:
+            self._reserved_bytes = extra_bytes
+            self._owner.budget.set_reserved(self, extra_bytes)
 
     # The one place where requests are worked on ---------------------------------
 
     def _pump(self) -> None:
         out: list[Part] = []
         out_bytes = 0
-        taken = 0
+        handled = 0
         turn_end = perf_counter() + TURN_SECONDS
         try:
             while self._takes_requests():
-                is_over = taken == REQUESTS_PER_TURN or out_bytes > GATHERED_BYTES_MAX
-                if is_over or (taken and perf_counter() >= turn_end):
+                is_over = handled == REQUESTS_PER_TURN or out_bytes > GATHERED_BYTES_MAX
+                if is_over or (handled and perf_counter() >= turn_end):
                     self._next_turn = self._loop.call_soon(self._take_turn)
                     break
-                taken += 1
+                handled += 1
                 frame = self._reader.next_frame()
                 if frame is None:
                     break
@@ -263,7 +265,9 @@ class Connection(asyncio.BufferedProtocol):
             self.close(str(error))
             return
         except Exception as error:
-            log.error("request failed", subject=self.peer_host, peer=self._peer(), exc_info=error)
+            logger.error(
+                "request failed", subject=self.peer_host, peer=self._peer(), exc_info=error
+            )
             self._flush(out)
             self.close(f"internal error: {type(error).__name__}")
             return
@@ -309,7 +313,9 @@ class Connection(asyncio.BufferedProtocol):
         elif isinstance(error, CloseConnectionError | ProtocolError):
             self.close(str(error))
         else:
-            log.error("request failed", subject=self.peer_host, peer=self._peer(), exc_info=error)
+            logger.error(
+                "request failed", subject=self.peer_host, peer=self._peer(), exc_info=error
+            )
             self.close(f"internal error: {type(error).__name__}")
 
     def _mute_or_listen(self) -> None:

@@ -56,11 +56,11 @@ class ConsumerMetrics:
             members.add_metric([group], len(state.group.members))
             _, committed = coordinator.offsets(group)
             lag_sums = Counter[str]()
-            for where, one in tuple(committed.items()):
+            for where, committed_offset in tuple(committed.items()):
                 end = self._end_of(where)
                 if end is None:
                     continue
-                lag = max(0, end - one.offset)
+                lag = max(0, end - committed_offset.offset)
                 lag_sums[where[0]] += lag
                 shown += 1
                 if shown % STEP_OFFSETS == 0:
@@ -69,7 +69,7 @@ class ConsumerMetrics:
                     left_out += 1
                     continue
                 names = [group, where[0], str(where[1])]
-                offsets.add_metric(names, one.offset)
+                offsets.add_metric(names, committed_offset.offset)
                 lags.add_metric(names, lag)
             for topic, total in lag_sums.items():
                 sums.add_metric([group, topic], total)

@@ -38,11 +38,11 @@ class Services:
 
     def readable(self, topic: str | bytes, index: int) -> Partition | ViewPartition | ErrorCode:
         """What may be read under a topic's name or id: a partition, or one of a view."""
-        found = self.topics.find(topic, index)
-        if isinstance(found, Partition):
-            return found
+        partition_or_error = self.topics.find(topic, index)
+        if isinstance(partition_or_error, Partition):
+            return partition_or_error
         view = self.views.find(topic, index)
-        return view if isinstance(view, ViewPartition) else found
+        return view if isinstance(view, ViewPartition) else partition_or_error
 
     def topic(self, name: str) -> Topic | ViewTopic | None:
         """A topic, or a view, by its name."""
@@ -92,8 +92,8 @@ class RequestContext:
 
     def partition_count(self, topic: str) -> int | None:
         """How many partitions a topic has; None if there is no such topic."""
-        found = self.services.topic(topic)
-        return found.partition_count if found is not None else None
+        result = self.services.topic(topic)
+        return result.partition_count if result is not None else None
 
     def topic_name(self, topic_id: bytes) -> str | None:
         """The name of the topic, or of the view, with this id; None if there is none."""

@@ -15,12 +15,12 @@ from config.units import about_span
 from storage.env import Env
 from storage.errors import DamagedSegmentError
 from storage.log import DamagedSegment
-from storage.log_view import LogView
+from storage.log_view import ReadableLog
 from storage.model import TopicPartition
 
-log = structlog.get_logger("broker.damage")
+logger = structlog.get_logger("broker.damage")
 
-LINE_SECONDS: Final = 60.0  # between two lines about one range
+LOG_INTERVAL_SECONDS: Final = 60.0  # between two lines about one range
 PARTITIONS_MAX: Final = 1000
 CLIENTS_MAX: Final = 20  # of one partition
 NAMED_MAX: Final = 10  # in one sentence
@@ -50,38 +50,43 @@ class DamageWatch:
         self._logged: dict[tuple[TopicPartition, int], float] = {}  # by position in the file
 
     def refuse(
-        self, opened: LogView, offset: int, client_id: str, error: DamagedSegmentError
+        self, opened: ReadableLog, offset: int, client_id: str, error: DamagedSegmentError
     ) -> None:
-        """Record a fetch at a damaged offset; log it at most once per LINE_SECONDS."""
-        now, where = self._env.monotonic(), opened.partition
-        self._stats.damaged_fetches[where.topic] += 1
-        clients = self._refused.pop(where, {})
+        """Record a fetch at a damaged offset; log it at most once per LOG_INTERVAL_SECONDS."""
+        now, partition = self._env.monotonic(), opened.partition
+        self._stats.damaged_fetches[partition.topic] += 1
+        clients = self._refused.pop(partition, {})
         clients.pop(client_id, None)
         clients[client_id] = RefusedFetch(client_id, offset, now)
         if len(clients) > CLIENTS_MAX:
             del clients[next(iter(clients))]
-        self._refused[where] = clients
+        self._refused[partition] = clients
         if len(self._refused) > PARTITIONS_MAX:
             del self._refused[next(iter(self._refused))]
         self._log(opened, offset, client_id, error, now)
 
     def _log(
-        self, opened: LogView, offset: int, client_id: str, error: DamagedSegmentError, now: float
+        self,
+        opened: ReadableLog,
+        offset: int,
+        client_id: str,
+        error: DamagedSegmentError,
+        now: float,
     ) -> None:
-        where = opened.partition
-        key = (where, error.position)
-        if now - self._logged.get(key, -LINE_SECONDS) < LINE_SECONDS:
+        partition = opened.partition
+        key = (partition, error.position)
+        if now - self._logged.get(key, -LOG_INTERVAL_SECONDS) < LOG_INTERVAL_SECONDS:
             return
         self._logged.pop(key, None)
         self._logged[key] = now
         if len(self._logged) > PARTITIONS_MAX:
             del self._logged[next(iter(self._logged))]
         damage = damage_at(opened, offset)
-        skip = f"varve log skip {where.topic} {where.partition} --offset {offset}"
-        remake = f"varve view compact {where.topic} {where.partition} --from-scratch"
-        log.error(
+        skip = f"varve log skip {partition.topic} {partition.partition} --offset {offset}"
+        remake = f"varve view compact {partition.topic} {partition.partition} --from-scratch"
+        logger.error(
             "damaged batch blocks a reader",
-            partition=str(where),
+            partition=str(partition),
             fetch_offset=offset,
             client_id=client_id,
             path=error.path,
@@ -92,22 +97,24 @@ class DamageWatch:
             remedy=remake if damage is None else skip,  # else it is a file of the topic's view
         )
 
-    def clients_at(self, where: TopicPartition, damage: DamagedSegment) -> list[RefusedFetch]:
+    def clients_at(self, partition: TopicPartition, damage: DamagedSegment) -> list[RefusedFetch]:
         """Return the clients that recently fetched from a damaged range."""
         now = self._env.monotonic()
         return [
-            one
-            for one in self._refused.get(where, {}).values()
-            if _blocks(damage, one.offset) and now - one.at <= CLIENT_SECONDS
+            fetch
+            for fetch in self._refused.get(partition, {}).values()
+            if _blocks(damage, fetch.offset) and now - fetch.at <= CLIENT_SECONDS
         ]
 
-    def groups_at(self, where: TopicPartition, damage: DamagedSegment) -> Iterator[tuple[str, int]]:
+    def groups_at(
+        self, partition: TopicPartition, damage: DamagedSegment
+    ) -> Iterator[tuple[str, int]]:
         """Yield the consumer groups whose committed offset is damaged, each with that offset."""
-        for group_id, offset in self._groups().committed_in(*where):
+        for group_id, offset in self._groups().committed_in(*partition):
             if _blocks(damage, offset):
                 yield group_id, offset
 
-    def to_json(self, opened: LogView) -> list[dict[str, Any]]:
+    def to_json(self, opened: ReadableLog) -> list[dict[str, Any]]:
         """Return every damaged range of a log with the readers that it blocks."""
         now = self._env.monotonic()
         return [
@@ -118,9 +125,9 @@ class DamageWatch:
                     for group, offset in self.groups_at(opened.partition, damage)
                 ],
                 "blocked_clients": [
-                    {"client_id": one.client_id, "offset": one.offset,
-                     "seconds_ago": round(now - one.at, 3)}
-                    for one in self.clients_at(opened.partition, damage)
+                    {"client_id": fetch.client_id, "offset": fetch.offset,
+                     "seconds_ago": round(now - fetch.at, 3)}
+                    for fetch in self.clients_at(opened.partition, damage)
                 ],
             }
             for damage in opened.damaged
@@ -144,13 +151,14 @@ def blocked_text(damage: dict[str, Any]) -> str:
     """Describe the readers that an entry of `DamageWatch.to_json` lists as blocked."""
     first, last = damage["first_offset"], damage["next_offset"] - 1
     blocked = [
-        f"group {one['group']} (committed offset {one['offset']})"
-        for one in damage["blocked_groups"]
+        f"group {blocked_group['group']} (committed offset {blocked_group['offset']})"
+        for blocked_group in damage["blocked_groups"]
     ]
     blocked += [
-        f"client {one['client_id'] or 'without an id'} (fetched offset {one['offset']} "
-        f"{about_span(round(1000 * one['seconds_ago']))} ago)"
-        for one in damage["blocked_clients"]
+        f"client {blocked_client['client_id'] or 'without an id'} (fetched offset "
+        f"{blocked_client['offset']} "
+        f"{about_span(round(1000 * blocked_client['seconds_ago']))} ago)"
+        for blocked_client in damage["blocked_clients"]
     ]
     if not blocked:
         return f"No blocked reader is known at offsets {first} to {last}."
@@ -158,9 +166,9 @@ def blocked_text(damage: dict[str, Any]) -> str:
     return f"Blocked at offsets {first} to {last}: {', '.join(blocked[:NAMED_MAX])}{more}."
 
 
-def damage_at(opened: LogView, offset: int) -> DamagedSegment | None:
+def damage_at(opened: ReadableLog, offset: int) -> DamagedSegment | None:
     """Return the damaged range that contains `offset`, if any."""
-    return next((one for one in opened.damaged if _blocks(one, offset)), None)
+    return next((damage for damage in opened.damaged if _blocks(damage, offset)), None)
 
 
 def _blocks(damage: DamagedSegment, offset: int) -> bool:

@@ -185,7 +185,7 @@ def _produce(
     )
     last = [-1] * keys
     task = progress.add_task("produce", total=updates, note="")
-    started = looked = time.monotonic()
+    started = scanned = time.monotonic()
     for update in range(updates):
         key = update * STRIDE % keys
         while True:
@@ -197,14 +197,16 @@ def _produce(
         last[key] = update
         if update % 2000 == 0:
             producer.poll(0)
-            if time.monotonic() - looked > 0.25:
-                looked = time.monotonic()
+            if time.monotonic() - scanned > 0.25:
+                scanned = time.monotonic()
                 size = sizes.size_of(topic)
                 progress.update(task, completed=update, note=f"log {size / 1e6:7.1f} MB")
-    left = producer.flush(60)
+    unacknowledged = producer.flush(60)
     seconds = time.monotonic() - started
-    if left or failures:
-        raise DemoError(f"{left + len(failures)} updates were not acknowledged {failures[:1]}")
+    if unacknowledged or failures:
+        raise DemoError(
+            f"{unacknowledged + len(failures)} updates were not acknowledged {failures[:1]}"
+        )
     size = sizes.size_of(topic)
     progress.update(task, completed=updates, note=f"log {size / 1e6:7.1f} MB")
     return last, seconds
@@ -255,12 +257,12 @@ def _verify(bootstrap: str, topic: str, last: list[int], progress: Progress) -> 
     _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
     consumer.assign([TopicPartition(topic, 0, 0)])
     seen: dict[str, bytes] = {}
-    records, heard = 0, time.monotonic()
+    records, on_progress = 0, time.monotonic()
     while consumer.position([TopicPartition(topic, 0)])[0].offset < end:
         messages = consumer.consume(10_000, timeout=1.0)
         if messages:
-            heard = time.monotonic()
-        elif time.monotonic() - heard > IDLE_SECONDS:
+            on_progress = time.monotonic()
+        elif time.monotonic() - on_progress > IDLE_SECONDS:
             raise DemoError(f"reading stopped after {records:,} records")
         for message in messages:
             if message.error():

@@ -95,10 +95,10 @@ class Dispatcher:
         if inspect.isawaitable(answer):
             correlation_id = int.from_bytes(frame[4:8])
             return self._timed(key, version, correlation_id, started, answer)
-        stats, held = self._stats[key], time.perf_counter_ns() - started
-        stats.count(version, held)
-        if held > stats.longest_hold_ns:  # noqa: PLR1730 - max() costs twice, at each request
-            stats.longest_hold_ns = held
+        stats, elapsed_ns = self._stats[key], time.perf_counter_ns() - started
+        stats.count(version, elapsed_ns)
+        if elapsed_ns > stats.longest_turn_ns:  # noqa: PLR1730 - max() costs twice, at each request
+            stats.longest_turn_ns = elapsed_ns
         return answer
 
     def _handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
@@ -164,9 +164,9 @@ class Dispatcher:
         answer: Awaitable[Response],
     ) -> Response:
         stats = self._stats[key]
-        stats.note_hold(time.perf_counter_ns() - started)
+        stats.note_turn(time.perf_counter_ns() - started)
         try:
-            return await MeasuredTurns(answer, stats.note_hold)
+            return await MeasuredTurns(answer, stats.note_turn)
         except RowLimitError:
             refusal = encode_error(key, version, correlation_id, ErrorCode.INVALID_REQUEST)
             if refusal is None:

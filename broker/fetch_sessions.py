@@ -37,7 +37,7 @@ class SessionError(Exception):
 
 
 @dataclass(slots=True)
-class _Told:
+class _SentOffsets:
     """What the client was last told of a partition."""
 
     high_watermark: int = -1
@@ -53,30 +53,30 @@ class FetchSession:
     epoch: int = 1
     used_at: float = 0.0
     targets: Targets = field(default_factory=dict)
-    told: dict[PartitionKey, _Told] = field(default_factory=dict)
+    sent: dict[PartitionKey, _SentOffsets] = field(default_factory=dict)
 
     def update(self, targets: Targets, forgotten: Iterable[PartitionKey]) -> None:
         """Apply the changes of an incremental request."""
         self.targets.update(targets)
         for key in forgotten:
             self.targets.pop(key, None)
-            self.told.pop(key, None)
+            self.sent.pop(key, None)
 
-    def worth_telling(
+    def needs_response(
         self, key: PartitionKey, *, records: bool, error: bool, high_watermark: int, log_start: int
     ) -> bool:
         """Whether an incremental answer must hold this partition; remembers what is told."""
-        told = self.told.get(key)
-        if told is None:
+        sent = self.sent.get(key)
+        if sent is None:
             if key not in self.targets:
                 return True
-            told = self.told[key] = _Told()
-        moved = (told.high_watermark, told.log_start_offset) != (high_watermark, log_start)
+            sent = self.sent[key] = _SentOffsets()
+        moved = (sent.high_watermark, sent.log_start_offset) != (high_watermark, log_start)
         if error:
             # So that the client hears of it again when the partition is well.
-            told.high_watermark = told.log_start_offset = -1
+            sent.high_watermark = sent.log_start_offset = -1
         else:
-            told.high_watermark, told.log_start_offset = high_watermark, log_start
+            sent.high_watermark, sent.log_start_offset = high_watermark, log_start
         if records and key in self.targets:
             self.targets[key] = self.targets.pop(key)
         return records or error or moved
@@ -163,9 +163,9 @@ class FetchSessions:
 
     def _take_id(self) -> int:
         while True:
-            taken = self._random.randint(1, MAX_EPOCH)
-            if taken not in self._sessions:
-                return taken
+            session_id = self._random.randint(1, MAX_EPOCH)
+            if session_id not in self._sessions:
+                return session_id
 
 
 def is_full(epoch: int) -> bool:

@@ -22,7 +22,7 @@ from storage.log_directory import LogDirectory
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
 
-log = structlog.get_logger("broker.housekeeping")
+logger = structlog.get_logger("broker.housekeeping")
 
 WATCH_SECONDS = 1.0  # a jumped clock, or a failed directory, is noticed this much late
 ROLL_SECONDS = 1.0  # idle segments roll this much late at most
@@ -183,7 +183,9 @@ class Housekeeping:
         jump = self.clock.look(self._env.wall_ms(), self._env.monotonic() * 1000)
         if jump:
             self.stats.clock_jumps += 1
-            log.warning("wall clock jumped; retention suspended", jump_ms=jump, for_ms=CONFIRM_MS)
+            logger.warning(
+                "wall clock jumped; retention suspended", jump_ms=jump, for_ms=CONFIRM_MS
+            )
 
     async def watch_directories(self) -> None:
         """Tell of directories that failed while nobody was there to be told, as in a thread."""
@@ -202,12 +204,12 @@ class Housekeeping:
         begun: dict[LogDirectory, dict[Partition, _Expiry]] = {}
 
         def begin(partition: Partition) -> None:
-            one = partition.log
-            was_damaged = bool(one.damaged)
-            expired = one.begin_expiry(self._env.wall_ms(), clock_trusted=trusted)
+            log = partition.log
+            was_damaged = bool(log.damaged)
+            expired = log.begin_expiry(self._env.wall_ms(), clock_trusted=trusted)
             home = self._manager.home_of(partition.partition)
             if expired and home is not None:
-                expiry = _Expiry(partition, one.log_start_offset, was_damaged)
+                expiry = _Expiry(partition, log.log_start_offset, was_damaged)
                 begun.setdefault(home, {})[partition] = expiry
 
         await self._for_each("retention", begin)
@@ -235,7 +237,7 @@ class Housekeeping:
             self._fail_directory(error)
         except (OfflinePartitionError, TopicError, LogClosedError) as error:
             # Its failure was logged before, or its topic is deleted.
-            log.debug("not flushed", partition=str(partition.partition), reason=str(error))
+            logger.debug("not flushed", partition=str(partition.partition), reason=str(error))
         return partition.log.recovery_point >= offset
 
     async def _finish_expiries(
@@ -267,26 +269,26 @@ class Housekeeping:
 
     def _remove_some(self, expiry: "_Expiry", *, is_noted: bool) -> tuple[int, int]:
         """Remove segments; returns how many, and their bytes."""
-        one, now_ms = expiry.partition.log, self._env.wall_ms()
-        segments, size_bytes = one.segment_count, one.size_bytes
+        log, now_ms = expiry.partition.log, self._env.wall_ms()
+        segments, size_bytes = log.segment_count, log.size_bytes
         if is_noted:
-            one.finish_expiry(now_ms, expiry.start_offset, segments_max=EXPIRED_PER_TURN)
+            log.finish_expiry(now_ms, expiry.start_offset, segments_max=EXPIRED_PER_TURN)
         else:
-            one.expire(now_ms, clock_trusted=False, segments_max=UNNOTED_SEGMENTS_MAX)
-        return segments - one.segment_count, size_bytes - one.size_bytes
+            log.expire(now_ms, clock_trusted=False, segments_max=UNNOTED_SEGMENTS_MAX)
+        return segments - log.segment_count, size_bytes - log.size_bytes
 
     def _note_expired(self, expiry: "_Expiry", removed: int, freed: int) -> None:
-        one = expiry.partition.log
-        if expiry.was_damaged and not one.damaged:
+        partition_log = expiry.partition.log
+        if expiry.was_damaged and not partition_log.damaged:
             self._damage_gone(expiry.partition.partition)
         self.stats.segments_expired += removed
         self.stats.bytes_expired += freed
-        log.info(
+        logger.info(
             "segments expired",
             partition=str(expiry.partition.partition),
             segments=removed,
             bytes=freed,
-            log_start_offset=one.log_start_offset,
+            log_start_offset=partition_log.log_start_offset,
         )
 
     async def roll(self) -> None:
@@ -321,7 +323,7 @@ class Housekeeping:
 
     async def measure_disks(self) -> None:
         """Note size and free space of each data directory's file system."""
-        paths = [one.path for one in self._manager.directories if one.is_online]
+        paths = [directory.path for directory in self._manager.directories if directory.is_online]
         self.disks = await asyncio.to_thread(self._disk_sizes, paths)
 
     def _disk_sizes(self, paths: Iterable[str]) -> dict[str, DiskSize]:
@@ -330,7 +332,7 @@ class Housekeeping:
             try:
                 sizes[path] = DiskSize(self._env.total_bytes(path), self._env.free_bytes(path))
             except OSError as error:  # whether it failed is for those to say who read and write
-                log.debug("disk not measured", directory=path, reason=str(error))
+                logger.debug("disk not measured", directory=path, reason=str(error))
         return sizes
 
     async def checkpoint(self) -> None:
@@ -374,7 +376,7 @@ class Housekeeping:
                 continue  # its topic is being deleted
             except StorageError as error:
                 self.stats.errors += 1
-                log.error(
+                logger.error(
                     "task failed", task=task, partition=str(partition.partition), reason=str(error)
                 )
 
@@ -393,8 +395,8 @@ class Housekeeping:
             self._fail_directory(error)
         except StorageError as error:
             self.stats.errors += 1
-            log.error("task failed", task=work.__name__, reason=str(error))
+            logger.error("task failed", task=work.__name__, reason=str(error))
         except Exception:
             # Supervised: a mistake in one round must not silently end all that follow.
             self.stats.errors += 1
-            log.exception("task failed", task=work.__name__)
+            logger.exception("task failed", task=work.__name__)

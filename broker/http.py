@@ -25,9 +25,9 @@ from broker.http_guard import (
     OPEN_PATHS,
     READY_PATH,
     SAFE_METHODS,
-    Asked,
     Guard,
     Refusal,
+    RequestFacts,
 )
 from broker.http_health import HealthConnections, Verdict, answer
 from broker.logging import RateLimitedLogger
@@ -49,7 +49,7 @@ OPENMETRICS_END: Final = b"# EOF\n"
 # What aiohttp raises for bytes of a client that are not HTTP, or not the body that they announce.
 CLIENT_ERRORS: Final = (HttpProcessingError, RequestPayloadError)
 
-log = RateLimitedLogger(structlog.get_logger("broker.http"))
+logger = RateLimitedLogger(structlog.get_logger("broker.http"))
 
 
 class Health(Protocol):
@@ -95,7 +95,7 @@ class HttpServer:
         self.guard = guard  # replaced when the token is read anew
         self.application = web.Application(
             client_max_size=MAX_BODY_BYTES,
-            middlewares=[self._tell_in_json, self._check, *middlewares],
+            middlewares=[self._translate_errors, self._check, *middlewares],
         )
         self.application.add_routes(
             [
@@ -137,12 +137,14 @@ class HttpServer:
         return self._health_connections.protocol()
 
     def _answer_health_check(self, head: bytes) -> bytes:
-        return answer(head, self.guard.refusal, self._verdict_on)
+        return answer(head, self.guard.refusal, self._health_verdict)
 
-    def _verdict_on(self, path: str) -> Verdict:
+    def _health_verdict(self, path: str) -> Verdict:
         is_ready = path == READY_PATH
         health = self._health
-        return verdict(health.not_ready_because() if is_ready else health.unhealthy_because())
+        return health_verdict(
+            health.not_ready_because() if is_ready else health.unhealthy_because()
+        )
 
     async def stop(self) -> None:
         """Close the listener and its connections."""
@@ -152,7 +154,7 @@ class HttpServer:
         await self._runner.cleanup()
 
     @web.middleware
-    async def _tell_in_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def _translate_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -166,7 +168,7 @@ class HttpServer:
         except ConnectionError:
             return error_response(400, "the connection was closed")  # nobody reads it
         except Exception as error:
-            log.error(
+            logger.error(
                 "request failed", method=request.method, path=request.path[:200], exc_info=error
             )
             return error_response(500, "internal error; the broker's log says more")
@@ -175,7 +177,7 @@ class HttpServer:
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         is_transfer = self._is_transfer(request)
         refusal = self.guard.refusal(
-            Asked(
+            RequestFacts(
                 method=request.method,
                 path=request.path,
                 host=request.host,
@@ -207,11 +209,11 @@ class HttpServer:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _health_check(self, request: web.Request) -> web.Response:
-        found = self._verdict_on(request.path)
-        return web.Response(status=found.status, text=found.text)
+        verdict = self._health_verdict(request.path)
+        return web.Response(status=verdict.status, text=verdict.text)
 
 
-class _Part(Collector):
+class _FamilyGroup(Collector):
     """A piece of a family, in the shape that the encoders take."""
 
     def __init__(self, family: Metric, first: int) -> None:
@@ -229,12 +231,12 @@ async def encoded(families: Iterable[Metric], encode: Callable[[Collector], byte
     turns, parts = Turns(), []
     for family in families:
         for first in range(0, max(1, len(family.samples)), ENCODED_SAMPLES):
-            text = encode(_Part(family, first)).removesuffix(OPENMETRICS_END)
+            text = encode(_FamilyGroup(family, first)).removesuffix(OPENMETRICS_END)
             while first and text.startswith(b"# "):
                 text = text.partition(b"\n")[2]  # the family's head is told once
             parts.append(text)
             await turns.take()
-    if encode(_Nothing()) == OPENMETRICS_END:
+    if encode(_EmptyCollector()) == OPENMETRICS_END:
         parts.append(OPENMETRICS_END)
     return b"".join(parts)
 
@@ -245,9 +247,9 @@ class _ServerErrors(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, CLIENT_ERRORS):
-            log.info("request malformed", reason=_first_line(error))
+            logger.info("request malformed", reason=_first_line(error))
         else:
-            log.error("request failed", reason=record.getMessage()[:200], exc_info=error)
+            logger.error("request failed", reason=record.getMessage()[:200], exc_info=error)
 
 
 def _server_logger() -> logging.Logger:
@@ -264,7 +266,7 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:200]
 
 
-class _Nothing(Collector):
+class _EmptyCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         return ()
 
@@ -292,6 +294,6 @@ def _refused(request: web.Request, refusal: Refusal) -> web.Response:
     return web.Response(status=refusal.status, text=f"{refusal.reason}\n", headers=headers)
 
 
-def verdict(reason: str | None) -> Verdict:
+def health_verdict(reason: str | None) -> Verdict:
     """The answer to a health check: 200, or 503 and the reason."""
     return Verdict(200, "ok\n") if reason is None else Verdict(503, f"{reason}\n")

@@ -28,7 +28,7 @@ BEARER: Final = "bearer "
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestFacts:
     """What of a request the guard looks at; a header that is absent is empty or None."""
 
     method: str
@@ -61,22 +61,22 @@ class Guard:
         names = LOOPBACK_NAMES | {address.host.lower()} if address.is_loopback else frozenset()
         return cls(names, token)
 
-    def refusal(self, asked: Asked) -> Refusal | None:
+    def refusal(self, request: RequestFacts) -> Refusal | None:
         """Why a request is not let through; None if it is."""
-        if self.names and host_name(asked.host) not in self.names:
+        if self.names and host_name(request.host) not in self.names:
             return Refusal(403, "unknown Host header")
-        if asked.origin is not None and not self._is_ours(asked.origin, asked.host):
+        if request.origin is not None and not self._is_ours(request.origin, request.host):
             return Refusal(403, "requests of other web pages are refused")
-        if asked.is_transfer:
+        if request.is_transfer:
             return None
-        if self.token is not None and asked.path not in OPEN_PATHS:
-            given = asked.authorization
-            if given[: len(BEARER)].lower() != BEARER:
+        if self.token is not None and request.path not in OPEN_PATHS:
+            value = request.authorization
+            if value[: len(BEARER)].lower() != BEARER:
                 return Refusal(401, "a token is needed: Authorization: Bearer ...")
-            secret = given[len(BEARER) :].strip().encode(errors="surrogateescape")
+            secret = value[len(BEARER) :].strip().encode(errors="surrogateescape")
             if not hmac.compare_digest(secret, self.token):
                 return Refusal(401, "wrong token")
-        if asked.method not in SAFE_METHODS and asked.content_type != "application/json":
+        if request.method not in SAFE_METHODS and request.content_type != "application/json":
             return Refusal(415, "expected Content-Type: application/json")
         return None
 

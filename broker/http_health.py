@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, cast
 
-from broker.http_guard import OPEN_PATHS, SAFE_METHODS, Asked, Refusal
+from broker.http_guard import OPEN_PATHS, SAFE_METHODS, Refusal, RequestFacts
 
-PLACES: Final = 16  # probes of one orchestrator and of a few load balancers at once
+CONNECTIONS_MAX: Final = 16  # probes of one orchestrator and of a few load balancers at once
 HEAD_BYTES_MAX: Final = 4096
 SECONDS: Final = 5.0  # from the connection to the whole head of its request
 END_OF_HEAD: Final = b"\r\n\r\n"
@@ -30,7 +30,7 @@ class Verdict:
     text: str
 
 
-def parse_head(head: bytes) -> Asked | None:
+def parse_head(head: bytes) -> RequestFacts | None:
     """Parse the head of a request; return None if it is not HTTP/1.x."""
     lines = head.decode("latin-1").split("\r\n")
     words = lines[0].split(" ")
@@ -43,24 +43,24 @@ def parse_head(head: bytes) -> Asked | None:
             return None
         headers[name.strip().lower()] = value.strip()
     path = words[1].partition("?")[0]
-    return Asked(words[0], path, headers.get("host", ""), headers.get("origin"))
+    return RequestFacts(words[0], path, headers.get("host", ""), headers.get("origin"))
 
 
 def answer(
     head: bytes,
-    refusal: Callable[[Asked], Refusal | None],
+    refusal: Callable[[RequestFacts], Refusal | None],
     verdict_of: Callable[[str], Verdict],
 ) -> bytes:
     """Return the whole response to a request; pure apart from the callables."""
-    asked = parse_head(head)
-    if asked is None:
+    request = parse_head(head)
+    if request is None:
         return _response(Verdict(400, "malformed HTTP request\n"))
-    if asked.path not in OPEN_PATHS or asked.method not in SAFE_METHODS:
+    if request.path not in OPEN_PATHS or request.method not in SAFE_METHODS:
         return _response(Verdict(503, "too many HTTP connections; only health checks are served\n"))
-    refused = refusal(asked)
+    refused = refusal(request)
     if refused is not None:
         return _response(Verdict(refused.status, f"{refused.reason}\n"))
-    return _response(verdict_of(asked.path), has_body=asked.method != "HEAD")
+    return _response(verdict_of(request.path), has_body=request.method != "HEAD")
 
 
 def _response(verdict: Verdict, *, has_body: bool = True) -> bytes:
@@ -97,7 +97,7 @@ class _HealthConnection(asyncio.Protocol):
     def __init__(
         self, places: dict[asyncio.Transport, None], answer_head: Callable[[bytes], bytes]
     ) -> None:
-        self._places = places
+        self._connections = places
         self._answer_head = answer_head
         self._received = b""
         self._transport: asyncio.Transport
@@ -106,16 +106,16 @@ class _HealthConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Cast, because uvloop's transports are not subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._places) >= PLACES:
-            oldest = next(iter(self._places))
-            del self._places[oldest]
+        if len(self._connections) >= CONNECTIONS_MAX:
+            oldest = next(iter(self._connections))
+            del self._connections[oldest]
             oldest.abort()
-        self._places[self._transport] = None
+        self._connections[self._transport] = None
         self._timer = asyncio.get_running_loop().call_later(SECONDS, self._transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
-        self._places.pop(self._transport, None)
+        self._connections.pop(self._transport, None)
 
     def data_received(self, data: bytes) -> None:
         if self._transport.is_closing():

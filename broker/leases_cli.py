@@ -13,7 +13,7 @@ from urllib.parse import quote
 import click
 
 from broker.api_client import ApiClient, Json
-from broker.api_command import asking, show
+from broker.api_command import api_command, show
 from broker.cleaner_text import columns
 from config.units import about_size
 
@@ -32,7 +32,7 @@ def leases() -> None:
 @leases.command("list", short_help="List leased partitions, their runs and expiry times.")
 @click.option("--topic", help="Only runs of this topic.")
 @click.option("--ended", is_flag=True, help="Include runs that ended recently, with the reason.")
-@asking
+@api_command
 def list_leases(client: ApiClient, topic: str | None, ended: bool, as_json: bool) -> None:
     """List the leased partitions, the run that leases them, and when each lease expires.
 
@@ -48,7 +48,7 @@ def list_leases(client: ApiClient, topic: str | None, ended: bool, as_json: bool
 
 @leases.command("end", short_help="End the lease of a run whose process was killed.")
 @click.argument("run_id", metavar="RUN")
-@asking
+@api_command
 def end_lease(client: ApiClient, run_id: str, as_json: bool) -> None:
     """End the lease of a run: release its partitions and remove its files.
 

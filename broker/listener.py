@@ -22,7 +22,7 @@ from broker.protocol.limits import RequestLimits
 from broker.receive_budget import ReceiveBudget
 from storage.log import Log
 
-log = structlog.get_logger("broker.listener")
+logger = structlog.get_logger("broker.listener")
 
 BACKLOG = 1024  # a burst of reconnecting clients after a restart
 SWEEP_SECONDS = 5.0  # how often idle and stalled connections are looked for
@@ -83,8 +83,8 @@ class Listener:
     connections: set[Connection] = field(default_factory=set)
     budget: ReceiveBudget = field(init=False)
     _by_address: dict[str, set[Connection]] = field(default_factory=dict)
-    _victims: list[tuple[Connection, float]] = field(default_factory=list)
-    _look_again_at: float = 0.0
+    _eviction_candidates: list[tuple[Connection, float]] = field(default_factory=list)
+    _next_search_at: float = 0.0
     _servers: list[asyncio.Server] = field(default_factory=list)
     _progress: dict[Connection, _Progress] = field(default_factory=dict)
     _sweeper: asyncio.Task[None] | None = None
@@ -133,7 +133,7 @@ class Listener:
             self.stats.refused += 1
             return "too many connections"
         if is_full:  # the next one to go, unless it becomes a client: found without looking
-            self._victims.insert(0, (connection, connection.last_active))
+            self._eviction_candidates.insert(0, (connection, connection.last_active))
         self.stats.accepted += 1
         self.connections.add(connection)
         self._by_address.setdefault(address, set()).add(connection)
@@ -156,23 +156,25 @@ class Listener:
         is_far_fewer = own * FAR_FEWER < len(most)
         if self._evict_one(now, is_far_fewer):
             return True
-        if now >= self._look_again_at:
-            self._find_victims(most)
+        if now >= self._next_search_at:
+            self._find_eviction_candidates(most)
             if self._evict_one(now, is_far_fewer):
                 return True
-            self._look_again_at = now + EVICT_LOOK_SECONDS
+            self._next_search_at = now + EVICT_LOOK_SECONDS
         return False
 
-    def _find_victims(self, connections: set[Connection]) -> None:
-        found = heapq.nsmallest(EVICT_BATCH, connections, key=_eviction_order)
-        self._victims = [(one, one.last_active) for one in reversed(found)]
+    def _find_eviction_candidates(self, connections: set[Connection]) -> None:
+        results = heapq.nsmallest(EVICT_BATCH, connections, key=_eviction_order)
+        self._eviction_candidates = [
+            (connection, connection.last_active) for connection in reversed(results)
+        ]
 
     def _evict_one(self, now: float, is_far_fewer: bool) -> bool:
-        while self._victims:
-            victim, last_active = self._victims.pop()
+        while self._eviction_candidates:
+            victim, last_active = self._eviction_candidates.pop()
             # It may be gone, or have been active since it was found.
             is_as_found = victim in self.connections and victim.last_active == last_active
-            if is_as_found and (is_far_fewer or _may_go(victim, now)):
+            if is_as_found and (is_far_fewer or _is_evictable(victim, now)):
                 self.stats.evicted += 1
                 self.disconnected(victim)
                 victim.close("evicted for a new connection at the connection limit")
@@ -248,7 +250,7 @@ def address_of(host: str) -> str:
     return address.exploded[:19]
 
 
-def _may_go(connection: Connection, now: float) -> bool:
+def _is_evictable(connection: Connection, now: float) -> bool:
     return connection.is_stranger or now - connection.idle_since > IDLE_EVICT_SECONDS
 
 
@@ -273,13 +275,13 @@ FILES_OF_THE_PROCESS: Final = 512  # HTTP, workers, checkpoints, libraries
 
 def files_needed(connections: int, logs: Iterable[Log]) -> int:
     """How many files may be open at a time: what is refused where the limit is below it."""
-    of_logs = sum(one.segment_count + FILES_OF_A_LOG for one in logs)
+    of_logs = sum(log.segment_count + FILES_OF_A_LOG for log in logs)
     return connections + of_logs + FILES_OF_THE_PROCESS
 
 
-def tell_of_low_file_limit(connections: int, logs: Iterable[Log]) -> None:
+def warn_low_file_limit(connections: int, logs: Iterable[Log]) -> None:
     """Warn where clients alone could use up the files that logs need."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = files_needed(connections, logs)
     if limit != resource.RLIM_INFINITY and limit < needed:
-        log.warning("few files may be open", limit=limit, needed=needed)
+        logger.warning("few files may be open", limit=limit, needed=needed)

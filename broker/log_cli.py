@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from broker.api_client import ApiClient, Json, partition_path
-from broker.api_command import asking, fail, of_partition, show, show_progress
+from broker.api_command import api_command, fail, partition_arguments, show, show_progress
 from config import exit_codes
 from config.units import about_size
 
@@ -26,9 +26,9 @@ def log_group() -> None:
 
 
 @log_group.command(short_help="Read a log and name every damaged range.")
-@of_partition
+@partition_arguments
 @click.option("--from-offset", type=offset_option, help="First offset to verify.")
-@asking
+@api_command
 def verify(
     client: ApiClient, topic: str, partition: int, from_offset: int | None, as_json: bool
 ) -> None:
@@ -61,10 +61,10 @@ def verify(
 
 
 @log_group.command(short_help="Remove damaged batches so that readers can continue.")
-@of_partition
+@partition_arguments
 @click.option("--offset", required=True, type=offset_option, help="An offset in the damaged range.")
 @click.option("--yes", is_flag=True, help="Do it; otherwise only show what would be removed.")
-@asking
+@api_command
 def skip(
     *, client: ApiClient, topic: str, partition: int, offset: int, yes: bool, as_json: bool
 ) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from broker.cleaning import Cleaning
+from broker.cleaning import BrokerCleanerHost
 from broker.damage import damage_at, damage_fields
 from broker.partition import Partition
 from storage import filenames
@@ -26,7 +26,7 @@ from storage.log_skip import SkipPlan, write_without_damage
 from storage.model import TopicPartition
 from storage.swap import plan_swap
 
-log = structlog.get_logger("broker.log_repair")
+logger = structlog.get_logger("broker.log_repair")
 
 PART_BYTES: Final = 64 << 20  # of one request to verify: a fraction of a second, from the cache
 PART_SECONDS: Final = 5.0
@@ -68,7 +68,7 @@ class SkippedRange:
 class LogRepair:
     """Verifies logs and skips damage."""
 
-    def __init__(self, env: Env, cleaning: Cleaning, pause: Pause) -> None:
+    def __init__(self, env: Env, cleaning: BrokerCleanerHost, pause: Pause) -> None:
         self._env = env
         self._cleaning = cleaning
         self._pause = pause
@@ -85,39 +85,43 @@ class LogRepair:
         start = max(opened.log_start_offset, offset or 0)
         end = opened.log_end_offset if end_offset is None else end_offset
         end = min(end, opened.log_end_offset)
-        found = VerifiedOffsets(start, start, end)
+        verified_offsets = VerifiedOffsets(start, start, end)
         async with self._reading:
             deadline = self._env.monotonic() + PART_SECONDS
             is_border = False
             while (
-                found.next_offset < end
-                and found.size_bytes < PART_BYTES
+                verified_offsets.next_offset < end
+                and verified_offsets.size_bytes < PART_BYTES
                 and self._env.monotonic() < deadline
             ):
-                await self._step(opened, found, is_border=is_border)
+                await self._step(opened, verified_offsets, is_border=is_border)
                 is_border = True
-        return found
+        return verified_offsets
 
-    async def _step(self, opened: Log, found: VerifiedOffsets, *, is_border: bool) -> None:
+    async def _step(
+        self, opened: Log, verified_offsets: VerifiedOffsets, *, is_border: bool
+    ) -> None:
         """Pass over a known damaged range, or verify some bytes."""
-        step = opened.verify_step(found.next_offset, is_border=is_border)
+        step = opened.verify_step(verified_offsets.next_offset, is_border=is_border)
         if step.damage is not None:
-            found.damage.append(step.damage)
-            found.next_offset = step.damage.next_offset
+            verified_offsets.damage.append(step.damage)
+            verified_offsets.next_offset = step.damage.next_offset
             return
         part = await asyncio.to_thread(step.run, STEP_BYTES)
-        found.size_bytes += part.end_position - part.position
-        found.batches += part.batches
-        found.records += part.records
+        verified_offsets.size_bytes += part.end_position - part.position
+        verified_offsets.batches += part.batches
+        verified_offsets.records += part.records
         reached = part.next_offset
         if part.damage:
             damage = opened.note_finding(step.segment, part.end_position, part.damage)
             if damage is not None:
-                log.error("damage found", partition=str(opened.partition), **damage_fields(damage))
+                logger.error(
+                    "damage found", partition=str(opened.partition), **damage_fields(damage)
+                )
         elif part.end_position >= step.segment.size_bytes:
             reached = step.offsets.stop
         # If nothing was read, the segment has been replaced; the next step reads the new one.
-        found.next_offset = max(found.next_offset, reached)
+        verified_offsets.next_offset = max(verified_offsets.next_offset, reached)
 
     async def skip(self, partition: Partition, offset: int) -> SkippedRange:
         """Remove the damaged range that contains `offset` from the log; durable when this returns.
@@ -145,7 +149,7 @@ class LogRepair:
             await asyncio.to_thread(task.run)
             opened.flush_done(task)
             skipped = await self._cut(partition, damage)
-        log.warning(
+        logger.warning(
             "damage skipped by an operator",
             partition=str(partition.partition),
             **damage_fields(damage),
@@ -156,7 +160,11 @@ class LogRepair:
     async def _cut(self, partition: Partition, damage: DamagedSegment) -> SkippedRange:
         opened = partition.log
         facts = next(
-            (one for one in opened.segment_facts()[:-1] if one.base_offset == damage.base_offset),
+            (
+                facts
+                for facts in opened.segment_facts()[:-1]
+                if facts.base_offset == damage.base_offset
+            ),
             None,
         )
         if facts is None:
@@ -164,9 +172,10 @@ class LogRepair:
                 f"the damaged segment {damage.path} does not exist any more: retention deleted it"
             )
         others = [
-            one
-            for one in opened.damaged
-            if one.base_offset == damage.base_offset and one.position != damage.position
+            damaged_segment
+            for damaged_segment in opened.damaged
+            if damaged_segment.base_offset == damage.base_offset
+            and damaged_segment.position != damage.position
         ]
         plan = SkipPlan(
             directory=opened.directory,
@@ -187,7 +196,7 @@ class LogRepair:
             swap = plan_swap(opened.directory, [facts], [] if output is None else [output])
             await self._cleaning.swap(opened, swap)
         opened.begin_generation()
-        self._note_again(opened, damage, others)
+        self._restore_damage(opened, damage, others)
         partition.wake()
         return SkippedRange(damage, f"{opened.directory}/{plan.kept_as}")
 
@@ -201,9 +210,11 @@ class LogRepair:
             if opened.is_being_swapped:
                 opened.unpin([base_offset])
 
-    def _note_again(self, opened: Log, cut: DamagedSegment, others: list[DamagedSegment]) -> None:
+    def _restore_damage(
+        self, opened: Log, cut: DamagedSegment, others: list[DamagedSegment]
+    ) -> None:
         """Record the other damaged ranges of the segment at their new positions."""
         cut_bytes = cut.end_position - cut.position
-        for one in others:
-            moved = one.position - (cut_bytes if one.position > cut.position else 0)
-            opened.mark_damaged(one.path, moved, one.reason)
+        for damage in others:
+            moved = damage.position - (cut_bytes if damage.position > cut.position else 0)
+            opened.mark_damaged(damage.path, moved, damage.reason)

@@ -33,12 +33,12 @@ class LatencyFamilies:
     Quantiles cannot be added up over brokers or time; buckets can. Kafka has quantiles only.
     """
 
-    def __init__(self, *, kafkas: str, ours: str, text: str, labels: Sequence[str] = ()) -> None:
+    def __init__(self, *, kafkas: str, local: str, text: str, labels: Sequence[str] = ()) -> None:
         self._kafkas = kafkas
         self._labels = tuple(labels)
         note = "quantiles are accurate within a factor of two"
         self._summary = SummaryMetricFamily(kafkas, f"{text} in ms; {note}", labels=labels)
-        self._histogram = HistogramMetricFamily(ours, text, labels=labels)
+        self._histogram = HistogramMetricFamily(local, text, labels=labels)
 
     def add(self, values: Sequence[str], latency: LatencyHistogram) -> None:
         """Add the series of one set of label values."""

@@ -100,9 +100,9 @@ class BrokerMetrics:
             "1 for a topic found on disk that has no cleanup.policy yet: it is kept as it is",
             labels=["topic"],
         )
-        for one in self._services.topics:
-            if not one.config.policy_known:
-                unknown.add_metric([one.name], 1)
+        for item in self._services.topics:
+            if not item.config.policy_known:
+                unknown.add_metric([item.name], 1)
         yield unknown
         rejects = self._services.stats.rejects
         for name, text, count in (
@@ -127,24 +127,24 @@ class BrokerMetrics:
         )
         times = LatencyFamilies(
             kafkas="kafka_network_requestmetrics_totaltimems",
-            ours="varve_request_seconds",
+            local="varve_request_seconds",
             text="Time from the complete request to its response",
             labels=["request"],
         )
-        for name, one in stats.requests.items():
-            for version, count in sorted(one.by_version.items()):
+        for name, request in stats.requests.items():
+            for version, count in sorted(request.by_version.items()):
                 label = "unsupported" if version == UNSUPPORTED else str(version)
                 requests.add_metric([name, label], count)
-            if one.latency.count:
-                times.add([name], one.latency)
+            if request.latency.count:
+                times.add([name], request.latency)
         holds = GaugeMetricFamily(
             "varve_request_longest_hold_seconds",
             "Longest time that one step of a request occupied the event loop since startup",
             labels=["request"],
         )
-        for name, one in stats.requests.items():
-            if one.longest_hold_ns:
-                holds.add_metric([name], one.longest_hold_ns / 1e9)
+        for name, request in stats.requests.items():
+            if request.longest_turn_ns:
+                holds.add_metric([name], request.longest_turn_ns / 1e9)
         yield holds
         yield from self._holds()
         errors = CounterMetricFamily(
@@ -155,7 +155,7 @@ class BrokerMetrics:
         yield from (requests, *times.families(), errors)
         flushes = LatencyFamilies(
             kafkas="kafka_log_logflushstats_logflushrateandtimems",
-            ours="varve_flush_seconds",
+            local="varve_flush_seconds",
             text="Duration of a flush of one log to disk",
         )
         flushes.add([], stats.flushes)

@@ -20,7 +20,7 @@ from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
 from storage.model import TopicPartition
 
-log = structlog.get_logger("broker.offsets_topic")
+logger = structlog.get_logger("broker.offsets_topic")
 
 LOADERS = 2  # partitions read at a time: reading is decoding, and there is one interpreter
 
@@ -80,38 +80,38 @@ class OffsetsTopic:
 
     def append(self, partition: int, records: Sequence[LogRecord]) -> Awaitable[object]:
         """The coordinator's Append: records have their place when this returns."""
-        found = self._partition(partition)
+        served = self._partition(partition)
         now_ms = self._env.wall_ms()
         batch = build_batch(
             [Record(index, now_ms, key, value, ()) for index, (key, value) in enumerate(records)]
         )
-        info = found.append(memoryview(batch), read_header(batch), now_ms)
-        if found.is_acked(info):
+        info = served.append(memoryview(batch), read_header(batch), now_ms)
+        if served.is_acked(info):
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             done.set_result(None)
             return done
-        return found.wait_flushed(info.last_offset + 1)
+        return served.wait_flushed(info.last_offset + 1)
 
     def fail(self, partitions: Sequence[TopicPartition]) -> None:
         """Partitions of a failed directory: their groups are not served any more."""
-        for where in partitions:
-            if where.topic == OFFSETS_TOPIC:
-                self.coordinator.deactivate(where.partition, PartitionState.OFFLINE)
+        for partition in partitions:
+            if partition.topic == OFFSETS_TOPIC:
+                self.coordinator.deactivate(partition.partition, PartitionState.OFFLINE)
 
-    def damage_gone(self, where: TopicPartition) -> None:
+    def damage_gone(self, partition: TopicPartition) -> None:
         """Load the groups of a partition again if they could not be loaded for damage."""
-        if where.topic == OFFSETS_TOPIC and self.coordinator.is_offline(where.partition):
-            self.coordinator.deactivate(where.partition, PartitionState.LOADING)
+        if partition.topic == OFFSETS_TOPIC and self.coordinator.is_offline(partition.partition):
+            self.coordinator.deactivate(partition.partition, PartitionState.LOADING)
             self._tasks = [task for task in self._tasks if not task.done()]
             self._tasks.append(
-                asyncio.create_task(self._load(where.partition), name="load groups again")
+                asyncio.create_task(self._load(partition.partition), name="load groups again")
             )
 
     def _partition(self, index: int) -> Partition:
-        found = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
-        if found is None:
+        partition = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
+        if partition is None:
             raise LogDirectoryError(OFFSETS_TOPIC, f"partition {index} is offline")
-        return found
+        return partition
 
     async def _load_all(self) -> None:
         gate = asyncio.Semaphore(LOADERS)
@@ -123,25 +123,27 @@ class OffsetsTopic:
         await asyncio.gather(*(load_one(index) for index in range(self.partition_count)))
 
     async def _load(self, index: int) -> None:
-        found = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
-        if found is None:
+        partition = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
+        if partition is None:
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
-        where = found.log
+        where = partition.log
         try:
             loaded = await asyncio.to_thread(
                 load, where.read_batches, where.log_start_offset, where.log_end_offset
             )
         except StorageError as error:
-            log.error("groups cannot be loaded", partition=index, reason=str(error))
+            logger.error("groups cannot be loaded", partition=index, reason=str(error))
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
         except Exception:
             # Whatever it is: the others are loaded, and these groups do not wait for ever.
-            log.exception("groups cannot be loaded", partition=index)
+            logger.exception("groups cannot be loaded", partition=index)
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
-        if self._topics.partition(found.partition) is found:  # its directory may have failed
+        if (
+            self._topics.partition(partition.partition) is partition
+        ):  # its directory may have failed
             self.coordinator.activate(index, loaded)
 
     async def _expire(self) -> None:
@@ -153,4 +155,4 @@ class OffsetsTopic:
                     await self.coordinator.expire_offsets(self._env.wall_ms())
             except Exception:
                 # Supervised: a mistake in one round must not silently end all that follow.
-                log.exception("offsets cannot be expired")
+                logger.exception("offsets cannot be expired")

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 OUTDATED_NOTES_MAX: Final = 1_000
 
 
-class Holder(Protocol):
+class BudgetUser(Protocol):
     """What the budget needs of a connection."""
 
     @property
@@ -36,7 +36,7 @@ class Holder(Protocol):
         """Release the buffer kept for the next request, if none has begun."""
         ...
 
-    def room_made(self) -> None:
+    def memory_freed(self) -> None:
         """Try to reserve again."""
         ...
 
@@ -56,13 +56,15 @@ class ReceiveBudget:
         self.waits = 0  # how often a connection was muted
         self.closed = 0  # connections that lost their buffer
         self._call_soon = call_soon
-        self._held: dict[Holder, int] = {}
-        self._waiting: dict[Holder, None] = {}  # in order
-        self._over: Holder | None = None  # who may exceed the budget
-        self._idle: dict[Holder, None] = {}  # keep memory, and may be between two requests
+        self._reserved: dict[BudgetUser, int] = {}
+        self._waiting: dict[BudgetUser, None] = {}  # in order
+        self._over: BudgetUser | None = None  # who may exceed the budget
+        self._idle: dict[BudgetUser, None] = {}  # keep memory, and may be between two requests
         self._strangers: list[tuple[int, int]] = []  # (-bytes held, note number), a heap
-        self._noted: dict[int, Holder] = {}  # by note number; notes that are not here are outdated
-        self._note_of: dict[Holder, int] = {}
+        self._noted: dict[
+            int, BudgetUser
+        ] = {}  # by note number; notes that are not here are outdated
+        self._note_of: dict[BudgetUser, int] = {}
         self._notes = 0
         self._is_serving = False
 
@@ -71,7 +73,7 @@ class ReceiveBudget:
         """Return the number of connections that wait."""
         return len(self._waiting)
 
-    def reserve(self, holder: Holder, growth: int) -> bool:
+    def reserve(self, holder: BudgetUser, growth: int) -> bool:
         """Reserve `growth` more bytes for a holder; False if it has to wait or was closed."""
         if not self._fits(growth):
             self._make_room(growth)
@@ -81,10 +83,10 @@ class ReceiveBudget:
             if not self._fits(growth):
                 self._over = holder
             self._waiting.pop(holder, None)
-            held = self._held[holder] = self._held.get(holder, 0) + growth
+            owned = self._reserved[holder] = self._reserved.get(holder, 0) + growth
             self.used_bytes += growth
             if holder.is_stranger:
-                self._note_stranger(holder, held)
+                self._note_stranger(holder, owned)
             if self._waiting:
                 self._serve_soon()
             return True
@@ -93,34 +95,34 @@ class ReceiveBudget:
             self.waits += 1
         return False
 
-    def note_idle(self, holder: Holder) -> None:
+    def note_idle(self, holder: BudgetUser) -> None:
         """Note that a holder may be between two requests, and keeps its buffer for the next."""
-        if holder in self._held:
+        if holder in self._reserved:
             self._idle[holder] = None
 
-    def set_held(self, holder: Holder, held_bytes: int) -> None:
+    def set_reserved(self, holder: BudgetUser, reserved_bytes: int) -> None:
         """Note that the buffer of a holder has become smaller."""
-        before = self._held.pop(holder, 0)
-        assert held_bytes <= before, (held_bytes, before)
-        if held_bytes:
-            self._held[holder] = held_bytes
-            if holder.is_stranger and held_bytes < before:
-                self._note_stranger(holder, held_bytes)
+        before = self._reserved.pop(holder, 0)
+        assert reserved_bytes <= before, (reserved_bytes, before)
+        if reserved_bytes:
+            self._reserved[holder] = reserved_bytes
+            if holder.is_stranger and reserved_bytes < before:
+                self._note_stranger(holder, reserved_bytes)
         else:
             self._idle.pop(holder, None)
             self._noted.pop(self._note_of.pop(holder, 0), None)
-        self.used_bytes -= before - held_bytes
-        if self._over is holder and held_bytes < before:
+        self.used_bytes -= before - reserved_bytes
+        if self._over is holder and reserved_bytes < before:
             self._over = None
         if self._waiting:
             self._serve_soon()
 
-    def forget(self, holder: Holder) -> None:
+    def forget(self, holder: BudgetUser) -> None:
         """Release all memory of a closed connection."""
         self._waiting.pop(holder, None)
         if self._over is holder:
             self._over = None
-        self.set_held(holder, 0)
+        self.set_reserved(holder, 0)
 
     def _fits(self, growth: int) -> bool:
         return self.used_bytes + growth <= self.limit_bytes
@@ -142,12 +144,12 @@ class ReceiveBudget:
                     "memory is needed, and no request of this connection is complete yet"
                 )
 
-    def _note_stranger(self, holder: Holder, held_bytes: int) -> None:
+    def _note_stranger(self, holder: BudgetUser, reserved_bytes: int) -> None:
         self._noted.pop(self._note_of.get(holder, 0), None)
         self._notes += 1
         self._note_of[holder] = self._notes
         self._noted[self._notes] = holder
-        heappush(self._strangers, (-held_bytes, self._notes))
+        heappush(self._strangers, (-reserved_bytes, self._notes))
         if len(self._strangers) > 2 * len(self._noted) + OUTDATED_NOTES_MAX:
             self._strangers = [note for note in self._strangers if note[1] in self._noted]
             heapify(self._strangers)
@@ -162,6 +164,6 @@ class ReceiveBudget:
         self._is_serving = False
         while self._waiting:
             first = next(iter(self._waiting))
-            first.room_made()
+            first.memory_freed()
             if next(iter(self._waiting), None) is first:
                 return

@@ -34,7 +34,7 @@ Apply = Callable[[Settings, bytes | None], Awaitable[None]]
 # What the file can be wrong about, and what can be in the way of what it asks for.
 UNUSABLE: Final = (ConfigFileError, TokenFileError, TopicError, ValidationError, StorageError)
 
-log = structlog.get_logger("broker.reload")
+logger = structlog.get_logger("broker.reload")
 
 
 class Reloader:
@@ -51,31 +51,31 @@ class Reloader:
         self._apply = apply
         self._running = running
         self._metadata = metadata
-        self._asked = False
+        self._requested = False
         self._task: asyncio.Task[None] | None = None
 
     def request(self) -> None:
         """Read the file; returns at once."""
-        self._asked = True
+        self._requested = True
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="reload")
 
     async def stop(self) -> None:
         """Begin no other reload, and wait for the one under way."""
-        self._asked = False
+        self._requested = False
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _work(self) -> None:
         try:
-            while self._asked:
-                self._asked = False
+            while self._requested:
+                self._requested = False
                 systemd.notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
                 try:
                     await self.reload()
                 except Exception:
                     # Supervised: the daemon goes on as it was, and the next signal is heard.
-                    log.exception("settings not reloaded")
+                    logger.exception("settings not reloaded")
                 systemd.notify("READY=1")
         finally:
             self._task = None
@@ -84,8 +84,8 @@ class Reloader:
         """Read the file and let it take effect; False if it cannot be used, which is told."""
         try:
             file, token = await asyncio.to_thread(self._read)
-            found = reloaded(self._running(), file)
-            await self._apply(found.settings, token)
+            result = reloaded(self._running(), file)
+            await self._apply(result.settings, token)
         except (
             ConfigFileError,
             TokenFileError,
@@ -94,9 +94,9 @@ class Reloader:
             StorageError,
         ) as error:
             for reason in _reasons(error)[:NAMED_MAX]:
-                log.error("settings not reloaded", reason=reason)
+                logger.error("settings not reloaded", reason=reason)
             return False
-        self._tell(found, file)
+        self._log_outcome(result, file)
         return True
 
     def _read(self) -> tuple[Settings, bytes | None]:
@@ -104,26 +104,26 @@ class Reloader:
         path = file.http_token_file
         return file, None if path is None else read_token(path)
 
-    def _tell(self, found: Reloaded, file: Settings) -> None:
+    def _log_outcome(self, value: Reloaded, file: Settings) -> None:
         metadata = self._metadata()
         topics = {name: entry.dynamic for name, entry in metadata.topics.items()}
         hidden = list(hidden_keys(file, topics, metadata.broker_dynamic))
-        for one in hidden[:NAMED_MAX]:
-            log.warning(
+        for item in hidden[:NAMED_MAX]:
+            logger.warning(
                 "hidden by a dynamic setting",
-                key=one.key,
-                value=one.value,
-                by=one.by,
-                dynamic_value=one.dynamic_value,
+                key=item.key,
+                value=item.value,
+                by=item.by,
+                dynamic_value=item.dynamic_value,
             )
-        for key in found.fixed[:NAMED_MAX]:
-            log.warning("takes effect at the next start only", key=key)
-        log.info(
+        for key in value.fixed[:NAMED_MAX]:
+            logger.warning("takes effect at the next start only", key=key)
+        logger.info(
             "settings reloaded",
-            changed=list(found.changed[:NAMED_MAX]),
-            changes=len(found.changed),
+            changed=list(value.changed[:NAMED_MAX]),
+            changes=len(value.changed),
             hidden=len(hidden),
-            fixed=len(found.fixed),
+            fixed=len(value.fixed),
         )
 
 

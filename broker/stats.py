@@ -66,11 +66,11 @@ class LatencyHistogram:
 
     def quantile_ms(self, quantile: float) -> float:
         """An upper bound of the quantile, in ms; 0 if nothing was counted."""
-        wanted = quantile * self.count
+        requested = quantile * self.count
         seen = 0
         for index, count in enumerate(self.buckets):
             seen += count
-            if count and seen >= wanted:
+            if count and seen >= requested:
                 return float(1 << index) / 1000
         return 0.0
 
@@ -81,16 +81,16 @@ class RequestStats:
 
     by_version: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
-    longest_hold_ns: int = 0  # of the event loop, by one turn of one request
+    longest_turn_ns: int = 0  # of the event loop, by one turn of one request
 
     def count(self, version: int, nanoseconds: int) -> None:
         """Count a request that was answered after so long."""
         self.by_version[version] += 1
         self.latency.add(nanoseconds // 1000)
 
-    def note_hold(self, nanoseconds: int) -> None:
+    def note_turn(self, nanoseconds: int) -> None:
         """Note how long a turn held the loop."""
-        self.longest_hold_ns = max(self.longest_hold_ns, nanoseconds)
+        self.longest_turn_ns = max(self.longest_turn_ns, nanoseconds)
 
 
 @dataclass(slots=True)

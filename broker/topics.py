@@ -31,7 +31,7 @@ from config.topic_names import (
     INTERNAL_TOPICS,
     InvalidTopicNameError,
     check_new_name,
-    view_hindrance,
+    view_conflict,
 )
 from storage.errors import StorageError
 from storage.log import Log
@@ -40,7 +40,7 @@ from storage.metadata import ClusterMetadata, TopicEntry
 from storage.model import TopicPartition
 from storage.partition_homes import ADOPTED
 
-log = structlog.get_logger("broker.topics")
+logger = structlog.get_logger("broker.topics")
 
 # The dynamic layer as it stands -> as it is to be. Raises TopicError.
 Change = Callable[[Mapping[str, str]], Mapping[str, str]]
@@ -99,7 +99,7 @@ class CleanerControl(Protocol):
         """Held while the block runs; entering waits until a worker has let go."""
         ...
 
-    def forgive(self, partition: TopicPartition) -> None:
+    def retry(self, partition: TopicPartition) -> None:
         """Forget earlier failures: it is another partition now."""
 
     def configure(self, settings: CleanerSettings) -> None:
@@ -126,7 +126,9 @@ class Topics:
         self._settings = settings
         self._make_partition = make_partition
         self._changing = asyncio.Lock()
-        self._under_way: set[asyncio.Task[Any]] = set()  # changes that wait for it, or have it
+        self._running_changes: set[asyncio.Task[Any]] = (
+            set()
+        )  # changes that wait for it, or have it
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         self._apply_limits = apply_limits
@@ -161,14 +163,14 @@ class Topics:
     def find(self, topic: str | bytes, index: int) -> Partition | ErrorCode:
         """A served partition of a topic by name or id, or the code that says why there is none."""
         by_id = isinstance(topic, bytes)
-        found = self._by_id.get(topic) if isinstance(topic, bytes) else self._by_name.get(topic)
-        if found is None:
+        result = self._by_id.get(topic) if isinstance(topic, bytes) else self._by_name.get(topic)
+        if result is None:
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return ErrorCode.UNKNOWN_TOPIC_ID if by_id else unknown
-        partition = found.partitions.get(index)
+        partition = result.partitions.get(index)
         if partition is not None:
             return partition
-        offline = index in found.offline
+        offline = index in result.offline
         return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def layers_of(self, name: str, dynamic: Mapping[str, str], *, adopted: bool) -> TopicLayers:
@@ -193,7 +195,7 @@ class Topics:
         try:
             return resolve(layers)
         except InvalidTopicConfigError as error:
-            log.error("settings contradict; nothing is cleaned", topic=name, reason=str(error))
+            logger.error("settings contradict; nothing is cleaned", topic=name, reason=str(error))
             return TopicConfig(policy_known=False)
 
     # Opening --------------------------------------------------------------------
@@ -203,9 +205,9 @@ class Topics:
         for name, entry in self._manager.metadata.topics.items():
             if not entry.partitions:
                 continue  # a creation that was cut off; `finish_interrupted` undoes it
-            topic = self._enter(name, entry)
+            topic = self._register(name, entry)
             if not topic.config.policy_known:
-                log.warning(
+                logger.warning(
                     "cleanup.policy is unknown; neither cleaned nor expired until one is given",
                     topic=name,
                 )
@@ -215,24 +217,24 @@ class Topics:
         metadata = self._manager.metadata
         for name, entry in metadata.topics.items():
             if not entry.partitions:
-                log.warning("creation was cut off and is undone", topic=name)
+                logger.warning("creation was cut off and is undone", topic=name)
                 await asyncio.to_thread(self._manager.save_metadata, metadata.without_topic(name))
 
     async def apply_yaml(self) -> None:
         """Create the topics that the operator's file names, and add partitions it asks for."""
         for name in self._settings.topics:
-            wanted = self._settings.partitions(name)
+            requested = self._settings.partitions(name)
             topic = self.get(name)
             if topic is None:
-                await self.create(name, wanted, {}, created_by="yaml")
-            elif topic.partition_count < wanted:
-                await self.add_partitions(name, wanted)
-            elif topic.partition_count > wanted:
-                log.warning(
+                await self.create(name, requested, {}, created_by="yaml")
+            elif topic.partition_count < requested:
+                await self.add_partitions(name, requested)
+            elif topic.partition_count > requested:
+                logger.warning(
                     "more partitions than configured; none is taken away",
                     topic=name,
                     partitions=topic.partition_count,
-                    configured=wanted,
+                    configured=requested,
                 )
 
     # Changing -------------------------------------------------------------------
@@ -261,7 +263,7 @@ class Topics:
         """Create a topic; durable when this returns. Raises TopicError, LogDirectoryError."""
         if partitions == -1:
             partitions = self._settings.partitions(name)
-        return await self._to_the_end(self._create(name, partitions, dynamic, created_by))
+        return await self._shielded(self._create(name, partitions, dynamic, created_by))
 
     async def _create(
         self, name: str, partitions: int, dynamic: Mapping[str, str], created_by: str
@@ -275,8 +277,8 @@ class Topics:
             except StorageError:
                 await self._save(self._manager.metadata.without_topic(name))
                 raise
-            topic = await self._enter_made(name, entry)
-        log.info("topic created", topic=name, partitions=partitions, created_by=created_by)
+            topic = await self._register_created(name, entry)
+        logger.info("topic created", topic=name, partitions=partitions, created_by=created_by)
         return topic
 
     async def ensure(self, name: str) -> Topic:
@@ -298,19 +300,19 @@ class Topics:
 
     async def add_partitions(self, name: str, total: int) -> None:
         """Grow a topic to `total` partitions. Raises TopicError, LogDirectoryError."""
-        await self._to_the_end(self._add_partitions(name, total))
+        await self._shielded(self._add_partitions(name, total))
 
     async def _add_partitions(self, name: str, total: int) -> None:
         async with self._changing:
             topic = self.check_growth(name, total)
             entry = self._manager.metadata.topics[name]
             await self._make_folders(name, entry, range(topic.partition_count, total))
-            await self._enter_made(name, self._manager.metadata.topics[name])
-        log.info("partitions added", topic=name, partitions=total)
+            await self._register_created(name, self._manager.metadata.topics[name])
+        logger.info("partitions added", topic=name, partitions=total)
 
     def check_growth(self, name: str, total: int) -> Topic:
         """Refuse a number of partitions that is no growth. Raises TopicError."""
-        topic = self._known(name)
+        topic = self._existing(name)
         if total <= topic.partition_count:
             raise TopicError(
                 ErrorCode.INVALID_PARTITIONS,
@@ -321,13 +323,13 @@ class Topics:
 
     async def delete(self, name: str) -> None:
         """Delete a topic; durable when this returns. Raises TopicError."""
-        await self._to_the_end(self._delete(name))
+        await self._shielded(self._delete(name))
 
     async def _delete(self, name: str) -> None:
         async with self._changing:
-            topic = self._known(name)
-            held = [partition.partition for partition in topic.partitions.values()]
-            async with _hold_all(self._cleaner(), held, "its topic is deleted"):
+            topic = self._existing(name)
+            partitions = [partition.partition for partition in topic.partitions.values()]
+            async with _pause_all(self._cleaner(), partitions, "its topic is deleted"):
                 await self._save(self._manager.metadata.without_topic(name))
                 del self._by_name[name]
                 del self._by_id[topic.topic_id]
@@ -335,20 +337,22 @@ class Topics:
                 for partition in topic.partitions.values():
                     partition.close(gone)
                 await self._remove_folders(name, topic.partitions.keys() | topic.offline.keys())
-            for where in held:
-                self._cleaner().forgive(where)  # the next one of this name did nothing wrong
-        log.info("topic deleted", topic=name)
+            for topic_partition in partitions:
+                self._cleaner().retry(
+                    topic_partition
+                )  # the next one of this name did nothing wrong
+        logger.info("topic deleted", topic=name)
 
     async def alter(self, name: str, change: Change, *, validate_only: bool = False) -> None:
         """Change a topic's dynamic settings, or only say whether that may be. Raises TopicError.
 
         `change` is called when no other change is under way, so that none overwrites another.
         """
-        await self._to_the_end(self._alter(name, change, validate_only=validate_only))
+        await self._shielded(self._alter(name, change, validate_only=validate_only))
 
     async def _alter(self, name: str, change: Change, *, validate_only: bool) -> None:
         async with self._changing:
-            topic = self._known(name)
+            topic = self._existing(name)
             entry = self._manager.metadata.topics[name]
             dynamic = dict(change(entry.dynamic))
             layers = self.layers_of(name, dynamic, adopted=topic.layers.adopted)
@@ -359,11 +363,11 @@ class Topics:
                 return
             entry = replace(entry, dynamic=dynamic)
             await self._settle(resettled, self._manager.metadata.with_topic(name, entry))
-        log.info("topic settings changed", topic=name, dynamic=dynamic)
+        logger.info("topic settings changed", topic=name, dynamic=dynamic)
 
     async def alter_broker(self, change: Change, *, validate_only: bool = False) -> None:
         """Change the broker's dynamic settings (Kafka's names); as `alter`. Raises TopicError."""
-        await self._to_the_end(self._alter_broker(change, validate_only=validate_only))
+        await self._shielded(self._alter_broker(change, validate_only=validate_only))
 
     async def _alter_broker(self, change: Change, *, validate_only: bool) -> None:
         async with self._changing:
@@ -381,7 +385,7 @@ class Topics:
             await self._settle(resettled, replace(metadata, broker_dynamic=dynamic))
             self._cleaner().configure(cleaner)
             self._apply_limits(self.limits)
-        log.info("broker settings changed", dynamic=dynamic)
+        logger.info("broker settings changed", dynamic=dynamic)
 
     async def reload(self, settings: Settings) -> None:
         """Put the file's layers in the place of the old ones, and make what it asks for.
@@ -389,7 +393,7 @@ class Topics:
         Raises TopicError where they contradict what clients set; then nothing is changed. Raises
         TopicError or LogDirectoryError also where a topic cannot be made; the rest holds then.
         """
-        await self._to_the_end(self._reload(settings))
+        await self._shielded(self._reload(settings))
 
     async def _reload(self, settings: Settings) -> None:
         turns = Turns()
@@ -428,7 +432,7 @@ class Topics:
         try:
             return self._cleaner_settings(self._settings, self._manager.metadata.broker_dynamic)
         except TopicError as error:
-            log.error("dynamic settings of the cleaner are ignored", reason=str(error))
+            logger.error("dynamic settings of the cleaner are ignored", reason=str(error))
             return self._settings.cleaner
 
     async def note_time(self) -> None:
@@ -438,7 +442,7 @@ class Topics:
 
     async def take_producer_ids(self, count: int) -> int:
         """The first of `count` producer ids that nobody was given before; durable."""
-        return await self._to_the_end(self._take_producer_ids(count))
+        return await self._shielded(self._take_producer_ids(count))
 
     async def _take_producer_ids(self, count: int) -> int:
         async with self._changing:
@@ -448,26 +452,26 @@ class Topics:
 
     def fail(self, partitions: Iterable[TopicPartition], reason: str) -> None:
         """Partitions whose directory failed: known, not served."""
-        for where in partitions:
-            topic = self._by_name.get(where.topic)
+        for topic_partition in partitions:
+            topic = self._by_name.get(topic_partition.topic)
             if topic is None:
                 continue
-            topic.offline[where.partition] = reason
-            partition = topic.partitions.pop(where.partition, None)
+            topic.offline[topic_partition.partition] = reason
+            partition = topic.partitions.pop(topic_partition.partition, None)
             if partition is not None:
-                partition.close(OfflinePartitionError(where, reason))
+                partition.close(OfflinePartitionError(topic_partition, reason))
 
     async def wait_idle(self, seconds: float) -> None:
         """Until no change is under way, but not longer than that."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=seconds)
+        if self._running_changes:
+            await asyncio.wait(self._running_changes, timeout=seconds)
 
     # Steps ----------------------------------------------------------------------
 
-    async def _to_the_end(self, change: Coroutine[Any, Any, _T]) -> _T:
+    async def _shielded(self, change: Coroutine[Any, Any, _T]) -> _T:
         task = asyncio.create_task(change)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._running_changes.add(task)
+        task.add_done_callback(self._running_changes.discard)
         return await asyncio.shield(task)
 
     async def _save(self, metadata: ClusterMetadata) -> None:
@@ -479,14 +483,14 @@ class Topics:
         metadata: ClusterMetadata | None,
     ) -> None:
         """Make changed settings durable, then valid; no worker has a log whose policy changes."""
-        held = [
+        partitions = [
             partition.partition
             for topic, _, config in resettled
             if _concerns_jobs(topic.config, config)
             for partition in topic.partitions.values()
         ]
         turns = Turns()
-        async with _hold_all(self._cleaner(), held, "its cleanup.policy changes"):
+        async with _pause_all(self._cleaner(), partitions, "its cleanup.policy changes"):
             if metadata is not None:
                 await self._save(metadata)
             for topic, layers, config in resettled:
@@ -499,14 +503,14 @@ class Topics:
     async def _make_folders(self, name: str, entry: TopicEntry, indexes: range) -> TopicEntry:
         """All of them, or none: what was made before a failure is taken away again."""
         config = self._resolve(self.layers_of(name, entry.dynamic, adopted=False))
-        homes, turns = dict(entry.partitions), Turns()
+        placement, turns = dict(entry.partitions), Turns()
         new = [TopicPartition(name, index) for index in indexes]
         try:
             await asyncio.to_thread(self._manager.create_all, new, entry.topic_id, config)
-            for where in new:
-                homes[where.partition] = self._manager.directory_id_of(where)
+            for partition in new:
+                placement[partition.partition] = self._manager.directory_id_of(partition)
                 await turns.take()
-            entry = replace(entry, partitions=homes)
+            entry = replace(entry, partitions=placement)
             await self._save(self._manager.metadata.with_topic(name, entry))
         except StorageError:
             await self._remove_folders(name, indexes)
@@ -519,20 +523,20 @@ class Topics:
             try:
                 await asyncio.to_thread(self._manager.delete, TopicPartition(name, index))
             except StorageError as error:
-                log.error("folder stays", topic=name, partition=index, reason=str(error))
+                logger.error("folder stays", topic=name, partition=index, reason=str(error))
 
-    async def _enter_made(self, name: str, entry: TopicEntry) -> Topic:
-        """As `_enter`, in turns: there may be thousands. Seen when all of them are ready."""
+    async def _register_created(self, name: str, entry: TopicEntry) -> Topic:
+        """As `_register`, in turns: there may be thousands. Seen when all of them are ready."""
         made: dict[Log, Partition] = {}
-        known, turns = self._by_name.get(name), Turns()
+        topic, turns = self._by_name.get(name), Turns()
         for index in entry.partitions:
             opened = self._manager.logs.get(TopicPartition(name, index))
-            if opened is not None and (known is None or index not in known.partitions):
+            if opened is not None and (topic is None or index not in topic.partitions):
                 made[opened] = self._make_partition(opened)
             await turns.take()
-        return self._enter(name, entry, made)
+        return self._register(name, entry, made)
 
-    def _enter(
+    def _register(
         self, name: str, entry: TopicEntry, made: Mapping[Log, Partition] | None = None
     ) -> Topic:
         topic = self._by_name.get(name)
@@ -540,18 +544,20 @@ class Topics:
             layers = self.layers_of(name, entry.dynamic, adopted=entry.created_by == ADOPTED)
             topic = Topic(name, entry.topic_id, layers, self.config_of(name))
         for index in entry.partitions:
-            where = TopicPartition(name, index)
-            opened = self._manager.logs.get(where)
+            topic_partition = TopicPartition(name, index)
+            opened = self._manager.logs.get(topic_partition)
             if opened is None:
-                topic.offline[index] = self._manager.offline.get(where, "its folder is missing")
+                topic.offline[index] = self._manager.offline.get(
+                    topic_partition, "its folder is missing"
+                )
             elif index not in topic.partitions:
-                found = made.get(opened) if made is not None else None
-                topic.partitions[index] = found or self._make_partition(opened)
+                partition = made.get(opened) if made is not None else None
+                topic.partitions[index] = partition or self._make_partition(opened)
         self._by_name[name] = topic
         self._by_id[topic.topic_id] = topic
         return topic
 
-    def _known(self, name: str) -> Topic:
+    def _existing(self, name: str) -> Topic:
         topic = self._by_name.get(name)
         if topic is None:
             raise TopicError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}")
@@ -565,9 +571,9 @@ class Topics:
 
     def _check_view(self, name: str, config: TopicConfig) -> None:
         """Refuse to set up a view that could not be read. Raises TopicError."""
-        hindrance = view_hindrance(name, self._by_name) if config.has_view else None
-        if hindrance is not None:
-            raise TopicError(ErrorCode.INVALID_CONFIG, f"varve.view: {hindrance}")
+        conflict = view_conflict(name, self._by_name) if config.has_view else None
+        if conflict is not None:
+            raise TopicError(ErrorCode.INVALID_CONFIG, f"varve.view: {conflict}")
 
     def _resolve(self, layers: TopicLayers) -> TopicConfig:
         try:
@@ -600,7 +606,7 @@ def _concerns_jobs(old: TopicConfig, new: TopicConfig) -> bool:
 
 
 @asynccontextmanager
-async def _hold_all(
+async def _pause_all(
     cleaner: CleanerControl, partitions: list[TopicPartition], reason: str
 ) -> AsyncIterator[None]:
     async with AsyncExitStack() as stack:

@@ -8,11 +8,11 @@ import click
 from broker.api_client import ApiClient, partition_path
 from broker.api_command import (
     POLL_SECONDS,
-    asking,
+    api_command,
     fail,
-    longest_wait,
-    of_partition,
+    partition_arguments,
     show,
+    timeout_option,
 )
 from broker.view_text import compacted_text, view_lines
 from config import exit_codes
@@ -32,11 +32,11 @@ def view() -> None:
 
 @view.command()
 @click.argument("topic", required=False)
-@asking
+@api_command
 def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
     """Every view, or those of a topic: how far it reaches, its size, what waits."""
-    found = client.below(ROOT).get("", topic=topic)
-    show(found, as_json, lambda answer: view_lines(answer["views"]))
+    results = client.below(ROOT).get("", topic=topic)
+    show(results, as_json, lambda answer: view_lines(answer["views"]))
 
 
 @view.command()
@@ -44,8 +44,8 @@ def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
 @click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
 @click.option("--from-scratch", is_flag=True, help="Make it anew of what the log still holds.")
 @click.option("--no-wait", is_flag=True, help="Only begin.")
-@longest_wait
-@asking
+@timeout_option
+@api_command
 def compact(
     *,
     client: ApiClient,
@@ -81,8 +81,8 @@ def compact(
 
 
 @view.command()
-@of_partition
-@asking
+@partition_arguments
+@api_command
 def abort(client: ApiClient, topic: str, partition: int, as_json: bool) -> None:
     """Give up the compaction that runs; the view stays as it was."""
     done = client.below(ROOT).post(f"{partition_path(topic, partition)}/abort")

@@ -27,7 +27,7 @@ from typing import Final
 
 import structlog
 
-from broker.cleaning import Cleaning
+from broker.cleaning import BrokerCleanerHost
 from broker.topics import Topics
 from broker.view_staging import (
     facts_of_output,
@@ -36,7 +36,7 @@ from broker.view_staging import (
     section_of,
     tail_of,
 )
-from broker.view_status import NO_PROGRESS, LastRun, ViewProgress, progress_of
+from broker.view_status import NO_PROGRESS, LastCompaction, ViewProgress, progress_of
 from broker.views import ViewPartition, Views
 from cleaner.job import CleanAbortedError, CleanedGroup
 from cleaner.planning.view_plan import ViewRound, ViewSection, stages_of, view_job
@@ -77,10 +77,10 @@ ATTEMPTS: Final = 5  # at linking what retention may take, and the cleaner repla
 MISSED_MAX: Final = 100  # gaps that a manifest names: the newest
 ANEW: Final = "it can be made anew from what the log holds (--from-scratch)"
 
-log = structlog.get_logger("broker.views")
+logger = structlog.get_logger("broker.views")
 
-Hold = Callable[[TopicPartition], AbstractAsyncContextManager[None]]
-Worker = Callable[[], AbstractAsyncContextManager[JobRunner]]
+PausePartition = Callable[[TopicPartition], AbstractAsyncContextManager[None]]
+StartWorker = Callable[[], AbstractAsyncContextManager[JobRunner]]
 Shares = Callable[[], AbstractAsyncContextManager[Share]]
 
 
@@ -96,10 +96,10 @@ class _SwappedError(ViewError):
 class ViewTools:
     """What a run needs of the rest of the broker."""
 
-    worker: Worker
+    worker: StartWorker
     share: Shares  # of the budgets, for what is copied without a worker
-    hold: Hold  # the cleaner off a partition
-    cleaning: Cleaning  # for the swaps of the log
+    pause: PausePartition  # the cleaner off a partition
+    cleaning: BrokerCleanerHost  # for the swaps of the log
     fail_directory: Callable[[LogDirectoryError], None]
     hash_key: Callable[[], bytes]
     settings: Callable[[], CleanerSettings]
@@ -107,7 +107,7 @@ class ViewTools:
 
 
 @dataclass(slots=True)
-class _Run:
+class _ViewCompaction:
     """One compaction under way."""
 
     view: ViewPartition
@@ -137,7 +137,7 @@ class _Run:
             self.runner.abort()
 
 
-class ViewMaker:
+class ViewCompactor:
     """Makes one view at a time."""
 
     def __init__(self, env: Env, topics: Topics, views: Views, tools: ViewTools) -> None:
@@ -145,39 +145,39 @@ class ViewMaker:
         self._topics = topics
         self._views = views
         self._tools = tools
-        self._run: _Run | None = None
-        self._told_of_copies: set[TopicPartition] = set()
+        self._compaction: _ViewCompaction | None = None
+        self._logged_copies: set[TopicPartition] = set()
 
     @property
     def partition(self) -> TopicPartition | None:
         """Whose view is being made."""
-        return None if self._run is None else self._run.view.base.partition
+        return None if self._compaction is None else self._compaction.view.base.partition
 
     @property
     def progress(self) -> ViewProgress:
         """How far that is."""
-        return NO_PROGRESS if self._run is None else self._run.progress
+        return NO_PROGRESS if self._compaction is None else self._compaction.progress
 
     def abort(self) -> None:
         """Give up what is under way."""
-        if self._run is not None:
-            self._run.abort()
+        if self._compaction is not None:
+            self._compaction.abort()
 
-    async def make(
-        self, view: ViewPartition, last: LastRun, *, on_demand: bool, from_scratch: bool
+    async def compact(
+        self, view: ViewPartition, last: LastCompaction, *, on_demand: bool, from_scratch: bool
     ) -> None:
         """Compact a view up to what is decided.
 
         Raises ViewError, CleanAbortedError, JobFailedError, StorageError, OSError.
         """
-        base, one = view.base, view.base.log
+        base, partition_log = view.base, view.base.log
         if on_demand:
-            one.roll(self._env.wall_ms())
+            partition_log.roll(self._env.wall_ms())
         await base.flush()
-        config = one.config
+        config = partition_log.config
         previous = None if from_scratch else _carried_over(view)
         is_anew = view.log.ledger is not None and previous is None
-        generation = one.generation
+        generation = partition_log.generation
         is_wanted = from_scratch or is_anew
         try:
             run = await self._staged(view, config, last, previous, is_wanted=is_wanted)
@@ -192,11 +192,11 @@ class ViewMaker:
                 await self._discard(run)
                 raise
             finally:
-                self._run = None
+                self._compaction = None
             await self._publish(run, manifest, last)
         finally:
             self._views.unstage(base.partition)
-        log.info(
+        logger.info(
             "view compacted",
             partition=str(base.partition),
             strategy=manifest.strategy,
@@ -222,32 +222,32 @@ class ViewMaker:
         self,
         view: ViewPartition,
         config: TopicConfig,
-        last: LastRun,
+        last: LastCompaction,
         previous: Ledger | None,
         *,
         is_wanted: bool,
-    ) -> _Run | None:
+    ) -> _ViewCompaction | None:
         """A run with its sources in place; None if there is nothing to do and it is not wanted.
 
         Retention may take sources before they are linked, and the cleaner replace them: then what
         is left is looked at again.
         """
-        where, cleaning = view.base.partition, self._tools.cleaning
+        partition, cleaning = view.base.partition, self._tools.cleaning
         for attempt in range(1, ATTEMPTS + 1):
             is_last = attempt == ATTEMPTS
-            copies = is_last and where in self._told_of_copies
-            async with self._tools.hold(where) if copies else nullcontext():
+            copies = is_last and partition in self._logged_copies
+            async with self._tools.pause(partition) if copies else nullcontext():
                 if not await cleaning.wait_for_swap(view.base):
                     raise ViewError("the cleaner is busy replacing segments; it is tried again")
                 section = section_of(view, 0 if previous is None else previous.horizon)
                 if section.horizon <= view.log.horizon and not is_wanted:
                     return None
-                self._views.stage(where, section.horizon)
-                run = self._run = self._begin(view, config, section, previous)
+                self._views.stage(partition, section.horizon)
+                run = self._compaction = self._begin(view, config, section, previous)
                 try:
                     await self._stage(run, last)
                 except BaseException as error:
-                    self._run = None
+                    self._compaction = None
                     await self._discard(run)
                     if is_last or not isinstance(error, FileNotFoundError | _SwappedError):
                         raise
@@ -255,9 +255,9 @@ class ViewMaker:
                     return run
         raise AssertionError
 
-    async def _stage(self, run: _Run, last: LastRun) -> None:
-        where = run.view.base.partition
-        swaps = self._tools.cleaning.swaps_begun(where)
+    async def _stage(self, run: _ViewCompaction, last: LastCompaction) -> None:
+        partition = run.view.base.partition
+        swaps = self._tools.cleaning.swaps_begun(partition)
         async with self._tools.share() as share:
             run.share = share
             if run.is_aborted:
@@ -271,15 +271,15 @@ class ViewMaker:
                 raise ViewError(f"{error}; {ANEW}") from error
         run.share = None
         last.bytes_copied += done.copied_bytes
-        if done.reason and where not in self._told_of_copies:
-            self._told_of_copies.add(where)
-            log.warning(
+        if done.reason and partition not in self._logged_copies:
+            self._logged_copies.add(partition)
+            logger.warning(
                 "view sources are copied, not linked",
-                partition=str(where),
+                partition=str(partition),
                 bytes=done.copied_bytes,
                 reason=done.reason,
             )
-        if self._tools.cleaning.swaps_begun(where) != swaps:
+        if self._tools.cleaning.swaps_begun(partition) != swaps:
             raise _SwappedError("the cleaner replaced segments while they were linked")
 
     def _begin(
@@ -288,15 +288,15 @@ class ViewMaker:
         config: TopicConfig,
         section: ViewSection,
         previous: Ledger | None,
-    ) -> _Run:
+    ) -> _ViewCompaction:
         """Make the run's folder, here on the loop: a topic that is there now keeps its folder."""
-        one = view.base.log
+        log = view.base.log
         staged: list[Source] = []
         sources: list[SegmentFacts] = []
         crcs: dict[int, int] = {}
         deleted = None if previous is None else previous.manifest.deleted
         if previous is not None:
-            folder = f"{view_path(one.directory)}/{previous.manifest.run_id}"
+            folder = f"{view_path(log.directory)}/{previous.manifest.run_id}"
             staged += [LinkedSource(folder, s.base_offset) for s in previous.manifest.segments]
             sources += previous.facts()
             crcs = {s.base_offset: s.crc for s in previous.manifest.segments}
@@ -304,21 +304,21 @@ class ViewMaker:
                 staged.append(LinkedKeys(folder, deleted))
         for segment in section.segments:
             if segment.base_offset >= section.first_dirty_offset:
-                staged.append(LinkedSource(one.directory, segment.base_offset))
+                staged.append(LinkedSource(log.directory, segment.base_offset))
                 sources.append(segment)
-            elif (tail := tail_of(one, segment, section.first_dirty_offset)) is not None:
+            elif (tail := tail_of(log, segment, section.first_dirty_offset)) is not None:
                 staged.append(tail)
                 sources.append(facts_of_tail(segment, tail))
         now_ms = self._env.wall_ms()
         run_id = f"{now_ms:x}-{self._env.random_bytes(4).hex()}"
-        return _Run(
+        return _ViewCompaction(
             view=view,
             config=config,
             run_id=run_id,
             now_ms=now_ms,
             clock_trusted=self._tools.clock_trusted(),
             section=section,
-            directory=make_run_folder(self._env, one.directory, run_id),
+            directory=make_run_folder(self._env, log.directory, run_id),
             staged=staged,
             sources=joined(sources, section),
             crcs=crcs,
@@ -328,7 +328,7 @@ class ViewMaker:
 
     # Rounds -------------------------------------------------------------------------------
 
-    async def _rounds(self, run: _Run, last: LastRun, generation: str) -> None:
+    async def _rounds(self, run: _ViewCompaction, last: LastCompaction, generation: str) -> None:
         """Jobs until all of the section was indexed: a full map makes more than one."""
         first = run.section.first_dirty_offset
         if not run.sources:
@@ -352,13 +352,13 @@ class ViewMaker:
         raise ViewError(f"not done after {ROUNDS_MAX} rounds; raise cleaner.dedupe_buffer_bytes")
 
     async def _round(
-        self, run: _Run, runner: JobRunner, number: int, first: int, generation: str
+        self, run: _ViewCompaction, runner: JobRunner, number: int, first: int, generation: str
     ) -> CleanedJob:
-        one, deleted = run.view.base.log, run.deleted
-        remembered = None
+        log, deleted = run.view.base.log, run.deleted
+        saved_state = None
         if deleted is not None:
-            remembered = CleanedFile(DELETED_KEYS_NAME, deleted.size_bytes, deleted.crc)
-        aborted = one.aborted_transactions(run.section.first_dirty_offset, run.section.horizon)
+            saved_state = CleanedFile(DELETED_KEYS_NAME, deleted.size_bytes, deleted.crc)
+        aborted = log.aborted_transactions(run.section.first_dirty_offset, run.section.horizon)
         part = ViewRound(
             partition=run.view.base.partition,
             directory=run.directory,
@@ -371,41 +371,43 @@ class ViewMaker:
             now_ms=run.now_ms,
             hash_key=self._tools.hash_key(),
             aborted=tuple(aborted),
-            deleted_keys=remembered,
+            deleted_keys=saved_state,
             clock_trusted=run.clock_trusted,
         )
         job = view_job(part, run.config, self._tools.settings())
         stages = stages_of(job)
         run.progress = ViewProgress(number + 1, "map", 0, sum(stages.values()))
 
-        def heard(name: str, done_bytes: int, total_bytes: int) -> None:
+        def on_progress(name: str, done_bytes: int, total_bytes: int) -> None:
             run.progress = progress_of(number + 1, stages, name, done_bytes, total_bytes)
 
-        return await runner.run(job, heard)
+        return await runner.run(job, on_progress)
 
-    def _settle(self, run: _Run, done: CleanedJob) -> None:
+    def _settle(self, run: _ViewCompaction, done: CleanedJob) -> None:
         """Put a round's outputs in the place of their sources; in a thread."""
-        left = {source.base_offset: source for source in run.sources}
+        all_facts = {source.base_offset: source for source in run.sources}
         for group in done.groups:
-            self._settle_group(run, group, left)
-        run.sources = joined([left[base] for base in sorted(left)], run.section)
+            self._settle_group(run, group, all_facts)
+        run.sources = joined([all_facts[base] for base in sorted(all_facts)], run.section)
         run.deleted = settle_deleted_keys(self._env, run.directory, done.report.deleted_keys)
 
-    def _settle_group(self, run: _Run, group: CleanedGroup, left: dict[int, SegmentFacts]) -> None:
+    def _settle_group(
+        self, run: _ViewCompaction, group: CleanedGroup, all_facts: dict[int, SegmentFacts]
+    ) -> None:
         settle_group(self._env, run.directory, group.source_base_offsets, group.output)
-        gone = [left.pop(base) for base in group.source_base_offsets]
+        gone = [all_facts.pop(base) for base in group.source_base_offsets]
         for base in group.source_base_offsets:
             run.crcs.pop(base, None)
         if group.output is not None:
             made = facts_of_output(gone, group.output)
-            left[made.base_offset] = made
+            all_facts[made.base_offset] = made
             run.crcs[made.base_offset] = group.output.files[0].crc
 
     # Publication --------------------------------------------------------------------------
 
-    def _describe(self, run: _Run, previous: Ledger | None) -> ViewManifest:
+    def _describe(self, run: _ViewCompaction, previous: Ledger | None) -> ViewManifest:
         """The manifest of a finished run; in a thread."""
-        config, one = run.config, run.view.base.log
+        config, log = run.config, run.view.base.log
         missed: tuple[tuple[int, int], ...] = ()
         first_offset = run.section.first_dirty_offset
         if previous is not None:
@@ -414,7 +416,7 @@ class ViewMaker:
         if run.section.missed is not None:
             missed = (*missed, run.section.missed)[-MISSED_MAX:]
         return ViewManifest(
-            topic_id=one.topic_id,
+            topic_id=log.topic_id,
             run_id=run.run_id,
             horizon=run.section.horizon,
             segments=tuple(
@@ -438,15 +440,17 @@ class ViewMaker:
             deleted=run.deleted,
         )
 
-    async def _discard(self, run: _Run) -> None:
+    async def _discard(self, run: _ViewCompaction) -> None:
         try:
             await asyncio.to_thread(remove_run, self._env, run.directory)
         except OSError as error:
-            log.warning("run not removed", directory=run.directory, reason=str(error))
+            logger.warning("run not removed", directory=run.directory, reason=str(error))
 
-    async def _publish(self, run: _Run, manifest: ViewManifest, last: LastRun) -> None:
+    async def _publish(
+        self, run: _ViewCompaction, manifest: ViewManifest, last: LastCompaction
+    ) -> None:
         """Make a finished run the view. From here on its folder belongs to the manifest."""
-        view, where = run.view, run.view.base.partition
+        view, partition = run.view, run.view.base.partition
         try:
             try:
                 await asyncio.to_thread(publish, self._env, view.log.directory, manifest)
@@ -463,7 +467,7 @@ class ViewMaker:
                 view.log.is_known = False
                 raise
         finally:
-            present = self._views.partition(where)
+            present = self._views.partition(partition)
             if present is not None and present is not view:
                 present.log.is_known = False  # it was opened before there was this version
 
@@ -479,7 +483,7 @@ class ViewMaker:
             home, reason = os.path.dirname(view.log.directory), f"publication of a view: {error}"
             self._tools.fail_directory(LogDirectoryError(home, reason))
 
-    async def _take_over(self, view: ViewPartition, last: LastRun) -> None:
+    async def _take_over(self, view: ViewPartition, last: LastCompaction) -> None:
         """Have readers go on with what was published."""
         replaced = view.log.ledger
         ledger = await asyncio.to_thread(self._views.load, view.base)
@@ -505,15 +509,15 @@ def is_outdated(view: ViewPartition) -> bool:
 
 def _carried_over(view: ViewPartition) -> Ledger | None:
     """The ledger that the next one is made of; None: the log alone. Raises ViewError."""
-    ledger, one = view.log.ledger, view.base.log
+    ledger, log = view.log.ledger, view.base.log
     if ledger is None or not is_outdated(view):
         return ledger
     manifest = ledger.manifest
     change = f"its strategy was changed from {manifest.strategy} to {_rule_of(view.log.config)}"
-    if one.config.compacts:
+    if log.config.compacts:
         missing = "the topic is compacted itself, by offset"
-    elif one.log_start_offset > manifest.first_offset:
-        missing = f"what it was made of has expired up to offset {one.log_start_offset}"
+    elif log.log_start_offset > manifest.first_offset:
+        missing = f"what it was made of has expired up to offset {log.log_start_offset}"
     else:
         return None
     raise ViewError(f"{change}, and {missing}; set it back, or {ANEW}")

@@ -16,11 +16,11 @@ from storage.view_ledger import CopiedTail
 
 def section_of(view: ViewPartition, horizon: int) -> ViewSection:
     """What there is to compact behind a horizon."""
-    one = view.base.log
+    log = view.base.log
     return view_section(
-        one.segment_facts(),
-        log_start_offset=one.log_start_offset,
-        undecided_offset=min(one.high_watermark, one.last_stable_offset),
+        log.segment_facts(),
+        log_start_offset=log.log_start_offset,
+        undecided_offset=min(log.high_watermark, log.last_stable_offset),
         horizon=horizon,
     )
 
@@ -37,25 +37,29 @@ def expires_soon(
     stamp_ms = segment.largest_timestamp_ms
     if stamp_ms < 0:
         stamp_ms = segment.last_modified_ms
-    following = sum(one.size_bytes for one in segments if one.base_offset > segment.base_offset)
+    following = sum(
+        facts.size_bytes for facts in segments if facts.base_offset > segment.base_offset
+    )
     by_time = config.retention_ms != NO_LIMIT and now_ms - stamp_ms >= config.retention_ms // 2
     by_size = config.retention_bytes != NO_LIMIT and following >= config.retention_bytes // 2
     return by_time or by_size
 
 
-def tail_of(one: Log, segment: SegmentFacts, first_offset: int) -> CopiedTail | None:
+def tail_of(log: Log, segment: SegmentFacts, first_offset: int) -> CopiedTail | None:
     """The part of a segment from the batch on that holds an offset; None if nothing is left.
 
     Raises StorageError where that cannot be read.
     """
-    found = one.read(first_offset, 1, end_offset=one.high_watermark)
-    if found.file is None or found.length == 0:
+    fetch_slice = log.read(first_offset, 1, end_offset=log.high_watermark)
+    if fetch_slice.file is None or fetch_slice.length == 0:
         return None
-    name = filenames.parse_file_name(os.path.basename(found.file.path))
+    name = filenames.parse_file_name(os.path.basename(fetch_slice.file.path))
     if name is None or name.base_offset != segment.base_offset:
         return None  # it begins in a later segment, which is taken whole
-    header = read_header(found.file.pread(HEADER_BYTES, found.position))
-    return CopiedTail(found.file, found.position, segment.size_bytes, header.base_offset)
+    header = read_header(fetch_slice.file.pread(HEADER_BYTES, fetch_slice.position))
+    return CopiedTail(
+        fetch_slice.file, fetch_slice.position, segment.size_bytes, header.base_offset
+    )
 
 
 def facts_of_tail(segment: SegmentFacts, tail: CopiedTail) -> SegmentFacts:
@@ -73,7 +77,7 @@ def facts_of_output(gone: Sequence[SegmentFacts], output: CleanedSegment) -> Seg
         size_bytes=sizes[0],
         index_bytes=sizes[1],
         time_index_bytes=sizes[2],
-        largest_timestamp_ms=max(one.largest_timestamp_ms for one in gone),
+        largest_timestamp_ms=max(facts.largest_timestamp_ms for facts in gone),
     )
 
 

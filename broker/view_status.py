@@ -9,7 +9,7 @@ from storage.model import TopicPartition
 from storage.view_ledger import Ledger
 
 
-class RunState(Enum):
+class ViewState(Enum):
     """What became of the last compaction of a view."""
 
     NEVER = "never"
@@ -22,10 +22,10 @@ class RunState(Enum):
 
 
 @dataclass(slots=True)
-class LastRun:
+class LastCompaction:
     """The last compaction since the start of the broker; times are wall time."""
 
-    state: RunState = RunState.NEVER
+    state: ViewState = ViewState.NEVER
     started_ms: int = -1
     ended_ms: int = -1
     reason: str = ""  # of a failure

@@ -20,7 +20,7 @@ from broker.partition import Partition
 from broker.topics import Topics
 from broker.view_making import is_outdated
 from broker.view_staging import expires_soon, section_of
-from broker.view_status import LastRun
+from broker.view_status import LastCompaction
 from broker.views import ViewPartition, Views
 from storage.env import Env
 from storage.errors import InvalidViewError
@@ -30,7 +30,7 @@ from storage.view_ledger import remove_view, sweep
 LOOP_SHARE: Final = 32  # partitions per turn of the event loop
 RETIRED_MAX: Final = 4  # replaced ledgers of one view that may wait for their readers
 
-log = structlog.get_logger("broker.views")
+logger = structlog.get_logger("broker.views")
 
 Compact = Callable[[TopicPartition], Awaitable[None]]
 
@@ -44,15 +44,15 @@ class ViewUpkeep:
         topics: Topics,
         views: Views,
         *,
-        one: asyncio.Lock,
-        last: dict[TopicPartition, LastRun],
+        lock: asyncio.Lock,
+        last: dict[TopicPartition, LastCompaction],
         compact: Compact,
     ) -> None:
-        """`one`: held by whoever changes the files of a view. `compact` is asked for due views."""
+        """`lock`: held by whoever changes the files of a view. `compact` is asked for due views."""
         self._env = env
         self._topics = topics
         self._views = views
-        self._one = one
+        self._lock = lock
         self._last = last
         self._compact = compact
         self._known_views: dict[TopicPartition, bool] = {}  # at the last round
@@ -60,42 +60,46 @@ class ViewUpkeep:
 
     async def tidy(self) -> None:
         """One round: remove what is of no use, compact what is due."""
-        known: dict[TopicPartition, bool] = self._known_views
+        existing: dict[TopicPartition, bool] = self._known_views
         present: set[TopicPartition] = set()
         for index, partition in enumerate(tuple(self._topics.partitions())):
             if index % LOOP_SHARE == LOOP_SHARE - 1:
                 await asyncio.sleep(0)
-            where = partition.partition
-            present.add(where)
-            view = self._views.partition(where)
+            topic_partition = partition.partition
+            present.add(topic_partition)
+            view = self._views.partition(topic_partition)
             if view is not None:
                 if not view.log.is_known:
                     await self._read_again(view)
-                if not known.get(where) or self._has_retired(where):
+                if not existing.get(topic_partition) or self._has_retired(topic_partition):
                     await self._sweep(view)
                 if view.log.ledger is not None:
                     view.log.ledger.drop_idle_indexes()
                 if self._is_due(view):
-                    await self._compact(where)
+                    await self._compact(topic_partition)
             elif _is_off(partition):
                 if not self._views.is_clear(partition):
                     await self._drop(partition)
-            elif not known.get(where, True):
+            elif not existing.get(topic_partition, True):
                 pass  # it was told at the first round without a view
-            elif (topic := self._topics.get(where.topic)) is not None and topic.config.has_view:
-                reason = self._views.hindrance(topic)
-                log.error("view cannot be offered", partition=str(where), reason=reason)
-            known[where] = view is not None
-        for where in known.keys() - present:
-            del known[where]
-            self._last.pop(where, None)
+            elif (
+                topic := self._topics.get(topic_partition.topic)
+            ) is not None and topic.config.has_view:
+                reason = self._views.conflict(topic)
+                logger.error(
+                    "view cannot be offered", partition=str(topic_partition), reason=reason
+                )
+            existing[topic_partition] = view is not None
+        for topic_partition in existing.keys() - present:
+            del existing[topic_partition]
+            self._last.pop(topic_partition, None)
         self._not_removed &= present
         self._views.forget(present)
 
     def _is_due(self, view: ViewPartition) -> bool:
-        wanted = view.log.config.varve_view_min_bytes
+        requested = view.log.config.varve_view_min_bytes
         last = self._last.get(view.base.partition)
-        if wanted < 0 or view.log.failure is not None:
+        if requested < 0 or view.log.failure is not None:
             return False
         if last is not None and last.failures and self._env.monotonic() < last.retry_at:
             return False
@@ -104,7 +108,7 @@ class ViewUpkeep:
         section = section_of(view, view.log.horizon)
         if not section.segments:
             return False
-        return section.size_bytes >= wanted or expires_soon(
+        return section.size_bytes >= requested or expires_soon(
             section.segments[0],
             view.base.log.segment_facts(),
             view.log.config,
@@ -113,43 +117,45 @@ class ViewUpkeep:
 
     async def _drop(self, partition: Partition) -> None:
         """Remove the files of a view that is switched off."""
-        where, directory = partition.partition, partition.log.directory
-        async with self._one:
-            if self._topics.partition(where) is not partition or not _is_off(partition):
+        topic_partition, directory = partition.partition, partition.log.directory
+        async with self._lock:
+            if self._topics.partition(topic_partition) is not partition or not _is_off(partition):
                 return  # it changed while a compaction was waited for
             try:
                 if await asyncio.to_thread(remove_view, self._env, directory):
-                    log.info("view removed", partition=str(where))
+                    logger.info("view removed", partition=str(topic_partition))
             except OSError as error:
-                if where not in self._not_removed:
-                    log.error("view not removed", partition=str(where), reason=str(error))
-                self._not_removed.add(where)
+                if topic_partition not in self._not_removed:
+                    logger.error(
+                        "view not removed", partition=str(topic_partition), reason=str(error)
+                    )
+                self._not_removed.add(topic_partition)
                 return  # the next round tries again; until then the topic is not cleaned
-            self._not_removed.discard(where)
+            self._not_removed.discard(topic_partition)
             self._views.files_removed(partition)
-        self._last.pop(where, None)
+        self._last.pop(topic_partition, None)
 
     async def _read_again(self, view: ViewPartition) -> None:
-        async with self._one:
+        async with self._lock:
             if not view.log.is_known:
                 await self._views.read_again(view)
 
-    def _has_retired(self, where: TopicPartition) -> bool:
-        last = self._last.get(where)
+    def _has_retired(self, partition: TopicPartition) -> bool:
+        last = self._last.get(partition)
         return last is not None and any(ledger() is None for _, ledger in last.retired)
 
     async def _sweep(self, view: ViewPartition) -> None:
         """Remove folders of runs that nobody reads."""
-        where, directory = view.base.partition, view.base.log.directory
+        partition, directory = view.base.partition, view.base.log.directory
         if view.log.failure is not None or not view.log.is_known:
             return  # somebody may want to look at it, or it is read again
-        async with self._one:
-            last = self._last.setdefault(where, LastRun())
+        async with self._lock:
+            last = self._last.setdefault(partition, LastCompaction())
             alive = [(run_id, ledger) for run_id, ledger in last.retired if ledger() is not None]
             for _, ledger in alive[:-RETIRED_MAX]:
-                found = ledger()
-                if found is not None:
-                    found.is_revoked = True
+                result = ledger()
+                if result is not None:
+                    result.is_revoked = True
             last.retired = alive[-RETIRED_MAX:]
             keep = [run_id for run_id, _ in last.retired]
             if view.log.ledger is not None:
@@ -157,10 +163,10 @@ class ViewUpkeep:
             try:
                 gone = await asyncio.to_thread(sweep, self._env, directory, keep)
             except (InvalidViewError, OSError) as error:
-                log.warning("old views not removed", partition=str(where), reason=str(error))
+                logger.warning("old views not removed", partition=str(partition), reason=str(error))
             else:
                 if gone:
-                    log.debug("old views removed", partition=str(where), runs=len(gone))
+                    logger.debug("old views removed", partition=str(partition), runs=len(gone))
 
 
 def _is_off(partition: Partition) -> bool:

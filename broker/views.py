@@ -30,18 +30,18 @@ from broker.stats import BrokerStats, TopicStats
 from broker.topics import Topic, Topics
 from cleaner.host import Undecided
 from config.topic_keys import TopicConfig, TopicLayers
-from config.topic_names import RESERVED_SUFFIX, view_hindrance, view_name
+from config.topic_names import RESERVED_SUFFIX, view_conflict, view_name
 from storage.env import Env
 from storage.errors import InvalidViewError
 from storage.log import index_limits
 from storage.model import TopicPartition
 from storage.view_ledger import Ledger, has_view_folder, open_ledger
-from storage.view_log import ViewCursor, ViewLog
+from storage.view_log import CompactedViewLog, ViewCursor
 
 READ_ONLY: Final = "a compacted view is read only; produce to the topic itself"
 _ID_SALT: Final = b"varve compacted view"
 
-log = structlog.get_logger("broker.views")
+logger = structlog.get_logger("broker.views")
 
 
 def view_id(topic_id: bytes) -> bytes:
@@ -55,7 +55,7 @@ class ViewPartition:
     def __init__(self, base: Partition, stats: TopicStats) -> None:
         self.base = base
         self.partition = TopicPartition(view_name(base.partition.topic), base.partition.partition)
-        self.log = ViewLog(base.log)
+        self.log = CompactedViewLog(base.log)
         self.stats = stats
 
     def add_waiter(self, waker: Waker) -> None:
@@ -125,8 +125,8 @@ class Views:
 
     def by_id(self, topic_id: bytes) -> ViewTopic | None:
         """The view of that id, with all its partitions."""
-        found = self._by_id.get(topic_id)
-        return None if found is None else self.get(found.name)
+        view_topic = self._by_id.get(topic_id)
+        return None if view_topic is None else self.get(view_topic.name)
 
     def partition(self, base: TopicPartition) -> ViewPartition | None:
         """The view of a partition of a topic, by the topic's own name."""
@@ -143,15 +143,15 @@ class Views:
     def find(self, topic: str | bytes, index: int) -> ViewPartition | ErrorCode:
         """As Topics.find; looks at no other partition, so that a fetch may ask for each of many."""
         by_id = isinstance(topic, bytes)
-        known = self._by_id.get(topic) if isinstance(topic, bytes) else None
-        name = topic if isinstance(topic, str) else "" if known is None else known.name
+        view_topic = self._by_id.get(topic) if isinstance(topic, bytes) else None
+        name = topic if isinstance(topic, str) else "" if view_topic is None else view_topic.name
         view = self._named(name)
         if view is None:
             unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             return ErrorCode.UNKNOWN_TOPIC_ID if by_id else unknown
-        found = self._partition_of(view, index)
-        if found is not None:
-            return found
+        view_partition = self._partition_of(view, index)
+        if view_partition is not None:
+            return view_partition
         offline = index in view.offline
         return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -186,13 +186,13 @@ class Views:
         holds_all = view is not None and config.varve_view_strategy != "offset"
         return log.log_start_offset if holds_all else log.log_end_offset, Undecided.VIEW
 
-    def stage(self, where: TopicPartition, horizon: int) -> None:
+    def stage(self, partition: TopicPartition, horizon: int) -> None:
         """Hold the cleaner at the horizon of a compaction that is about to link its sources."""
-        self._staged[where] = horizon
+        self._staged[partition] = horizon
 
-    def unstage(self, where: TopicPartition) -> None:
+    def unstage(self, partition: TopicPartition) -> None:
         """The compaction is published and taken over, or given up."""
-        self._staged.pop(where, None)
+        self._staged.pop(partition, None)
 
     def is_clear(self, base: Partition) -> bool:
         """Return whether a partition without a view is known to have no files of one.
@@ -220,16 +220,16 @@ class Views:
 
     def forget(self, present: Collection[TopicPartition]) -> None:
         """Forget partitions that are gone."""
-        for where in self._clear.keys() - present:
-            del self._clear[where]
+        for partition in self._clear.keys() - present:
+            del self._clear[partition]
 
-    def hindrance(self, topic: Topic) -> str | None:
+    def conflict(self, topic: Topic) -> str | None:
         """Why a topic that asks for a view has none, in words."""
         name = view_name(topic.name)
-        return view_hindrance(topic.name, (name,) if self._topics.get(name) else ())
+        return view_conflict(topic.name, (name,) if self._topics.get(name) else ())
 
     def _view_of(self, topic: Topic) -> ViewTopic | None:
-        if not topic.config.has_view or self.hindrance(topic) is not None:
+        if not topic.config.has_view or self.conflict(topic) is not None:
             self._forget(view_name(topic.name))
             return None
         view = self._by_name.get(view_name(topic.name))
@@ -253,13 +253,13 @@ class Views:
 
     def _partition_of(self, view: ViewTopic, index: int) -> ViewPartition | None:
         base = view.base.partitions.get(index)
-        known = view.partitions.get(index)
+        view_partition = view.partitions.get(index)
         if base is None:
             view.partitions.pop(index, None)
             return None
-        if known is None or known.base is not base:
-            known = view.partitions[index] = self._open(view.name, base)
-        return known
+        if view_partition is None or view_partition.base is not base:
+            view_partition = view.partitions[index] = self._open(view.name, base)
+        return view_partition
 
     def _forget(self, name: str) -> None:
         view = self._by_name.pop(name, None)
@@ -275,11 +275,11 @@ class Views:
             opened.log.ledger = self.load(base)
         except InvalidViewError as error:
             opened.log.failure = error
-            log.error("view cannot be used", partition=str(base.partition), reason=str(error))
+            logger.error("view cannot be used", partition=str(base.partition), reason=str(error))
         except OSError as error:
             opened.log.failure = InvalidViewError(base.log.directory, str(error))
             opened.log.is_known = False
-            log.error("view cannot be read", partition=str(base.partition), reason=str(error))
+            logger.error("view cannot be read", partition=str(base.partition), reason=str(error))
         return opened
 
     async def read_again(self, view: ViewPartition) -> None:
@@ -292,23 +292,23 @@ class Views:
             ledger = await asyncio.to_thread(self.load, view.base)
         except InvalidViewError as error:
             _change_over(view, None, error)
-            log.error("view cannot be used", partition=where, reason=str(error))
+            logger.error("view cannot be used", partition=where, reason=str(error))
         except OSError as error:  # told when it failed first; the next round tries again
-            log.debug("view cannot be read", partition=where, reason=str(error))
+            logger.debug("view cannot be read", partition=where, reason=str(error))
         else:
             _change_over(view, ledger)
-            log.info("view read again", partition=where, horizon=view.log.horizon)
+            logger.info("view read again", partition=where, horizon=view.log.horizon)
 
     def load(self, base: Partition) -> Ledger | None:
         """The ledger on the disk, checked against its log. Raises InvalidViewError, OSError."""
-        one = base.log
-        found = open_ledger(self._env, one.directory, one.topic_id, index_limits(one.config))
-        if found is not None and found.horizon > one.log_end_offset:
+        log = base.log
+        ledger = open_ledger(self._env, log.directory, log.topic_id, index_limits(log.config))
+        if ledger is not None and ledger.horizon > log.log_end_offset:
             raise InvalidViewError(
-                one.directory,
-                f"its horizon is {found.horizon}, behind the log's end, {one.log_end_offset}",
+                log.directory,
+                f"its horizon is {ledger.horizon}, behind the log's end, {log.log_end_offset}",
             )
-        return found
+        return ledger
 
 
 def _change_over(

@@ -155,10 +155,10 @@ def decode_plan(data: bytes) -> RunPlan:
         raise MalformedHandoffError(f"no plan of a run: {error}") from error
 
 
-def plan_of(found: object) -> RunPlan:
+def plan_of(value: object) -> RunPlan:
     """A plan from decoded JSON. Raises MalformedHandoffError."""
     try:
-        return typed_json.from_json(RunPlan, found)
+        return typed_json.from_json(RunPlan, value)
     except MalformedJsonError as error:
         raise MalformedHandoffError(f"no plan of a run: {error}") from error
 
@@ -171,8 +171,8 @@ def encode_manifest(manifest: RunManifest) -> bytes:
 def decode_manifest(data: bytes, path: str = MANIFEST_NAME) -> RunManifest:
     """Raises MalformedHandoffError; also for one that is torn, or of a later version."""
     try:
-        found = sealed_json.unseal(MANIFEST_MAGIC, MANIFEST_VERSION, data, path)
-        return typed_json.from_json(RunManifest, found)
+        results = sealed_json.unseal(MANIFEST_MAGIC, MANIFEST_VERSION, data, path)
+        return typed_json.from_json(RunManifest, results)
     except (CorruptCheckpointError, NewerFormatError) as error:
         raise MalformedHandoffError(str(error)) from error
     except (MalformedJsonError, RecursionError, ValueError) as error:
@@ -184,9 +184,9 @@ def result_json(result: AdoptResult) -> Any:
     return typed_json.to_json(result)
 
 
-def result_of(found: object) -> AdoptResult:
+def result_of(value: object) -> AdoptResult:
     """Raises MalformedHandoffError."""
     try:
-        return typed_json.from_json(AdoptResult, found)
+        return typed_json.from_json(AdoptResult, value)
     except MalformedJsonError as error:
         raise MalformedHandoffError(f"no result of an adoption: {error}") from error

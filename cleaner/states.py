@@ -75,7 +75,7 @@ State: TypeAlias = Idle | Quarantined | Cleaning | Publishing | Aborting | Pause
 
 
 @dataclass(frozen=True, slots=True)
-class Grabbed:
+class JobStarted:
     """The scheduler chose the partition. Illegal before its quarantine ends."""
 
     now_ms: int
@@ -152,12 +152,12 @@ class AdoptionEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgiven:
+class RetryRequested:
     """Earlier failures no longer count: an operator says so, or the partition was replaced."""
 
 
 Event: TypeAlias = (
-    Grabbed
+    JobStarted
     | GroupsReady
     | Published
     | Refused
@@ -169,7 +169,7 @@ Event: TypeAlias = (
     | Resumed
     | AdoptionBegun
     | AdoptionEnded
-    | Forgiven
+    | RetryRequested
 )
 
 
@@ -244,7 +244,7 @@ class IllegalTransitionError(Exception):
         self.event = event
 
 
-def held(state: State) -> bool:
+def is_busy(state: State) -> bool:
     """Whether a worker or a journal has the partition's files."""
     return isinstance(state, Cleaning | Publishing | Aborting | Adopting)
 
@@ -271,9 +271,9 @@ def transition(state: State, event: Event) -> Step:
 def _work(state: State, event: Event) -> Step | None:
     """A job's course: taken, published group by group, given back."""
     match state, event:
-        case Idle(), Grabbed():
+        case Idle(), JobStarted():
             return Cleaning(), (StartJob(),)
-        case Quarantined(until_ms), Grabbed(now_ms) if now_ms >= until_ms:
+        case Quarantined(until_ms), JobStarted(now_ms) if now_ms >= until_ms:
             return Cleaning(state), (StartJob(),)
 
         # Groups come one after the other: the next is looked at when this journal is done.
@@ -291,7 +291,7 @@ def _work(state: State, event: Event) -> Step | None:
         case Cleaning(), Finished(offset):
             return IDLE, (*_saved(offset), WakeScheduler())
         case Cleaning(past), Failed():
-            mark = _one_more(past, event)
+            mark = _add_pause(past, event)
             saved = _saved(event.next_dirty_offset)
             return mark, (*saved, ReportFailure(mark), WakeScheduler())
 
@@ -300,7 +300,7 @@ def _work(state: State, event: Event) -> Step | None:
         case Aborting(n, False, past), Finished() | Stopped():
             return _released(n, past)
         case Aborting(n, False, past), Failed():
-            mark = _one_more(past, event)
+            mark = _add_pause(past, event)
             after, effects = _released(n, mark)
             return after, (ReportFailure(mark), *effects)
     return None
@@ -337,17 +337,17 @@ def _control(state: State, event: Event) -> Step | None:
         case Idle() | Quarantined() | Paused() | Aborting(), AbortRequested():
             return state, ()
 
-        case Quarantined(), Forgiven():
+        case Quarantined(), RetryRequested():
             return IDLE, (WakeScheduler(),)
-        case Idle(), Forgiven():
+        case Idle(), RetryRequested():
             return IDLE, ()
-        case Paused(n), Forgiven():
+        case Paused(n), RetryRequested():
             return Paused(n), ()
-        case Cleaning(), Forgiven():
+        case Cleaning(), RetryRequested():
             return Cleaning(), ()
-        case Publishing(), Forgiven():
+        case Publishing(), RetryRequested():
             return Publishing(), ()
-        case Aborting(n, publishing), Forgiven():
+        case Aborting(n, publishing), RetryRequested():
             return Aborting(n, publishing), ()
     return None
 
@@ -365,7 +365,7 @@ def _adoption(state: State, event: Event) -> Step | None:
             return Paused(n, past), (GrantPause(),)
         case Adopting(), AbortRequested():
             return state, ()
-        case Adopting(n), Forgiven():
+        case Adopting(n), RetryRequested():
             return Adopting(n), ()
     return None
 
@@ -374,7 +374,7 @@ def _saved(offset: int | None) -> tuple[Effect, ...]:
     return () if offset is None else (SaveCheckpoint(offset),)
 
 
-def _one_more(past: Quarantined | None, event: Failed) -> Quarantined:
+def _add_pause(past: Quarantined | None, event: Failed) -> Quarantined:
     failures = 1 if past is None else past.failures + 1
     return Quarantined(event.until_ms, event.reason, failures)
 

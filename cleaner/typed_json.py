@@ -27,15 +27,15 @@ class MalformedJsonError(ValueError):
 def to_json(value: Any) -> object:
     """A dataclass, or what its fields may hold, as what `json.dumps` takes."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: to_json(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, tuple | list):
-        return [to_json(one) for one in value]
+        return [to_json(item) for item in value]
     if isinstance(value, dict):
-        return {key: to_json(one) for key, one in value.items()}
+        return {key: to_json(item) for key, item in value.items()}
     assert value is None or isinstance(value, bool | int | float | str), type(value)
     return value
 
@@ -48,15 +48,15 @@ def dumps(value: Any) -> bytes:
 def loads(kind: type[T], data: bytes) -> T:
     """A dataclass from its JSON. Raises MalformedJsonError."""
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
         raise MalformedJsonError("it is not JSON") from None
-    return from_json(kind, found)
+    return from_json(kind, document)
 
 
-def from_json(kind: type[T], found: object) -> T:
+def from_json(kind: type[T], value: object) -> T:
     """A dataclass from what `json.loads` gave. Raises MalformedJsonError."""
-    return cast(T, _read(kind, found, ""))
+    return cast(T, _read(kind, value, ""))
 
 
 @cache
@@ -64,85 +64,87 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _read(kind: Any, found: object, where: str) -> Any:
+def _read(kind: Any, value: object, where: str) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        if found is None and NoneType in inner:
+        if value is None and NoneType in inner:
             return None
-        (wanted,) = (one for one in inner if one is not NoneType)
-        return _read(wanted, found, where)
+        (requested,) = (item for item in inner if item is not NoneType)
+        return _read(requested, value, where)
     if origin is tuple:
-        return _read_tuple(inner, found, where)
+        return _read_tuple(inner, value, where)
     if origin is list:
-        return list(_read_tuple((inner[0], ...), found, where))
+        return list(_read_tuple((inner[0], ...), value, where))
     if origin is dict:
-        if not isinstance(found, dict):
-            raise _unexpected("an object", found, where)
-        return {key: _read(inner[1], one, f"{where}.{key}") for key, one in found.items()}
+        if not isinstance(value, dict):
+            raise _unexpected("an object", value, where)
+        return {key: _read(inner[1], item, f"{where}.{key}") for key, item in value.items()}
     if is_dataclass(kind):
-        return _read_dataclass(kind, found, where)
+        return _read_dataclass(kind, value, where)
     if isinstance(kind, type) and issubclass(kind, tuple):
-        items = _array(found, where, len(_hints(kind)))
+        items = _array(value, where, len(_hints(kind)))
         named = zip(_hints(kind).items(), items, strict=True)
-        return kind(*(_read(one, item, f"{where}.{name}") for (name, one), item in named))
+        return kind(*(_read(element, item, f"{where}.{name}") for (name, element), item in named))
     if isinstance(kind, type) and issubclass(kind, Enum):
-        if not isinstance(found, str) or found not in {one.value for one in kind}:
-            raise _unexpected(f"one of {', '.join(one.value for one in kind)}", found, where)
-        return kind(found)
-    return _read_plain(kind, found, where)
+        if not isinstance(value, str) or value not in {member.value for member in kind}:
+            raise _unexpected(f"one of {', '.join(member.value for member in kind)}", value, where)
+        return kind(value)
+    return _read_plain(kind, value, where)
 
 
-def _read_tuple(inner: tuple[Any, ...], found: object, where: str) -> tuple[Any, ...]:
+def _read_tuple(inner: tuple[Any, ...], value: object, where: str) -> tuple[Any, ...]:
     if len(inner) == 2 and inner[1] is Ellipsis:
-        items = _array(found, where)
-        return tuple(_read(inner[0], one, f"{where}[{at}]") for at, one in enumerate(items))
-    items = _array(found, where, len(inner))
+        items = _array(value, where)
+        return tuple(_read(inner[0], item, f"{where}[{at}]") for at, item in enumerate(items))
+    items = _array(value, where, len(inner))
     pairs = enumerate(zip(inner, items, strict=True))
-    return tuple(_read(one, item, f"{where}[{at}]") for at, (one, item) in pairs)
+    return tuple(_read(element, item, f"{where}[{at}]") for at, (element, item) in pairs)
 
 
-def _array(found: object, where: str, count: int | None = None) -> list[object]:
-    if not isinstance(found, list) or (count is not None and len(found) != count):
-        wanted = "an array" if count is None else f"an array of {count}"
-        raise _unexpected(wanted, found, where)
-    return found
+def _array(value: object, where: str, count: int | None = None) -> list[object]:
+    if not isinstance(value, list) or (count is not None and len(value) != count):
+        requested = "an array" if count is None else f"an array of {count}"
+        raise _unexpected(requested, value, where)
+    return value
 
 
-def _read_dataclass(kind: Any, found: object, where: str) -> Any:
-    if not isinstance(found, dict):
-        raise _unexpected("an object", found, where)
+def _read_dataclass(kind: Any, value: object, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise _unexpected("an object", value, where)
     hints = _hints(kind)
-    strangers = found.keys() - hints.keys()
+    strangers = value.keys() - hints.keys()
     if strangers:
         raise MalformedJsonError(f"{where or 'it'} has an unknown field {min(strangers)[:40]!r}")
-    for one in fields(kind):
-        is_needed = one.default is MISSING and one.default_factory is MISSING
-        if is_needed and one.name not in found:
-            raise MalformedJsonError(f"{where or 'it'} has no field {one.name}")
-    values = {name: _read(hints[name], one, f"{where}.{name}") for name, one in found.items()}
+    for field in fields(kind):
+        is_needed = field.default is MISSING and field.default_factory is MISSING
+        if is_needed and field.name not in value:
+            raise MalformedJsonError(f"{where or 'it'} has no field {field.name}")
+    values = {name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()}
     return kind(**values)
 
 
-def _read_plain(kind: Any, found: object, where: str) -> Any:
+def _read_plain(kind: Any, value: object, where: str) -> Any:
     if kind is bytes:
         try:
-            return bytes.fromhex(cast(str, found))
+            return bytes.fromhex(cast(str, value))
         except (TypeError, ValueError):
-            raise _unexpected("hexadecimal digits", found, where) from None
-    if kind is bool and isinstance(found, bool):
-        return found
-    if kind is int and isinstance(found, int) and not isinstance(found, bool):
-        if -_INTEGER_MAX <= found <= _INTEGER_MAX:
-            return found
+            raise _unexpected("hexadecimal digits", value, where) from None
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        if -_INTEGER_MAX <= value <= _INTEGER_MAX:
+            return value
         raise MalformedJsonError(f"{where}: the number is too large")
-    if kind is float and isinstance(found, int | float) and not isinstance(found, bool):
-        number = float(found) if abs(found) <= _INTEGER_MAX else math.inf
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value) if abs(value) <= _INTEGER_MAX else math.inf
         if math.isfinite(number):
             return number
-    if kind is str and isinstance(found, str):
-        return found
-    raise _unexpected(kind.__name__, found, where)
+    if kind is str and isinstance(value, str):
+        return value
+    raise _unexpected(kind.__name__, value, where)
 
 
-def _unexpected(wanted: str, found: object, where: str) -> MalformedJsonError:
-    return MalformedJsonError(f"{where or 'it'}: expected {wanted}, not {found!r:.{_SHOWN_CHARS}}")
+def _unexpected(requested: str, value: object, where: str) -> MalformedJsonError:
+    return MalformedJsonError(
+        f"{where or 'it'}: expected {requested}, not {value!r:.{_SHOWN_CHARS}}"
+    )

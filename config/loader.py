@@ -127,35 +127,35 @@ def _problems(
 ) -> list[Problem]:
     path: Path = tuple(part for part in detail["loc"] if part != "keys")
     context = detail.get("ctx", {})
-    found = []
+    result = []
     for inner, reason in context.get("problems") or [((), _reason(detail))]:
         full = (*path, *inner)
         if full and full[0] in overrides:
             flag = FLAGS.get(str(full[0]), str(full[0]))
-            found.append(Problem("command line", 0, flag, reason))
+            result.append(Problem("command line", 0, flag, reason))
         else:
-            found.append(Problem(file, tree.line_of(full), _key(full), reason))
+            result.append(Problem(file, tree.line_of(full), _key(full), reason))
     # Of two keys that contradict each other, one may not stand in the file.
-    placed = [problem for problem in found if problem.line or problem.file != file]
-    return placed or found
+    placed = [problem for problem in result if problem.line or problem.file != file]
+    return placed or result
 
 
 def _reason(detail: Any) -> str:
-    kind, context, given = detail["type"], detail.get("ctx", {}), _shown(detail["input"])
+    kind, context, value = detail["type"], detail.get("ctx", {}), _shown(detail["input"])
     match kind:
         case "extra_forbidden":
             return f"unknown key{_suggestion(detail['loc'])}"
         case "value_error":
             return str(context["error"])
         case "greater_than_equal":
-            return f"{given} is below {context['ge']}"
+            return f"{value} is below {context['ge']}"
         case "less_than_equal":
-            return f"{given} is above {context['le']}"
+            return f"{value} is above {context['le']}"
         case "literal_error":
-            return f"expected {context['expected']}, not {given}"
+            return f"expected {context['expected']}, not {value}"
         case "too_short" | "string_too_short":
             return "may not be empty"
-    wanted = {
+    requested = {
         "int_type": "a whole number",
         "bool_type": "true or false",
         "string_type": "text",
@@ -164,15 +164,17 @@ def _reason(detail: Any) -> str:
         "dict_type": "keys and values",
         "model_type": "keys and values",
     }.get(kind)
-    return f"expected {wanted}, not {given}" if wanted else f"{detail['msg'].lower()}: {given}"
+    return (
+        f"expected {requested}, not {value}" if requested else f"{detail['msg'].lower()}: {value}"
+    )
 
 
 def _suggestion(path: Path) -> str:
     """The key of the same level that is spelled most like an unknown one."""
     model: type[BaseModel] = Settings
     for part in path[:-1]:
-        found = model.model_fields.get(str(part))
-        inner = found.annotation if found else None
+        info = model.model_fields.get(str(part))
+        inner = info.annotation if info else None
         if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
             return ""
         model = inner

@@ -47,14 +47,14 @@ def view_name(topic: str) -> str:
     return topic + RESERVED_SUFFIX
 
 
-def view_hindrance(topic: str, known: Container[str]) -> str | None:
+def view_conflict(topic: str, container: Container[str]) -> str | None:
     """Why a topic cannot have a view beside the topics that are known, in words."""
     name = view_name(topic)
     if topic in INTERNAL_TOPICS:
         return "an internal topic has no view"
     if len(name) > NAME_LENGTH_MAX:
         return f"{name} would be longer than {NAME_LENGTH_MAX} characters"
-    if name in known:
+    if name in container:
         return f"there is a topic named {name}"
     return None
 

@@ -34,25 +34,25 @@ def parse_value(key: str, raw: object, *, units: bool = False) -> str:
     `units` (YAML) also allows sizes and durations with a unit. Raises InvalidTopicConfigError for
     an unknown key, a wrong type, a value out of range.
     """
-    known = TOPIC_KEYS.get(key)
-    if known is None:
+    topic_key = TOPIC_KEYS.get(key)
+    if topic_key is None:
         near = difflib.get_close_matches(key[:100], TOPIC_KEYS, n=1)
         raise InvalidTopicConfigError(
             key[:100], "unknown topic key" + (f"; did you mean {near[0]}?" if near else "")
         )
     if raw is None:
         raise InvalidTopicConfigError(key, "has no value")
-    match known.kind:
+    match topic_key.kind:
         case ValueKind.BOOLEAN:
-            return _boolean(known, raw)
+            return _boolean(topic_key, raw)
         case ValueKind.INT | ValueKind.LONG:
-            return _whole_number(known, raw, units)
+            return _whole_number(topic_key, raw, units)
         case ValueKind.DOUBLE:
-            return _decimal(known, raw)
+            return _decimal(topic_key, raw)
         case ValueKind.LIST:
-            return _list(known, raw)
+            return _list(topic_key, raw)
         case ValueKind.STRING:
-            return _string(known, raw)
+            return _string(topic_key, raw)
 
 
 def _boolean(key: TopicKey, raw: object) -> str:
@@ -110,8 +110,8 @@ def _check_range(key: TopicKey, value: float, raw: object) -> None:
 
 def _string(key: TopicKey, raw: object) -> str:
     if not isinstance(raw, str) or (key.choices and raw.strip() not in key.choices):
-        wanted = f"one of {', '.join(key.choices)}" if key.choices else "text"
-        raise InvalidTopicConfigError(key.name, f"expected {wanted}, not {_shown(raw)}")
+        requested = f"one of {', '.join(key.choices)}" if key.choices else "text"
+        raise InvalidTopicConfigError(key.name, f"expected {requested}, not {_shown(raw)}")
     return raw.strip()
 
 
@@ -127,8 +127,8 @@ def _list(key: TopicKey, raw: object) -> str:
     for word in words:
         allowed = word in key.choices if key.choices else _THROTTLED_REPLICAS.fullmatch(word)
         if not allowed:
-            wanted = " and ".join(key.choices) or "partition:broker pairs or *"
-            raise InvalidTopicConfigError(key.name, f"{_shown(word)} is none of {wanted}")
+            requested = " and ".join(key.choices) or "partition:broker pairs or *"
+            raise InvalidTopicConfigError(key.name, f"{_shown(word)} is none of {requested}")
     return ",".join(dict.fromkeys(words))
 
 

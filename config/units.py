@@ -45,9 +45,9 @@ def about_span(ms: int) -> str:
     return f"{max(0, ms)} ms"
 
 
-def _parse(text: str, units: dict[str, int], wanted: str) -> int:
-    found = _NUMBER.fullmatch(text.strip())
+def _parse(text: str, units: dict[str, int], requested: str) -> int:
+    match = _NUMBER.fullmatch(text.strip())
     # Nineteen digits hold every signed 64-bit number; more would only cost time to convert.
-    if found is None or len(found[1]) > 20 or found[2].lower() not in units:
-        raise ValueError(f"expected {wanted}, not {text[:40]!r}")
-    return int(found[1]) * units[found[2].lower()]
+    if match is None or len(match[1]) > 20 or match[2].lower() not in units:
+        raise ValueError(f"expected {requested}, not {text[:40]!r}")
+    return int(match[1]) * units[match[2].lower()]

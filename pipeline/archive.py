@@ -54,8 +54,8 @@ def make_archive() -> Path:
         except subprocess.TimeoutExpired as error:
             raise ArchiveError(f"no session within {SESSION_SECONDS:g} s") from error
         if done.returncode != 0 or not os.path.exists(partial):
-            said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-            raise ArchiveError(f"the session for it failed: {said[:300]}")
+            message = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            raise ArchiveError(f"the session for it failed: {message[:300]}")
         os.replace(partial, archive)
     return archive
 
@@ -69,8 +69,8 @@ def _record(path: str) -> None:
         rows = spark.createDataFrame([(number, b"x") for number in range(100)], "id long, x binary")
         table = rows.repartitionByRange(4, "id").mapInArrow(lambda batches: batches, rows.schema)
         table.write.mode("overwrite").parquet(folder)
-        found = spark.read.parquet(folder).groupBy("x").agg(functions.max("id"))
-        found.orderBy("x").collect()
+        result = spark.read.parquet(folder).groupBy("x").agg(functions.max("id"))
+        result.orderBy("x").collect()
     stop_session(spark, timeout_seconds=SESSION_SECONDS)
 
 

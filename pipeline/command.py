@@ -21,8 +21,8 @@ from config.printable import printable
 from config.units import parse_size
 from pipeline.engines import Engine, LocalEngine, StageFailedError
 from pipeline.errors import JobError
-from pipeline.lease import RunError
-from pipeline.progress import Told
+from pipeline.lease import LeaseRequestError
+from pipeline.progress import ProgressReporter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,25 +57,25 @@ class SparkOptions:
 
 
 def _settings(
-    _context: click.Context, _parameter: click.Parameter, given: Sequence[str]
+    _context: click.Context, _parameter: click.Parameter, values: Sequence[str]
 ) -> dict[str, str]:
-    found = {}
-    for text in given:
+    result = {}
+    for text in values:
         name, sign, value = text.partition("=")
         if not sign or not name.startswith("spark."):
             raise click.BadParameter(f"expected spark.NAME=VALUE, not {text[:80]!r}")
-        found[name] = value
-    return found
+        result[name] = value
+    return result
 
 
-def _checked_master(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
+def _checked_master(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
     from pipeline.session import check_master
 
     try:
-        check_master(given)
+        check_master(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
-    return given
+    return value
 
 
 def on_spark(function: Callable[P, None]) -> Callable[P, None]:
@@ -138,9 +138,9 @@ def on_engine(function: Callable[P, None]) -> Callable[P, None]:
 def of_size(name: str, default: str, text: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """An option for a size such as 64MiB."""
 
-    def parsed(_context: click.Context, _parameter: click.Parameter, given: str) -> int:
+    def parsed(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
         try:
-            size = parse_size(given)
+            size = parse_size(value)
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
         if size <= 0:
@@ -156,13 +156,13 @@ def of_partitions(function: Callable[P, None]) -> Callable[P, None]:
     """Adds the option that names some partitions; the command gets None for all."""
 
     def parsed(
-        _context: click.Context, _parameter: click.Parameter, given: str | None
+        _context: click.Context, _parameter: click.Parameter, value: str | None
     ) -> list[int] | None:
-        if given is None:
+        if value is None:
             return None
-        parts = [part.strip() for part in given.split(",")]
+        parts = [part.strip() for part in value.split(",")]
         if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
-            raise click.BadParameter(f"expected numbers such as 0,3, not {given[:80]!r}")
+            raise click.BadParameter(f"expected numbers such as 0,3, not {value[:80]!r}")
         return sorted({int(part) for part in parts})
 
     return click.option(
@@ -172,14 +172,14 @@ def of_partitions(function: Callable[P, None]) -> Callable[P, None]:
 
 @contextmanager
 def engine_of(
-    engine_name: str, processes: int | None, spark_options: SparkOptions, told: Told
+    engine_name: str, processes: int | None, spark_options: SparkOptions, reporter: ProgressReporter
 ) -> Iterator[Engine]:
     """The engine that was asked for, until the block ends. Raises JobError."""
     if engine_name == "local":
         with LocalEngine(processes) as engine:
             yield engine
         return
-    told.note("starting Spark")
+    reporter.note("starting Spark")
     from pipeline.spark_engine import SparkEngine
 
     session = spark_options.session("varve")
@@ -191,14 +191,14 @@ def engine_of(
 
 def with_broker(function: Callable[P, None]) -> Callable[P, None]:
     """Add the options that name the broker's HTTP address; the command gets a `client`."""
-    asked = with_client(function)
+    requested = with_client(function)
 
-    @wraps(asked)
+    @wraps(requested)
     def run(*args: P.args, **options: P.kwargs) -> None:
         from config.token import TokenFileError
 
         try:
-            asked(*args, **options)
+            requested(*args, **options)
         except TokenFileError as error:
             raise JobError(str(error)) from error
 
@@ -216,7 +216,7 @@ def telling(function: Callable[P, None]) -> Callable[P, None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             function(*args, **options)
-        except (JobError, RunError) as error:
+        except (JobError, LeaseRequestError) as error:
             fail(str(error), error.code)
         except StageFailedError as error:
             fail(str(error), exit_codes.FAILED)

@@ -43,10 +43,10 @@ class UnreachableBrokerError(WireError):
 class BrokerRefusedError(WireError):
     """A broker answered with an error. `code` is the protocol's."""
 
-    def __init__(self, what: str, code: int) -> None:
+    def __init__(self, subject: str, code: int) -> None:
         self.code = _code(code)
         name = self.code.name if isinstance(self.code, ErrorCode) else f"error {code}"
-        super().__init__(f"{what}: {name}")
+        super().__init__(f"{subject}: {name}")
 
 
 class UnknownTopicError(WireError):
@@ -102,11 +102,11 @@ class Connection:
 
     def version_of(self, key: ApiKey) -> int:
         """The newest version of `key` that both sides speak. Raises WireError."""
-        ours = _VERSIONS[key]
-        theirs = self._ranges.get(key, (0, -1))
-        version = min(ours[1], theirs[1])
-        if version < max(ours[0], theirs[0]):
-            raise WireError(f"{self.address} speaks {key.name} {theirs}, needed is one of {ours}")
+        local = _VERSIONS[key]
+        remote = self._ranges.get(key, (0, -1))
+        version = min(local[1], remote[1])
+        if version < max(local[0], remote[0]):
+            raise WireError(f"{self.address} speaks {key.name} {remote}, needed is one of {local}")
         return version
 
     @property
@@ -141,10 +141,10 @@ class Connection:
         view = memoryview(data)
         while view:
             self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-            got = self._socket.recv_into(view)
-            if got == 0:
+            actual = self._socket.recv_into(view)
+            if actual == 0:
                 raise ConnectionError("the broker closed the connection")
-            view = view[got:]
+            view = view[actual:]
         return data
 
     def close(self) -> None:
@@ -159,11 +159,11 @@ def _code(code: int) -> ErrorCode | int:
         return code
 
 
-def check(what: str, code: int) -> None:
+def check(subject: str, code: int) -> None:
     """Raise what an error code means, if it is one."""
     if code == ErrorCode.NONE:
         return
-    error = BrokerRefusedError(what, code)
+    error = BrokerRefusedError(subject, code)
     if isinstance(error.code, ErrorCode) and error.code.retriable:
         raise RetriableError(error)
     raise error

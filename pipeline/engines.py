@@ -120,9 +120,9 @@ class LocalEngine:
         except BaseException:
             self._stop(running)
             raise
-        found = [result for result in results if result is not None]
-        assert len(found) == len(tasks)
-        return found
+        matches = [result for result in results if result is not None]
+        assert len(matches) == len(tasks)
+        return matches
 
     def close(self) -> None:
         """See Engine."""

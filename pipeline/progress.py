@@ -19,7 +19,7 @@ WORDS: Final = {  # stages, as people are told of them
 }
 
 
-class Told(Protocol):
+class ProgressReporter(Protocol):
     """What a job tells its progress to."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
@@ -29,7 +29,7 @@ class Told(Protocol):
         """What is going on before there are tasks; the next call ends it."""
 
 
-class Silent:
+class SilentReporter:
     """Tells nobody."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
@@ -40,10 +40,10 @@ class Silent:
 
 
 @contextmanager
-def shown(*, quiet: bool = False) -> Iterator[Told]:
+def shown(*, quiet: bool = False) -> Iterator[ProgressReporter]:
     """Bars for the length of a block, where standard error is a terminal."""
     if quiet or not sys.stderr.isatty():
-        yield Silent()
+        yield SilentReporter()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -56,10 +56,10 @@ def shown(*, quiet: bool = False) -> Iterator[Told]:
         console=Console(stderr=True),
     )
     with progress:
-        yield _Bars(progress)
+        yield _BarReporter(progress)
 
 
-class _Bars:
+class _BarReporter:
     def __init__(self, progress: "object") -> None:
         from rich.progress import Progress, TaskID
 

@@ -167,19 +167,19 @@ def _placement(master: str) -> dict[str, str]:
             "spark.sql.shuffle.partitions": str(2 * count),
             "spark.python.daemon.module": "pipeline.spark_daemon",
         }
-    found = {"spark.master": master, "spark.executorEnv.PYTHONPATH": code}
+    settings = {"spark.master": master, "spark.executorEnv.PYTHONPATH": code}
     if master.startswith("spark://"):
         address = _address_facing(master)
-        found["spark.driver.host"] = found["spark.driver.bindAddress"] = address
-    return found
+        settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = address
+    return settings
 
 
 def _address_facing(master: str) -> str:
     """This machine's address on the way to the first master that answers."""
     reasons = []
-    for one in master.removeprefix("spark://").split(","):  # several: one leads, others stand by
+    for item in master.removeprefix("spark://").split(","):  # several: one leads, others stand by
         try:
-            parts = urlsplit(f"spark://{one}")
+            parts = urlsplit(f"spark://{item}")
             host, port = parts.hostname, parts.port or MASTER_PORT
         except ValueError as error:
             raise SessionError(f"{master} names no host and port: {error}") from None
@@ -189,7 +189,7 @@ def _address_facing(master: str) -> str:
             with socket.create_connection((host, port), CONNECT_SECONDS) as way:
                 return str(way.getsockname()[0])
         except OSError as error:
-            reasons.append(f"{one}: {error}")
+            reasons.append(f"{item}: {error}")
     raise SessionError(f"no Spark master answers: {'; '.join(reasons)}")
 
 
@@ -211,8 +211,8 @@ def _prepare_jvm(conf: dict[str, str], log_level: str, archive_to: str | None) -
         options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable", "-Xlog:all=error:stderr"]
     if java.feature >= 24:  # Netty, Arrow and the Hadoop client; each use would be a warning
         options += ["--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow"]
-    given = conf.get("spark.driver.extraJavaOptions", "")
-    conf["spark.driver.extraJavaOptions"] = " ".join([*map(_quoted, options), given]).strip()
+    java_options = conf.get("spark.driver.extraJavaOptions", "")
+    conf["spark.driver.extraJavaOptions"] = " ".join([*map(_quoted, options), java_options]).strip()
     os.environ["JAVA_HOME"] = str(launcher_home(java, cache))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -354,8 +354,14 @@ def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkS
 def first_line(error: BaseException) -> str:
     """The first line of an error that says something, without the stack under it."""
     lines = [line.strip() for line in str(error).splitlines()]
-    said = [line for line in lines if line and not line.startswith(("at ", "An error occurred"))]
-    return re.sub(r"^: (?:[\w.$]+: )?", "", said[0])[:500] if said else type(error).__name__
+    message_lines = [
+        line for line in lines if line and not line.startswith(("at ", "An error occurred"))
+    ]
+    return (
+        re.sub(r"^: (?:[\w.$]+: )?", "", message_lines[0])[:500]
+        if message_lines
+        else type(error).__name__
+    )
 
 
 def stop_session(spark: "SparkSession", *, timeout_seconds: float = 60.0) -> None:

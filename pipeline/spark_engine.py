@@ -87,10 +87,10 @@ class SparkEngine:
             return []
         dealt = deal(len(tasks), self.parallelism)
         sizes = sorted((len(places) for places in dealt), reverse=True)
-        told = None if progress is None else _Told(sizes, progress)
+        sent = None if progress is None else _TaskProgress(sizes, progress)
         carry = self._by_frame if self._context is None else self._by_rdd
         try:
-            with self._watched(told):
+            with self._watched(sent):
                 results = carry(stage, [[(at, tasks[at]) for at in places] for places in dealt])
         except Exception as error:
             reason = _reason(error)
@@ -101,10 +101,10 @@ class SparkEngine:
             progress(len(tasks))
         return [results[index] for index in range(len(tasks))]
 
-    def _watched(self, told: "_Told | None") -> "_JobWatch | _ConnectWatch":
+    def _watched(self, sent: "_TaskProgress | None") -> "_JobWatch | _ConnectWatch":
         if self._context is None:
-            return _ConnectWatch(self._spark, told)
-        return _JobWatch(self._context, told)
+            return _ConnectWatch(self._spark, sent)
+        return _JobWatch(self._context, sent)
 
     def _by_rdd(self, stage: str, dealt: "list[list[_Task]]") -> dict[int, bytes]:
         work = _work(stage, self._registry, code_version())
@@ -118,14 +118,14 @@ class SparkEngine:
         def over(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
             for batch in batches:
                 for bundle in batch.column("tasks").to_pylist():
-                    for task, result in work([(one["task"], one["payload"]) for one in bundle]):
+                    for task, result in work([(item["task"], item["payload"]) for item in bundle]):
                         yield pyarrow.record_batch([[task], [result]], schema=_RESULTS)
 
-        bundles = [[{"task": at, "payload": one} for at, one in bundle] for bundle in dealt]
+        bundles = [[{"task": at, "payload": item} for at, item in bundle] for bundle in dealt]
         table = pyarrow.table([range(len(bundles)), bundles], schema=_BUNDLES)
         frame = self._spark.createDataFrame(table).repartitionByRange(len(bundles), "bundle")
-        found = frame.mapInArrow(over, "task long, result binary").toArrow()
-        return dict(zip(*(found.column(index).to_pylist() for index in (0, 1)), strict=True))
+        result = frame.mapInArrow(over, "task long, result binary").toArrow()
+        return dict(zip(*(result.column(index).to_pylist() for index in (0, 1)), strict=True))
 
     def close(self) -> None:
         """See Engine: the session is its owner's to stop."""
@@ -139,7 +139,7 @@ class SparkEngine:
         return int(self._spark.range(10_000).select(spark_partition_id()).distinct().count())
 
 
-class _Told:
+class _TaskProgress:
     """Passes on how many of our tasks are done, where of Spark's some are."""
 
     def __init__(self, sizes: Sequence[int], progress: Callable[[int], None]) -> None:
@@ -160,18 +160,18 @@ class _Told:
 class _JobWatch:
     """For the length of a block: tells how many tasks are done; ends them if the block fails."""
 
-    def __init__(self, context: Any, told: _Told | None) -> None:
+    def __init__(self, context: Any, sent: _TaskProgress | None) -> None:
         self._context = context
-        self._told = told
+        self._on_done = sent
         self._group = f"varve-{uuid.uuid4()}"
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
         self._context.setJobGroup(self._group, "varve", interruptOnCancel=True)
-        if self._told is not None:
+        if self._on_done is not None:
             self._thread = threading.Thread(
-                target=self._poll, args=(self._told,), name="spark-progress", daemon=True
+                target=self._poll, args=(self._on_done,), name="spark-progress", daemon=True
             )
             self._thread.start()
 
@@ -183,42 +183,42 @@ class _JobWatch:
             self._context.cancelJobGroup(self._group)
         self._context.setLocalProperty("spark.jobGroup.id", None)
 
-    def _poll(self, told: _Told) -> None:
+    def _poll(self, sent: _TaskProgress) -> None:
         tracker = self._context.statusTracker()
         while not self._over.wait(POLL_SECONDS):
             for job in tracker.getJobIdsForGroup(self._group):
                 info = tracker.getJobInfo(job)
                 for stage in [] if info is None else info.stageIds:
-                    found = tracker.getStageInfo(stage)
-                    if found is not None and found.numTasks == told.bundles:
-                        told(found.numCompletedTasks)
+                    stage_info = tracker.getStageInfo(stage)
+                    if stage_info is not None and stage_info.numTasks == sent.bundles:
+                        sent(stage_info.numCompletedTasks)
 
 
 class _ConnectWatch:
     """The same for a session by Spark Connect, which tells by itself."""
 
-    def __init__(self, spark: "SparkSession", told: _Told | None) -> None:
+    def __init__(self, spark: "SparkSession", sent: _TaskProgress | None) -> None:
         self._spark = spark
-        self._told = told
+        self._on_done = sent
         self._tag = f"varve-{uuid.uuid4()}"
 
     def __enter__(self) -> None:
         self._spark.addTag(self._tag)
-        if self._told is not None:
+        if self._on_done is not None:
             self._spark.registerProgressHandler(self._handle)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._spark.removeTag(self._tag)
-        if self._told is not None:
+        if self._on_done is not None:
             self._spark.removeProgressHandler(self._handle)
         if kind is not None:
             self._spark.interruptTag(self._tag)
 
     def _handle(self, stages: Any, **_: object) -> None:
-        assert self._told is not None
+        assert self._on_done is not None
         for stage in stages or ():
-            if stage.num_tasks == self._told.bundles:
-                self._told(stage.num_completed_tasks)
+            if stage.num_tasks == self._on_done.bundles:
+                self._on_done(stage.num_completed_tasks)
 
 
 def _is_connect(spark: "SparkSession") -> bool:
@@ -239,11 +239,11 @@ def deal(count: int, parallelism: int) -> list[list[int]]:
     They are dealt to and fro, so that each of Spark's has as much to do as any other.
     """
     bundles = min(count, max(WAVES * parallelism, -(-count // TOGETHER_MAX)))
-    found: list[list[int]] = [[] for _ in range(bundles)]
+    dealt: list[list[int]] = [[] for _ in range(bundles)]
     for place in range(count):
         turn, at = divmod(place, bundles)
-        found[bundles - 1 - at if turn % 2 else at].append(place)
-    return found
+        dealt[bundles - 1 - at if turn % 2 else at].append(place)
+    return dealt
 
 
 def _work(stage: str, registry: str, version: str) -> Callable[[Sequence[_Task]], Iterator[_Task]]:
@@ -280,13 +280,13 @@ def run_tasks(stage: str, registry: str, version: str, tasks: Sequence[_Task]) -
 def _reason(error: Exception) -> str | None:
     """Why a job of ours failed; None for what is no failure of Spark's."""
     text = str(error)
-    if (found := _REASON.search(text)) is not None:
-        return str(json.loads(found["text"]))
+    if (match := _REASON.search(text)) is not None:
+        return str(json.loads(match["text"]))
     if _NOT_THERE.search(text) is not None:
         return "the executors' Python lacks Varve: pip install 'varve[pipeline]' there"
     module = type(error).__module__
     if not module.startswith(("pyspark.", "py4j.")):
         return None
-    if (found := _LOST.search(text)) is not None:
-        return found["text"][:REASON_CHARS_MAX]
+    if (match := _LOST.search(text)) is not None:
+        return match["text"][:REASON_CHARS_MAX]
     return first_line(error)

@@ -51,7 +51,7 @@ class StageProcess:
         """Start the process. Raises OSError."""
         scratch_parent = os.environ.get(SCRATCH_VARIABLE) or None
         # Descriptors first, that close themselves: a folder would stay.
-        ours, theirs = socket.socketpair()
+        sock, remote = socket.socketpair()
         self._scratch = tempfile.mkdtemp(prefix="varve-stages-", dir=scratch_parent)
         try:
             life_read, life_write = os.pipe()
@@ -60,14 +60,14 @@ class StageProcess:
             raise
         search = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
         command = [
-            *(sys.executable, "-P", "-m", "pipeline.stage_process", "--fd", str(theirs.fileno())),
+            *(sys.executable, "-P", "-m", "pipeline.stage_process", "--fd", str(remote.fileno())),
             *("--life-fd", str(life_read), "--nice", str(nice), "--registry", registry),
         ]
         try:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), life_read],
+                pass_fds=[remote.fileno(), life_read],
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(search),
@@ -75,14 +75,14 @@ class StageProcess:
                 },
             )
         except OSError:
-            ours.close()
+            sock.close()
             os.close(life_write)
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
         finally:
-            theirs.close()
+            remote.close()
             os.close(life_read)
-        self._socket = ours
+        self._socket = sock
         self._life_fd = life_write
 
     @property
@@ -152,10 +152,10 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
     data = bytearray(count)
     view = memoryview(data)
     while view:
-        got = sock.recv_into(view)
-        if got == 0:
+        received_bytes = sock.recv_into(view)
+        if received_bytes == 0:
             return None
-        view = view[got:]
+        view = view[received_bytes:]
     return bytes(data)
 
 

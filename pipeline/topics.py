@@ -45,13 +45,13 @@ _DATA_LOSS: Final = "DataLossError"
 def with_bootstrap(function: Callable[P, None]) -> Callable[P, None]:
     """Adds the option that names the Kafka address; the command gets `bootstrap`."""
 
-    def checked(_context: click.Context, _parameter: click.Parameter, given: str) -> str:
+    def checked(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
         try:
-            for part in given.split(","):
+            for part in value.split(","):
                 parse_kafka_address(part.strip())
         except ValueError as error:
             raise click.BadParameter(str(error)) from None
-        return given
+        return value
 
     return click.option(
         "--bootstrap",
@@ -90,9 +90,9 @@ def as_job_errors() -> Iterator[None]:
     except (WireError, ProduceError) as error:
         raise JobError(str(error)) from error
     except (PySparkException, Py4JError) as error:
-        kind, said = _said(error)
+        kind, message = _error_text(error)
         code = exit_codes.STALE if kind == _DATA_LOSS else exit_codes.FAILED
-        raise JobError(said, code) from error
+        raise JobError(message, code) from error
     except OSError as error:
         if error.errno == errno.EPIPE:  # whoever read the results has gone: click ends quietly
             raise
@@ -101,14 +101,14 @@ def as_job_errors() -> Iterator[None]:
         raise JobError(f"{where}{error.strerror or first_line(error)}") from error
 
 
-def _said(error: BaseException) -> tuple[str, str]:
+def _error_text(error: BaseException) -> tuple[str, str]:
     """The kind and the words of what a task raised; else of what Spark says first."""
     text = getattr(error, "java_exception", None)
     lines = str(error if text is None else text.toString()).splitlines()
     for line in reversed(lines):
-        found = _RAISED.match(line.strip())
-        if found is not None and not found[1].endswith("PythonException"):
-            return found[1], found[2][:500]
+        match = _RAISED.match(line.strip())
+        if match is not None and not match[1].endswith("PythonException"):
+            return match[1], match[2][:500]
     return "", first_line(error)
 
 
@@ -162,18 +162,18 @@ def bounds_of(
     at_ms = now_ms()
     with WireClient(bootstrap) as client:
         there = client.partitions([topic])[topic]
-        wanted = there if partitions is None else sorted(partitions)
-        if missing := set(wanted) - set(there):
+        requested = there if partitions is None else sorted(partitions)
+        if missing := set(requested) - set(there):
             raise JobError(
                 f"topic {topic} has {len(there)} partitions, from 0 on, and no {min(missing)}",
                 exit_codes.USAGE,
             )
-        places = [TopicPartition(topic, n) for n in wanted]
+        places = [TopicPartition(topic, n) for n in requested]
         first = client.offsets(dict.fromkeys(places, EARLIEST))
         end = client.offsets(dict.fromkeys(places, LATEST), isolation)
     return TopicBounds(
-        {one.partition: first[one] for one in places},
-        {one.partition: end[one] for one in places},
+        {partition.partition: first[partition] for partition in places},
+        {partition.partition: end[partition] for partition in places},
         at_ms,
     )
 
@@ -191,8 +191,8 @@ def settings_of(bootstrap: str, topic: str) -> dict[str, str]:
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = _admin(bootstrap)  # what it promises ends with it
     try:
-        (found,) = admin.describe_configs([resource]).values()
-        rows = found.result(ADMIN_SECONDS)
+        (result,) = admin.describe_configs([resource]).values()
+        rows = result.result(ADMIN_SECONDS)
     except KafkaException as error:
         raise JobError(f"settings of {topic}: {error.args[0].str()}") from error
     return {name: row.value for name, row in rows.items() if row.value is not None}
@@ -228,38 +228,38 @@ def read_topic(
     isolation: Isolation = Isolation.READ_COMMITTED,
 ) -> "DataFrame":
     """The records of [first, end) of each partition of `end`, with format("varve")."""
-    wanted = {n: (first[n], last) for n, last in end.items() if first[n] < last}
+    requested = {n: (first[n], last) for n, last in end.items() if first[n] < last}
     reader = spark.read.format("varve").option("kafka.bootstrap.servers", bootstrap)
     reader = reader.option("columns", ",".join(columns))
     reader = reader.option("kafka.isolation.level", isolation.name.lower())
-    if not wanted:
+    if not requested:
         # Nothing is asked of the cluster; the columns are those of the source all the same.
         return spark.createDataFrame([], reader.option("subscribe", topic).load().schema)
-    starts = {str(n): begin for n, (begin, _) in wanted.items()}
-    ends = {str(n): last for n, (_, last) in wanted.items()}
+    starts = {str(n): begin for n, (begin, _) in requested.items()}
+    ends = {str(n): last for n, (_, last) in requested.items()}
     return (
-        reader.option("assign", json.dumps({topic: sorted(wanted)}))
+        reader.option("assign", json.dumps({topic: sorted(requested)}))
         .option("startingOffsets", json.dumps({topic: starts}))
         .option("endingOffsets", json.dumps({topic: ends}))
         .load()
     )
 
 
-def read_offsets(given: str, partitions: Sequence[int]) -> dict[int, int]:
+def read_offsets(value: str, partitions: Sequence[int]) -> dict[int, int]:
     """Offsets by partition: JSON such as {"0": 12}, or @FILE with it. Raises JobError."""
     try:
-        text = given
-        if given.startswith("@"):
-            with open(given[1:], encoding="utf-8") as file:
+        text = value
+        if value.startswith("@"):
+            with open(value[1:], encoding="utf-8") as file:
                 text = file.read()
-        found = json.loads(text)
-        offsets = {int(number): offset for number, offset in found.items()}
+        document = json.loads(text)
+        offsets = {int(number): offset for number, offset in document.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise JobError(
             f'offsets are JSON such as {{"0": 12}}: {error}', exit_codes.USAGE
         ) from error
     if unknown := set(offsets) - set(partitions):
         raise JobError(f"there is no partition {min(unknown)}", exit_codes.USAGE)
-    if not all(isinstance(one, int) and one >= 0 for one in offsets.values()):
+    if not all(isinstance(offset, int) and offset >= 0 for offset in offsets.values()):
         raise JobError("an offset is a whole number from 0 on", exit_codes.USAGE)
     return offsets

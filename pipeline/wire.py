@@ -116,7 +116,9 @@ class WireClient:
         self._connections: dict[Address, Connection] = {}
         self._brokers: dict[int, Address] = {}
         self._leaders: dict[TopicPartition, int] = {}
-        self._sent: _Wanted | None = None  # a fetch whose answer is still to come, and from where
+        self._sent: _FetchTarget | None = (
+            None  # a fetch whose answer is still to come, and from where
+        )
         self._sent_to: Connection | None = None
 
     def __enter__(self) -> Self:
@@ -141,14 +143,16 @@ class WireClient:
 
     def topics(self) -> list[str]:
         """All topics that are not internal, by name."""
-        answer = self._retried("metadata", lambda left: self._metadata(None, left))
+        answer = self._retried("metadata", lambda seconds_left: self._metadata(None, seconds_left))
         return sorted(t.name for t in answer.topics if t.name and not t.is_internal)
 
     def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
         """The partitions of each topic, ascending. Raises UnknownTopicError."""
         attempt = 1
         while True:
-            answer = self._retried("metadata", lambda left: self._metadata(topics, left))
+            answer = self._retried(
+                "metadata", lambda seconds_left: self._metadata(topics, seconds_left)
+            )
             unknown = {t.name for t in answer.topics if t.error_code == _UNKNOWN and t.name}
             if not unknown:
                 break
@@ -167,7 +171,7 @@ class WireClient:
 
     def offsets(
         self,
-        wanted: Mapping[TopicPartition, int],
+        requested: Mapping[TopicPartition, int],
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> dict[TopicPartition, int]:
         """The first offset at or behind a timestamp (ms), EARLIEST or LATEST, per partition.
@@ -175,16 +179,16 @@ class WireClient:
         NO_OFFSET where there is none. LATEST is the high watermark, or the last stable offset with
         READ_COMMITTED.
         """
-        found: dict[TopicPartition, int] = {}
+        results: dict[TopicPartition, int] = {}
 
-        def ask(left: float) -> None:
-            rest = {which: when for which, when in wanted.items() if which not in found}
-            for address, group in self._by_leader(rest, left).items():
-                answered = self._list_offsets(address, group, isolation, left)
-                found.update(answered)
+        def ask(seconds_left: float) -> None:
+            rest = {which: when for which, when in requested.items() if which not in results}
+            for address, group in self._by_leader(rest, seconds_left).items():
+                answered = self._list_offsets(address, group, isolation, seconds_left)
+                results.update(answered)
 
         self._retried("offsets", ask)
-        return found
+        return results
 
     # reading
 
@@ -201,16 +205,16 @@ class WireClient:
 
         The first batch may begin before `offset`. Raises OffsetsGoneError, WireError.
         """
-        wanted = _Wanted(partition, offset, isolation, max_bytes, wait_ms)
+        target = _FetchTarget(partition, offset, isolation, max_bytes, wait_ms)
 
-        def ask(left: float) -> Fetched:
-            connection = self._sent_to if self._sent == wanted else None
+        def ask(seconds_left: float) -> Fetched:
+            connection = self._sent_to if self._sent == target else None
             self._sent = None
             if connection is None:
-                connection = self._to_leader(partition, left)
-                wanted.send(connection)
-            answer = connection.receive(FetchResponse, left + wait_ms / 1000)
-            return self._fetched(answer, wanted, left)
+                connection = self._to_leader(partition, seconds_left)
+                target.send(connection)
+            answer = connection.receive(FetchResponse, seconds_left + wait_ms / 1000)
+            return self._fetched(answer, target, seconds_left)
 
         return self._retried(f"fetch of {partition} from {offset}", ask)
 
@@ -227,87 +231,91 @@ class WireClient:
 
         A hint: where it fails, `fetch` begins anew.
         """
-        wanted = _Wanted(partition, offset, isolation, max_bytes, wait_ms)
+        target = _FetchTarget(partition, offset, isolation, max_bytes, wait_ms)
         try:
             connection = self._to_leader(partition, CONNECT_SECONDS)
-            wanted.send(connection)
+            target.send(connection)
         except (RetriableError, OSError, WireError):
             self.close()
             return
-        self._sent, self._sent_to = wanted, connection
+        self._sent, self._sent_to = target, connection
 
-    def _fetched(self, answer: FetchResponse, wanted: "_Wanted", left: float) -> Fetched:
-        what = f"fetch of {wanted.partition} from {wanted.offset}"
-        check(what, answer.error_code)
-        found = _only_partition(answer, wanted.partition)
-        if found is None:
-            raise WireError(f"{what}: the answer is about something else")
-        if found.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            self._gone(wanted, left)
-        check(what, found.error_code)
-        aborted = found.aborted_transactions or []
+    def _fetched(
+        self, answer: FetchResponse, target: "_FetchTarget", seconds_left: float
+    ) -> Fetched:
+        subject = f"fetch of {target.partition} from {target.offset}"
+        check(subject, answer.error_code)
+        partition = _only_partition(answer, target.partition)
+        if partition is None:
+            raise WireError(f"{subject}: the answer is about something else")
+        if partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._gone(target, seconds_left)
+        check(subject, partition.error_code)
+        aborted = partition.aborted_transactions or []
         return Fetched(
-            records=bytes(found.records or b""),
-            log_start_offset=found.log_start_offset,
-            high_watermark=found.high_watermark,
-            last_stable_offset=found.last_stable_offset,
+            records=bytes(partition.records or b""),
+            log_start_offset=partition.log_start_offset,
+            high_watermark=partition.high_watermark,
+            last_stable_offset=partition.last_stable_offset,
             aborted=tuple((entry.producer_id, entry.first_offset) for entry in aborted),
         )
 
-    def _gone(self, wanted: "_Wanted", left: float) -> NoReturn:
+    def _gone(self, target: "_FetchTarget", seconds_left: float) -> NoReturn:
         """The answer to an offset out of range names no bounds; they are asked for."""
         bounds = []
         for when in (EARLIEST, LATEST):
-            for address, group in self._by_leader({wanted.partition: when}, left).items():
-                answered = self._list_offsets(address, group, Isolation.READ_UNCOMMITTED, left)
-                bounds.append(answered[wanted.partition])
-        raise OffsetsGoneError(wanted.partition, wanted.offset, bounds[0], bounds[1])
+            for address, group in self._by_leader({target.partition: when}, seconds_left).items():
+                answered = self._list_offsets(
+                    address, group, Isolation.READ_UNCOMMITTED, seconds_left
+                )
+                bounds.append(answered[target.partition])
+        raise OffsetsGoneError(target.partition, target.offset, bounds[0], bounds[1])
 
     # who is asked
 
-    def _retried(self, what: str, ask: Callable[[float], T]) -> T:
+    def _retried(self, subject: str, ask: Callable[[float], T]) -> T:
         """Ask, with the seconds left, until it is answered or the time is over."""
         started = time.monotonic()
         backoff = BACKOFF_SECONDS[0]
 
-        def left() -> float:
+        def seconds_left() -> float:
             limit = self._timeout_seconds if self._was_reached else self._reach_seconds
             return started + limit - time.monotonic()
 
         while True:
             cause: WireError
             try:
-                return ask(max(left(), 0.001))
+                return ask(max(seconds_left(), 0.001))
             except RetriableError as error:
                 cause = error.cause
             except (OSError, ProtocolError) as error:
-                cause = UnreachableBrokerError(f"{what}: {brief(error)}")
+                cause = UnreachableBrokerError(f"{subject}: {brief(error)}")
             # Whatever is still under way belongs to nobody now, and the leaders may have moved.
             self.close()
             self._leaders.clear()
-            if left() <= backoff:
+            if seconds_left() <= backoff:
                 raise cause
             time.sleep(backoff)
             backoff = min(2 * backoff, BACKOFF_SECONDS[1])
 
-    def _connected(self, address: Address, left: float) -> Connection:
+    def _connected(self, address: Address, seconds_left: float) -> Connection:
         connection = self._connections.get(address)
         if connection is not None and connection.is_waiting:
             connection.close()  # an answer that nobody waits for any more
             connection = None
         if connection is None:
-            connection = Connection(address, self._client_id, min(left, CONNECT_SECONDS))
+            connection = Connection(address, self._client_id, min(seconds_left, CONNECT_SECONDS))
             self._connections[address] = connection
-            connection.handshake(left)
+            connection.handshake(seconds_left)
             self._was_reached = True
         return connection
 
-    def _anyone(self, left: float) -> Connection:
+    def _anyone(self, seconds_left: float) -> Connection:
         """A connection to a broker that answers. Raises UnreachableBrokerError, retriable."""
         failures = []
         for address in dict.fromkeys((*self._brokers.values(), *self.bootstrap)):
             try:
-                return self._connected(address, min(left, CONNECT_SECONDS))
+                return self._connected(address, min(seconds_left, CONNECT_SECONDS))
             except (OSError, ProtocolError) as error:
                 self._forget(address)
                 failures.append(f"{address}: {brief(error)}")
@@ -318,25 +326,27 @@ class WireClient:
         if connection is not None:
             connection.close()
 
-    def _metadata(self, topics: Sequence[str] | None, left: float) -> MetadataResponse:
-        connection = self._anyone(left)
-        wanted = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+    def _metadata(self, topics: Sequence[str] | None, seconds_left: float) -> MetadataResponse:
+        connection = self._anyone(seconds_left)
+        metadata_request_topics = (
+            None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        )
+        request = MetadataRequest(topics=metadata_request_topics, allow_auto_topic_creation=False)
         connection.send(ApiKey.METADATA, connection.version_of(ApiKey.METADATA), request)
-        answer = connection.receive(MetadataResponse, left)
+        answer = connection.receive(MetadataResponse, seconds_left)
         self._brokers = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
         for topic in answer.topics:
             # Of a topic that does not exist the caller decides; anything else may pass.
             if topic.error_code not in (ErrorCode.NONE, _UNKNOWN):
                 check(f"metadata of {topic.name}", topic.error_code)
-            for found in topic.partitions:
-                which = TopicPartition(str(topic.name), found.partition_index)
-                self._leaders[which] = found.leader_id
+            for partition in topic.partitions:
+                which = TopicPartition(str(topic.name), partition.partition_index)
+                self._leaders[which] = partition.leader_id
         return answer
 
-    def _leader_of(self, partition: TopicPartition, left: float) -> Address:
+    def _leader_of(self, partition: TopicPartition, seconds_left: float) -> Address:
         if partition not in self._leaders:
-            answer = self._metadata([partition.topic], left)
+            answer = self._metadata([partition.topic], seconds_left)
             if any(topic.error_code == _UNKNOWN for topic in answer.topics):
                 raise UnknownTopicError([partition.topic])
             if partition not in self._leaders:
@@ -346,26 +356,26 @@ class WireClient:
             raise RetriableError(UnreachableBrokerError(f"{partition} has no leader"))
         return address
 
-    def _to_leader(self, partition: TopicPartition, left: float) -> Connection:
-        return self._connected(self._leader_of(partition, left), left)
+    def _to_leader(self, partition: TopicPartition, seconds_left: float) -> Connection:
+        return self._connected(self._leader_of(partition, seconds_left), seconds_left)
 
     def _by_leader(
-        self, wanted: Mapping[TopicPartition, int], left: float
+        self, requested: Mapping[TopicPartition, int], seconds_left: float
     ) -> dict[Address, dict[TopicPartition, int]]:
         groups: dict[Address, dict[TopicPartition, int]] = defaultdict(dict)
-        for partition, timestamp in wanted.items():
-            groups[self._leader_of(partition, left)][partition] = timestamp
+        for partition, timestamp in requested.items():
+            groups[self._leader_of(partition, seconds_left)][partition] = timestamp
         return groups
 
     def _list_offsets(
         self,
         address: Address,
-        wanted: Mapping[TopicPartition, int],
+        requested: Mapping[TopicPartition, int],
         isolation: Isolation,
-        left: float,
+        seconds_left: float,
     ) -> dict[TopicPartition, int]:
         by_topic: dict[str, list[ListOffsetsRequestPartition]] = defaultdict(list)
-        for (topic, index), timestamp in wanted.items():
+        for (topic, index), timestamp in requested.items():
             by_topic[topic].append(
                 ListOffsetsRequestPartition(partition_index=index, timestamp=timestamp)
             )
@@ -373,22 +383,22 @@ class WireClient:
             isolation_level=isolation,
             topics=[ListOffsetsRequestTopic(name=t, partitions=p) for t, p in by_topic.items()],
         )
-        connection = self._connected(address, left)
+        connection = self._connected(address, seconds_left)
         connection.send(ApiKey.LIST_OFFSETS, connection.version_of(ApiKey.LIST_OFFSETS), request)
-        answer = connection.receive(ListOffsetsResponse, left)
-        found: dict[TopicPartition, int] = {}
+        answer = connection.receive(ListOffsetsResponse, seconds_left)
+        results: dict[TopicPartition, int] = {}
         for listed in answer.topics:
             for partition in listed.partitions:
                 which = TopicPartition(listed.name, partition.partition_index)
                 check(f"offsets of {which}", partition.error_code)
-                found[which] = partition.offset
-        if found.keys() != wanted.keys():
+                results[which] = partition.offset
+        if results.keys() != requested.keys():
             raise WireError(f"{address} answered about other partitions than it was asked for")
-        return found
+        return results
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _FetchTarget:
     """A fetch of one partition, without a session."""
 
     partition: TopicPartition
@@ -417,7 +427,7 @@ def _only_partition(
     answer: FetchResponse, partition: TopicPartition
 ) -> FetchResponsePartition | None:
     for topic in answer.responses:
-        for found in topic.partitions:
-            if (topic.topic, found.partition_index) == partition:
-                return found
+        for fetch_response_partition in topic.partitions:
+            if (topic.topic, fetch_response_partition.partition_index) == partition:
+                return fetch_response_partition
     return None

@@ -25,7 +25,7 @@ from pyspark_varve.offsets import (
 )
 from pyspark_varve.options import SourceOptions
 
-_log = logging.getLogger("varve.spark")
+_logger = logging.getLogger("varve.spark")
 
 
 @dataclass
@@ -44,7 +44,7 @@ def client_of(options: SourceOptions, *, reach_seconds: float = REACH_SECONDS) -
     return WireClient(options.bootstrap, client_id=options.client_id, reach_seconds=reach_seconds)
 
 
-def read_rows(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]:
+def read_rows(options: SourceOptions, offset_range: Range) -> Iterator[pa.RecordBatch]:
     """The rows of a range, in a task. Raises DataLossError, WireError, CorruptBatchError."""
     reading = ReadOptions(
         columns=options.columns,
@@ -53,16 +53,18 @@ def read_rows(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch]
         stall_seconds=options.stall_seconds,
     )
     if not options.fail_on_data_loss:
-        reading = replace(reading, on_gone=_told)
+        reading = replace(reading, on_gone=_translated_error)
     with client_of(options, reach_seconds=TIMEOUT_SECONDS) as client:
         try:
-            yield from read_range(client, wanted.partition, wanted.first, wanted.end, reading)
+            yield from read_range(
+                client, offset_range.partition, offset_range.first, offset_range.end, reading
+            )
         except OffsetsGoneError as error:
             raise DataLossError(str(error)) from error
 
 
-def _told(error: OffsetsGoneError) -> None:
-    _log.warning("Offsets that were to be read are gone.", extra={"reason": str(error)})
+def _translated_error(error: OffsetsGoneError) -> None:
+    _logger.warning("Offsets that were to be read are gone.", extra={"reason": str(error)})
 
 
 class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
@@ -91,10 +93,10 @@ class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
         partitions = partitions_of(client, options)
         first = starting_offsets(client, options, partitions)
         end = ending_offsets(client, options, partitions)
-        wanted = [partition for partition in partitions if narrowed.wants(partition)]
-        earliest = earliest_offsets(client, wanted)
+        topic_partitions = [partition for partition in partitions if narrowed.wants(partition)]
+        earliest = earliest_offsets(client, topic_partitions)
         ranges = []
-        for which in wanted:
+        for which in topic_partitions:
             if first[which] < earliest[which] and first[which] < end[which]:
                 self._lost(which, first[which], earliest[which])
                 first[which] = earliest[which]
@@ -107,21 +109,21 @@ class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
         from_ms = self._narrowed.from_ms
         if from_ms is None:
             return ranges
-        asked = {found.partition: from_ms for found in ranges if found.size}
-        begins = client.offsets(asked, self._options.isolation)
+        requested = {bounds.partition: from_ms for bounds in ranges if bounds.size}
+        begins = client.offsets(requested, self._options.isolation)
         narrowed = []
-        for found in ranges:
-            begin = begins.get(found.partition, NO_OFFSET)
+        for offset_range in ranges:
+            begin = begins.get(offset_range.partition, NO_OFFSET)
             if begin == NO_OFFSET:
-                begin = found.end  # nothing is as late
-            narrowed.append(replace(found, first=max(found.first, begin)))
+                begin = offset_range.end  # nothing is as late
+            narrowed.append(replace(offset_range, first=max(offset_range.first, begin)))
         return narrowed
 
-    def _lost(self, partition: Any, wanted: int, earliest: int) -> None:
-        what = f"{partition}: offset {wanted} was asked for, the log begins at {earliest}"
+    def _lost(self, partition: Any, requested: int, earliest: int) -> None:
+        subject = f"{partition}: offset {requested} was asked for, the log begins at {earliest}"
         if self._options.fail_on_data_loss:
-            raise DataLossError(what)
-        _log.warning("Offsets that were to be read are gone.", extra={"reason": what})
+            raise DataLossError(subject)
+        _logger.warning("Offsets that were to be read are gone.", extra={"reason": subject})
 
 
 class FilteringReader(VarveReader):

@@ -131,5 +131,5 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _both(before: set[Any] | None, found: set[Any]) -> set[Any]:
-    return found if before is None else before & found
+def _both(before: set[Any] | None, value: set[Any]) -> set[Any]:
+    return value if before is None else before & value

@@ -20,9 +20,9 @@ Offsets: TypeAlias = dict[TopicPartition, int]
 class DataLossError(Exception):
     """Offsets that were to be read are not in the log any more."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, subject: str) -> None:
         super().__init__(
-            f"{what}. Records may have been lost to retention, or the topic was made anew; with"
+            f"{subject}. Records may have been lost to retention, or the topic was made anew; with"
             " failOnDataLoss=false the query goes on with what is there"
         )
 
@@ -43,22 +43,22 @@ class Range:
 
 def partitions_of(client: WireClient, options: SourceOptions) -> list[TopicPartition]:
     """What is subscribed to, as it is now. Raises UnknownTopicError, WireError."""
-    wanted = options.subscription
-    if wanted.assigned:
-        there = client.partitions(sorted({partition.topic for partition in wanted.assigned}))
-        missing = [p for p in wanted.assigned if p.partition not in there[p.topic]]
+    subscription = options.subscription
+    if subscription.assigned:
+        there = client.partitions(sorted({partition.topic for partition in subscription.assigned}))
+        missing = [p for p in subscription.assigned if p.partition not in there[p.topic]]
         if missing:
             raise OptionError(f"assign names {', '.join(map(str, missing))}, which is not there")
-        return list(wanted.assigned)
-    topics: Sequence[str] = wanted.topics
-    if wanted.pattern is not None:
+        return list(subscription.assigned)
+    topics: Sequence[str] = subscription.topics
+    if subscription.pattern is not None:
         # As in Java's subscribe(Pattern): all of the name has to match.
-        pattern = re.compile(wanted.pattern)
+        pattern = re.compile(subscription.pattern)
         topics = [name for name in client.topics() if pattern.fullmatch(name)]
     if not topics:
         return []
-    found = client.partitions(topics)
-    return sorted(TopicPartition(name, n) for name, numbers in found.items() for n in numbers)
+    results = client.partitions(topics)
+    return sorted(TopicPartition(name, n) for name, numbers in results.items() for n in numbers)
 
 
 def starting_offsets(
@@ -66,25 +66,25 @@ def starting_offsets(
 ) -> Offsets:
     """Where reading begins."""
     bound = options.starting
-    found = _resolved(client, options, bound, partitions, "startingOffsets")
-    unmatched = [partition for partition, offset in found.items() if offset == NO_OFFSET]
+    results = _resolved(client, options, bound, partitions, "startingOffsets")
+    unmatched = [partition for partition, offset in results.items() if offset == NO_OFFSET]
     if not unmatched:
-        return found
+        return results
     if not options.latest_if_no_time:
         raise OptionError(
             f"no record at or behind the starting time in {', '.join(map(str, unmatched))};"
             " startingOffsetsByTimestampStrategy=latest begins at the end instead"
         )
-    return found | client.offsets(dict.fromkeys(unmatched, LATEST), options.isolation)
+    return results | client.offsets(dict.fromkeys(unmatched, LATEST), options.isolation)
 
 
 def ending_offsets(
     client: WireClient, options: SourceOptions, partitions: Sequence[TopicPartition]
 ) -> Offsets:
     """Where a batch ends. A time behind the last record is the end of the log."""
-    found = _resolved(client, options, options.ending, partitions, "endingOffsets")
-    unmatched = [partition for partition, offset in found.items() if offset == NO_OFFSET]
-    return found | client.offsets(dict.fromkeys(unmatched, LATEST), options.isolation)
+    results = _resolved(client, options, options.ending, partitions, "endingOffsets")
+    unmatched = [partition for partition, offset in results.items() if offset == NO_OFFSET]
+    return results | client.offsets(dict.fromkeys(unmatched, LATEST), options.isolation)
 
 
 def latest_offsets(
@@ -115,23 +115,23 @@ def _resolved(
         else:
             times = dict(_all_named(f"{name}ByTimestamp", bound.each_ms, partitions))
         return client.offsets(times, options.isolation)
-    given = dict(_all_named(name, bound.offsets, partitions))
-    edges = {p: o for p, o in given.items() if o in (EARLIEST, LATEST)}
-    return given | client.offsets(edges, options.isolation)
+    values = dict(_all_named(name, bound.offsets, partitions))
+    edges = {p: o for p, o in values.items() if o in (EARLIEST, LATEST)}
+    return values | client.offsets(edges, options.isolation)
 
 
 def _all_named(
-    name: str, given: Mapping[TopicPartition, int], partitions: Sequence[TopicPartition]
+    name: str, values: Mapping[TopicPartition, int], partitions: Sequence[TopicPartition]
 ) -> Mapping[TopicPartition, int]:
-    if set(given) != set(partitions):
-        missing = sorted(set(partitions) - set(given))
-        surplus = sorted(set(given) - set(partitions))
+    if set(values) != set(partitions):
+        missing = sorted(set(partitions) - set(values))
+        surplus = sorted(set(values) - set(partitions))
         raise OptionError(
             f"{name} has to name every partition that is read and no others; missing:"
             f" {', '.join(map(str, missing)) or 'none'}, not read:"
             f" {', '.join(map(str, surplus)) or 'none'}"
         )
-    return given
+    return values
 
 
 def split(ranges: Sequence[Range], options: SourceOptions) -> list[Range]:
@@ -139,19 +139,21 @@ def split(ranges: Sequence[Range], options: SourceOptions) -> list[Range]:
 
     Large ranges are cut, small ones are not put together, as in Spark's source.
     """
-    wanted = [found for found in ranges if found.size]
+    offset_ranges = [offset_range for offset_range in ranges if offset_range.size]
     limit = options.max_records_per_partition
     pieces = [
         piece
-        for found in wanted
-        for piece in _cut(found, 1 if limit is None else -(-found.size // limit))
+        for offset_range in offset_ranges
+        for piece in _cut(offset_range, 1 if limit is None else -(-offset_range.size // limit))
     ]
     least = options.min_partitions
     if least is None or len(pieces) >= least:
         return pieces
-    total = sum(found.size for found in pieces)
+    total = sum(offset_range.size for offset_range in pieces)
     return [
-        piece for found in pieces for piece in _cut(found, max(1, -(-found.size * least // total)))
+        piece
+        for offset_range in pieces
+        for piece in _cut(offset_range, max(1, -(-offset_range.size * least // total)))
     ]
 
 
@@ -180,10 +182,10 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
     Always in the same order: Spark compares the text.
     """
-    found: dict[str, dict[str, int]] = {}
+    results: dict[str, dict[str, int]] = {}
     for partition, offset in sorted(offsets.items()):
-        found.setdefault(partition.topic, {})[str(partition.partition)] = offset
-    return found
+        results.setdefault(partition.topic, {})[str(partition.partition)] = offset
+    return results
 
 
 def from_json(offsets: Mapping[str, Any]) -> Offsets:

@@ -47,7 +47,7 @@ class Edge(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ExplicitOffsets:
     """An offset for each partition; -2 and -1 stand for the earliest and the latest."""
 
     offsets: Mapping[TopicPartition, int]
@@ -61,7 +61,7 @@ class AtTime:
     each_ms: Mapping[TopicPartition, int]
 
 
-Bound: TypeAlias = Edge | Given | AtTime
+Bound: TypeAlias = Edge | ExplicitOffsets | AtTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +158,9 @@ def bootstrap_of(options: Mapping[str, str]) -> str:
     return _bootstrap(_Reader(options))
 
 
-def _bootstrap(given: _Reader) -> str:
+def _bootstrap(reader: _Reader) -> str:
     for name in BOOTSTRAP:
-        if value := given.text(name):
+        if value := reader.text(name):
             return value
     raise OptionError(f"{BOOTSTRAP[0]} has to name the brokers, as HOST:PORT")
 
@@ -174,10 +174,10 @@ def producer_settings(options: Mapping[str, str]) -> dict[str, str]:
 
 def read_columns(options: Mapping[str, str]) -> tuple[str, ...]:
     """The columns of the schema: `columns`, or Spark's, with headers where they are wanted."""
-    given = _Reader(options)
-    named = given.text("columns")
+    reader = _Reader(options)
+    named = reader.text("columns")
     if named is None:
-        return ALL_COLUMNS if given.flag("includeHeaders", False) else COLUMNS
+        return ALL_COLUMNS if reader.flag("includeHeaders", False) else COLUMNS
     columns = tuple(name.strip() for name in named.split(",") if name.strip())
     unknown = [name for name in columns if name not in ALL_COLUMNS]
     if unknown or not columns or len(set(columns)) < len(columns):
@@ -189,34 +189,34 @@ def read_source_options(
     options: Mapping[str, str], *, columns: tuple[str, ...], is_stream: bool
 ) -> SourceOptions:
     """All of a source's options. Raises OptionError."""
-    given = _Reader(options)
-    poll_ms = given.number("kafkaConsumer.pollTimeoutMs")
-    isolation = given.text("kafka.isolation.level") or "read_uncommitted"
+    reader = _Reader(options)
+    poll_ms = reader.number("kafkaConsumer.pollTimeoutMs")
+    isolation = reader.text("kafka.isolation.level") or "read_uncommitted"
     if isolation not in ("read_uncommitted", "read_committed"):
         raise OptionError(f"kafka.isolation.level is {isolation!r}")
     return SourceOptions(
-        bootstrap=_bootstrap(given),
-        subscription=_subscription(given),
-        starting=_bound(given, "starting", Edge.LATEST if is_stream else Edge.EARLIEST, is_stream),
-        ending=Edge.LATEST if is_stream else _bound(given, "ending", Edge.LATEST, is_stream),
-        latest_if_no_time=_latest_if_no_time(given),
+        bootstrap=_bootstrap(reader),
+        subscription=_subscription(reader),
+        starting=_bound(reader, "starting", Edge.LATEST if is_stream else Edge.EARLIEST, is_stream),
+        ending=Edge.LATEST if is_stream else _bound(reader, "ending", Edge.LATEST, is_stream),
+        latest_if_no_time=_latest_if_no_time(reader),
         isolation=Isolation[isolation.upper()],
         columns=columns,
-        push_down_filters=given.flag("pushDownPredicate", False),
-        fail_on_data_loss=given.flag("failOnDataLoss", True),
-        min_partitions=given.number("minPartitions"),
-        max_records_per_partition=given.number("maxRecordsPerPartition"),
-        max_offsets_per_trigger=given.number("maxOffsetsPerTrigger"),
-        min_offsets_per_trigger=given.number("minOffsetsPerTrigger"),
-        max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", 15 * 60_000),
+        push_down_filters=reader.flag("pushDownPredicate", False),
+        fail_on_data_loss=reader.flag("failOnDataLoss", True),
+        min_partitions=reader.number("minPartitions"),
+        max_records_per_partition=reader.number("maxRecordsPerPartition"),
+        max_offsets_per_trigger=reader.number("maxOffsetsPerTrigger"),
+        min_offsets_per_trigger=reader.number("minOffsetsPerTrigger"),
+        max_trigger_delay_ms=reader.duration_ms("maxTriggerDelay", 15 * 60_000),
         stall_seconds=STALL_SECONDS if poll_ms is None else poll_ms / 1000,
-        fetch_bytes=given.number("kafka.max.partition.fetch.bytes") or FETCH_BYTES,
-        client_id=given.text("kafka.client.id") or "varve-pipeline",
+        fetch_bytes=reader.number("kafka.max.partition.fetch.bytes") or FETCH_BYTES,
+        client_id=reader.text("kafka.client.id") or "varve-pipeline",
     )
 
 
-def _latest_if_no_time(given: _Reader) -> bool:
-    strategy = (given.text("startingOffsetsByTimestampStrategy") or "error").lower()
+def _latest_if_no_time(reader: _Reader) -> bool:
+    strategy = (reader.text("startingOffsetsByTimestampStrategy") or "error").lower()
     if strategy not in ("error", "latest"):
         raise OptionError(
             f"startingOffsetsByTimestampStrategy is {strategy!r}, not error or latest"
@@ -224,19 +224,19 @@ def _latest_if_no_time(given: _Reader) -> bool:
     return strategy == "latest"
 
 
-def _subscription(given: _Reader) -> Subscription:
+def _subscription(reader: _Reader) -> Subscription:
     ways = ("assign", "subscribe", "subscribePattern")
-    said = [name for name in ways if given.text(name) is not None]
-    if len(said) != 1:
-        raise OptionError(f"exactly one of {', '.join(ways)} is needed, not {len(said)}")
-    value = (given.text(said[0]) or "").strip()
+    messages = [name for name in ways if reader.text(name) is not None]
+    if len(messages) != 1:
+        raise OptionError(f"exactly one of {', '.join(ways)} is needed, not {len(messages)}")
+    value = (reader.text(messages[0]) or "").strip()
     if not value:
-        raise OptionError(f"{said[0]} is empty")
-    if said[0] == "subscribe":
+        raise OptionError(f"{messages[0]} is empty")
+    if messages[0] == "subscribe":
         return Subscription(
             topics=tuple(sorted({t.strip() for t in value.split(",") if t.strip()}))
         )
-    if said[0] == "subscribePattern":
+    if messages[0] == "subscribePattern":
         try:
             re.compile(value)
         except (re.error, RecursionError, OverflowError) as error:
@@ -246,9 +246,9 @@ def _subscription(given: _Reader) -> Subscription:
 
 
 def _assigned(text: str) -> tuple[TopicPartition, ...]:
-    found = _json("assign", text)
+    results = _json("assign", text)
     partitions: set[TopicPartition] = set()
-    for topic, numbers in found.items():
+    for topic, numbers in results.items():
         if not isinstance(numbers, list) or not all(
             _is_number(n) and 0 <= n <= _PARTITION_MAX for n in numbers
         ):
@@ -259,17 +259,17 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
     return tuple(sorted(partitions))
 
 
-def _bound(given: _Reader, which: str, default: Edge, is_stream: bool) -> Bound:
+def _bound(reader: _Reader, which: str, default: Edge, is_stream: bool) -> Bound:
     """Spark's order: one time for all, times by partition, offsets."""
-    if (text := given.text(f"{which}Timestamp")) is not None:
-        when = given.number(f"{which}Timestamp", least=0)
+    if (text := reader.text(f"{which}Timestamp")) is not None:
+        when = reader.number(f"{which}Timestamp", least=0)
         assert when is not None, text
         return AtTime(when, {})
     name = f"{which}OffsetsByTimestamp"
-    if (text := given.text(name)) is not None:
+    if (text := reader.text(name)) is not None:
         return AtTime(None, _by_partition(name, text, least=0))
     name = f"{which}Offsets"
-    text = given.text(name)
+    text = reader.text(name)
     if text is None:
         return default
     if text.strip().lower() in ("earliest", "latest"):
@@ -278,7 +278,7 @@ def _bound(given: _Reader, which: str, default: Edge, is_stream: bool) -> Bound:
     refused = EARLIEST if which == "ending" else LATEST
     if not is_stream and refused in offsets.values():
         raise OptionError(f"{name}: {refused} makes no sense in a batch")
-    return Given(offsets)
+    return ExplicitOffsets(offsets)
 
 
 def _edge(name: str, edge: Edge, is_stream: bool) -> Edge:
@@ -289,7 +289,7 @@ def _edge(name: str, edge: Edge, is_stream: bool) -> Edge:
 
 
 def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, int]:
-    found: dict[TopicPartition, int] = {}
+    results: dict[TopicPartition, int] = {}
     for topic, numbers in _json(name, text).items():
         if not isinstance(numbers, dict):
             raise OptionError(f'{name} is {text!r}, not like {{"topic": {{"0": 23}}}}')
@@ -297,18 +297,18 @@ def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, i
             is_partition = _PARTITION.fullmatch(partition) is not None
             if not is_partition or not _is_number(number) or not least <= number <= _NUMBER_MAX:
                 raise OptionError(f"{name}: {topic} {partition!r}: {number!r} is no offset")
-            found[TopicPartition(topic, int(partition))] = number
-    return found
+            results[TopicPartition(topic, int(partition))] = number
+    return results
 
 
 def _json(name: str, text: str) -> dict[str, object]:
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise OptionError(f"{name} is neither a word it knows nor JSON: {text!r}") from error
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise OptionError(f"{name} is no JSON object: {text!r}")
-    return found
+    return document
 
 
 def _is_number(value: object) -> bool:

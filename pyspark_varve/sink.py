@@ -58,10 +58,12 @@ class SinkOptions:
         """From the options and the columns of what is written. Raises OptionError."""
         topic = options.get("topic")
         fields = {field.name: field.dataType for field in schema.fields}
-        for name, (wanted, holds) in _KINDS.items():
+        for name, (requested, holds) in _KINDS.items():
             kind = fields.get(name)
             if kind is not None and not holds(kind):
-                raise OptionError(f"column {name} is {kind.simpleString()} and has to be {wanted}")
+                raise OptionError(
+                    f"column {name} is {kind.simpleString()} and has to be {requested}"
+                )
         if "value" not in fields:
             raise OptionError("a column `value` is needed")
         if topic is None and "topic" not in fields:

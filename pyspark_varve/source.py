@@ -55,10 +55,10 @@ class DefaultSource(DataSource):  # type: ignore[misc]  # untyped
             raise OptionError(
                 f"no columns {', '.join(unknown)}; there are {', '.join(ALL_COLUMNS)}"
             )
-        wanted = arrow_schema(columns)
-        if not wanted.equals(to_arrow_schema(schema, timezone="UTC")):
-            known = from_arrow_schema(wanted)
-            raise OptionError(f"the schema has other types than {known.simpleString()}")
+        requested = arrow_schema(columns)
+        if not requested.equals(to_arrow_schema(schema, timezone="UTC")):
+            existing = from_arrow_schema(requested)
+            raise OptionError(f"the schema has other types than {existing.simpleString()}")
         return read_source_options(self.options, columns=columns, is_stream=is_stream)
 
     def _sink_options(self, schema: StructType, overwrite: bool) -> SinkOptions:

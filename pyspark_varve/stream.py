@@ -40,7 +40,7 @@ from pyspark_varve.offsets import (
 )
 from pyspark_varve.options import SourceOptions
 
-_log = logging.getLogger("varve.spark")
+_logger = logging.getLogger("varve.spark")
 
 
 class VarveStreamReader(
@@ -127,11 +127,11 @@ class VarveStreamReader(
         new = [partition for partition in ends if partition not in begin]
         if not new:
             return {}
-        found = earliest_offsets(self._connected(), new)
-        for partition, offset in found.items():
+        results = earliest_offsets(self._connected(), new)
+        for partition, offset in results.items():
             if offset > 0:
                 self._lost(f"{partition} is new, and its log begins at {offset}")
-        return found
+        return results
 
     def _check_ends(self, begin: Offsets, latest: Offsets) -> None:
         for partition, offset in begin.items():
@@ -142,10 +142,10 @@ class VarveStreamReader(
                     f"{partition}: {offset} was reached, the log ends at {latest[partition]}"
                 )
 
-    def _lost(self, what: str) -> None:
+    def _lost(self, subject: str) -> None:
         if self._options.fail_on_data_loss:
-            raise DataLossError(what)
-        _log.warning("Offsets that were to be read are gone.", extra={"reason": what})
+            raise DataLossError(subject)
+        _logger.warning("Offsets that were to be read are gone.", extra={"reason": subject})
 
     def _waits_for_more(self, begin: Offsets, ends: Offsets) -> bool:
         """Whether there is less than minOffsetsPerTrigger, and not for too long yet."""

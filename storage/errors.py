@@ -90,21 +90,21 @@ class RecordListTooLargeError(StorageError):
 class OutOfOrderSequenceError(StorageError):
     """An idempotent producer skipped or repeated a sequence number."""
 
-    def __init__(self, producer_id: int, expected: int, got: int) -> None:
-        super().__init__(f"producer {producer_id}: sequence {got}, expected {expected}")
+    def __init__(self, producer_id: int, expected: int, actual: int) -> None:
+        super().__init__(f"producer {producer_id}: sequence {actual}, expected {expected}")
         self.producer_id = producer_id
         self.expected = expected
-        self.got = got
+        self.got = actual
 
 
 class InvalidProducerEpochError(StorageError):
     """A producer that was fenced by a newer epoch of itself."""
 
-    def __init__(self, producer_id: int, current: int, got: int) -> None:
-        super().__init__(f"producer {producer_id}: epoch {got}, current is {current}")
+    def __init__(self, producer_id: int, current: int, actual: int) -> None:
+        super().__init__(f"producer {producer_id}: epoch {actual}, current is {current}")
         self.producer_id = producer_id
         self.current = current
-        self.got = got
+        self.got = actual
 
 
 class InvalidTransactionStateError(StorageError):
@@ -210,11 +210,11 @@ class OpeningStoppedError(Exception):
 class InconsistentDirectoryError(StorageError):
     """Data directories that belong to different clusters or nodes."""
 
-    def __init__(self, directory: str, field: str, found: str, expected: str) -> None:
-        super().__init__(f"{directory}: {field} is {found}, expected {expected}")
+    def __init__(self, directory: str, field: str, value: str, expected: str) -> None:
+        super().__init__(f"{directory}: {field} is {value}, expected {expected}")
         self.directory = directory
         self.field = field
-        self.found = found
+        self.found = value
         self.expected = expected
 
 
@@ -244,11 +244,11 @@ class CorruptSnapshotError(CorruptCheckpointError):
 class NewerFormatError(StorageError):
     """A file that a newer version of the broker wrote; starting over it would lose what it says."""
 
-    def __init__(self, path: str, version: int, known: int) -> None:
-        super().__init__(f"{path} has format version {version}, this broker knows up to {known}")
+    def __init__(self, path: str, version: int, existing: int) -> None:
+        super().__init__(f"{path} has format version {version}, this broker knows up to {existing}")
         self.path = path
         self.version = version
-        self.known = known
+        self.known = existing
 
 
 class SwapRefusedError(StorageError):

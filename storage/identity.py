@@ -29,7 +29,7 @@ REMEDY = (
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostIdentity:
     """A directory without a usable `meta.properties`, and why."""
 
     path: str
@@ -64,7 +64,7 @@ def newest_metadata(env: Env, directories: Iterable[str]) -> ClusterMetadata | N
 
 
 def recover_identity(
-    lost: Lost,
+    lost: LostIdentity,
     metadata: ClusterMetadata | None,
     *,
     cluster_id: str | None,
@@ -86,12 +86,12 @@ def recover_identity(
 
 
 def _directory_id(
-    lost: Lost, metadata: ClusterMetadata | None, others: Collection[str | None]
+    lost: LostIdentity, metadata: ClusterMetadata | None, others: Collection[str | None]
 ) -> str | None:
-    homes: Counter[str] = Counter()
-    for where in lost.partitions:
-        entry = metadata.topics.get(where.topic) if metadata is not None else None
-        home = entry.partitions.get(where.partition) if entry is not None else None
+    placement: Counter[str] = Counter()
+    for partition in lost.partitions:
+        entry = metadata.topics.get(partition.topic) if metadata is not None else None
+        home = entry.partitions.get(partition.partition) if entry is not None else None
         if home is not None and home not in others:
-            homes[home] += 1
-    return max(homes, key=lambda home: (homes[home], home), default=None)
+            placement[home] += 1
+    return max(placement, key=lambda home: (placement[home], home), default=None)

@@ -76,8 +76,8 @@ class MetadataImage:
             self._pending = []
         elif kind in (END_TRANSACTION, ABORT_TRANSACTION):
             done, self._pending = self._pending or [], None
-            for one in done if kind == END_TRANSACTION else []:
-                self.apply(one)
+            for item in done if kind == END_TRANSACTION else []:
+                self.apply(item)
         elif kind in (TOPIC_RECORD, CONFIG_RECORD, REMOVE_TOPIC_RECORD):
             if version != 0:
                 raise MetadataLogError(f"a record of type {kind} has version {version}")
@@ -92,7 +92,7 @@ class MetadataImage:
             self.topic_ids[name] = reader.take(TOPIC_ID_BYTES)
         elif kind == REMOVE_TOPIC_RECORD:
             gone = reader.take(TOPIC_ID_BYTES)
-            for name in [name for name, one in self.topic_ids.items() if one == gone]:
+            for name in [name for name, topic_id in self.topic_ids.items() if topic_id == gone]:
                 del self.topic_ids[name]
                 self.configs.pop(name, None)
         elif reader.take(1)[0] == TOPIC_RESOURCE:
@@ -144,10 +144,10 @@ class _Reader:
             raise MetadataLogError(f"a text is not UTF-8: {error}") from error
 
     def text(self) -> str:
-        found = self.nullable_text()
-        if found is None:
+        result = self.nullable_text()
+        if result is None:
             raise MetadataLogError("a name is null")
-        return found
+        return result
 
 
 def read_kafka_topics(env: Env, directory: str) -> dict[str, KafkaTopic] | None:

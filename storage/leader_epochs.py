@@ -83,8 +83,8 @@ class LeaderEpochs:
         if epoch == latest.epoch:
             return epoch, log_end_offset
         after = bisect_right(self._entries, epoch, key=itemgetter(0))
-        found = self._entries[after - 1].epoch if after else epoch
-        return found, self._entries[after].start_offset
+        result = self._entries[after - 1].epoch if after else epoch
+        return result, self._entries[after].start_offset
 
     def epoch_of(self, offset: int) -> int:
         """The epoch in which `offset` was written; -1 if older than all known ones."""

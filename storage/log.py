@@ -41,7 +41,7 @@ from storage.errors import (
     is_scarcity,
 )
 from storage.index import IndexLimits
-from storage.log_deletion import DoomedFiles
+from storage.log_deletion import ScheduledDeletions
 from storage.log_flush import FlushTask, plan_flush
 from storage.log_producers import (
     load_states,
@@ -50,8 +50,8 @@ from storage.log_producers import (
     write_snapshot,
 )
 from storage.log_reader import FetchSlice
-from storage.log_roll import RollRule, begin_behind
-from storage.log_view import LogContext, LogView
+from storage.log_roll import RollRule, create_next_segment
+from storage.log_view import LogContext, ReadableLog
 from storage.model import AppendInfo, TopicPartition
 from storage.recovery import LoadedLog
 from storage.retention import ExpiredSegment, plan_expiry
@@ -71,7 +71,7 @@ def index_limits(config: TopicConfig) -> IndexLimits:
     return IndexLimits(config.index_interval_bytes, config.segment_index_bytes)
 
 
-class Log(LogView):
+class Log(ReadableLog):
     """An open log. Times are wall time in ms; sizes and positions are bytes.
 
     Every method that touches the disk raises LogDirectoryError when the disk fails.
@@ -92,7 +92,7 @@ class Log(LogView):
         self.generation = context.new_generation()
         self.is_being_swapped = False  # from `pin` on
         self.on_roll: Callable[[], None] | None = None  # a segment was closed: it may be cleaned
-        self._doomed = DoomedFiles(self._env, directory)
+        self._scheduled_deletions = ScheduledDeletions(self._env, directory)
         self._is_closed = False
         self._folder_failure: PartitionFolderError | None = None
         self._history = 0  # truncations so far: a flush that began before one says nothing
@@ -183,11 +183,15 @@ class Log(LogView):
             self._refuse()
         has_producer = header.producer_id >= 0
         if has_producer and not header.is_control:
-            known = self._producers.check(header, verified=in_transaction)
-            if known is not None:
-                append_ms = known.timestamp_ms if self._stamps_time else -1
+            duplicate = self._producers.check(header, verified=in_transaction)
+            if duplicate is not None:
+                append_ms = duplicate.timestamp_ms if self._stamps_time else -1
                 return AppendInfo(
-                    known.first_offset, known.last_offset, append_ms, self.log_start_offset, True
+                    duplicate.first_offset,
+                    duplicate.last_offset,
+                    append_ms,
+                    self.log_start_offset,
+                    True,
                 )
         if not self._epoch_is_entered:
             try:
@@ -324,7 +328,7 @@ class Log(LogView):
         if base_offset == old.base_offset:
             return
         try:
-            new = begin_behind(
+            new = create_next_segment(
                 old, self._env, base_offset, index_limits(self.config), self._producers.states
             )
         except NoRoomError:
@@ -531,7 +535,9 @@ class Log(LogView):
                 self._env.sync_dir(self.directory)
                 self._names_synced, self._removals_synced = self._names, self._removals
             self._removals += 1
-            self._doomed.doom([one.base_offset for one in going], now_ms + delay_ms)
+            self._scheduled_deletions.schedule(
+                [segment.base_offset for segment in going], now_ms + delay_ms
+            )
         except OSError as error:
             raise self._failed("retention of", error) from error
         self._segments.replace(going, ())
@@ -550,12 +556,12 @@ class Log(LogView):
 
     def take_deleted(self, now_ms: int) -> list[str]:
         """Return the files whose delay is over, for `unlink_deleted`; they are returned once."""
-        return self._doomed.take_due(now_ms)
+        return self._scheduled_deletions.take_due(now_ms)
 
     def unlink_deleted(self, paths: Sequence[str]) -> None:
         """Unlink these files. May run in a thread: a cached file takes 0.3 ms a megabyte."""
         try:
-            self._doomed.unlink(paths)
+            self._scheduled_deletions.unlink(paths)
         except OSError as error:
             raise self._failed("retention of", error) from error
 
@@ -568,8 +574,8 @@ class Log(LogView):
         assert offset >= 0
         if offset >= self.log_end_offset:
             return False
-        kept = self._segments.since(0)[: self._segments.index_of(offset) + 1]
-        cut = kept[-1].locate(offset)
+        segments = self._segments.since(0)[: self._segments.index_of(offset) + 1]
+        cut = segments[-1].locate(offset)
         self.generation = self._new_generation()
         self._history += 1
         self._names += 1
@@ -586,9 +592,9 @@ class Log(LogView):
         remove_snapshots(
             self._env,
             self.directory,
-            [one for one in snapshots_in(self._env, self.directory) if one > offset],
+            [item for item in snapshots_in(self._env, self.directory) if item > offset],
         )
-        self._doomed.doom(bases, now_ms + self.config.file_delete_delay_ms)
+        self._scheduled_deletions.schedule(bases, now_ms + self.config.file_delete_delay_ms)
         if len(going) == len(self._segments):
             new = Segment(self._env, self.directory, offset, limits, create=True)
             self._segments.replace(going, [new])
@@ -597,15 +603,17 @@ class Log(LogView):
             self._segments.active.cut_back(cut)
             self._segments.active.open_for_append()
             entries = self._segments.active.txn_entries
-            left = [entry for entry in entries if entry.last_offset < offset]
-            if left != entries:
-                self._segments.active.write_txn_entries(left)
+            txn_index_entries = [entry for entry in entries if entry.last_offset < offset]
+            if txn_index_entries != entries:
+                self._segments.active.write_txn_entries(txn_index_entries)
         self._active = self._segments.active
         self._active.file.sync()
         self._env.sync_dir(self.directory)
         states = load_states(self._env, self.directory, self._segments.since(0), offset)
         self._producers.replace(states)
-        self._unsynced = [one for one in self._segments if one is self._active or one.needs_sync]
+        self._unsynced = [
+            segment for segment in self._segments if segment is self._active or segment.needs_sync
+        ]
         self.log_end_offset = offset
         self.high_watermark = min(self.high_watermark, offset)
         self.recovery_point = min(self.recovery_point, offset)
@@ -619,8 +627,10 @@ class Log(LogView):
 
     def are_flushed(self, base_offsets: Iterable[int]) -> bool:
         """Whether the records of these segments are durable; of one that is gone nothing counts."""
-        found = [self._segments.find(base_offset) for base_offset in base_offsets]
-        return all(one is None or one.synced_bytes == one.size_bytes for one in found)
+        segments = [self._segments.find(base_offset) for base_offset in base_offsets]
+        return all(
+            segment is None or segment.synced_bytes == segment.size_bytes for segment in segments
+        )
 
     def pin(self, base_offsets: Iterable[int]) -> None:
         """Hold segments whose names are about to be given to others; retention leaves them.
@@ -679,14 +689,14 @@ class Log(LogView):
         Slices of the old segments stay readable: their files are open. Letting go of the last
         reference frees their pages, which takes 20 ms for 64 MB: to be done in a thread.
         """
-        found = [self._segments.find(base) for base in plan.source_base_offsets]
-        gone = [segment for segment in found if segment is not None]
-        found.clear()
+        segments = [self._segments.find(base) for base in plan.source_base_offsets]
+        gone = [segment for segment in segments if segment is not None]
+        segments.clear()
         new = self.open_outputs(plan) if opened is None else opened
         self._segments.replace(gone, new)
         self.is_being_swapped = False
-        self._unsynced = [one for one in self._unsynced if one not in gone]
-        self._unsynced[:0] = [one for one in new if one.needs_sync]
+        self._unsynced = [segment for segment in self._unsynced if segment not in gone]
+        self._unsynced[:0] = [segment for segment in new if segment.needs_sync]
         return gone
 
     def mark_damaged(self, path: str, position: int, reason: str) -> DamagedSegment | None:
@@ -713,13 +723,19 @@ class Log(LogView):
         segment = self._segments.find(damage.base_offset)
         if segment is None or segment.path != damage.path or damage not in self.damaged:
             return None
-        found = segment.note_finding(damage.position, damage.reason, self._end_of(segment))
-        if found.is_served:
+        damaged_segment = segment.note_finding(
+            damage.position, damage.reason, self._end_of(segment)
+        )
+        if damaged_segment.is_served:
             segment.damages = tuple(
-                one for one in segment.damages if one.position != damage.position
+                damaged_segment
+                for damaged_segment in segment.damages
+                if damaged_segment.position != damage.position
             )
             return None
-        return next((one for one in self.damaged if one.position == found.position), None)
+        return next(
+            (damage for damage in self.damaged if damage.position == damaged_segment.position), None
+        )
 
     def begin_generation(self) -> None:
         """Make void whatever work is planned for this log."""

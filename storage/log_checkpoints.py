@@ -84,15 +84,15 @@ def read_checkpoints(env: Env, directory: LogDirectory) -> FoundCheckpoints:
     if not is_there and not partitions_in(env, directory.path):
         _write_empty(env, directory, names)
         return FoundCheckpoints()
-    found: dict[str, Offsets | None] = {}
+    results: dict[str, Offsets | None] = {}
     for name, consequence in CONSEQUENCES.items():
         path = directory.file(name)
-        found[name], problem = _read(env, path)
-        if found[name] is None:
+        results[name], problem = _read(env, path)
+        if results[name] is None:
             directory.notes.append(f"{problem or f'{path}: it is missing'}; {consequence}")
-    points = found[filenames.RECOVERY_POINT_CHECKPOINT]
-    starts = found[filenames.LOG_START_CHECKPOINT]
-    cleaner = found[filenames.CLEANER_CHECKPOINT]
+    points = results[filenames.RECOVERY_POINT_CHECKPOINT]
+    starts = results[filenames.LOG_START_CHECKPOINT]
+    cleaner = results[filenames.CLEANER_CHECKPOINT]
     return FoundCheckpoints(points, starts or {}, cleaner or {})
 
 
@@ -174,17 +174,23 @@ class CheckpointTask:
     def _write(self) -> None:
         failures: list[LogDirectoryError] = []
         refusals: list[NoRoomError] = []
-        gone = {where for where, log in self.captured.items() if self.live.get(where) is not log}
+        gone = {
+            partition
+            for partition, log in self.captured.items()
+            if self.live.get(partition) is not log
+        }
         spoken: dict[str, set[TopicPartition]] = {}
         last = dict(self.written.numbers)
         for directory, name, offsets in self.files:
             if not directory.is_online or last.get(directory.path, 0) > self.number:
                 continue
             self.written.numbers[directory.path] = self.number
-            left = {where: offset for where, offset in offsets.items() if where not in gone}
-            spoken.setdefault(directory.path, set()).update(left)
+            remaining = {
+                partition: offset for partition, offset in offsets.items() if partition not in gone
+            }
+            spoken.setdefault(directory.path, set()).update(remaining)
             try:
-                write_offsets(self.env, directory.file(name), left)
+                write_offsets(self.env, directory.file(name), remaining)
             except NoRoomError as error:
                 refusals.append(error)
                 # The file speaks of whatever it spoke of before.

@@ -10,7 +10,7 @@ from storage import filenames
 from storage.env import Env
 
 
-class DoomedFiles:
+class ScheduledDeletions:
     """The `.deleted` files of one partition's folder, with the time at which they go."""
 
     __slots__ = ("_directory", "_due", "_env")
@@ -23,7 +23,7 @@ class DoomedFiles:
     def __len__(self) -> int:
         return len(self._due)
 
-    def doom(self, base_offsets: Iterable[int], due_ms: int) -> None:
+    def schedule(self, base_offsets: Iterable[int], due_ms: int) -> None:
         """Rename all files of these segments. OSError as it comes.
 
         The log goes first: without it the others are nothing, should we not come any further.

@@ -37,7 +37,7 @@ from storage.errors import (
     is_folder_error,
     is_out_of_descriptors,
 )
-from storage.identity import Lost, newest_metadata, partitions_in, recover_identity
+from storage.identity import LostIdentity, newest_metadata, partitions_in, recover_identity
 from storage.metadata import FILE_NAME
 
 DEFAULT_NODE_ID: Final = 1
@@ -133,7 +133,7 @@ class LogDirectory:
         mkdir_durably(self._env, self.path)
         self._lock = self._env.lock(self.file(filenames.LOCK))
 
-    def read_properties(self) -> MetaProperties | Lost | None:
+    def read_properties(self) -> MetaProperties | LostIdentity | None:
         """Its `meta.properties`; None for a directory without data that has none.
 
         Raises NewerFormatError.
@@ -154,7 +154,7 @@ class LogDirectory:
             and not self._env.exists(self.file(FILE_NAME))
         ):
             return None
-        return Lost(self.path, reason, partitions)
+        return LostIdentity(self.path, reason, partitions)
 
     def move_folders_aside(self) -> None:
         """Rename folders that stand under the names of files of ours. OSError as it comes."""
@@ -213,7 +213,7 @@ class OpenedDirectories:
     @property
     def online(self) -> tuple[LogDirectory, ...]:
         """Those that can be used."""
-        return tuple(one for one in self.directories if one.is_online)
+        return tuple(directory for directory in self.directories if directory.is_online)
 
     def release(self) -> None:
         """Give all locks back."""
@@ -246,22 +246,24 @@ def open_directories(
 def _open(
     env: Env, opened: tuple[LogDirectory, ...], cluster_id: str | None, node_id: int | None
 ) -> OpenedDirectories:
-    found: dict[LogDirectory, MetaProperties | Lost | None] = {}
+    results: dict[LogDirectory, MetaProperties | LostIdentity | None] = {}
     for directory in opened:
         try:
             directory.lock()
-            found[directory] = directory.read_properties()
+            results[directory] = directory.read_properties()
         except OSError as error:
             directory.fail(str(error))
-    written = {one: has for one, has in found.items() if isinstance(has, MetaProperties)}
-    known = {one.path: has for one, has in written.items()}
-    cluster_id, node_id = agree(known, cluster_id, node_id)
-    recovered = _recover_lost(env, found, cluster_id, node_id)
-    known |= {one.path: has for one, has in recovered.items()}
-    cluster_id, node_id = agree(known, cluster_id, node_id)
+    written = {
+        directory: has for directory, has in results.items() if isinstance(has, MetaProperties)
+    }
+    all_properties = {directory.path: has for directory, has in written.items()}
+    cluster_id, node_id = agree(all_properties, cluster_id, node_id)
+    recovered = _recover_lost(env, results, cluster_id, node_id)
+    all_properties |= {directory.path: has for directory, has in recovered.items()}
+    cluster_id, node_id = agree(all_properties, cluster_id, node_id)
     cluster_id = cluster_id or random_id(env)
     node_id = DEFAULT_NODE_ID if node_id is None else node_id
-    for directory in found:
+    for directory in results:
         try:
             directory.settle(
                 written.get(directory), cluster_id, node_id, recovered=recovered.get(directory)
@@ -275,16 +277,16 @@ def _open(
 
 def _recover_lost(
     env: Env,
-    found: dict[LogDirectory, MetaProperties | Lost | None],
+    value: dict[LogDirectory, MetaProperties | LostIdentity | None],
     cluster_id: str | None,
     node_id: int | None,
 ) -> dict[LogDirectory, MetaProperties]:
     """Find out what lost `meta.properties` said. Raises LostIdentityError."""
-    lost = {one: has for one, has in found.items() if isinstance(has, Lost)}
+    lost = {directory: has for directory, has in value.items() if isinstance(has, LostIdentity)}
     if not lost:
         return {}
-    metadata = newest_metadata(env, [one.path for one in found])
-    others = {has.directory_id for has in found.values() if isinstance(has, MetaProperties)}
+    metadata = newest_metadata(env, [directory.path for directory in value])
+    others = {has.directory_id for has in value.values() if isinstance(has, MetaProperties)}
     recovered: dict[LogDirectory, MetaProperties] = {}
     for directory, has in lost.items():
         properties = recover_identity(
@@ -300,7 +302,7 @@ def _recover_lost(
 
 
 def agree(
-    found: dict[str, MetaProperties], cluster_id: str | None, node_id: int | None
+    all_properties: dict[str, MetaProperties], cluster_id: str | None, node_id: int | None
 ) -> tuple[str | None, int | None]:
     """The cluster and node id that all directories agree on; pure.
 
@@ -308,7 +310,7 @@ def agree(
     when two have the same directory id (one is a copy of the other).
     """
     owners: dict[str, str] = {}
-    for path, properties in found.items():
+    for path, properties in all_properties.items():
         if properties.cluster_id is not None:
             cluster_id = cluster_id or properties.cluster_id
             if properties.cluster_id != cluster_id:

@@ -57,10 +57,10 @@ from storage.metadata import (
     new_metadata,
 )
 from storage.model import TopicPartition
-from storage.opening import Opening, enter_epochs
+from storage.opening import OpeningProgress, enter_epochs
 from storage.partition_creation import make_partitions, shares_of
-from storage.partition_folders import look
-from storage.partition_homes import FoundFolder, settle_homes
+from storage.partition_folders import scan_partition_folders
+from storage.partition_homes import FoundFolder, place_partitions
 from storage.recovery import LoadedLog, RecoveryCounts, begin_log, load_log
 
 ConfigOf = Callable[[str], TopicConfig]
@@ -145,11 +145,11 @@ class LogManager:
         self._configured = (cluster_id, node_id)
         self._opened: OpenedDirectories
         self._store: MetadataStore
-        self._homes: dict[TopicPartition, LogDirectory] = {}
+        self._directory_of: dict[TopicPartition, LogDirectory] = {}
         self._written = WrittenCheckpoints()
         self._captures = itertools.count(1)
         self._confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
-        self._doomed: list[tuple[int, LogDirectory, str, bytes | None]] = []
+        self._scheduled_deletions: list[tuple[int, LogDirectory, str, bytes | None]] = []
         boot_id = env.random_bytes(6).hex()
         counter = itertools.count(1)
         self._new_generation = lambda: f"{boot_id}-{next(counter)}"
@@ -160,7 +160,7 @@ class LogManager:
         self._unclean: set[str] = set()  # directories with a log that could not be closed
         self.offline: dict[TopicPartition, str] = {}
         self.cleaner_offsets: Offsets = {}
-        self.opening = Opening()
+        self.opening = OpeningProgress()
 
     # Opening
 
@@ -187,7 +187,11 @@ class LogManager:
     @property
     def unclean_directories(self) -> tuple[str, ...]:
         """Directories with data that were not left in order; known from `lock` on."""
-        return tuple(one.path for one in self._opened.online if not (one.was_clean or one.is_new))
+        return tuple(
+            directory.path
+            for directory in self._opened.online
+            if not (directory.was_clean or directory.is_new)
+        )
 
     def unlock(self) -> None:
         """Undo `lock`, nothing having been opened: what was left in order still is."""
@@ -215,8 +219,10 @@ class LogManager:
 
     def _open(self, config_of: ConfigOf) -> OpenReport:
         online = self._opened.online
-        self._store = MetadataStore(self._env, [one.path for one in online], self._directory_failed)
-        unopened = [one.path for one in self.directories if not one.is_online]
+        self._store = MetadataStore(
+            self._env, [directory.path for directory in online], self._directory_failed
+        )
+        unopened = [directory.path for directory in self.directories if not directory.is_online]
         loaded = self._store.load(unopened=unopened)
         if loaded is not None:
             self._check_identity(loaded)
@@ -225,54 +231,64 @@ class LogManager:
         )
         begun, unclean = self._env.monotonic(), self.unclean_directories
         checkpoints: dict[str, FoundCheckpoints] = {}
-        found: list[FoundFolder] = []
+        folders: list[FoundFolder] = []
         for directory in online:
             try:
                 read = checkpoints[directory.directory_id] = read_checkpoints(self._env, directory)
                 self._written.partitions[directory.path] = read.partitions
-                seen = look(self._env, directory)
-                found += seen.partitions
-                self._doomed += [(0, directory, path, None) for path in seen.deleted]
+                seen = scan_partition_folders(self._env, directory)
+                folders += seen.partitions
+                self._scheduled_deletions += [(0, directory, path, None) for path in seen.deleted]
             except OSError as error:
                 directory.fail(str(error))
-        homes = settle_homes(
-            found,
+        placement = place_partitions(
+            folders,
             self.metadata,
-            {one.directory_id: one.path for one in online if one.is_online},
-            [self._env.random_bytes(TOPIC_ID_BYTES) for _ in found],
+            {directory.directory_id: directory.path for directory in online if directory.is_online},
+            [self._env.random_bytes(TOPIC_ID_BYTES) for _ in folders],
             self._env.wall_ms(),
         )
-        by_id = {one.directory_id: one for one in self.directories if one.is_online}
-        self.offline = dict(homes.offline)
-        for partition, reason in homes.offline.items():
+        by_id = {
+            directory.directory_id: directory
+            for directory in self.directories
+            if directory.is_online
+        }
+        self.offline = dict(placement.offline)
+        for partition, reason in placement.offline.items():
             for directory_id, home in by_id.items():
                 self._leave_offline(partition, reason, home, checkpoints[directory_id])
-        changed = homes.metadata is not self.metadata
-        adopted = homes.metadata.topics.keys() - self.metadata.topics.keys()
-        self.metadata = homes.metadata
-        taken = self._take_kafka_settings(adopted) if adopted else ()
-        removed = self._remove_folders(homes.remove, by_id)
+        changed = placement.metadata is not self.metadata
+        adopted = placement.metadata.topics.keys() - self.metadata.topics.keys()
+        self.metadata = placement.metadata
+        used = self._take_kafka_settings(adopted) if adopted else ()
+        removed = self._remove_folders(placement.remove, by_id)
         for read in checkpoints.values():
-            read.adopted.update(homes.adopted)
-        opened = self._serve_all(homes.serve, by_id, checkpoints, config_of)
+            read.adopted.update(placement.adopted)
+        opened = self._serve_all(placement.serve, by_id, checkpoints, config_of)
         self._enter_epochs()
-        self._confirm_absent(found)
+        self._confirm_absent(folders)
         changed |= self._skip_known_producers()
         if changed or loaded is None or self._store.stale or self._confirmed:
             self.save_metadata(self.metadata, with_all=False)
         return OpenReport(
-            {one.path: one.offline_reason or "" for one in self.directories if not one.is_online},
+            {
+                directory.path: directory.offline_reason or ""
+                for directory in self.directories
+                if not directory.is_online
+            },
             dict(self.offline),
-            tuple(homes.adopted),
-            taken,
+            tuple(placement.adopted),
+            used,
             tuple(
                 (by_id[folder.directory_id].file(str(folder.partition)), reason)
-                for folder, reason in homes.refused
+                for folder, reason in placement.refused
                 if folder.directory_id in by_id
             ),
             tuple(removed),
-            tuple((where, note) for where, loaded in opened for note in loaded.notes),
-            tuple((one.path, note) for one in self.directories for note in one.notes),
+            tuple((partition, note) for partition, loaded in opened for note in loaded.notes),
+            tuple(
+                (directory.path, note) for directory in self.directories for note in directory.notes
+            ),
             unclean,
             sum(1 for _, loaded in opened if loaded.counts.segments_verified),
             RecoveryCounts.total(loaded.counts for _, loaded in opened),
@@ -288,7 +304,7 @@ class LogManager:
     ) -> list[tuple[TopicPartition, LoadedLog]]:
         """Open the logs of these folders; those that could be opened."""
         opened: list[tuple[TopicPartition, LoadedLog]] = []
-        self.opening.begin(Counter(by_id[one.directory_id].path for one in folders))
+        self.opening.begin(Counter(by_id[folder.directory_id].path for folder in folders))
         for folder in folders:
             self.opening.go_on()
             home = by_id[folder.directory_id]
@@ -300,13 +316,13 @@ class LogManager:
 
     def _check_identity(self, loaded: ClusterMetadata) -> None:
         """Raises InconsistentDirectoryError where `meta.properties` names another cluster."""
-        for name, found, expected in (
+        for name, result, expected in (
             ("cluster.id", self._opened.cluster_id, loaded.cluster_id),
             ("node.id", str(self._opened.node_id), str(loaded.node_id)),
         ):
-            if found != expected:
+            if result != expected:
                 path = self._opened.online[0].file(filenames.META_PROPERTIES)
-                raise InconsistentDirectoryError(path, name, found, expected)
+                raise InconsistentDirectoryError(path, name, result, expected)
 
     def _take_kafka_settings(
         self, adopted: Collection[str]
@@ -326,13 +342,15 @@ class LogManager:
         names: list[str] = []
         refused: list[str] = []
         for name in sorted(adopted):
-            entry, found = self.metadata.topics[name], topics.get(name)
-            if found is None or found.topic_id != entry.topic_id or not found.configs:
+            entry, topic = self.metadata.topics[name], topics.get(name)
+            if topic is None or topic.topic_id != entry.topic_id or not topic.configs:
                 continue
-            taken = settings_to_take(found)
-            self.metadata = self.metadata.with_topic(name, replace(entry, dynamic=taken.settings))
+            settings = settings_to_take(topic)
+            self.metadata = self.metadata.with_topic(
+                name, replace(entry, dynamic=settings.settings)
+            )
             names.append(name)
-            refused += [f"{name}: {reason}" for reason in taken.refused]
+            refused += [f"{name}: {reason}" for reason in settings.refused]
         if names:
             fields = {"topics": len(names), "names": names[:ADOPTED_NAMED]}
             lines.append(("topic settings taken from kafka", fields))
@@ -344,7 +362,11 @@ class LogManager:
     def _enter_epochs(self) -> None:
         for home in self._opened.online:
             try:
-                here = [log for where, log in self.logs.items() if self._homes[where] is home]
+                here = [
+                    log
+                    for partition, log in self.logs.items()
+                    if self._directory_of[partition] is home
+                ]
                 enter_epochs(self._env, here)
             except (OSError, LogDirectoryError) as error:
                 self.fail_directory(home.path, str(error))
@@ -366,25 +388,25 @@ class LogManager:
 
     def _skip_known_producers(self) -> bool:
         """Give out no producer id that a log knows already; whether that changed the metadata."""
-        ids = (one for log in self.logs.values() for one in log.last_records())
-        known = max((one for one in ids if one < INVENTED_PRODUCER_ID), default=-1)
-        first = known + 1
+        ids = (last_record for log in self.logs.values() for last_record in log.last_records())
+        existing = max((item for item in ids if item < INVENTED_PRODUCER_ID), default=-1)
+        first = existing + 1
         if first <= self.metadata.next_producer_id:
             return False
         self.metadata = replace(self.metadata, next_producer_id=first)
         return True
 
-    def _confirm_absent(self, found: Sequence[FoundFolder]) -> None:
+    def _confirm_absent(self, folders: Sequence[FoundFolder]) -> None:
         """Directories that hold nothing of a deleted topic any more."""
-        present = {(folder.topic_id, folder.directory_id) for folder in found}
-        online = {one.directory_id for one in self.directories if one.is_online}
+        present = {(folder.topic_id, folder.directory_id) for folder in folders}
+        online = {directory.directory_id for directory in self.directories if directory.is_online}
         # Whose a folder is in which nothing can be read, nobody knows.
-        online -= {folder.directory_id for folder in found if folder.problem is not None}
+        online -= {folder.directory_id for folder in folders if folder.problem is not None}
         for topic_id, waiting in self.metadata.deleted_topic_ids.items():
             self._confirmed += [
-                (topic_id, one)
-                for one in waiting
-                if one in online and (topic_id, one) not in present
+                (topic_id, item)
+                for item in waiting
+                if item in online and (topic_id, item) not in present
             ]
 
     def _serve(
@@ -396,7 +418,7 @@ class LogManager:
     ) -> LoadedLog | None:
         """Open one log, or note why it is offline."""
         partition = folder.partition
-        self._homes[partition] = home
+        self._directory_of[partition] = home
         if not home.is_online:
             self.offline[partition] = home.offline_reason or ""
             return None
@@ -479,18 +501,22 @@ class LogManager:
         been made.
         """
         assert self.logs.keys().isdisjoint(partitions)
-        left = list(partitions)
+        topic_partitions = list(partitions)
         failure: LogDirectoryError | NoRoomError | None = None
         full: set[str] = set()
-        while left:
+        while topic_partitions:
             failed: list[TopicPartition] = []
-            online = [one for one in self.directories if one.is_online and one.path not in full]
+            online = [
+                directory
+                for directory in self.directories
+                if directory.is_online and directory.path not in full
+            ]
             if not online:
                 first = self.directories[0]
                 reason = first.offline_reason or "no data directory has room"
                 raise failure or LogDirectoryError(first.path, reason)
-            present = Counter(home.path for home in tuple(self._homes.values()))
-            for home, share in shares_of(left, online, present):
+            present = Counter(home.path for home in tuple(self._directory_of.values()))
+            for home, share in shares_of(topic_partitions, online, present):
                 try:
                     logs = self._create_in(home, share, topic_id, config)
                 except NoRoomError as error:
@@ -507,12 +533,12 @@ class LogManager:
                 else:
                     for log in logs:
                         self.offline.pop(log.partition, None)
-                        self._homes[log.partition] = home
+                        self._directory_of[log.partition] = home
                         self.logs[log.partition] = log
                     continue
                 self.fail_directory(home.path, failure.reason)
                 failed += share
-            left = failed
+            topic_partitions = failed
 
     def _create_in(
         self,
@@ -570,10 +596,10 @@ class LogManager:
         """
         log = self.logs.pop(partition, None)
         self.offline.pop(partition, None)
-        for kept in self._kept.values():
-            kept.pop(partition, None)
+        for kept_offsetses in self._kept.values():
+            kept_offsetses.pop(partition, None)
         self.cleaner_offsets.pop(partition, None)
-        home = self._homes.pop(partition, None)
+        home = self._directory_of.pop(partition, None)
         if log is None or home is None:
             return
         log.mark_deleted()
@@ -602,13 +628,15 @@ class LogManager:
             # metadata says that its topic is deleted.
             if not is_out_of_descriptors(error):
                 raise
-        self._doomed.append((due_ms, home, home.file(name), topic_id))
+        self._scheduled_deletions.append((due_ms, home, home.file(name), topic_id))
 
     def purge_deleted(self, now_ms: int) -> int:
         """Remove the folders of deleted partitions whose delay is over; how many."""
-        due = [one for one in self._doomed if one[0] <= now_ms and one[1].is_online]
-        for doomed in due:
-            _, home, path, topic_id = doomed
+        due = [
+            item for item in self._scheduled_deletions if item[0] <= now_ms and item[1].is_online
+        ]
+        for scheduled in due:
+            _, home, path, topic_id = scheduled
             try:
                 if self._env.exists(path):  # else it was removed by hand
                     self._env.remove_tree(path)
@@ -617,19 +645,21 @@ class LogManager:
                 if is_out_of_descriptors(error):
                     raise NoRoomError(error, path) from error  # the next round tries again
                 raise LogDirectoryError(home.path, f"removal of {path}: {error}") from error
-            self._doomed.remove(doomed)
-            waiting = any(one[1] is home and one[3] == topic_id for one in self._doomed)
+            self._scheduled_deletions.remove(scheduled)
+            waiting = any(
+                item[1] is home and item[3] == topic_id for item in self._scheduled_deletions
+            )
             if topic_id is not None and not waiting:
                 self._confirmed.append((topic_id, home.directory_id))
         return len(due)
 
     def home_of(self, partition: TopicPartition) -> LogDirectory | None:
         """The directory a partition is in; None if it is in none."""
-        return self._homes.get(partition)
+        return self._directory_of.get(partition)
 
     def directory_id_of(self, partition: TopicPartition) -> str:
         """The id of the directory a partition is in. KeyError if it is in none."""
-        return self._homes[partition].directory_id
+        return self._directory_of[partition].directory_id
 
     # Failures
 
@@ -656,11 +686,22 @@ class LogManager:
 
     def fail_directory(self, directory: str, reason: str) -> tuple[TopicPartition, ...]:
         """Take a directory offline for good; all partitions it holds, which are offline now."""
-        home = next((one for one in self.directories if one.path == directory), None)
+        home = next(
+            (
+                log_directory
+                for log_directory in self.directories
+                if log_directory.path == directory
+            ),
+            None,
+        )
         assert home is not None, directory
         home.fail(reason)
         self._store.drop(directory, reason)
-        lost = tuple(where for where, one in tuple(self._homes.items()) if one is home)
+        lost = tuple(
+            partition
+            for partition, directory in tuple(self._directory_of.items())
+            if directory is home
+        )
         for partition in lost:
             self.logs.pop(partition, None)
             self.offline.setdefault(partition, home.offline_reason or reason)
@@ -672,7 +713,7 @@ class LogManager:
     def failure_in(self, folder: str, error: OSError) -> LogDirectoryError:
         """Return what an error of the system in a partition's folder means, as `fail` takes it."""
         path = os.path.dirname(folder)
-        home = next(one for one in self.directories if one.path == path)
+        home = next(directory for directory in self.directories if directory.path == path)
         return home.failure(folder, "access to", error)
 
     # Durable state
@@ -701,27 +742,33 @@ class LogManager:
             if not directory.is_online or (only is not None and directory is not only):
                 continue
             logs = {
-                where: log for where, log in captured.items() if self._homes.get(where) is directory
+                topic_partition: log
+                for topic_partition, log in captured.items()
+                if self._directory_of.get(topic_partition) is directory
             }
             cleaner = {
-                where: self.cleaner_offsets[where]
-                for where in logs
-                if where in self.cleaner_offsets
+                topic_partition: self.cleaner_offsets[topic_partition]
+                for topic_partition in logs
+                if topic_partition in self.cleaner_offsets
             }
             starts = {
                 # Not behind what is flushed: there it can be told from a damaged checkpoint.
-                where: min(log.log_start_offset, max(log.recovery_point, log.first_base_offset))
-                for where, log in logs.items()
+                topic_partition: min(
+                    log.log_start_offset, max(log.recovery_point, log.first_base_offset)
+                )
+                for topic_partition, log in logs.items()
                 # A swap may bring back a segment that begins below: retention took it meanwhile.
                 # So may a crash, as long as the removal of segments is not durable.
                 if log.log_start_offset != log.first_base_offset
                 or log.is_being_swapped
                 or log.has_unsynced_removals
             }
-            recovery = {where: log.recovery_point for where, log in logs.items()}
-            for where, kept in tuple(self._kept[directory.path].items()):
-                kept.add_to(where, recovery, starts, cleaner)
-            marks = {where: log.high_watermark for where, log in logs.items()}
+            recovery = {
+                topic_partition: log.recovery_point for topic_partition, log in logs.items()
+            }
+            for partition, kept_offsets in tuple(self._kept[directory.path].items()):
+                kept_offsets.add_to(partition, recovery, starts, cleaner)
+            marks = {topic_partition: log.high_watermark for topic_partition, log in logs.items()}
             files += [
                 (directory, filenames.RECOVERY_POINT_CHECKPOINT, recovery),
                 (directory, filenames.LOG_START_CHECKPOINT, starts),
@@ -755,7 +802,7 @@ class LogManager:
             except PartitionFolderError as error:
                 self._fail_partition(error)
             except LogDirectoryError as error:
-                self._homes[partition].fail(error.reason)
+                self._directory_of[partition].fail(error.reason)
         for directory, name, offsets in self.checkpoint_begin().files:
             try:
                 if directory.is_online:

@@ -175,7 +175,7 @@ class LogProducers:
     def settle(self, high_watermark: int) -> None:
         """The high watermark moved: markers below it are safe."""
         if self._ended:
-            self._ended = [one for one in self._ended if one[0] >= high_watermark]
+            self._ended = [item for item in self._ended if item[0] >= high_watermark]
 
     def replace(self, states: ProducerStates) -> None:
         """Go on from a state that was read anew."""

@@ -63,7 +63,7 @@ def find_slice(
     if end - position <= max_bytes:
         if index == last and is_whole:
             # The next read of whoever catches up begins here.
-            segment.remember(log_end_offset, end)
+            segment.add_position_hint(log_end_offset, end)
     else:
         end = segment.boundary(position, position + max_bytes, end, at_least_one=at_least_one)
     return FetchSlice(segment.file, position, end - position)

@@ -86,7 +86,7 @@ class RollRule:
         return self.begun_ms + self._age_ms if self.is_begun else None
 
 
-def begin_behind(
+def create_next_segment(
     old: Segment, env: Env, base_offset: int, limits: IndexLimits, states: ProducerStates
 ) -> Segment:
     """Make the files of a segment at `base_offset`, write the state there, seal the one before.

@@ -171,8 +171,8 @@ def _headers_in(block: bytes, offsets: range, bytes_left: int) -> Iterator[int]:
 
     def numbers(at: int) -> "NDArray[np.int64]":
         raw = cells[begins[:, None] + np.arange(at, at + 4)]  # big-endian
-        found: NDArray[np.int64] = raw.view(">i4")[:, 0].astype(np.int64)
-        return found
+        result: NDArray[np.int64] = raw.view(">i4")[:, 0].astype(np.int64)
+        return result
 
     lengths = numbers(LENGTH_POSITION)
     is_possible = (lengths >= BATCH_LENGTH_MIN) & (begins + LENGTH_END + lengths <= bytes_left)

@@ -56,9 +56,9 @@ class SegmentList:
 
     def replace(self, gone: Iterable[Segment], new: Iterable[Segment]) -> None:
         """Take some out and put others in."""
-        doomed = {segment.base_offset for segment in gone}
-        kept = [segment for segment in self._segments if segment.base_offset not in doomed]
-        self._set(sorted([*kept, *new], key=lambda segment: segment.base_offset))
+        scheduled = {segment.base_offset for segment in gone}
+        segments = [segment for segment in self._segments if segment.base_offset not in scheduled]
+        self._set(sorted([*segments, *new], key=lambda segment: segment.base_offset))
 
     @property
     def size_bytes(self) -> int:
@@ -82,4 +82,4 @@ class SegmentList:
     @property
     def uncleanable(self) -> tuple[DamagedSegment, ...]:
         """All that can be read, and not be cleaned."""
-        return tuple(one for segment in self._segments for one in segment.uncleanable)
+        return tuple(damage for segment in self._segments for damage in segment.uncleanable)

@@ -63,7 +63,7 @@ class VerifyStep(NamedTuple):
         )
 
 
-class LogView:
+class ReadableLog:
     """The state of an open log, to be looked at. See `Log`, which changes it."""
 
     def __init__(
@@ -249,10 +249,10 @@ class LogView:
         for damage in segment.damages:
             next_offset = end_offset if damage.next_offset < 0 else damage.next_offset
             if damage.first_offset <= offset < next_offset:
-                known = damage._replace(next_offset=next_offset)
-                return VerifyStep(segment, 0, 0, range(offset, end_offset), known)
+                damaged_segment = damage._replace(next_offset=next_offset)
+                return VerifyStep(segment, 0, 0, range(offset, end_offset), damaged_segment)
         position = segment.locate_readable(offset)
-        starts = (one.position for one in segment.damages if one.position >= position)
+        starts = (damage.position for damage in segment.damages if damage.position >= position)
         end = min(starts, default=segment.size_bytes)
         first_offset = max(segment.base_offset, min(offset, end_offset))
         if not is_border and position < end:

@@ -88,7 +88,7 @@ class ClusterMetadata:
     def confirm_deleted(self, topic_id: bytes, directory_id: str) -> "ClusterMetadata":
         """A directory holds nothing of a deleted topic any more."""
         deleted = dict(self.deleted_topic_ids)
-        waiting = tuple(one for one in deleted.pop(topic_id, ()) if one != directory_id)
+        waiting = tuple(item for item in deleted.pop(topic_id, ()) if item != directory_id)
         if waiting:
             deleted[topic_id] = waiting
         return replace(self, deleted_topic_ids=deleted)
@@ -119,7 +119,7 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
         }
         for name, entry in metadata.topics.items()
     }
-    deleted = {encode_topic_id(one): list(at) for one, at in metadata.deleted_topic_ids.items()}
+    deleted = {encode_topic_id(item): list(at) for item, at in metadata.deleted_topic_ids.items()}
     payload = {
         "epoch": metadata.epoch,
         "cluster_id": metadata.cluster_id,
@@ -144,7 +144,7 @@ def decode_metadata(data: bytes, path: str = "") -> ClusterMetadata:
             node_id=int(payload["node_id"]),
             topics={str(name): _topic(entry) for name, entry in payload["topics"].items()},
             deleted_topic_ids={
-                _topic_id(text): tuple(str(one) for one in waiting)
+                _topic_id(text): tuple(str(item) for item in waiting)
                 for text, waiting in payload["deleted_topic_ids"].items()
             },
             broker_dynamic=_texts(payload["broker_dynamic"]),
@@ -244,7 +244,9 @@ class MetadataStore:
             self._refuse_empty_start(
                 {**dict.fromkeys(unopened, "it could not be opened"), **failed}
             )
-        self.stale = tuple(one for one in self._directories if copies.get(one) != newest)
+        self.stale = tuple(
+            directory for directory in self._directories if copies.get(directory) != newest
+        )
         self._report(failed)
         return newest
 
@@ -264,7 +266,7 @@ class MetadataStore:
         saved = replace(metadata, epoch=metadata.epoch + 1)
         data = encode_metadata(saved)
         failed: dict[str, str] = {}
-        paths = {one: os.path.join(one, FILE_NAME) for one in self._directories}
+        paths = {directory: os.path.join(directory, FILE_NAME) for directory in self._directories}
         for directory, path in paths.items():
             try:
                 write_temporary(self._env, path, data)

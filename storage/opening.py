@@ -10,7 +10,7 @@ from storage.log import Log
 
 
 @dataclass(slots=True)
-class Opening:
+class OpeningProgress:
     """Counted in partitions. Looked at, and stopped, from any thread."""
 
     done: int = 0

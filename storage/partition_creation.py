@@ -47,7 +47,7 @@ def make_partitions(
     OSError as it comes, LogDirectoryError, NoRoomError where some folders may have been made that
     nobody speaks of, and InconsistentDirectoryError where something is in the way.
     """
-    paths = [home.file(filenames.partition_dir_name(one)) for one in partitions]
+    paths = [home.file(filenames.partition_dir_name(partition)) for partition in partitions]
     are_new = [
         _is_free(env, home, path, partition, topic_id)
         for partition, path in zip(partitions, paths, strict=True)
@@ -88,9 +88,9 @@ def _is_free(
             raise
         raise _in_the_way(home, partition, error) from error
     if in_the_way:
-        found = "none" if present is None else encode_topic_id(present)
+        result = "none" if present is None else encode_topic_id(present)
         raise InconsistentDirectoryError(
-            home.path, f"topic id of {partition}", found, encode_topic_id(topic_id)
+            home.path, f"topic id of {partition}", result, encode_topic_id(topic_id)
         )
     return False
 

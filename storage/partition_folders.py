@@ -24,16 +24,16 @@ class FoundFolders:
     deleted: list[str] = field(default_factory=list)  # paths: they were on their way out
 
 
-def look(env: Env, directory: LogDirectory) -> FoundFolders:
+def scan_partition_folders(env: Env, directory: LogDirectory) -> FoundFolders:
     """The folders of a directory."""
-    found = FoundFolders()
+    folders = FoundFolders()
     for name in env.listdir(directory.path):
         path = directory.file(name)
         kind = filenames.kind_of_dir(name)
         if kind not in (DirectoryKind.PARTITION, DirectoryKind.DELETED) or not env.is_dir(path):
             continue
         if kind is DirectoryKind.DELETED:
-            found.deleted.append(path)
+            folders.deleted.append(path)
             continue
         partition = filenames.parse_partition_dir(name)
         assert partition is not None
@@ -44,10 +44,10 @@ def look(env: Env, directory: LogDirectory) -> FoundFolders:
             if not is_folder_error(error):
                 raise
             odd = FoundFolder(partition, where, None, has_records=True, problem=str(error))
-            found.partitions.append(odd)
+            folders.partitions.append(odd)
         else:
-            found.partitions.append(FoundFolder(partition, where, topic_id, has_records))
-    return found
+            folders.partitions.append(FoundFolder(partition, where, topic_id, has_records))
+    return folders
 
 
 def topic_id_in(env: Env, folder: str) -> bytes | None:

@@ -34,7 +34,7 @@ class FoundFolder(NamedTuple):
 
 
 @dataclass(slots=True)
-class Homes:
+class Placement:
     """What is to be done with what was found."""
 
     metadata: ClusterMetadata  # with what was adopted or moved
@@ -45,35 +45,35 @@ class Homes:
     adopted: list[TopicPartition] = field(default_factory=list)
 
 
-def settle_homes(
-    found: Sequence[FoundFolder],
+def place_partitions(
+    found_folders: Sequence[FoundFolder],
     metadata: ClusterMetadata,
     online: Mapping[str, str],
     new_topic_ids: Sequence[bytes],
     now_ms: int,
-) -> Homes:
+) -> Placement:
     """Decide. `online`: directory id -> path. `new_topic_ids`: as many as there are folders, for
     adopted topics that have none on record."""
-    homes = Homes(metadata)
+    placement = Placement(metadata)
     fresh_ids = iter(new_topic_ids)
     by_partition: dict[TopicPartition, list[FoundFolder]] = {}
-    for folder in found:
+    for folder in found_folders:
         if folder.topic_id is not None and folder.topic_id in metadata.deleted_topic_ids:
-            homes.remove.append(folder)
+            placement.remove.append(folder)
         else:
             by_partition.setdefault(folder.partition, []).append(folder)
     for partition, folders in sorted(by_partition.items()):
-        entry = homes.metadata.topics.get(partition.topic)
+        entry = placement.metadata.topics.get(partition.topic)
         if entry is None:
-            usable = next((one for one in folders if one.problem is None), None)
+            usable = next((folder for folder in folders if folder.problem is None), None)
             if usable is None:
-                homes.refused += [(one, one.problem or "") for one in folders]
+                placement.refused += [(folder, folder.problem or "") for folder in folders]
                 continue
             entry = _adopted_entry(usable, fresh_ids.__next__, now_ms)
-            homes.metadata = homes.metadata.with_topic(partition.topic, entry)
-        _settle(homes, partition, folders, entry, online)
-    _miss(homes, online)
-    return homes
+            placement.metadata = placement.metadata.with_topic(partition.topic, entry)
+        _settle(placement, partition, folders, entry, online)
+    _miss(placement, online)
+    return placement
 
 
 def _adopted_entry(folder: FoundFolder, new_id: Callable[[], bytes], now_ms: int) -> TopicEntry:
@@ -83,67 +83,67 @@ def _adopted_entry(folder: FoundFolder, new_id: Callable[[], bytes], now_ms: int
 
 
 def _settle(
-    homes: Homes,
+    placement: Placement,
     partition: TopicPartition,
     folders: list[FoundFolder],
     entry: TopicEntry,
     online: Mapping[str, str],
 ) -> None:
-    ours = []
+    local = []
     for folder in folders:
         if folder.topic_id is not None and folder.topic_id != entry.topic_id:
-            homes.refused.append((folder, "it belongs to another topic of that name"))
+            placement.refused.append((folder, "it belongs to another topic of that name"))
         else:
-            ours.append(folder)
-    if not ours:
+            local.append(folder)
+    if not local:
         return
     home = entry.partitions.get(partition.partition)
     readable = []
-    for folder in ours:
+    for folder in local:
         if folder.problem is None:
             readable.append(folder)
         elif folder.directory_id == home:
-            homes.offline[partition] = folder.problem
+            placement.offline[partition] = folder.problem
         else:
-            homes.refused.append((folder, folder.problem))
-    if partition in homes.offline:
-        homes.refused += [(one, "its own folder cannot be used") for one in readable]
+            placement.refused.append((folder, folder.problem))
+    if partition in placement.offline:
+        placement.refused += [(folder, "its own folder cannot be used") for folder in readable]
         return
-    ours = readable
-    if not ours:
+    local = readable
+    if not local:
         return
-    chosen = next((folder for folder in ours if folder.directory_id == home), None)
+    chosen = next((folder for folder in local if folder.directory_id == home), None)
     if chosen is None and home is not None and home not in online:
-        for folder in ours:
-            homes.refused.append((folder, "its own data directory is offline"))
+        for folder in local:
+            placement.refused.append((folder, "its own data directory is offline"))
         return
     if chosen is None and home is None and entry.created_by != ADOPTED:
-        empty = [folder for folder in ours if not folder.has_records]
-        homes.remove.extend(empty)
-        ours = [folder for folder in ours if folder.has_records]
-        if not ours:
+        empty = [folder for folder in local if not folder.has_records]
+        placement.remove.extend(empty)
+        local = [folder for folder in local if folder.has_records]
+        if not local:
             return
     if chosen is None:
-        chosen = ours[0]
+        chosen = local[0]
         partitions = {**entry.partitions, partition.partition: chosen.directory_id}
-        homes.metadata = homes.metadata.with_topic(
+        placement.metadata = placement.metadata.with_topic(
             partition.topic, replace(entry, partitions=partitions)
         )
-        homes.adopted.append(partition)
-    homes.serve.append(chosen)
-    for folder in ours:
+        placement.adopted.append(partition)
+    placement.serve.append(chosen)
+    for folder in local:
         if folder is not chosen:
-            homes.refused.append((folder, f"{online[chosen.directory_id]} has it too"))
+            placement.refused.append((folder, f"{online[chosen.directory_id]} has it too"))
 
 
-def _miss(homes: Homes, online: Mapping[str, str]) -> None:
+def _miss(placement: Placement, online: Mapping[str, str]) -> None:
     """Known partitions that were not found."""
-    served = {folder.partition for folder in homes.serve}
-    elsewhere = {folder.partition: folder.directory_id for folder, _ in homes.refused}
-    for name, entry in homes.metadata.topics.items():
+    served = {folder.partition for folder in placement.serve}
+    elsewhere = {folder.partition: folder.directory_id for folder, _ in placement.refused}
+    for name, entry in placement.metadata.topics.items():
         for index, home in entry.partitions.items():
             partition = TopicPartition(name, index)
-            if partition not in served and partition not in homes.offline:
+            if partition not in served and partition not in placement.offline:
                 where = online.get(home)
                 if where is not None:
                     reason = f"its folder is missing in {where}"
@@ -156,4 +156,4 @@ def _miss(homes: Homes, online: Mapping[str, str]) -> None:
                     )
                 else:
                     reason = f"its data directory {home} is offline"
-                homes.offline[partition] = reason
+                placement.offline[partition] = reason

@@ -361,9 +361,9 @@ def _known(entry: ProducerEntry, header: BatchHeader) -> Duplicate | None:
     if header.producer_epoch != entry.epoch or header.base_sequence < 0:
         return None
     last_sequence = header.last_sequence
-    for known in entry.batches:
-        if known.last_sequence == last_sequence and known.first_sequence == header.base_sequence:
-            return Duplicate(known.first_offset, known.last_offset, known.timestamp_ms)
+    for batch in entry.batches:
+        if batch.last_sequence == last_sequence and batch.first_sequence == header.base_sequence:
+            return Duplicate(batch.first_offset, batch.last_offset, batch.timestamp_ms)
     return None
 
 

@@ -25,8 +25,8 @@ _CODECS: Final = {"uncompressed": NONE, **{name: c for c, name in enumerate(CODE
 
 def needs_recompression(header: BatchHeader, config: TopicConfig) -> bool:
     """Whether the topic wants another codec than the batch has."""
-    wanted = config.compression_type
-    return wanted != PRODUCER and _CODECS[wanted] != header.codec
+    requested = config.compression_type
+    return requested != PRODUCER and _CODECS[requested] != header.codec
 
 
 def recompress(records: Buffer, header: BatchHeader, config: TopicConfig) -> bytearray:

@@ -62,11 +62,11 @@ class RecoveryCounts:
     def total(cls, counts: Iterable["RecoveryCounts"]) -> "RecoveryCounts":
         """The sum over several logs."""
         total = cls()
-        for one in counts:
-            total.segments_verified += one.segments_verified
-            total.bytes_verified += one.bytes_verified
-            total.bytes_cut += one.bytes_cut
-            total.deleted_files += one.deleted_files
+        for count in counts:
+            total.segments_verified += count.segments_verified
+            total.bytes_verified += count.bytes_verified
+            total.bytes_cut += count.bytes_cut
+            total.deleted_files += count.deleted_files
         return total
 
 
@@ -276,7 +276,12 @@ def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
     """
     for entry in segment.txn_entries:
         holder = next(
-            (one for one in reversed(segments) if one.base_offset <= entry.first_offset), None
+            (
+                segment
+                for segment in reversed(segments)
+                if segment.base_offset <= entry.first_offset
+            ),
+            None,
         )
         try:
             batch = holder.batch_at(entry.first_offset) if holder is not None else None
@@ -309,10 +314,10 @@ def _recover(loading: _Loading, first: int) -> None:
             loading.env, loading.directory, segment.base_offset, loading.states, durable=True
         )
         if _recover_segment(loading, segment, segments[index + 1 :]):
-            for doomed in segments[index + 1 :]:
-                loading.note(f"{doomed.path} follows the cut and is removed")
-                loading.counts.bytes_cut += doomed.size_bytes
-                loading.remove(doomed)
+            for log_segment in segments[index + 1 :]:
+                loading.note(f"{log_segment.path} follows the cut and is removed")
+                loading.counts.bytes_cut += log_segment.size_bytes
+                loading.remove(log_segment)
             del segments[index + 1 :]
             break
     loading.notes.extend(
@@ -402,8 +407,10 @@ def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segmen
                 was_cut = True
             else:
                 damage = segment.note_damage(position, error.reason)
-                known = old_next if old_end > position else _offset_behind(loading, segment, damage)
-                loading.next_offset = max(loading.next_offset, known)
+                existing = (
+                    old_next if old_end > position else _offset_behind(loading, segment, damage)
+                )
+                loading.next_offset = max(loading.next_offset, existing)
                 position = damage.end_position
     segment.finish_rebuild()
     segment.write_txn_entries(entries)
@@ -521,7 +528,11 @@ def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: boo
         write_snapshot(loading.env, loading.directory, end_offset, loading.states, durable=True)
     snapshots = snapshots_in(loading.env, loading.directory)
     newest = max((offset for offset in snapshots if offset <= end_offset), default=-1)
-    strays = [one for one in snapshots if one > end_offset or (one not in bases and one != newest)]
+    strays = [
+        snapshot
+        for snapshot in snapshots
+        if snapshot > end_offset or (snapshot not in bases and snapshot != newest)
+    ]
     remove_snapshots(loading.env, loading.directory, strays)
     # A snapshot of a history that was cut must not come back beside another history.
     if loading.removed_names or strays:

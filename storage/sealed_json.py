@@ -39,15 +39,15 @@ def unseal(magic: str, version: int, data: bytes, path: str) -> dict[str, Any]:
     words = line.split(b" ")
     if not newline or len(words) != 4 or words[0] != magic.encode():
         raise CorruptCheckpointError(path, f"no header line of {magic}")
-    found = parse_number(words[1].decode("ascii", "replace"), LARGEST_INT32)
-    if found is None or line + newline != _header(magic, found, body):
+    result = parse_number(words[1].decode("ascii", "replace"), LARGEST_INT32)
+    if result is None or line + newline != _header(magic, result, body):
         raise CorruptCheckpointError(path, "its length or checksum does not match")
-    if found > version:
-        raise NewerFormatError(path, found, version)
+    if result > version:
+        raise NewerFormatError(path, result, version)
     try:
         payload = json.loads(body)
     except (ValueError, RecursionError):
         payload = None
-    if found < 1 or not isinstance(payload, dict):
-        raise CorruptCheckpointError(path, f"malformed payload of version {found}")
+    if result < 1 or not isinstance(payload, dict):
+        raise CorruptCheckpointError(path, f"malformed payload of version {result}")
     return payload

@@ -300,9 +300,9 @@ class Segment:
 
         What cannot be read becomes a damaged range; ranges known before stay.
         """
-        known = self.damages
+        damages = self.damages
         self.start_rebuild()
-        self.damages = known
+        self.damages = damages
         next_offset = self.base_offset
         for batch in self.readable_batches(0):
             placed = (batch.header, batch.position, next_offset)
@@ -428,7 +428,7 @@ class Segment:
         batch = self._intact_batch(position) if self._is_border(position) else None
         if batch is None or why_misplaced(batch.header, range(first_offset, end_offset)):
             return self.note_damage(position, reason)
-        found = DamagedSegment(
+        damage = DamagedSegment(
             self.path,
             self.base_offset,
             position,
@@ -438,9 +438,9 @@ class Segment:
             batch.header.next_offset,
             is_served=True,
         )
-        others = [one for one in self.uncleanable if one.position != position]
-        self.uncleanable = (*others, found)
-        return found
+        others = [damage for damage in self.uncleanable if damage.position != position]
+        self.uncleanable = (*others, damage)
+        return damage
 
     def _intact_batch(self, position: int) -> ScannedBatch | None:
         """The batch at `position` if it is whole and its CRC is right."""
@@ -460,10 +460,10 @@ class Segment:
             entry = self._indexes.offsets.last_position_within(position - 1)
             if self._intact_batch(entry) is not None:
                 at = entry
-        known = {damage.position: damage.end_position for damage in self.damages}
+        existing = {damage.position: damage.end_position for damage in self.damages}
         while at < position:
-            if at in known:
-                at, last_position = known[at], -1
+            if at in existing:
+                at, last_position = existing[at], -1
                 continue
             try:
                 header = read_header(self.file.pread(HEADER_BYTES, at))
@@ -509,8 +509,12 @@ class Segment:
 
     def add_damage(self, damage: DamagedSegment) -> None:
         """Remember a range that is not served; of two that begin alike the new one counts."""
-        others = [known for known in self.damages if known.position != damage.position]
-        self.damages = tuple(sorted([*others, damage], key=lambda known: known.position))
+        others = [
+            damaged_segment
+            for damaged_segment in self.damages
+            if damaged_segment.position != damage.position
+        ]
+        self.damages = tuple(sorted([*others, damage], key=lambda damage: damage.position))
         self._hints.clear()
 
     # Appending
@@ -581,13 +585,15 @@ class Segment:
 
     def cut_back(self, position: int) -> None:
         """Cut log file and indexes to the batches that begin before `position`."""
-        self.uncleanable = tuple(one for one in self.uncleanable if one.position < position)
+        self.uncleanable = tuple(
+            damage for damage in self.uncleanable if damage.position < position
+        )
         self._facts = None
         self._load_indexes()
         self.file.truncate(position)
         self.size_bytes = position
         self.synced_bytes = min(self.synced_bytes, position)
-        self.damages = tuple(known for known in self.damages if known.position < position)
+        self.damages = tuple(damage for damage in self.damages if damage.position < position)
         self._is_synced = False
         self._hints.clear()
         self._first_timestamp_ms = None
@@ -661,7 +667,7 @@ class Segment:
                 self._first_timestamp_ms = header.max_timestamp
         return self._first_timestamp_ms
 
-    def remember(self, offset: int, position: int) -> None:
+    def add_position_hint(self, offset: int, position: int) -> None:
         """Note that the first batch that ends at or behind `offset` begins at `position`."""
         if len(self._hints) >= HINTS_MAX:
             self._hints.clear()
@@ -675,7 +681,7 @@ class Segment:
         position = self._hints.get(offset)
         if position is None:
             position = self._search(offset) if offset > self.base_offset else 0
-            self.remember(offset, position)
+            self.add_position_hint(offset, position)
         return position
 
     def locate_end(self, end_offset: int) -> int:
@@ -691,7 +697,11 @@ class Segment:
             return self.locate(offset)
         except DamagedSegmentError as error:
             return max(
-                (one.end_position for one in self.damages if one.position == error.position),
+                (
+                    damage.end_position
+                    for damage in self.damages
+                    if damage.position == error.position
+                ),
                 default=self.size_bytes,
             )
 
@@ -717,7 +727,9 @@ class Segment:
     def _search_once(self, offset: int) -> int:
         relative, indexed = self.indexes.offsets.lookup(offset - self.base_offset)
         # Of the batches that lie before the offset. An index may have entries inside of damage.
-        end = min((one.position for one in self.damages if one.holds(indexed)), default=indexed)
+        end = min(
+            (damage.position for damage in self.damages if damage.holds(indexed)), default=indexed
+        )
         for batch in self.batches(indexed):
             header = batch.header
             if batch.position == indexed and indexed:
@@ -781,7 +793,7 @@ class Segment:
         if stop > position:
             try:
                 header = read_header(self.file.pread(HEADER_BYTES, stop))
-                self.remember(header.base_offset, stop)
+                self.add_position_hint(header.base_offset, stop)
                 return stop
             except CorruptBatchError:
                 self.rebuild()  # the index points at no batch
@@ -793,7 +805,7 @@ class Segment:
                         return stop
                     limit = batch.end_position
                 stop = batch.end_position
-                self.remember(batch.header.next_offset, stop)
+                self.add_position_hint(batch.header.next_offset, stop)
                 if stop - position > BOUNDARY_SCAN_BYTES:
                     return max(limit, stop)
         except CorruptBatchError as error:
@@ -803,9 +815,9 @@ class Segment:
 
     def facts(self, next_base_offset: int) -> SegmentFacts:
         """What planning needs to know; `next_base_offset` is the log end offset for the last."""
-        known = self._facts
-        if known is not None and known.next_base_offset == next_base_offset:
-            return known
+        segment_facts = self._facts
+        if segment_facts is not None and segment_facts.next_base_offset == next_base_offset:
+            return segment_facts
         index_bytes, time_index_bytes = self._indexes.sizes()
         facts = SegmentFacts(
             base_offset=self.base_offset,

@@ -126,20 +126,20 @@ def plan_swap(
     assert len(run_ids) <= 1
     renames = tuple(_rename(output, file) for output in outputs for file in output.files)
     targets = {rename.target for rename in renames}
-    doomed = {name for source in sources for name in source.files}
-    doomed |= {filenames.file_name(base, filenames.LOG) for base in bases}
-    doomed |= {
+    scheduled = {name for source in sources for name in source.files}
+    scheduled |= {filenames.file_name(base, filenames.LOG) for base in bases}
+    scheduled |= {
         filenames.file_name(base, filenames.SNAPSHOT) for base in bases if base not in output_bases
     }
-    assert all(os.path.basename(name) == name for name in doomed)
-    kept = {filenames.file_name(base, filenames.SNAPSHOT) for base in output_bases}
+    assert all(os.path.basename(name) == name for name in scheduled)
+    retained = {filenames.file_name(base, filenames.SNAPSHOT) for base in output_bases}
     return SwapPlan(
         directory=directory,
         run_id=run_ids.pop() if run_ids else f"drop-{bases[0]}",
         source_base_offsets=bases,
         outputs=tuple(outputs),
         renames=renames,
-        deletes=tuple(sorted(doomed - targets - kept)),
+        deletes=tuple(sorted(scheduled - targets - retained)),
     )
 
 
@@ -446,17 +446,17 @@ def _check_redo(env: Env, directory: str, journal: Journal) -> _RedoCheck:
     is_begun = any(rename.source not in names for rename in journal.renames)
     indexes: list[tuple[Rename, str]] = []
     for rename in journal.renames:
-        found = rename.source if rename.source in names else rename.target
-        if found in names:
-            fault = _mismatch(env, os.path.join(directory, found), rename)
+        result = rename.source if rename.source in names else rename.target
+        if result in names:
+            fault = _mismatch(env, os.path.join(directory, result), rename)
         else:
             fault = "is missing"
         if not fault:
             continue
         if not is_begun:
-            return _RedoCheck(f"{found} {fault}")
+            return _RedoCheck(f"{result} {fault}")
         if rename.target.endswith(filenames.LOG):
-            raise UnfinishedSwapError(directory, found, fault)
+            raise UnfinishedSwapError(directory, result, fault)
         indexes.append((rename, fault))
     for name, size_bytes in journal.deletes:
         if name in names and name.endswith(filenames.LOG):
@@ -470,8 +470,8 @@ def _check_redo(env: Env, directory: str, journal: Journal) -> _RedoCheck:
 def _remove_indexes(env: Env, directory: str, renames: Sequence[Rename]) -> None:
     """Delete damaged indexes, and those of the old segments that stand under their names."""
     names = set(env.listdir(directory)) if renames else set()
-    doomed = {name for rename in renames for name in (rename.source, rename.target)}
-    _remove(env, directory, sorted(doomed & names))
+    scheduled = {name for rename in renames for name in (rename.source, rename.target)}
+    _remove(env, directory, sorted(scheduled & names))
 
 
 def _remove_leftovers(
@@ -515,10 +515,10 @@ def discard_outputs(env: Env, directory: str, run_id: str) -> tuple[str, ...]:
 
     No sync: should they come back with a crash, the next start deletes them.
     """
-    doomed = []
+    scheduled = []
     for name in env.listdir(directory):
         parsed = filenames.parse_file_name(name)
         if parsed is not None and parsed.temporary == filenames.CLEANED and parsed.run_id == run_id:
-            doomed.append(name)
+            scheduled.append(name)
             env.unlink(os.path.join(directory, name))
-    return tuple(doomed)
+    return tuple(scheduled)

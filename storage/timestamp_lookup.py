@@ -21,7 +21,7 @@ from storage.model import TimestampOffset
 from storage.segment import Segment
 
 
-class Look(NamedTuple):
+class TimestampScan(NamedTuple):
     """A batch to be looked into: for the first record of at least that time, or the largest."""
 
     file: File
@@ -58,17 +58,17 @@ class Look(NamedTuple):
         return TimestampOffset(best.timestamp, best.offset, header.partition_leader_epoch)
 
 
-Search = Generator[Look, TimestampOffset | None, TimestampOffset | None]
+Search = Generator[TimestampScan, TimestampOffset | None, TimestampOffset | None]
 
 
 def finish(search: Search) -> TimestampOffset | None:
     """Do all of a search here and now. Raises what a look raises."""
-    found: TimestampOffset | None = None
+    offset_found: TimestampOffset | None = None
     try:
         look = next(search)
         while True:
-            found = look.run()
-            look = search.send(found)
+            offset_found = look.run()
+            look = search.send(offset_found)
     except StopIteration as stop:
         result: TimestampOffset | None = stop.value
         return result
@@ -84,16 +84,16 @@ def first_at_or_after(
     for segment in segments.since(log_start_offset):
         if segment.max_timestamp_ms < timestamp_ms:
             continue
-        known = segment.indexes.times.last_before(timestamp_ms)
-        start = max(segment.base_offset + known + 1, log_start_offset)
+        existing = segment.indexes.times.last_before(timestamp_ms)
+        start = max(segment.base_offset + existing + 1, log_start_offset)
         for batch in _batches_from(segment, start):
             if batch.header.max_timestamp < timestamp_ms:
                 continue
-            found = yield Look(
+            offset_found = yield TimestampScan(
                 segment.file, batch.position, timestamp_ms, log_start_offset, limit_bytes
             )
-            if found is not None:
-                return found
+            if offset_found is not None:
+                return offset_found
     return None
 
 
@@ -112,14 +112,14 @@ def first_of_largest(segments: SegmentList, log_start_offset: int, limit_bytes: 
             break
         if best is not None and segment.max_timestamp_ms < best.timestamp_ms:
             break
-        found = yield from _largest_of(segment, log_start_offset, limit_bytes)
-        if found is not None and (best is None or _is_better(found, best)):
-            best = found
+        offset_found = yield from _largest_of(segment, log_start_offset, limit_bytes)
+        if offset_found is not None and (best is None or _is_better(offset_found, best)):
+            best = offset_found
     return best
 
 
-def _is_better(found: TimestampOffset, best: TimestampOffset) -> bool:
-    return (-found.timestamp_ms, found.offset) < (-best.timestamp_ms, best.offset)
+def _is_better(offset_found: TimestampOffset, best: TimestampOffset) -> bool:
+    return (-offset_found.timestamp_ms, offset_found.offset) < (-best.timestamp_ms, best.offset)
 
 
 def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Search:
@@ -127,21 +127,25 @@ def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Se
     target_ms = segment.max_timestamp_ms
     best: TimestampOffset | None = None
     # What precedes the last smaller entry of the index cannot carry the maximum.
-    known = segment.indexes.times.last_before(target_ms)
-    start = max(segment.base_offset + known + 1, log_start_offset)
+    existing = segment.indexes.times.last_before(target_ms)
+    start = max(segment.base_offset + existing + 1, log_start_offset)
     if start <= segment.max_timestamp_offset:
         for batch in _batches_from(segment, start):
             if batch.header.max_timestamp >= target_ms:
-                best = yield Look(segment.file, batch.position, None, log_start_offset, limit_bytes)
+                best = yield TimestampScan(
+                    segment.file, batch.position, None, log_start_offset, limit_bytes
+                )
                 break
     if best is not None and best.timestamp_ms >= target_ms:
         return best
     # The header lied, or the record went below the log start: every batch has to be looked at.
     for batch in _batches_from(segment, max(segment.base_offset, log_start_offset)):
         if best is None or batch.header.max_timestamp > best.timestamp_ms:
-            found = yield Look(segment.file, batch.position, None, log_start_offset, limit_bytes)
-            if found is not None and (best is None or _is_better(found, best)):
-                best = found
+            offset_found = yield TimestampScan(
+                segment.file, batch.position, None, log_start_offset, limit_bytes
+            )
+            if offset_found is not None and (best is None or _is_better(offset_found, best)):
+                best = offset_found
     return best
 
 

@@ -60,10 +60,10 @@ def aborted_in(entries: Iterable[TxnIndexEntry], first: int, end: int) -> list[T
     `entries` are those of the segment of `first` and of the ones after it, in order; the search
     stops at the first entry behind which nothing can begin before `end`.
     """
-    found: list[TxnIndexEntry] = []
+    txn_index_entries: list[TxnIndexEntry] = []
     for entry in entries:
         if entry.last_offset >= first and entry.first_offset < end:
-            found.append(entry)
+            txn_index_entries.append(entry)
         if entry.last_stable_offset >= end:
             break
-    return found
+    return txn_index_entries

@@ -29,24 +29,24 @@ def mend(segments: Sequence[Segment]) -> list[str]:
     mended: list[str] = []
     is_damaged = False
     for segment in segments:
-        found = replay(states, segment, 0, _NO_END)
+        entries = replay(states, segment, 0, _NO_END)
         is_damaged = is_damaged or bool(segment.damages)
         if is_damaged:
-            found = _with_hidden(segment, found)
-        if [entry[:3] for entry in found] != [entry[:3] for entry in segment.txn_entries]:
-            segment.write_txn_entries(found)
+            entries = _with_hidden(segment, entries)
+        if [entry[:3] for entry in entries] != [entry[:3] for entry in segment.txn_entries]:
+            segment.write_txn_entries(entries)
             name = filenames.file_name(segment.base_offset, filenames.TXN_INDEX)
             mended.append(f"{segment.directory}/{name}")
     return mended
 
 
-def _with_hidden(segment: Segment, found: Sequence[TxnIndexEntry]) -> list[TxnIndexEntry]:
-    by_marker = {entry.last_offset: entry for entry in found}
+def _with_hidden(segment: Segment, entries: Sequence[TxnIndexEntry]) -> list[TxnIndexEntry]:
+    by_marker = {entry.last_offset: entry for entry in entries}
     for entry in segment.txn_entries:
-        told = by_marker.get(entry.last_offset)
-        if told is None or (told.producer_id, True) == (
+        txn_index_entry = by_marker.get(entry.last_offset)
+        if txn_index_entry is None or (txn_index_entry.producer_id, True) == (
             entry.producer_id,
-            entry.first_offset < told.first_offset,
+            entry.first_offset < txn_index_entry.first_offset,
         ):
             by_marker[entry.last_offset] = entry
     return [by_marker[offset] for offset in sorted(by_marker)]

@@ -360,13 +360,13 @@ def sweep(env: Env, partition_directory: str, keep: Iterable[str]) -> tuple[str,
     The manifest stays, and so does the folder that it names. Raises InvalidViewError, OSError.
     """
     folder = view_path(partition_directory)
-    kept = {MANIFEST_NAME, *keep}
+    retained = {MANIFEST_NAME, *keep}
     manifest = read_manifest(env, partition_directory)
     if manifest is not None:
-        kept.add(manifest.run_id)
+        retained.add(manifest.run_id)
     gone = []
     for name in env.listdir(folder) if env.is_dir(folder) else ():
-        if name in kept:
+        if name in retained:
             continue
         path = os.path.join(folder, name)
         if env.is_dir(path):

@@ -19,17 +19,17 @@ from storage.batch import build_batch
 from storage.env import ReadBuffer, WriteBuffer
 from storage.errors import InvalidViewError, LogDirectoryError, OffsetOutOfRangeError
 from storage.log_reader import NOTHING, FetchSlice
-from storage.log_view import LogView
+from storage.log_view import ReadableLog
 from storage.model import TimestampOffset
 from storage.timestamp_lookup import Search, first_at_or_after, first_of_largest
 from storage.txn_index import TxnIndexEntry
 from storage.view_ledger import Ledger
 
 
-class ViewLog:
+class CompactedViewLog:
     """The view of one log. `ledger` is None as long as nothing was compacted."""
 
-    def __init__(self, log: LogView) -> None:
+    def __init__(self, log: ReadableLog) -> None:
         self.log = log
         self.ledger: Ledger | None = None
         self.failure: InvalidViewError | None = None  # why the ledger on disk is not believed
@@ -93,10 +93,10 @@ class ViewLog:
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """As of the log; an epoch that it has forgotten ends in the ledger, which is never cut."""
-        found = self.log.end_offset_for_epoch(epoch)
-        if found == (-1, -1) and 0 <= epoch < self.log.leader_epoch and self.ledger is not None:
+        results = self.log.end_offset_for_epoch(epoch)
+        if results == (-1, -1) and 0 <= epoch < self.log.leader_epoch and self.ledger is not None:
             return epoch, self.horizon
-        return found
+        return results
 
     # Reading
 
@@ -110,9 +110,11 @@ class ViewLog:
         self.check_usable()
         limit = self.config.varve_decompressed_batch_bytes
         if self.ledger is not None and self.ledger.segments is not None:
-            found = yield from first_at_or_after(self.ledger.segments, timestamp_ms, 0, limit)
-            if found is not None:
-                return found
+            offset_found = yield from first_at_or_after(
+                self.ledger.segments, timestamp_ms, 0, limit
+            )
+            if offset_found is not None:
+                return offset_found
         return (yield from self.log.search_timestamp(timestamp_ms, self._resumes))
 
     def search_max_timestamp(self) -> Search:
@@ -122,9 +124,11 @@ class ViewLog:
         best: TimestampOffset | None = None
         if self.ledger is not None and self.ledger.segments is not None:
             best = yield from first_of_largest(self.ledger.segments, 0, limit)
-        found = yield from self.log.search_max_timestamp(self._resumes)
-        if best is None or (found is not None and found.timestamp_ms > best.timestamp_ms):
-            return found
+        offset_found = yield from self.log.search_max_timestamp(self._resumes)
+        if best is None or (
+            offset_found is not None and offset_found.timestamp_ms > best.timestamp_ms
+        ):
+            return offset_found
         return best
 
 
@@ -133,20 +137,21 @@ class ViewCursor:
 
     __slots__ = ("_at", "_follows", "_ledger", "_view")
 
-    def __init__(self, view: ViewLog) -> None:
+    def __init__(self, view: CompactedViewLog) -> None:
         self._view = view
         self._ledger: Ledger | None = None
         self._follows = False  # it has read a ledger to its horizon and is in the log
         self._at = -1
 
-    def is_of(self, view: ViewLog) -> bool:
+    def is_of(self, view: CompactedViewLog) -> bool:
         """Whether it is a reader of this very view: a topic may have been made anew."""
         return self._view is view
 
     def read(
         self, offset: int, max_bytes: int, *, end_offset: int, at_least_one: bool = True
     ) -> FetchSlice:
-        """As LogView.read. Raises OffsetOutOfRangeError, DamagedSegmentError, InvalidViewError."""
+        """As ReadableLog.read. Raises OffsetOutOfRangeError, DamagedSegmentError, "
+        "InvalidViewError."""
         view, log = self._view, self._view.log
         view.check_usable()
         if not 0 <= offset <= log.log_end_offset:
@@ -157,12 +162,12 @@ class ViewCursor:
         resumes = log.log_start_offset
         if ledger is not None:
             try:
-                found = ledger.read(offset, max_bytes, at_least_one=at_least_one)
+                fetch_slice = ledger.read(offset, max_bytes, at_least_one=at_least_one)
             except OSError as error:
                 home = os.path.dirname(log.directory)
                 raise LogDirectoryError(home, f"read of a view: {error}") from error
-            if found.length:
-                return found
+            if fetch_slice.length:
+                return fetch_slice
             resumes = max(resumes, ledger.horizon)
         resumes = min(resumes, end_offset)
         if offset < resumes:

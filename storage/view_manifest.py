@@ -76,14 +76,14 @@ def encode_manifest(manifest: ViewManifest) -> bytes:
         "run_id": manifest.run_id,
         "horizon": manifest.horizon,
         "segments": [
-            [one.base_offset, one.next_base_offset, one.size_bytes, one.crc]
-            for one in manifest.segments
+            [segment.base_offset, segment.next_base_offset, segment.size_bytes, segment.crc]
+            for segment in manifest.segments
         ],
         "records": manifest.records,
         "made_ms": manifest.made_ms,
         "null_key": manifest.null_key,
         "strategy": manifest.strategy,
-        "missed": [list(one) for one in manifest.missed],
+        "missed": [list(item) for item in manifest.missed],
         "version_header": manifest.version_header,
         "first_offset": manifest.first_offset,
         "deleted": manifest.deleted and [manifest.deleted.size_bytes, manifest.deleted.crc],

@@ -43,48 +43,48 @@ def modules(package: str) -> list[Path]:
 @pytest.mark.parametrize("package", LAYERS)
 def test_dependencies_point_down(package: str) -> None:
     above = LAYERS[LAYERS.index(package) + 1 :]
-    found = [
+    results = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules(package)
         for name in imports(path)
         if name.partition(".")[0] in (*above, "tests", "bench")
     ]
-    assert found == []
+    assert results == []
 
 
 def test_storage_and_config_know_no_event_loop_and_no_network() -> None:
     forbidden = {"asyncio", "aiohttp", "aiofiles", "structlog", "prometheus_client", "uvloop"}
-    found = [
+    results = [
         f"{path.relative_to(ROOT)} imports {name}"
         for package in ("storage", "config")
         for path in modules(package)
         for name in imports(path)
         if name.partition(".")[0] in forbidden
     ]
-    assert found == []
+    assert results == []
 
 
 def test_spark_and_arrow_are_imported_by_the_pipeline_only() -> None:
     """An installation without the extra has none of them."""
-    found = [
+    results = [
         f"{path.relative_to(ROOT)} imports {name}"
         for package in BELOW_PIPELINE
         for path in modules(package)
         for name in imports(path)
         if name.partition(".")[0] in THE_EXTRA
     ]
-    assert found == []
+    assert results == []
 
 
 def test_the_pipeline_speaks_with_a_broker_as_any_client_does() -> None:
-    found = [
+    results = [
         f"{path.relative_to(ROOT)} imports {name}"
         for package in ("pipeline", "pyspark_varve")
         for path in modules(package)
         for name in imports(path)
         if re.match(r"broker\b(?!\.(api_client|api_command|protocol)\b)", name)
     ]
-    assert found == []
+    assert results == []
 
 
 def test_the_pipelines_command_line_loads_no_spark_and_no_numba() -> None:
@@ -101,7 +101,7 @@ def test_the_pipelines_command_line_loads_no_spark_and_no_numba() -> None:
 
 def test_numba_is_imported_by_kernels_only() -> None:
     doors = {"pipeline/records/compile.py"}  # says how that package's kernels are compiled
-    found = [
+    results = [
         path.relative_to(ROOT).as_posix()
         for package in LAYERS
         for path in modules(package)
@@ -110,7 +110,7 @@ def test_numba_is_imported_by_kernels_only() -> None:
         and "kernels" not in path.with_suffix("").parts
         and path.relative_to(ROOT).as_posix() not in doors
     ]
-    assert found == []
+    assert results == []
 
 
 def test_the_broker_starts_without_numba() -> None:
@@ -134,9 +134,9 @@ def test_the_command_line_imports_nothing_of_ours_before_a_command_is_chosen() -
         "broker.log_cli",
         "broker.view_cli",
     }
-    ours = [name for name in imports(ROOT / "broker/cli.py", everywhere=False)
+    local = [name for name in imports(ROOT / "broker/cli.py", everywhere=False)
             if name.partition(".")[0] in LAYERS]  # fmt: skip
-    assert set(ours) <= {*groups, "config"}
+    assert set(local) <= {*groups, "config"}
     light = {"broker", "broker.cli", *groups, "broker.api_client", "broker.api_command",
              "broker.cleaner_text", "broker.view_text", "config", "config.exit_codes",
              "config.printable", "config.topic_names", "config.units"}  # fmt: skip
@@ -155,24 +155,24 @@ def test_only_env_opens_log_files() -> None:
     calls = {"open", "time.time", "time.monotonic", "time.time_ns", "os.rename", "os.replace",
              "os.unlink", "os.remove", "os.fsync", "os.open", "os.listdir", "os.stat"}  # fmt: skip
     doors = {"storage/env.py", "storage/kernels/__init__.py"}
-    found = []
+    result = []
     for path in modules("storage"):
         name = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and name not in doors:
                 called = ast.unparse(node.func)
                 if called in calls:
-                    found.append(f"{name}:{node.lineno}: {called}")
-    assert found == []
+                    result.append(f"{name}:{node.lineno}: {called}")
+    assert result == []
 
 
 def test_mmap_is_not_used() -> None:
     """A mapping behind a truncated file or a failing disk is SIGBUS: it kills the process."""
-    found = [
+    results = [
         path.relative_to(ROOT).as_posix()
         for package in ("storage", "broker")
         for path in modules(package)
         for name in imports(path)
         if name == "mmap"
     ]
-    assert found == []
+    assert results == []

@@ -28,16 +28,16 @@ def named() -> list[tuple[str, str]]:
 
 
 def test_every_test_named_on_the_page_exists() -> None:
-    wanted = set(named())
-    assert len(wanted) > 100
-    found = {path: names_in(ROOT / path) for path in {path for path, _ in wanted}}
-    assert sorted(f"{path}::{name}" for path, name in wanted if name not in found[path]) == []
+    expected = set(named())
+    assert len(expected) > 100
+    results = {path: names_in(ROOT / path) for path in {path for path, _ in expected}}
+    assert sorted(f"{path}::{name}" for path, name in expected if name not in results[path]) == []
 
 
 def test_every_test_of_kafkas_stands_on_the_page_once() -> None:
     rows = Counter(re.findall(r"^\| ([CMIOT]\d+) ", PAGE, re.MULTILINE))
-    wanted = [f"{letter}{n}" for letter, count in THEIRS.items() for n in range(1, count + 1)]
-    assert rows == Counter(wanted)
+    expected = [f"{letter}{n}" for letter, count in THEIRS.items() for n in range(1, count + 1)]
+    assert rows == Counter(expected)
 
 
 def test_every_row_names_a_test_of_ours_or_says_why_not() -> None:

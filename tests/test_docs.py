@@ -62,7 +62,7 @@ def test_every_dependency_has_its_reason() -> None:
     reasons = (ROOT / "docs/decisions/0001-dependencies.md").read_text()
     reasons += (ROOT / "docs/decisions/0018-pipeline-dependencies.md").read_text()
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    names = [re.split(r"[>=<;\[ ]", wanted)[0] for group in groups for wanted in group]
+    names = [re.split(r"[>=<;\[ ]", expected)[0] for group in groups for expected in group]
     plugins_and_stubs = re.compile(r"pytest-.*|types-.*")
     assert [n for n in names if n not in reasons and not plugins_and_stubs.fullmatch(n)] == []
 
@@ -76,12 +76,12 @@ def test_settings_in_the_documents_can_be_used(path: Path, tmp_path: Path) -> No
 
 
 def test_commands_in_the_documents_exist() -> None:
-    known = set(main.commands)
+    existing = set(main.commands)
     for path in PAGES:
         # Where a command is shown: in a code block or in quotes.
         text = "\n".join(re.findall(r"```\n.*?```|`[^`\n]+`", path.read_text(), re.DOTALL))
         named = set(re.findall(r"(?:\.venv/bin/|\b)varve ([a-z][a-z-]+)", text))
-        assert named <= known, path
+        assert named <= existing, path
 
 
 def test_every_exit_code_is_in_the_one_table_of_the_documents() -> None:

@@ -27,15 +27,15 @@ def lines() -> Iterator[tuple[str, ast.Call]]:
 
 
 def test_an_event_is_a_sentence_without_prefix_or_stop() -> None:
-    said = [
+    messages = [
         (where, call.args[0].value)
         for where, call in lines()
         if isinstance(call.args[0], ast.Constant)
     ]
-    assert len(said) > 80
+    assert len(messages) > 80
     # Lower case words: no snake_case, no name of a part in front.
     good = re.compile(r"[a-z][a-z'.]*([,:;]? [a-z][a-z'.]*)*(?<!\.)")
-    assert [one for one in said if not good.fullmatch(str(one[1]))] == []
+    assert [item for item in messages if not good.fullmatch(str(item[1]))] == []
 
 
 def test_an_event_is_told_in_words_and_never_formatted() -> None:
@@ -43,5 +43,5 @@ def test_an_event_is_told_in_words_and_never_formatted() -> None:
 
 
 def test_why_it_happened_stands_in_the_field_reason() -> None:
-    named = [(where, {one.arg for one in call.keywords}) for where, call in lines()]
-    assert [one for one in named if one[1] & OTHER_NAMES_OF_REASON] == []
+    named = [(where, {keyword.arg for keyword in call.keywords}) for where, call in lines()]
+    assert [item for item in named if item[1] & OTHER_NAMES_OF_REASON] == []

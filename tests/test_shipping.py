@@ -50,11 +50,11 @@ def run(*command: str, cwd: Path = ROOT, timeout: float = 110) -> subprocess.Com
 def pins(lock: str) -> dict[str, tuple[str, list[str]]]:
     """Version and hashes of each package of a lock."""
     entries = (ROOT / lock).read_text().replace("\\\n", " ").strip().splitlines()
-    found = {}
+    result = {}
     for entry in entries:
         name, version = re.match(r"([\w.-]+)==([^\s;]+)", entry).groups()  # type: ignore[union-attr]
-        found[name] = (version, re.findall(r"--hash=(sha256:[0-9a-f]{64})\b", entry))
-    return found
+        result[name] = (version, re.findall(r"--hash=(sha256:[0-9a-f]{64})\b", entry))
+    return result
 
 
 LOCKS = (
@@ -82,8 +82,8 @@ def test_tests_run_on_the_versions_that_are_shipped() -> None:
 
 def test_every_dependency_is_locked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [re.split(r"[>=<;\[ ]", text)[0] for text in project["project"]["dependencies"]]
-    assert set(wanted) <= set(pins("requirements.lock"))
+    expected = [re.split(r"[>=<;\[ ]", text)[0] for text in project["project"]["dependencies"]]
+    assert set(expected) <= set(pins("requirements.lock"))
     locks = {"dev": "dev", "pipeline": "pipeline", "connect": "pipeline", "iceberg": "pipeline"}
     assert set(locks) == set(project["project"]["optional-dependencies"])
     for extra, lock in locks.items():

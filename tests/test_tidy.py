@@ -54,13 +54,13 @@ def test_no_function_is_longer_than_a_page() -> None:
 
 @pytest.mark.parametrize("words", [UNFINISHED, PRIVATE], ids=["unfinished", "private"])
 def test_no_text_has_words_that_do_not_belong(words: re.Pattern[str]) -> None:
-    found = [
+    results = [
         f"{path.relative_to(ROOT)}:{number}: {match[0]}"
         for path in ours(*TEXTS)
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if (match := words.search(line))
     ]
-    assert found == []
+    assert results == []
 
 
 def test_nothing_is_called_by_no_name() -> None:

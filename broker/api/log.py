@@ -9,8 +9,15 @@ from typing import Final
 
 from aiohttp import web
 
-from broker.api.requests import ApiError, flags_of, json_response, number, partition_of, query_of
-from broker.api.shapes import Json, named
+from broker.api.requests import (
+    ApiError,
+    json_response,
+    parse_integer,
+    partition_of,
+    query_flags,
+    query_parameters,
+)
+from broker.api.shapes import Json, partition_fields
 from broker.damage import DamageWatch, damage_fields
 from broker.log_repair import LogRepair, NotDamagedError, SkipRefusedError
 from broker.partition import Partition
@@ -52,50 +59,50 @@ class LogApi:
         yield web.post(f"{partition}/skip", self._skip)
 
     async def _damaged(self, request: web.Request) -> web.Response:
-        query_of(request, ())
+        query_parameters(request, ())
         partition = self._find(partition_of(request))
         opened = partition.log
         return json_response(
             {
-                **named(partition.partition),
+                **partition_fields(partition.partition),
                 "log_start_offset": opened.log_start_offset,
                 "log_end_offset": opened.log_end_offset,
                 "damage": self._damage.to_json(opened),
-                "uncleanable": [damage_fields(one) for one in opened.uncleanable],
+                "uncleanable": [damage_fields(damage) for damage in opened.uncleanable],
             }
         )
 
     async def _verify(self, request: web.Request) -> web.Response:
-        query = query_of(request, ("from_offset", "end_offset"))
-        bounds = {key: number(text, key, 0, OFFSET_MAX) for key, text in query.items()}
-        await flags_of(request)
+        query = query_parameters(request, ("from_offset", "end_offset"))
+        bounds = {key: parse_integer(text, key, 0, OFFSET_MAX) for key, text in query.items()}
+        await query_flags(request)
         partition = self._find(partition_of(request))
         try:
-            found = await self._repair.verify(
+            verified_offsets = await self._repair.verify(
                 partition, bounds.get("from_offset"), bounds.get("end_offset")
             )
         except (StorageError, OSError) as error:
             raise self._refused(partition, error) from error
         return json_response(
             {
-                **named(partition.partition),
-                "first_offset": found.first_offset,
-                "next_offset": found.next_offset,
-                "end_offset": found.end_offset,
-                "done": found.next_offset >= found.end_offset,
-                "bytes": found.size_bytes,
-                "batches": found.batches,
-                "records": found.records,
-                "damage": [damage_fields(one) for one in found.damage],
+                **partition_fields(partition.partition),
+                "first_offset": verified_offsets.first_offset,
+                "next_offset": verified_offsets.next_offset,
+                "end_offset": verified_offsets.end_offset,
+                "done": verified_offsets.next_offset >= verified_offsets.end_offset,
+                "bytes": verified_offsets.size_bytes,
+                "batches": verified_offsets.batches,
+                "records": verified_offsets.records,
+                "damage": [damage_fields(damage) for damage in verified_offsets.damage],
             }
         )
 
     async def _skip(self, request: web.Request) -> web.Response:
-        query = query_of(request, ("offset",))
+        query = query_parameters(request, ("offset",))
         if "offset" not in query:
             raise ApiError(400, "offset is missing: expected an offset in the damaged range")
-        offset = number(query["offset"], "offset", 0, OFFSET_MAX)
-        await flags_of(request)
+        offset = parse_integer(query["offset"], "offset", 0, OFFSET_MAX)
+        await query_flags(request)
         partition = self._find(partition_of(request))
         try:
             skipped = await self._repair.skip(partition, offset)
@@ -105,7 +112,7 @@ class LogApi:
             raise self._refused(partition, error) from error
         self._skipped(partition.partition)
         answer: Json = {
-            **named(partition.partition),
+            **partition_fields(partition.partition),
             **damage_fields(skipped.damage),
             "kept_as": skipped.kept_as,
         }
@@ -118,13 +125,15 @@ class LogApi:
             self._fail_directory(error)
         return ApiError(409, f"{partition.partition}: {error}")
 
-    def _find(self, where: TopicPartition) -> Partition:
-        topic = self._topics.get(where.topic)
+    def _find(self, topic_partition: TopicPartition) -> Partition:
+        topic = self._topics.get(topic_partition.topic)
         if topic is None:
-            raise ApiError(404, f"there is no topic {where.topic[:300]}")
-        found = topic.partitions.get(where.partition)
-        if found is not None:
-            return found
-        if where.partition in topic.offline:
-            raise ApiError(409, f"{where} is offline: {topic.offline[where.partition]}")
+            raise ApiError(404, f"there is no topic {topic_partition.topic[:300]}")
+        partition = topic.partitions.get(topic_partition.partition)
+        if partition is not None:
+            return partition
+        if topic_partition.partition in topic.offline:
+            raise ApiError(
+                409, f"{topic_partition} is offline: {topic.offline[topic_partition.partition]}"
+            )
         raise ApiError(404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on")

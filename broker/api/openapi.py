@@ -36,7 +36,7 @@ def _query(name: str, kind: str, text: str, **bounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_RUN: Final = {
+_LEASE: Final = {
     "name": "run", "in": "path", "required": True, "schema": {"type": "string"},
 }  # fmt: skip
 _FOLDER: Final = {
@@ -45,12 +45,12 @@ _FOLDER: Final = {
 _FILE: Final = {
     "name": "name", "in": "path", "required": True, "schema": {"type": "string"},
 }  # fmt: skip
-_NO_RUN: Final = (404, "There is no such run.")
-_OVER: Final = (410, "The lease is over.")
+_NO_LEASE: Final = (404, "There is no such run.")
+_LEASE_ENDED: Final = (410, "The lease is over.")
 _STALE: Final = (409, "The log went on without the run, or somebody else has the partition.")
 
 
-def _answers(*codes: tuple[int, str]) -> dict[str, Any]:
+def _responses(*codes: tuple[int, str]) -> dict[str, Any]:
     answers: dict[str, Any] = {"200": {"description": "Done.", "content": _OBJECT}}
     for code, text in ((400, "The request makes no sense."), (401, "A token is needed."),
                        (403, "Wrong Host or Origin."), *codes):  # fmt: skip
@@ -73,31 +73,31 @@ _NO_VIEW: Final = (409, "The topic has no view.")
 
 
 def _get(summary: str, parameters: list[dict[str, Any]], *codes: tuple[int, str]) -> dict[str, Any]:
-    return {"get": {"summary": summary, "parameters": parameters, "responses": _answers(*codes)}}
+    return {"get": {"summary": summary, "parameters": parameters, "responses": _responses(*codes)}}
 
 
 def _post(
     summary: str,
     *,
     body: dict[str, Any] | None = None,
-    one: bool = True,
+    of_partition: bool = True,
     parameters: Sequence[Any] = (),
 ) -> dict[str, Any]:
     schema = {"type": "object", "properties": body or {}, "additionalProperties": False}
     return {
         "post": {
             "summary": summary,
-            "parameters": [_TOPIC, _PARTITION, *parameters] if one else [],
+            "parameters": [_TOPIC, _PARTITION, *parameters] if of_partition else [],
             "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
-            "responses": _answers(
-                *((_UNKNOWN, _CONFLICT) if one else ()),
+            "responses": _responses(
+                *((_UNKNOWN, _CONFLICT) if of_partition else ()),
                 (415, "Content-Type is not application/json."),
             ),
         }
     }
 
 
-def _logs() -> dict[str, Any]:
+def _log_paths() -> dict[str, Any]:
     """The paths under /api/v1/log."""
     partition = "/api/v1/log/partitions/{topic}/{partition}"
     from_offset = _query("from_offset", "integer", "First offset; default: log start.", minimum=0)
@@ -121,7 +121,7 @@ def _logs() -> dict[str, Any]:
     }
 
 
-def _runs() -> dict[str, Any]:
+def _lease_paths() -> dict[str, Any]:
     """Work on logs outside of the broker."""
     root = RUNS_PATH
     files = f"{root}/{{run}}/partitions/{{partition}}"
@@ -141,28 +141,42 @@ def _runs() -> dict[str, Any]:
                 **ttl,
             },
         ),
-        f"{root}/{{run}}": _get("One run.", [_RUN], _NO_RUN)
-        | _change("delete", "Give it up; its files are removed.", [_RUN], _NO_RUN, _OVER),
+        f"{root}/{{run}}": _get("One run.", [_LEASE], _NO_LEASE)
+        | _change(
+            "delete", "Give it up; its files are removed.", [_LEASE], _NO_LEASE, _LEASE_ENDED
+        ),
         f"{root}/{{run}}/renew": _change(
-            "post", "Give it all of its time again.", [_RUN], _NO_RUN, _STALE, _OVER, body=ttl
+            "post",
+            "Give it all of its time again.",
+            [_LEASE],
+            _NO_LEASE,
+            _STALE,
+            _LEASE_ENDED,
+            body=ttl,
         ),
         f"{root}/{{run}}/adopt": _change(
             "post",
             "Compare what was handed back, and publish it. To be repeated until `done`.",
-            [_RUN],
-            _NO_RUN,
+            [_LEASE],
+            _NO_LEASE,
             _STALE,
-            _OVER,
+            _LEASE_ENDED,
             body={"partition": {"type": "integer", "minimum": 0}},
         ),
         f"{files}/inputs/{{name}}": _get(
-            "A range of a pinned segment's file.", [_RUN, _PARTITION, _FILE], _NO_RUN, _OVER
+            "A range of a pinned segment's file.",
+            [_LEASE, _PARTITION, _FILE],
+            _NO_LEASE,
+            _LEASE_ENDED,
         ),
         f"{files}/outputs/{{folder}}/{{name}}": _get(
-            "A range of a file that was put.", [_RUN, _PARTITION, _FOLDER, _FILE], _NO_RUN, _OVER
+            "A range of a file that was put.",
+            [_LEASE, _PARTITION, _FOLDER, _FILE],
+            _NO_LEASE,
+            _LEASE_ENDED,
         )
-        | _put("Hand over a file.", [_RUN, _PARTITION, _FOLDER, _FILE]),
-        f"{files}/manifest": _put("Say which files count; the last.", [_RUN, _PARTITION]),
+        | _put("Hand over a file.", [_LEASE, _PARTITION, _FOLDER, _FILE]),
+        f"{files}/manifest": _put("Say which files count; the last.", [_LEASE, _PARTITION]),
     }
 
 
@@ -179,7 +193,7 @@ def _change(
             "summary": summary,
             "parameters": parameters,
             "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
-            "responses": _answers(*codes, (415, "Content-Type is not application/json.")),
+            "responses": _responses(*codes, (415, "Content-Type is not application/json.")),
         }
     }
 
@@ -191,10 +205,10 @@ def _put(summary: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
             "summary": summary,
             "parameters": parameters,
             "requestBody": {"required": True, "content": content},
-            "responses": _answers(
-                _NO_RUN,
+            "responses": _responses(
+                _NO_LEASE,
                 _STALE,
-                _OVER,
+                _LEASE_ENDED,
                 (413, "It is too much."),
                 (422, "It is not what it claims to be."),
                 (507, "There is no room."),
@@ -268,9 +282,11 @@ def document(version: str) -> dict[str, Any]:
                 },
             ),
             f"{view}/abort": _post("Give up its compaction; it stays as it was."),
-            "/api/v1/cleaner/pause": _post("Pause every compacted partition.", one=False),
-            "/api/v1/cleaner/resume": _post("Resume every partition that is paused.", one=False),
-            **(_logs() | _runs()),
+            "/api/v1/cleaner/pause": _post("Pause every compacted partition.", of_partition=False),
+            "/api/v1/cleaner/resume": _post(
+                "Resume every partition that is paused.", of_partition=False
+            ),
+            **(_log_paths() | _lease_paths()),
             PATH: _get("This document.", []),
         },
     }

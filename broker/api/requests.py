@@ -28,7 +28,7 @@ class ApiError(Exception):
 
 
 @web.middleware
-async def tell_refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Turns an ApiError into its answer."""
     try:
         return await handler(request)
@@ -36,46 +36,46 @@ async def tell_refusals(request: web.Request, handler: Handler) -> web.StreamRes
         return error_response(error.status, error.reason)
 
 
-def number(text: str, what: str, minimum: int = 0, maximum: int = (1 << 31) - 1) -> int:
+def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 31) - 1) -> int:
     """A number of the path or the query. Raises ApiError 400."""
     if not _NUMBER.fullmatch(text) or not minimum <= int(text) <= maximum:
-        raise ApiError(400, f"{what}: expected {minimum} to {maximum}, not {text[:40]!r}")
+        raise ApiError(400, f"{name}: expected {minimum} to {maximum}, not {text[:40]!r}")
     return int(text)
 
 
 def partition_of(request: web.Request) -> TopicPartition:
     """The partition that the path names; whether it exists is not asked. Raises ApiError 400."""
     match = request.match_info
-    return TopicPartition(match["topic"], number(match["partition"], "partition"))
+    return TopicPartition(match["topic"], parse_integer(match["partition"], "partition"))
 
 
-def query_of(request: web.Request, known: Collection[str]) -> Mapping[str, str]:
+def query_parameters(request: web.Request, allowed: Collection[str]) -> Mapping[str, str]:
     """The query; each key at most once, none unknown. Raises ApiError 400."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for key, value in request.query.items():
-        if key not in known:
-            raise ApiError(400, f"unknown parameter {key[:40]!r}; there are {', '.join(known)}")
-        if key in found:
+        if key not in allowed:
+            raise ApiError(400, f"unknown parameter {key[:40]!r}; there are {', '.join(allowed)}")
+        if key in results:
             raise ApiError(400, f"parameter {key} is given twice")
-        found[key] = value
-    return found
+        results[key] = value
+    return results
 
 
-async def flags_of(request: web.Request, known: Collection[str] = ()) -> Mapping[str, bool]:
+async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Mapping[str, bool]:
     """The body: nothing, or a JSON object of booleans. Raises ApiError 400."""
     body = await request.read()
     try:
-        found = json.loads(body) if body.strip() else {}
+        document = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):
         raise ApiError(400, "the body is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise ApiError(400, "expected a JSON object as the body")
-    for key, value in found.items():
-        if key not in known:
+    for key, value in document.items():
+        if key not in allowed:
             raise ApiError(400, f"unknown key {key[:40]!r} in the body")
         if not isinstance(value, bool):
             raise ApiError(400, f"{key}: expected true or false")
-    return found
+    return document
 
 
 def json_response(answer: object, status: int = 200) -> web.Response:
@@ -93,7 +93,7 @@ async def rows_response(
         parts.append(json.dumps(row))
         await turns.take()
     fields = [f"{json.dumps(key)}: [{', '.join(parts)}]"]
-    fields += [f"{json.dumps(name)}: {json.dumps(one)}" for name, one in (extra or {}).items()]
+    fields += [f"{json.dumps(name)}: {json.dumps(item)}" for name, item in (extra or {}).items()]
     return _response(f"{{{', '.join(fields)}}}".encode(), 200)
 
 

@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 from broker.damage import damage_fields
 from broker.partition import Partition
 from cleaner.planning.plan import Verdict
-from cleaner.pool.explain import Explanation, blocked_by, hindrance, said, sentences
-from cleaner.pool.handover import HandoverStatus
+from cleaner.pool.explain import Explanation, blocked_by, obstacle_text, sentence_of, sentences
+from cleaner.pool.handover import OffloadStatus
 from cleaner.pool.history import JobRecord
 from cleaner.pool.job_run import PoolStatus, WorkerStatus
-from cleaner.pool.registry import StoryEntry
-from cleaner.states import Quarantined, State, held
+from cleaner.pool.registry import TransitionRecord
+from cleaner.states import Quarantined, State, is_busy
 from cleaner.stats import PoolStats
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
@@ -20,7 +20,7 @@ from storage.model import TopicPartition
 Json: TypeAlias = dict[str, Any]
 
 
-def named(partition: TopicPartition) -> Json:
+def partition_fields(partition: TopicPartition) -> Json:
     """A partition's two names."""
     return {"topic": partition.topic, "partition": partition.partition}
 
@@ -35,9 +35,9 @@ def status_json(
         "workers_wanted": settings.workers if settings.enabled else 0,
         "partitions": {
             **counts,
-            "in_progress": sum(held(state) for state in status.in_progress.values()),
+            "in_progress": sum(is_busy(state) for state in status.in_progress.values()),
             "quarantined": len(status.quarantines),
-            "paused": len(status.held),
+            "paused": len(status.paused),
             "candidates": stats.candidates,
             "over_max_lag": stats.over_lag_partitions,
             "damaged": stats.damaged_partitions,
@@ -61,23 +61,23 @@ def status_json(
     }
 
 
-def spark_json(status: HandoverStatus) -> Json:
+def spark_json(status: OffloadStatus) -> Json:
     """What is cleaned on Spark, and what was to be."""
     job = None
     if status.job is not None:
         job = {
             "topic": status.job.partitions[0].topic,
-            "partitions": [one.partition for one in status.job.partitions],
+            "partitions": [partition.partition for partition in status.job.partitions],
             "master": status.job.master,
             "seconds": round(status.seconds, 3),
         }
     return {
-        "enabled": status.wanted,
+        "enabled": status.enabled,
         "master": status.master,
         "min_bytes": status.min_bytes,
         "job": job,
-        "waiting": [named(one) for one in status.waiting],
-        "given_up": [named(one) for one in status.given_up],
+        "waiting": [partition_fields(partition) for partition in status.waiting],
+        "given_up": [partition_fields(partition) for partition in status.given_up],
         "unavailable": status.unavailable or None,
         "wait_ms": status.wait_ms if status.unavailable else None,
     }
@@ -88,7 +88,7 @@ def _job_json(worker: WorkerStatus | None) -> Json | None:
     if worker is None or worker.partition is None:
         return None
     return {
-        **named(worker.partition),
+        **partition_fields(worker.partition),
         "run_id": worker.run_id,
         "stage": worker.stage,
         "done_bytes": worker.done_bytes,
@@ -113,26 +113,26 @@ def partition_json(
     verdict: Verdict | None,
     state: State,
     *,
-    is_held: bool,
+    is_paused: bool,
     worker: WorkerStatus | None,
 ) -> Json:
     """One row of the list: what the last look found, and what has happened since."""
-    one = partition.log
+    log = partition.log
     section = None if verdict is None else verdict.section
-    obstacle = blocked_by(verdict, state, is_held=is_held)
+    obstacle = blocked_by(verdict, state, is_paused=is_paused)
     return {
-        **named(partition.partition),
-        "cleanup_policy": list(one.config.cleanup_policy),
+        **partition_fields(partition.partition),
+        "cleanup_policy": list(log.config.cleanup_policy),
         "state": state_name(state),
-        "paused": is_held,
+        "paused": is_paused,
         "blocked_by": None if obstacle is None else obstacle.value,
         "to_clean": verdict is not None and obstacle is None,
-        "damage": [damage_fields(damage) for damage in one.damaged],
+        "damage": [damage_fields(damage) for damage in log.damaged],
         "job": _job_json(worker),
-        "log_start_offset": one.log_start_offset,
-        "log_end_offset": one.log_end_offset,
-        "size_bytes": one.size_bytes,
-        "segments": one.segment_count,
+        "log_start_offset": log.log_start_offset,
+        "log_end_offset": log.log_end_offset,
+        "size_bytes": log.size_bytes,
+        "segments": log.segment_count,
         "first_dirty_offset": None if section is None else section.first_dirty_offset,
         "end_offset": None if section is None else section.end_offset,
         "clean_bytes": None if section is None else section.clean_bytes,
@@ -150,49 +150,57 @@ def state_name(state: State) -> str:
     return type(state).__name__.lower()
 
 
-def explanation_json(partition: Partition, found: Explanation, active_base_offset: int) -> Json:
+def explanation_json(
+    partition: Partition, explanation: Explanation, active_base_offset: int
+) -> Json:
     """All that is known of one partition."""
-    verdict, look = found.verdict, found.next_attempt
+    verdict, look = explanation.verdict, explanation.next_attempt
     return {
-        **partition_json(partition, verdict, found.state, is_held=found.held, worker=found.worker),
-        "at_ms": found.at_ms,
+        **partition_json(
+            partition,
+            verdict,
+            explanation.state,
+            is_paused=explanation.is_paused,
+            worker=explanation.worker,
+        ),
+        "at_ms": explanation.at_ms,
         "active_base_offset": active_base_offset,
-        "sentences": sentences(found),
-        "findings": _findings_json(found),
-        "hindrance": hindrance(found),
-        "wanted_offset": found.wanted_offset,
+        "sentences": sentences(explanation),
+        "findings": _findings_json(explanation),
+        "obstacle": obstacle_text(explanation),
+        "requested_offset": explanation.requested_offset,
         "strategy": None if verdict is None else verdict.strategy,
-        "queue_position": found.queue_position,
+        "queue_position": explanation.queue_position,
         "next_attempt_ms": None if look is None else look.at_ms,
         "next_attempt_cause": None if look is None else look.cause.value,
-        "quarantine": _quarantine_json(found.quarantine),
-        "last_job": None if found.last_job is None else job_json(found.last_job),
-        "story": [_story_json(entry) for entry in found.story],
+        "quarantine": _quarantine_json(explanation.quarantine),
+        "last_job": None if explanation.last_job is None else job_json(explanation.last_job),
+        "transitions": [_transition_json(entry) for entry in explanation.transitions],
     }
 
 
-def offline_json(
-    partition: TopicPartition, policy: tuple[str, ...], reason: str, *, is_held: bool
+def offline_partition_json(
+    partition: TopicPartition, policy: tuple[str, ...], reason: str, *, is_paused: bool
 ) -> Json:
     """What is known of a partition that is not served."""
     return {
-        **named(partition),
+        **partition_fields(partition),
         "cleanup_policy": list(policy),
         "state": "offline",
-        "paused": is_held,
+        "paused": is_paused,
         "blocked_by": "offline",
         "to_clean": False,
         "sentences": [
             f"{partition} is not being cleaned: offline.",
             f"It is offline: {reason}.",
         ],
-        "hindrance": f"It is offline: {reason}.",
+        "obstacle": f"It is offline: {reason}.",
         "findings": [{"reason": "offline", "blocks": True, "values": {"why": reason}}],
     }
 
 
-def _findings_json(found: Explanation) -> list[Json]:
-    verdict = found.verdict
+def _findings_json(explanation: Explanation) -> list[Json]:
+    verdict = explanation.verdict
     if verdict is None:
         return []
     return [
@@ -200,7 +208,7 @@ def _findings_json(found: Explanation) -> list[Json]:
             "reason": finding.reason.value,
             "blocks": finding.blocks,
             "values": dict(finding.values),
-            "sentence": said(finding, found.at_ms, verdict),
+            "sentence": sentence_of(finding, explanation.at_ms, verdict),
         }
         for finding in verdict.findings
     ]
@@ -210,7 +218,7 @@ def _quarantine_json(mark: Quarantined | None) -> Json | None:
     return None if mark is None else {"reason": mark.reason, "failures": mark.failures}
 
 
-def _story_json(entry: StoryEntry) -> Json:
+def _transition_json(entry: TransitionRecord) -> Json:
     return {
         "at_ms": entry.at_ms,
         "event": type(entry.event).__name__,

@@ -12,15 +12,15 @@ from aiohttp import web
 
 from broker.api.requests import (
     ApiError,
-    flags_of,
     json_response,
     partition_of,
-    query_of,
+    query_flags,
+    query_parameters,
     rows_response,
 )
 from broker.topics import Topics
 from broker.view_making import ViewError
-from broker.view_runs import ViewRuns
+from broker.view_runs import ViewCompactions
 from broker.view_status import ViewStatus
 from storage.model import TopicPartition
 
@@ -30,59 +30,59 @@ ROOT: Final = "/api/v1/view"
 class ViewApi:
     """Answers for the views."""
 
-    def __init__(self, topics: Topics, runs: ViewRuns) -> None:
+    def __init__(self, topics: Topics, runs: ViewCompactions) -> None:
         self._topics = topics
-        self._runs = runs
+        self._compactions = runs
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Every route, for the server."""
         yield web.get(ROOT, self._all)
-        yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}", self._one)
+        yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}", self._get)
         yield web.post(f"{ROOT}/partitions/{{topic}}/{{partition}}/compact", self._compact)
         yield web.post(f"{ROOT}/partitions/{{topic}}/{{partition}}/abort", self._abort)
 
     async def _all(self, request: web.Request) -> web.Response:
-        query = query_of(request, ("topic",))
-        wanted = query.get("topic")
-        if wanted is not None and self._topics.get(wanted) is None:
-            raise ApiError(404, f"there is no topic {wanted[:300]}")
-        found = self._runs.status(wanted)
-        return await rows_response("views", (status_json(one) for one in found))
+        query = query_parameters(request, ("topic",))
+        requested = query.get("topic")
+        if requested is not None and self._topics.get(requested) is None:
+            raise ApiError(404, f"there is no topic {requested[:300]}")
+        statuses = self._compactions.status(requested)
+        return await rows_response("views", (status_json(status) for status in statuses))
 
-    async def _one(self, request: web.Request) -> web.Response:
-        query_of(request, ())
+    async def _get(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
         return json_response(status_json(self._status_of(partition_of(request))))
 
     async def _compact(self, request: web.Request) -> web.Response:
-        query_of(request, ())
-        where = partition_of(request)
-        flags = await flags_of(request, ("from_scratch",))
-        self._status_of(where)
+        query_parameters(request, ())
+        partition = partition_of(request)
+        flags = await query_flags(request, ("from_scratch",))
+        self._status_of(partition)
         try:
-            self._runs.begin(where, from_scratch=flags.get("from_scratch", False))
+            self._compactions.begin(partition, from_scratch=flags.get("from_scratch", False))
         except ViewError as error:
             raise ApiError(409, str(error)) from error
-        return json_response(status_json(self._status_of(where)))
+        return json_response(status_json(self._status_of(partition)))
 
     async def _abort(self, request: web.Request) -> web.Response:
-        query_of(request, ())
-        where = partition_of(request)
-        await flags_of(request)
-        self._status_of(where)
-        changed = self._runs.abort(where)
-        return json_response({**status_json(self._status_of(where)), "changed": changed})
+        query_parameters(request, ())
+        partition = partition_of(request)
+        await query_flags(request)
+        self._status_of(partition)
+        changed = self._compactions.abort(partition)
+        return json_response({**status_json(self._status_of(partition)), "changed": changed})
 
-    def _status_of(self, where: TopicPartition) -> ViewStatus:
-        if self._topics.get(where.topic) is None:
-            raise ApiError(404, f"there is no topic {where.topic[:300]}")
+    def _status_of(self, partition: TopicPartition) -> ViewStatus:
+        if self._topics.get(partition.topic) is None:
+            raise ApiError(404, f"there is no topic {partition.topic[:300]}")
         try:
-            return self._runs.status_of(where)
+            return self._compactions.status_of(partition)
         except ViewError as error:
             raise ApiError(409, str(error)) from error
 
 
 def status_json(status: ViewStatus) -> dict[str, Any]:
     """A view as the API tells it."""
-    found = asdict(status)
-    found["topic"], found["partition"] = status.partition
-    return found
+    fields = asdict(status)
+    fields["topic"], fields["partition"] = status.partition
+    return fields

@@ -22,7 +22,7 @@ from enum import Enum
 import structlog
 
 from broker.groups.expiry import expired_offsets
-from broker.groups.live_group import Clock, GroupStats, LiveGroup, Surroundings
+from broker.groups.live_group import Clock, GroupContext, GroupStats, LiveGroup
 from broker.groups.model import (
     NO_MEMBER_ID,
     CommitRequested,
@@ -63,7 +63,7 @@ from broker.protocol.errors import ErrorCode
 from broker.turns import Turns
 from storage.errors import MessageTooLargeError, RecordListTooLargeError, StorageError
 
-log = structlog.get_logger("broker.groups")
+logger = structlog.get_logger("broker.groups")
 
 WEEK_MS = 7 * 24 * 3600 * 1000
 # Many records go out in several appends: far below any max.message.bytes, above any single record
@@ -81,7 +81,7 @@ TEXT_BYTES_MAX = 2**15 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSettings:
+class CoordinatorSettings:
     """What an operator may set; names as Kafka's broker settings where it has them."""
 
     rules: GroupRules = field(default_factory=GroupRules)
@@ -111,10 +111,10 @@ class GroupCoordinator:
         self,
         store: OffsetsStore,
         clock: Clock,
-        settings: GroupSettings | None = None,
+        settings: CoordinatorSettings | None = None,
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        self.settings = settings or GroupSettings()
+        self.settings = settings or CoordinatorSettings()
         self.stats = GroupStats()
         self._store = store
         self._clock = clock
@@ -122,7 +122,7 @@ class GroupCoordinator:
         self._groups: dict[str, LiveGroup] = {}
         self._partitions = [PartitionState.LOADING] * store.partition_count
         self._writes: set[asyncio.Future[list[object]]] = set()
-        self._around = Surroundings(
+        self._context = GroupContext(
             self.settings.rules, clock, self._store_group, self._forget_if_void, self.stats
         )
 
@@ -138,10 +138,10 @@ class GroupCoordinator:
         self.stats.offsets_undecided += loaded.undecided_offsets
         for group_id in loaded.groups.keys() | loaded.offsets.keys():
             state, effects = restored(loaded.groups.get(group_id, Group(group_id)))
-            live = self._groups[group_id] = LiveGroup(state, self._around)
+            live = self._groups[group_id] = LiveGroup(state, self._context)
             live.offsets.update(loaded.offsets.get(group_id, {}))
             live.perform(effects)
-        log.log(
+        logger.log(
             logging.INFO if loaded.records else logging.DEBUG,
             "groups_loaded",
             partition=partition,
@@ -156,7 +156,7 @@ class GroupCoordinator:
         assert state is not PartitionState.ACTIVE
         self._partitions[partition] = state
         for group_id in [g for g in self._groups if self._store.partition_of(g) == partition]:
-            self._groups.pop(group_id).tell(Unloaded())
+            self._groups.pop(group_id).send(Unloaded())
 
     def is_offline(self, partition: int) -> bool:
         """Return whether the groups of a partition are not served, and nothing loads them."""
@@ -272,7 +272,7 @@ class GroupCoordinator:
 
     def _create(self, group_id: str) -> LiveGroup:
         group = Group(group_id, since_ms=self._clock.wall_ms())
-        live = self._groups[group_id] = LiveGroup(Empty(group), self._around)
+        live = self._groups[group_id] = LiveGroup(Empty(group), self._context)
         return live
 
     def _forget_if_void(self, live: LiveGroup) -> None:
@@ -365,8 +365,8 @@ class GroupCoordinator:
         }
         live = self._groups[group_id]
         committed = _committed(live)
-        doomed = [k for k in keys if errors[k] is ErrorCode.NONE and k in committed]
-        return await self._forget_offsets(live, doomed), errors
+        scheduled = [k for k in keys if errors[k] is ErrorCode.NONE and k in committed]
+        return await self._forget_offsets(live, scheduled), errors
 
     async def forget_topic(self, topic: str) -> int:
         """A topic was deleted, and what was committed for it with it. Returns how many offsets."""
@@ -384,15 +384,15 @@ class GroupCoordinator:
 
         Call it from a timer (Kafka: every 10 minutes), and only while the wall clock is trusted.
         """
-        looked, expired = 0, 0
+        scanned, expired = 0, 0
         for group_id in list(self._groups):
-            if looked >= OFFSETS_PER_TURN:
-                looked = 0
+            if scanned >= OFFSETS_PER_TURN:
+                scanned = 0
                 await asyncio.sleep(0)
             live = self._groups.get(group_id)
             if live is None or self.availability(group_id) is not ErrorCode.NONE:
                 continue
-            looked += 1 + len(live.offsets)
+            scanned += 1 + len(live.offsets)
             # Looked for anew after each append: a commit may have come before the next one.
             while keys := self._expired(live, now_ms):
                 if await self._forget_offsets(live, keys) is not ErrorCode.NONE:
@@ -402,7 +402,7 @@ class GroupCoordinator:
                 await self._delete(live)
         self.stats.offsets_expired += expired
         if expired:
-            log.info("offsets expired", offsets=expired)
+            logger.info("offsets expired", offsets=expired)
         return expired
 
     def _expired(self, live: LiveGroup, now_ms: int) -> list[TopicIndex]:
@@ -452,9 +452,9 @@ class GroupCoordinator:
 
     async def _delete(self, live: LiveGroup) -> ErrorCode:
         group_id = live.group.group_id
-        *portioned, last = portions(list(_committed(live)))
+        *portioned, last = chunks_of(list(_committed(live)))
         # From here on joins and commits are sent away, so nothing comes behind the tombstones.
-        live.tell(Deleted())
+        live.send(Deleted())
         error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
             for some in portioned:
@@ -464,14 +464,14 @@ class GroupCoordinator:
             error = ErrorCode.NONE
         finally:
             if error is not ErrorCode.NONE:  # or the client has gone
-                live.tell(DeletionFailed())
+                live.send(DeletionFailed())
         keys = [encode_offset_key(OffsetKey(group_id, *key)) for key in last]
         tombstones: list[LogRecord] = [(key, None) for key in keys]
         tombstones.append((encode_group_key(group_id), None))
 
         def appended(error: ErrorCode) -> None:
             if error is not ErrorCode.NONE:
-                live.tell(DeletionFailed())
+                live.send(DeletionFailed())
             elif self._groups.get(group_id) is live:
                 del self._groups[group_id]
                 self.stats.groups_deleted += 1
@@ -525,7 +525,7 @@ class GroupCoordinator:
             if not isinstance(result, BaseException):
                 continue
             self.stats.append_errors += 1
-            log.error("append of a group failed", group=group_id, reason=repr(result))
+            logger.error("append of a group failed", group=group_id, reason=repr(result))
             match result:
                 case MessageTooLargeError() | RecordListTooLargeError():
                     return too_large
@@ -545,7 +545,7 @@ def _committed(live: LiveGroup) -> set[TopicIndex]:
     return live.offsets.keys() | live.commits_in_flight.keys()
 
 
-def portions(keys: Sequence[TopicIndex]) -> list[Sequence[TopicIndex]]:
+def chunks_of(keys: Sequence[TopicIndex]) -> list[Sequence[TopicIndex]]:
     """Offsets that are committed or deleted at one stroke; at least one portion, empty perhaps."""
     firsts = range(0, max(1, len(keys)), OFFSETS_AT_ONCE)
     return [keys[first : first + OFFSETS_AT_ONCE] for first in firsts]

@@ -44,7 +44,7 @@ from broker.groups.offsets_store import TopicIndex
 from broker.groups.state import transition
 from broker.protocol.errors import ErrorCode
 
-log = structlog.get_logger("broker.groups")
+logger = structlog.get_logger("broker.groups")
 
 
 class Timer(Protocol):
@@ -96,7 +96,7 @@ class GroupStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class GroupContext:
     """What every group needs of the coordinator. `store` always ends, with an error code.
 
     `idle` is called after a timer has removed somebody: perhaps the group may be forgotten.
@@ -113,7 +113,7 @@ class LiveGroup:
     """One group; owned by the coordinator."""
 
     __slots__ = (
-        "_around",
+        "_context",
         "_join_timer",
         "_next_waiter",
         "_sessions",
@@ -124,12 +124,12 @@ class LiveGroup:
         "state",
     )
 
-    def __init__(self, state: State, around: Surroundings) -> None:
+    def __init__(self, state: State, around: GroupContext) -> None:
         self.state = state
         self.offsets: dict[TopicIndex, CommittedOffset] = {}
         # Appended, not yet acknowledged. They are no reason to wait, but a deletion covers them.
         self.commits_in_flight: Counter[TopicIndex] = Counter()
-        self._around = around
+        self._context = around
         self._sessions: dict[str, Timer] = {}
         self._join_timer: Timer | None = None
         self._sync_timer: Timer | None = None
@@ -160,29 +160,29 @@ class LiveGroup:
 
     def answer_nowait(self, event: Event, waiter: int) -> Answer:
         """The answer to a request that is always answered at once."""
-        future = self._ask(event, waiter)
+        future = self._send_and_wait(event, waiter)
         assert future.done(), event
         return future.result()
 
     async def wait_answer(self, event: Event, waiter: int) -> Answer:
         """The answer to a request, when it comes. Cancelled: the waiter is gone."""
-        future = self._ask(event, waiter)
+        future = self._send_and_wait(event, waiter)
         try:
             return await future
         finally:
             if self._waiters.pop(waiter, None) is not None:
-                self.tell(WaiterGone(waiter))
+                self.send(WaiterGone(waiter))
 
-    def _ask(self, event: Event, waiter: int) -> "asyncio.Future[Answer]":
+    def _send_and_wait(self, event: Event, waiter: int) -> "asyncio.Future[Answer]":
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = future
-        self.tell(event)
+        self.send(event)
         return future
 
-    def tell(self, event: Event) -> None:
+    def send(self, event: Event) -> None:
         """Apply one event and perform what follows from it."""
         before = self.state
-        rules, clock = self._around.rules, self._around.clock
+        rules, clock = self._context.rules, self._context.clock
         self.state, effects = transition(before, event, rules, clock.wall_ms())
         self._report(before, event)
         self.perform(effects)
@@ -214,13 +214,13 @@ class LiveGroup:
                     self._stop(self._sync_timer)
                     self._sync_timer = None
                 case StoreGroup(group, reply):
-                    stored = self._around.store(group)
+                    stored = self._context.store(group)
                     stored.add_done_callback(partial(self._stored, group.generation, reply))
                 case _:
                     assert_never(effect)
 
     def _start(self, timeout_ms: int, callback: Callable[[], None]) -> Timer:
-        return self._around.clock.call_later(timeout_ms / 1000, callback)
+        return self._context.clock.call_later(timeout_ms / 1000, callback)
 
     @staticmethod
     def _stop(timer: Timer | None) -> None:
@@ -229,34 +229,34 @@ class LiveGroup:
 
     def _session_expired(self, member_id: str) -> None:
         del self._sessions[member_id]
-        self.tell(SessionExpired(member_id))
-        self._around.idle(self)
+        self.send(SessionExpired(member_id))
+        self._context.idle(self)
 
     def _join_timed_out(self) -> None:
         self._join_timer = None
-        self.tell(JoinTimeout())
+        self.send(JoinTimeout())
 
     def _sync_timed_out(self) -> None:
         self._sync_timer = None
-        self.tell(SyncTimeout())
+        self.send(SyncTimeout())
 
     def _stored(
         self, generation: int, reply: Reply | None, stored: "asyncio.Future[ErrorCode]"
     ) -> None:
-        self.tell(GroupStored(generation, stored.result(), reply))
+        self.send(GroupStored(generation, stored.result(), reply))
 
     def _report(self, before: State, event: Event) -> None:
-        group, stats = self.state.group, self._around.stats
+        group, stats = self.state.group, self._context.stats
         if isinstance(event, SessionExpired) and event.member_id not in group.members:
             stats.members_expired += 1
-            log.info("member expired", group=group.group_id, member=event.member_id)
+            logger.info("member expired", group=group.group_id, member=event.member_id)
         if group.generation != before.group.generation:
             stats.rebalances += 1
         if type(self.state) is type(before):
             return
         stats.generations_stable += isinstance(self.state, Stable)
         worth = isinstance(self.state, Stable | Empty | Dead) and not isinstance(event, Unloaded)
-        report = log.info if worth else log.debug
+        report = logger.info if worth else logger.debug
         report(
             "group changed",
             group=group.group_id,

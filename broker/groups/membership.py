@@ -23,8 +23,8 @@ def has_room(state: State, member_id: str, rules: GroupRules) -> bool:
     if isinstance(state, Empty):
         return True
     if isinstance(state, PreparingRebalance):
-        known = members.get(member_id)
-        if known is not None and known.join_waiter is not None:
+        member = members.get(member_id)
+        if member is not None and member.join_waiter is not None:
             return True
         waiting = sum(1 for m in members.values() if m.join_waiter is not None)
         return waiting < rules.max_group_size

@@ -302,6 +302,6 @@ class _Reader:
         end = self._position + count
         if end > len(self._data):
             raise InvalidGroupRecordError(f"{count} bytes wanted", self._position)
-        taken = self._data[self._position : end]
+        data = self._data[self._position : end]
         self._position = end
-        return taken
+        return data

@@ -136,14 +136,14 @@ def propagate(state: CompletingRebalance, error: ErrorCode) -> tuple[CompletingR
 # Small parts ------------------------------------------------------------------------------------
 
 
-def then(step: tuple[Live, Effects], after: Phase, rules: GroupRules, now_ms: int) -> Step:
+def chain(step: tuple[Live, Effects], after: Phase, rules: GroupRules, now_ms: int) -> Step:
     """One step after another, their effects in order."""
     state, effects = step
     final, more = after(state, rules, now_ms)
     return final, (*effects, *more)
 
 
-def knows(group: Group, member_id: str) -> bool:
+def has_member(group: Group, member_id: str) -> bool:
     """Whether the id is a member's, or was given out to become one."""
     return member_id in group.members or member_id in group.pending
 
@@ -162,7 +162,7 @@ def remove(state: Live, member_id: str) -> tuple[Live, Effects]:
     """Take a member or a pending id out; what is owed to it is answered first."""
     group = state.group
     member = group.members.get(member_id)
-    assert knows(group, member_id), member_id
+    assert has_member(group, member_id), member_id
     members = {key: value for key, value in group.members.items() if key != member_id}
     leader = group.leader if group.leader in members else next(iter(members), None)
     pending = group.pending - {member_id}

@@ -66,15 +66,15 @@ from broker.groups.rebalance import (
     after_removal,
     answers,
     assigned,
+    chain,
     complete_join,
+    has_member,
     joined,
-    knows,
     prepare_or_complete,
     propagate,
     remove,
     session,
     synced,
-    then,
     with_group,
     with_member,
 )
@@ -150,10 +150,10 @@ def _when_dead(state: Dead, event: Event) -> Step:
 def _join(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> Step:
     if not has_room(state, event.member_id, rules):
         full = Reply(event.waiter, JoinAnswer(ErrorCode.GROUP_MAX_SIZE_REACHED))
-        if not knows(state.group, event.member_id):
+        if not has_member(state.group, event.member_id):
             return state, (full,)
-        left, effects = remove(state, event.member_id)
-        return then((left, (*effects, full)), after_removal, rules, now_ms)
+        state_without, effects = remove(state, event.member_id)
+        return chain((state_without, (*effects, full)), after_removal, rules, now_ms)
     if not speaks_common_protocol(state, event):
         error = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return state, (Reply(event.waiter, JoinAnswer(error, event.member_id)),)
@@ -170,9 +170,9 @@ def _join(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> 
 def _join_without_id(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> Step:
     group = state.group
     if event.instance_id is not None:
-        known = group.static_member(event.instance_id)
-        if known is not None:
-            return _replace_static(state, event, known, rules, now_ms)
+        member = group.static_member(event.instance_id)
+        if member is not None:
+            return _replace_static(state, event, member, rules, now_ms)
         return _add(state, event, event.new_member_id, rules, now_ms)
     if not event.id_required:
         return _add(state, event, event.new_member_id, rules, now_ms)
@@ -201,7 +201,7 @@ def _add(state: Live, event: JoinRequested, member_id: str, rules: GroupRules, n
     if isinstance(state, PreparingRebalance) and state.initial:
         state = replace(state, member_added=True)
     session = StartSession(member_id, rules.new_member_join_timeout_ms)
-    return then((state, (session,)), prepare_or_complete, rules, now_ms)
+    return chain((state, (session,)), prepare_or_complete, rules, now_ms)
 
 
 def _rejoin(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -> Step:
@@ -215,7 +215,7 @@ def _rejoin(state: Live, event: JoinRequested, rules: GroupRules, now_ms: int) -
         # The leader rejoins to have partitions assigned anew, also with unchanged metadata.
         case Stable() if unchanged and group.leader != member.member_id:
             return state, (Reply(event.waiter, joined(group, member)),)
-    return then(_await_join(state, event, member), prepare_or_complete, rules, now_ms)
+    return chain(_await_join(state, event, member), prepare_or_complete, rules, now_ms)
 
 
 def _replace_static(
@@ -246,7 +246,7 @@ def _replace_static(
             answer = replace(answer, leader=old_leader or "", members=())
         state = with_group(state, with_member(group, replace(new, join_waiter=None)))
         return state, (*effects, StoreGroup(state.group, Reply(event.waiter, answer)))
-    return then((state, effects), prepare_or_complete, rules, now_ms)
+    return chain((state, effects), prepare_or_complete, rules, now_ms)
 
 
 def _sync(state: Live, event: SyncRequested) -> Step:
@@ -332,7 +332,7 @@ def _leave(state: Live, event: LeaveRequested, rules: GroupRules, now_ms: int) -
     effects.append(Reply(event.waiter, LeaveAnswer(ErrorCode.NONE, tuple(results))))
     if all(error is not ErrorCode.NONE for _, _, error in results):
         return state, tuple(effects)
-    return then((state, tuple(effects)), after_removal, rules, now_ms)
+    return chain((state, tuple(effects)), after_removal, rules, now_ms)
 
 
 def _leaver(group: Group, member_id: str, instance_id: str | None) -> tuple[str, ErrorCode]:
@@ -353,12 +353,12 @@ def _expire(
     state: Live, member_id: str, event: SessionExpired, rules: GroupRules, now_ms: int
 ) -> Step:
     member = state.group.members.get(member_id)
-    if not knows(state.group, member_id):
+    if not has_member(state.group, member_id):
         raise IllegalTransitionError(state, event)
     if member is not None and member.waits and not member.is_new:
         # We owe it an answer, so it cannot be blamed for silence.
         return state, (session(member),)
-    return then(remove(state, member_id), after_removal, rules, now_ms)
+    return chain(remove(state, member_id), after_removal, rules, now_ms)
 
 
 def _join_timeout(state: PreparingRebalance, rules: GroupRules, now_ms: int) -> Step:
@@ -376,7 +376,7 @@ def _sync_timeout(state: CompletingRebalance | Stable, rules: GroupRules, now_ms
     for member_id in sorted(state.unsynced):
         after, removal = remove(after, member_id)
         effects.extend(removal)
-    return then((after, tuple(effects)), after_removal, rules, now_ms)
+    return chain((after, tuple(effects)), after_removal, rules, now_ms)
 
 
 def _stored(state: Live, event: GroupStored, rules: GroupRules, now_ms: int) -> Step:
@@ -396,7 +396,7 @@ def _stored(state: Live, event: GroupStored, rules: GroupRules, now_ms: int) -> 
         return state, ()
     if event.error is not ErrorCode.NONE:
         state, effects = propagate(state, event.error)
-        return then((state, effects), after_removal, rules, now_ms)
+        return chain((state, effects), after_removal, rules, now_ms)
     group = assigned(state.group, assignment)
     settled, effects = propagate(replace(state, group=group), ErrorCode.NONE)
     return Stable(replace(settled.group, since_ms=now_ms), settled.unsynced), effects

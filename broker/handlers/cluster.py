@@ -85,9 +85,9 @@ async def metadata(
     topics, turns = [], Turns()
     if wants_all:
         every: list[Topic | ViewTopic] = [*services.topics, *services.views]
-        for known in every:
+        for existing in every:
             await turns.take()
-            topics.append(await _metadata_topic(services.node_id, known, turns))
+            topics.append(await _metadata_topic(services.node_id, existing, turns))
     else:
         assert body.topics is not None
         # Once each, however often it is named: a short name may stand for a thousand partitions.
@@ -96,9 +96,9 @@ async def metadata(
             (w.topic_id, w.name if w.topic_id == NO_ID else None): w
             async for w in turns.over(body.topics)
         }
-        for wanted in wanted_once.values():
+        for metadata_request_topic in wanted_once.values():
             await turns.take()
-            topics.append(await _look_up(context, wanted, turns, create=may_create))
+            topics.append(await _look_up(context, metadata_request_topic, turns, create=may_create))
     if body.include_topic_authorized_operations:
         for topic in topics:
             if topic.error_code == ErrorCode.NONE:
@@ -119,17 +119,27 @@ async def metadata(
 
 
 async def _look_up(
-    context: RequestContext, wanted: MetadataRequestTopic, turns: Turns, *, create: bool
+    context: RequestContext,
+    metadata_request_topic: MetadataRequestTopic,
+    turns: Turns,
+    *,
+    create: bool,
 ) -> MetadataResponseTopic:
     services = context.services
-    if wanted.topic_id != NO_ID:  # as in Kafka, the id wins; Java sends an empty name beside it
-        known = services.topics.by_id(wanted.topic_id) or services.views.by_id(wanted.topic_id)
-        if known is None:
+    if (
+        metadata_request_topic.topic_id != NO_ID
+    ):  # as in Kafka, the id wins; Java sends an empty name beside it
+        existing = services.topics.by_id(metadata_request_topic.topic_id) or services.views.by_id(
+            metadata_request_topic.topic_id
+        )
+        if existing is None:
             return MetadataResponseTopic(
-                error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=wanted.topic_id
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID,
+                name=None,
+                topic_id=metadata_request_topic.topic_id,
             )
-        return await _metadata_topic(services.node_id, known, turns)
-    name = wanted.name or ""
+        return await _metadata_topic(services.node_id, existing, turns)
+    name = metadata_request_topic.name or ""
     topic = services.topic(name)
     if topic is None:
         try:
@@ -215,7 +225,7 @@ async def describe_topic_partitions(
 ) -> DescribeTopicPartitionsResponse:
     """Topics page by page (KIP-966), in order of name, from the cursor on."""
     services = context.services
-    every = (t.name for one in (services.topics, services.views) for t in one)
+    every = (t.name for item in (services.topics, services.views) for t in item)
     turns = Turns()
     names = list({topic.name async for topic in turns.over(body.topics)} or set(every))
     first_index = 0
@@ -224,7 +234,7 @@ async def describe_topic_partitions(
         if body.cursor.topic_name in names:
             first_index = max(body.cursor.partition_index, 0)
     heapq.heapify(names)  # a page needs the first of them only
-    left = max(1, min(body.response_partition_limit, PARTITIONS_PER_ANSWER_MAX))
+    remaining = max(1, min(body.response_partition_limit, PARTITIONS_PER_ANSWER_MAX))
     response = DescribeTopicPartitionsResponse(next_cursor=None)
     while names:
         await turns.take()
@@ -236,15 +246,15 @@ async def describe_topic_partitions(
         described = await _described_topic(services.node_id, topic, turns)
         partitions = [p for p in described.partitions if p.partition_index >= first_index]
         first_index = 0
-        described.partitions = partitions[:left]
+        described.partitions = partitions[:remaining]
         response.topics.append(described)
-        if len(partitions) > left:
+        if len(partitions) > remaining:
             response.next_cursor = DescribeTopicPartitionsResponseCursor(
-                topic_name=name, partition_index=partitions[left].partition_index
+                topic_name=name, partition_index=partitions[remaining].partition_index
             )
             break
-        left -= len(partitions)
-        if left == 0:
+        remaining -= len(partitions)
+        if remaining == 0:
             if names:
                 response.next_cursor = DescribeTopicPartitionsResponseCursor(
                     topic_name=names[0], partition_index=0
@@ -263,14 +273,14 @@ async def _described_topic(
     node_id: int, topic: Topic | ViewTopic, turns: Turns
 ) -> DescribeTopicPartitionsResponseTopic:
     """As Metadata has it; the lists of eligible leaders are empty, never null (clients fail)."""
-    known = await _metadata_topic(node_id, topic, turns)
+    metadata_response_topic = await _metadata_topic(node_id, topic, turns)
     described = DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.is_internal,
         topic_authorized_operations=TOPIC_OPERATIONS,
     )
-    for partition in sorted(known.partitions, key=lambda p: p.partition_index):
+    for partition in sorted(metadata_response_topic.partitions, key=lambda p: p.partition_index):
         await turns.take()
         described.partitions.append(
             DescribeTopicPartitionsResponsePartition(
@@ -293,18 +303,18 @@ async def describe_log_dirs(
 ) -> DescribeLogDirsResponse:
     """Disk use of every partition, by data directory."""
     services, turns = context.services, Turns()
-    wanted: set[tuple[str, int]] | None = None
+    requested: set[tuple[str, int]] | None = None
     if body.topics is not None:
-        wanted = set()
+        requested = set()
         for topic in body.topics:
             await turns.take()
             for index in topic.partitions:
                 await turns.take()
-                wanted.add((topic.topic, index))
+                requested.add((topic.topic, index))
     by_directory: dict[str, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
     for partition in services.topics.partitions():
         await turns.take()
-        if wanted is None or partition.partition in wanted:
+        if requested is None or partition.partition in requested:
             home = os.path.dirname(partition.log.directory)
             by_directory[home][partition.partition.topic].append(partition)
     results = []

@@ -82,9 +82,9 @@ def _describe(
         result.error_code, result.error_message = error.code, error.reason
         return result
     keys = resource.configuration_keys
-    wanted = None if keys is None else frozenset(keys)
+    requested = None if keys is None else frozenset(keys)
     result.configs = [
-        _row(entry, body) for entry in entries if wanted is None or entry.name in wanted
+        _row(entry, body) for entry in entries if requested is None or entry.name in requested
     ]
     return result
 
@@ -130,8 +130,10 @@ async def incremental_alter_configs(
     """Set, delete, append to and subtract from settings, one resource at a time."""
 
     async def alter(resource: IncrementalAlterConfigsRequestResource) -> None:
-        check_size([one.value for one in resource.configs])
-        changes = [(one.name, one.config_operation, one.value) for one in resource.configs]
+        check_size([config.value for config in resource.configs])
+        changes = [
+            (config.name, config.config_operation, config.value) for config in resource.configs
+        ]
         kind, name = resource.resource_type, resource.resource_name
 
         def change(present: Mapping[str, str]) -> Mapping[str, str]:
@@ -160,9 +162,13 @@ async def alter_configs(
     """Replace all dynamic settings of a resource (the old way)."""
 
     async def alter(resource: AlterConfigsRequestResource) -> None:
-        check_size([one.value for one in resource.configs])
+        check_size([config.value for config in resource.configs])
         kind, name = resource.resource_type, resource.resource_name
-        changes = [(one.name, SET, one.value) for one in resource.configs if one.value is not None]
+        changes = [
+            (config.name, SET, config.value)
+            for config in resource.configs
+            if config.value is not None
+        ]
 
         def change(_present: Mapping[str, str]) -> Mapping[str, str]:
             return _apply(context, kind, name, {}, changes)
@@ -279,16 +285,16 @@ async def list_config_resources(
     Loggers, client metrics and groups have no settings here, so none of them is listed. Version 0
     asks for client metrics alone.
     """
-    wanted = set(body.resource_types) or set(RESOURCE_TYPES)
+    requested = set(body.resource_types) or set(RESOURCE_TYPES)
     if header.api_version == 0:
-        wanted = {CLIENT_METRICS}
-    if not wanted.issubset(RESOURCE_TYPES):
+        requested = {CLIENT_METRICS}
+    if not requested.issubset(RESOURCE_TYPES):
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
     services, turns = context.services, Turns()
     names: list[tuple[int, str]] = []
-    if TOPIC in wanted:
+    if TOPIC in requested:
         names += [(TOPIC, topic.name) for topic in (*services.topics, *services.views)]
-    if BROKER in wanted:
+    if BROKER in requested:
         names.append((BROKER, str(services.node_id)))
     response = ListConfigResourcesResponse()
     for kind, name in names:

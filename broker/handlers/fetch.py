@@ -54,15 +54,15 @@ Fetched = FetchedPartition[FetchSlice]
 
 
 @dataclass(slots=True)
-class Collected:
+class CollectedRecords:
     """What one pass over the wanted partitions found."""
 
     partitions: list[tuple[PartitionKey, Fetched]] = field(default_factory=list)
     slices: list[FetchSlice] = field(default_factory=list)
     record_bytes: int = 0
     has_error: bool = False
-    asked: list[tuple[TopicStats, Fetched]] = field(default_factory=list)
-    left: int = 0  # bytes of records that may be added
+    counted: list[tuple[TopicStats, Fetched]] = field(default_factory=list)
+    bytes_left: int = 0  # bytes of records that may be added
 
 
 def fetch(
@@ -93,7 +93,11 @@ def _targets_of(
     services: Services, request: FetchRequest, *, by_id: bool
 ) -> tuple[FetchSession | None, Targets]:
     """The partitions this request is about, and the session they stand in. Raises SessionError."""
-    named = {(topic, one.partition): one for topic, row in request.topics for one in row}
+    named = {
+        (topic, partition.partition): partition
+        for topic, row in request.topics
+        for partition in row
+    }
     now = services.env.monotonic()
     if is_full(request.session_epoch):
         session = services.sessions.full(
@@ -117,9 +121,9 @@ async def _fetch_sliced(
     named: Targets = {}
     for topic, row in request.topics:
         await turns.take()
-        for one in row:
+        for partition in row:
             await turns.take()
-            named[topic, one.partition] = one
+            named[topic, partition.partition] = partition
     by_id, now = header.api_version >= FIRST_TOPIC_ID_VERSION, services.env.monotonic()
     session_id, epoch = request.session_id, request.session_epoch
     session: FetchSession | None
@@ -142,7 +146,7 @@ async def _fetch_sliced(
     return await _wait(context, header, request, session, session.targets)
 
 
-def _is_enough(request: FetchRequest, targets: Targets, collected: Collected) -> bool:
+def _is_enough(request: FetchRequest, targets: Targets, collected: CollectedRecords) -> bool:
     return (
         collected.record_bytes >= request.min_bytes
         or request.max_wait_ms <= 0
@@ -153,7 +157,7 @@ def _is_enough(request: FetchRequest, targets: Targets, collected: Collected) ->
 
 def _collect(
     context: RequestContext, header: RequestHeader, request: FetchRequest, targets: Targets
-) -> Collected:
+) -> CollectedRecords:
     collected = _nothing_collected(context, request)
     committed = request.isolation_level == READ_COMMITTED
     for key, target in targets.items():
@@ -167,7 +171,7 @@ async def _collect_in_turns(
     request: FetchRequest,
     targets: Targets,
     turns: Turns,
-) -> Collected:
+) -> CollectedRecords:
     collected = _nothing_collected(context, request)
     committed = request.isolation_level == READ_COMMITTED
     for key, target in tuple(targets.items()):  # others may use the session meanwhile
@@ -176,9 +180,9 @@ async def _collect_in_turns(
     return collected
 
 
-def _nothing_collected(context: RequestContext, request: FetchRequest) -> Collected:
+def _nothing_collected(context: RequestContext, request: FetchRequest) -> CollectedRecords:
     most = context.services.settings.limits.fetch_bytes
-    return Collected(left=min(max(request.max_bytes, 0), most))
+    return CollectedRecords(bytes_left=min(max(request.max_bytes, 0), most))
 
 
 def _collect_one(
@@ -186,7 +190,7 @@ def _collect_one(
     header: RequestHeader,
     key: PartitionKey,
     target: FetchPartition,
-    collected: Collected,
+    collected: CollectedRecords,
     *,
     committed: bool,
 ) -> None:
@@ -197,30 +201,30 @@ def _collect_one(
         fetched = Fetched(target.partition, partition)
     else:
         fetched = _read(
-            context, partition, target, header, collected.left,
+            context, partition, target, header, collected.bytes_left,
             committed=committed, first=collected.record_bytes == 0,
         )  # fmt: skip
-        collected.asked.append((partition.stats, fetched))
+        collected.counted.append((partition.stats, fetched))
     collected.partitions.append((key, fetched))
     if fetched.error_code:
         collected.has_error = True
     elif isinstance(fetched.records, FetchSlice) and fetched.records.length:
         collected.slices.append(fetched.records)
         collected.record_bytes += fetched.records.length
-        collected.left -= fetched.records.length
+        collected.bytes_left -= fetched.records.length
 
 
 def _partition_of(
     services: Services, key: PartitionKey, version: int
 ) -> Partition | ViewPartition | ErrorCode:
-    found = services.readable(*key)
+    partition_or_error = services.readable(*key)
     if (
         version < FIRST_ZSTD_VERSION
-        and not isinstance(found, ErrorCode)
-        and found.log.config.compression_type == "zstd"
+        and not isinstance(partition_or_error, ErrorCode)
+        and partition_or_error.log.config.compression_type == "zstd"
     ):
         return ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
-    return found
+    return partition_or_error
 
 
 def _read(
@@ -228,7 +232,7 @@ def _read(
     partition: Partition | ViewPartition,
     target: FetchPartition,
     header: RequestHeader,
-    left: int,
+    remaining: int,
     *,
     committed: bool,
     first: bool,
@@ -243,16 +247,18 @@ def _read(
     else:
         source = partition.log
     end = log.last_stable_offset if committed else log.high_watermark
-    limit = min(left, max(target.partition_max_bytes, 0))
+    limit = min(remaining, max(target.partition_max_bytes, 0))
     aborted: list[tuple[int, int]] | None = [] if committed else None
     records: FetchSlice | bytes = b""
     try:
         if first or limit > 0:
-            found = source.read(target.fetch_offset, limit, end_offset=end, at_least_one=first)
-            records = found
-            if committed and found.length:
+            fetch_slice = source.read(
+                target.fetch_offset, limit, end_offset=end, at_least_one=first
+            )
+            records = fetch_slice
+            if committed and fetch_slice.length:
                 entries = source.aborted_transactions(target.fetch_offset, end)
-                aborted = [(one.producer_id, one.first_offset) for one in entries]
+                aborted = [(entry.producer_id, entry.first_offset) for entry in entries]
     except DamagedSegmentError as error:
         opened = partition.log.log if isinstance(partition, ViewPartition) else partition.log
         context.services.damage.refuse(opened, target.fetch_offset, header.client_id or "", error)
@@ -275,17 +281,17 @@ def _answer(
     header: RequestHeader,
     request: FetchRequest,
     session: FetchSession | None,
-    collected: Collected,
+    collected: CollectedRecords,
 ) -> Response:
     """Encode; an incremental answer leaves out what has not changed."""
-    for topic, fetched in collected.asked:
+    for topic, fetched in collected.counted:
         _count(topic, fetched)
     incremental = session is not None and not is_full(request.session_epoch)
     rows: dict[TopicRef, list[Fetched]] = {}
     for key, fetched in collected.partitions:
         if fetched.error_code:
             _count_error(services.stats, fetched)
-        if _is_told(session, key, fetched) or not incremental:
+        if _is_reported(session, key, fetched) or not incremental:
             rows.setdefault(key[0], []).append(fetched)
     return encode_fetch_response(
         header.api_version,
@@ -300,11 +306,11 @@ async def _answer_in_turns(
     header: RequestHeader,
     request: FetchRequest,
     session: FetchSession | None,
-    collected: Collected,
+    collected: CollectedRecords,
 ) -> Response:
     """As `_answer`, for any number of partitions."""
     turns = Turns()
-    for topic, fetched in collected.asked:
+    for topic, fetched in collected.counted:
         await turns.take()
         _count(topic, fetched)
     incremental = session is not None and not is_full(request.session_epoch)
@@ -313,7 +319,7 @@ async def _answer_in_turns(
         await turns.take()
         if fetched.error_code:
             _count_error(services.stats, fetched)
-        if _is_told(session, key, fetched) or not incremental:
+        if _is_reported(session, key, fetched) or not incremental:
             rows.setdefault(key[0], []).append(fetched)
     return await run_in_turns(
         encode_fetch_response_sliced(
@@ -337,9 +343,9 @@ def _count_error(stats: BrokerStats, fetched: Fetched) -> None:
     stats.errors["Fetch", ErrorCode(fetched.error_code).name] += 1
 
 
-def _is_told(session: FetchSession | None, key: PartitionKey, fetched: Fetched) -> bool:
+def _is_reported(session: FetchSession | None, key: PartitionKey, fetched: Fetched) -> bool:
     """Whether a partition has news for the client; remembers what it is told."""
-    return session is None or session.worth_telling(
+    return session is None or session.needs_response(
         key,
         records=isinstance(fetched.records, FetchSlice) and fetched.records.length > 0,
         error=fetched.error_code != 0,
@@ -353,7 +359,7 @@ async def _answer_cold(
     header: RequestHeader,
     request: FetchRequest,
     session: FetchSession | None,
-    collected: Collected,
+    collected: CollectedRecords,
 ) -> Response:
     await asyncio.to_thread(_warm, collected.slices)
     return _answer(services, header, request, session, collected)
@@ -401,10 +407,10 @@ async def _wait(
             await turns.take()
             partition.remove_waiter(woken.set)
     cold = []
-    for one in collected.slices:
+    for fetch_slice in collected.slices:
         await turns.take()
-        if not _is_cached(one):
-            cold.append(one)
+        if not _is_cached(fetch_slice):
+            cold.append(fetch_slice)
     if cold:
         await asyncio.to_thread(_warm, cold)
     return await _answer_in_turns(services, header, request, session, collected)
@@ -414,12 +420,14 @@ def _all_cached(slices: Iterable[FetchSlice]) -> bool:
     return all(map(_is_cached, slices))
 
 
-def _is_cached(one: FetchSlice) -> bool:
-    return one.file is None or one.file.is_cached(one.position, one.length)
+def _is_cached(fetch_slice: FetchSlice) -> bool:
+    return fetch_slice.file is None or fetch_slice.file.is_cached(
+        fetch_slice.position, fetch_slice.length
+    )
 
 
 def _warm(slices: Iterable[FetchSlice]) -> None:
     """Bring the ranges into the page cache; runs in a thread."""
-    for one in slices:
-        if one.file is not None:
-            one.file.warm(one.position, one.length)
+    for fetch_slice in slices:
+        if fetch_slice.file is not None:
+            fetch_slice.file.warm(fetch_slice.position, fetch_slice.length)

@@ -67,7 +67,7 @@ GROUP_NOT_FOUND = "group {} not found"
 LEAVERS_PER_TURN = 32  # of a group of thousands they take some milliseconds
 
 
-class GroupContext(Protocol):
+class GroupRequestContext(Protocol):
     """What these handlers need to know of the broker and of the connection."""
 
     @property
@@ -117,7 +117,7 @@ class GroupContext(Protocol):
 
 
 async def handle_find_coordinator(
-    context: GroupContext, header: RequestHeader, body: FindCoordinatorRequest
+    context: GroupRequestContext, header: RequestHeader, body: FindCoordinatorRequest
 ) -> FindCoordinatorResponse:
     """FindCoordinator 0-6: this broker, for groups.
 
@@ -129,13 +129,13 @@ async def handle_find_coordinator(
     created = ErrorCode.NONE
     if body.key_type == KEY_TYPE_GROUP and keys:
         created = await context.wait_offsets_topic()
-    found, turns = [], Turns()
+    result, turns = [], Turns()
     for key in keys:
         await turns.take()
-        found.append(_coordinator_of(context, key, body.key_type, created))
+        result.append(_coordinator_of(context, key, body.key_type, created))
     if batched:
-        return FindCoordinatorResponse(coordinators=found)
-    only = found[0]
+        return FindCoordinatorResponse(coordinators=result)
+    only = result[0]
     return FindCoordinatorResponse(
         error_code=only.error_code,
         error_message=only.error_message,
@@ -146,7 +146,7 @@ async def handle_find_coordinator(
 
 
 def _coordinator_of(
-    context: GroupContext, key: str, key_type: int, created: ErrorCode
+    context: GroupRequestContext, key: str, key_type: int, created: ErrorCode
 ) -> FindCoordinatorResponseCoordinator:
     error, text = created, None
     if key_type == KEY_TYPE_TRANSACTION:
@@ -166,7 +166,7 @@ def _coordinator_of(
 
 
 async def handle_join_group(
-    context: GroupContext, header: RequestHeader, body: JoinGroupRequest
+    context: GroupRequestContext, header: RequestHeader, body: JoinGroupRequest
 ) -> JoinGroupResponse:
     """JoinGroup 0-9; ends when the next generation stands."""
     version = header.api_version
@@ -208,7 +208,7 @@ def _join_response(answer: JoinAnswer, version: int) -> JoinGroupResponse:
 
 
 async def handle_sync_group(
-    context: GroupContext, header: RequestHeader, body: SyncGroupRequest
+    context: GroupRequestContext, header: RequestHeader, body: SyncGroupRequest
 ) -> SyncGroupResponse:
     """SyncGroup 0-5; ends when the leader's assignment is in the log."""
     request = SyncRequested(
@@ -233,7 +233,7 @@ async def handle_sync_group(
 
 
 def handle_heartbeat(
-    context: GroupContext, header: RequestHeader, body: HeartbeatRequest
+    context: GroupRequestContext, header: RequestHeader, body: HeartbeatRequest
 ) -> HeartbeatResponse:
     """Heartbeat 0-4."""
     request = HeartbeatReceived(
@@ -243,7 +243,7 @@ def handle_heartbeat(
 
 
 async def handle_leave_group(
-    context: GroupContext, header: RequestHeader, body: LeaveGroupRequest
+    context: GroupRequestContext, header: RequestHeader, body: LeaveGroupRequest
 ) -> LeaveGroupResponse:
     """LeaveGroup 0-5; one member up to version 2, a batch after."""
     single = header.api_version <= 2
@@ -267,7 +267,7 @@ async def _leave(
     coordinator: GroupCoordinator, group_id: str, members: Sequence[LeaveGroupRequestMember]
 ) -> LeaveAnswer:
     """Some at a time: each one that goes costs time in proportion to those who stay."""
-    told: list[tuple[str, str | None, ErrorCode]] = []
+    reported: list[tuple[str, str | None, ErrorCode]] = []
     for first in range(0, max(1, len(members)), LEAVERS_PER_TURN):
         if first:
             await asyncio.sleep(0)
@@ -278,12 +278,12 @@ async def _leave(
         answer = coordinator.leave(group_id, LeaveRequested(UNKNOWN_WAITER, some))
         if answer.error is not ErrorCode.NONE:
             return answer
-        told += answer.members
-    return LeaveAnswer(ErrorCode.NONE, tuple(told))
+        reported += answer.members
+    return LeaveAnswer(ErrorCode.NONE, tuple(reported))
 
 
 async def handle_list_groups(
-    context: GroupContext, header: RequestHeader, body: ListGroupsRequest
+    context: GroupRequestContext, header: RequestHeader, body: ListGroupsRequest
 ) -> ListGroupsResponse:
     """ListGroups 0-5; filters by state and type, whatever their case."""
     states = {name.lower() for name in body.states_filter}
@@ -310,7 +310,7 @@ async def handle_list_groups(
 
 
 async def handle_describe_groups(
-    context: GroupContext, header: RequestHeader, body: DescribeGroupsRequest
+    context: GroupRequestContext, header: RequestHeader, body: DescribeGroupsRequest
 ) -> DescribeGroupsResponse:
     """DescribeGroups 0-6; an unknown group is Dead, from version 6 on an error too (KIP-1043)."""
     operations = ALL_OPERATIONS if body.include_authorized_operations else NOT_ASKED
@@ -358,7 +358,7 @@ def _describe(
 
 
 async def handle_delete_groups(
-    context: GroupContext, header: RequestHeader, body: DeleteGroupsRequest
+    context: GroupRequestContext, header: RequestHeader, body: DeleteGroupsRequest
 ) -> DeleteGroupsResponse:
     """DeleteGroups 0-2; ends when the tombstones are in the log."""
     results, turns = [], Turns()
@@ -369,7 +369,7 @@ async def handle_delete_groups(
     return DeleteGroupsResponse(results=results)
 
 
-def _client_host(context: GroupContext) -> str:
+def _client_host(context: GroupRequestContext) -> str:
     # As Java prints an address without a name; tools show and cut off the slash.
     host = context.client_host
     return host if host.startswith("/") else f"/{host}"

@@ -54,13 +54,13 @@ MAX_EPOCH: Final = 32767
 
 
 def find_partition(
-    context: RequestContext, where: TopicPartition, current_leader_epoch: int = -1
+    context: RequestContext, partition: TopicPartition, current_leader_epoch: int = -1
 ) -> Partition | ViewPartition | ErrorCode:
     """A partition that may be read, or the code that says why not (leader epochs: KIP-320)."""
-    found = context.services.readable(*where)
-    if isinstance(found, ErrorCode):
-        return found
-    return epoch_error(found, current_leader_epoch) or found
+    partition_or_error = context.services.readable(*partition)
+    if isinstance(partition_or_error, ErrorCode):
+        return partition_or_error
+    return epoch_error(partition_or_error, current_leader_epoch) or partition_or_error
 
 
 def epoch_error(
@@ -89,11 +89,11 @@ class OffsetLookups:
         topics, turns = [], Turns()
         for topic in body.topics:
             partitions = []
-            for one in topic.partitions:
+            for partition in topic.partitions:
                 await turns.take()
                 partitions.append(
                     await self._list_offset(
-                        context, header.api_version, body.isolation_level, topic.name, one
+                        context, header.api_version, body.isolation_level, topic.name, partition
                     )
                 )
             await turns.take()
@@ -106,25 +106,30 @@ class OffsetLookups:
         version: int,
         isolation_level: int,
         topic: str,
-        wanted: ListOffsetsRequestPartition,
+        partition: ListOffsetsRequestPartition,
     ) -> ListOffsetsResponsePartition:
-        result = ListOffsetsResponsePartition(partition_index=wanted.partition_index)
-        where = TopicPartition(topic, wanted.partition_index)
-        found = find_partition(context, where, wanted.current_leader_epoch)
-        if isinstance(found, ErrorCode):
-            result.error_code = found
+        result = ListOffsetsResponsePartition(partition_index=partition.partition_index)
+        topic_partition = TopicPartition(topic, partition.partition_index)
+        partition_or_error = find_partition(
+            context, topic_partition, partition.current_leader_epoch
+        )
+        if isinstance(partition_or_error, ErrorCode):
+            result.error_code = partition_or_error
             return result
-        if wanted.timestamp < 0 and version < SINCE_VERSION.get(wanted.timestamp, 1 << 15):
+        if partition.timestamp < 0 and version < SINCE_VERSION.get(partition.timestamp, 1 << 15):
             result.error_code = ErrorCode.UNSUPPORTED_VERSION
             return result
         try:
             await self._fill(
-                result, found, wanted.timestamp, committed=isolation_level == READ_COMMITTED
+                result,
+                partition_or_error,
+                partition.timestamp,
+                committed=isolation_level == READ_COMMITTED,
             )
         except StorageError as error:
             result.error_code = code_of(error)
         except OSError as error:
-            failed = context.services.manager.failure_in(found.log.directory, error)
+            failed = context.services.manager.failure_in(partition_or_error.log.directory, error)
             result.error_code = code_of(failed)
         return result
 
@@ -147,13 +152,13 @@ class OffsetLookups:
             return  # nothing is tiered: -1
         else:
             if timestamp == MAX_TIMESTAMP:
-                found = await self._wait_found(log.search_max_timestamp())
+                offset_found = await self._wait_found(log.search_max_timestamp())
             else:
-                found = await self._wait_found(log.search_timestamp(timestamp))
-            if found is not None and found.offset < end:
-                result.timestamp = found.timestamp_ms
-                result.offset = found.offset
-                result.leader_epoch = found.leader_epoch
+                offset_found = await self._wait_found(log.search_timestamp(timestamp))
+            if offset_found is not None and offset_found.offset < end:
+                result.timestamp = offset_found.timestamp_ms
+                result.offset = offset_found.offset
+                result.leader_epoch = offset_found.leader_epoch
 
     async def _wait_found(self, search: Search) -> TimestampOffset | None:
         """A search whose looks into batches are taken in a thread."""
@@ -161,8 +166,8 @@ class OffsetLookups:
             look = next(search)
             while True:
                 async with self._looks:
-                    found = await asyncio.to_thread(look.run)
-                look = search.send(found)
+                    offset_found = await asyncio.to_thread(look.run)
+                look = search.send(offset_found)
         except StopIteration as stop:
             result: TimestampOffset | None = stop.value
             return result
@@ -175,24 +180,26 @@ async def offset_for_leader_epoch(
     topics, turns = [], Turns()
     for topic in body.topics:
         partitions = []
-        for one in topic.partitions:
+        for partition in topic.partitions:
             await turns.take()
-            partitions.append(_epoch_end(context, topic.topic, one))
+            partitions.append(_epoch_end(context, topic.topic, partition))
         await turns.take()
         topics.append(OffsetForLeaderEpochResponseTopic(topic=topic.topic, partitions=partitions))
     return OffsetForLeaderEpochResponse(topics=topics)
 
 
 def _epoch_end(
-    context: RequestContext, topic: str, wanted: OffsetForLeaderEpochRequestPartition
+    context: RequestContext, topic: str, partition: OffsetForLeaderEpochRequestPartition
 ) -> OffsetForLeaderEpochResponsePartition:
-    result = OffsetForLeaderEpochResponsePartition(partition=wanted.partition)
-    where = TopicPartition(topic, wanted.partition)
-    found = find_partition(context, where, wanted.current_leader_epoch)
-    if isinstance(found, ErrorCode):
-        result.error_code = found
+    result = OffsetForLeaderEpochResponsePartition(partition=partition.partition)
+    topic_partition = TopicPartition(topic, partition.partition)
+    partition_or_error = find_partition(context, topic_partition, partition.current_leader_epoch)
+    if isinstance(partition_or_error, ErrorCode):
+        result.error_code = partition_or_error
     else:
-        result.leader_epoch, result.end_offset = found.log.end_offset_for_epoch(wanted.leader_epoch)
+        result.leader_epoch, result.end_offset = partition_or_error.log.end_offset_for_epoch(
+            partition.leader_epoch
+        )
     return result
 
 
@@ -223,19 +230,19 @@ class ProducerIds:
                 producer_id=body.producer_id, producer_epoch=body.producer_epoch + 1
             )
         try:
-            taken = await self._take(context)
+            used = await self._take(context)
         except StorageError as error:
             return InitProducerIdResponse(error_code=code_of(error))
-        return InitProducerIdResponse(producer_id=taken, producer_epoch=0)
+        return InitProducerIdResponse(producer_id=used, producer_epoch=0)
 
     async def _take(self, context: RequestContext) -> int:
         while self._next == self._end:
             first = await context.services.topics.take_producer_ids(self.BLOCK)
             if self._next == self._end:
                 self._next, self._end = first, first + self.BLOCK
-        taken = self._next
+        used = self._next
         self._next += 1
-        return taken
+        return used
 
 
 async def describe_producers(
@@ -246,14 +253,14 @@ async def describe_producers(
     Each partition once, however often it is named: a few bytes may stand for many producers.
     """
     response, turns = DescribeProducersResponse(), Turns()
-    wanted: dict[str, dict[int, None]] = {}
+    requested: dict[str, dict[int, None]] = {}
     for topic in body.topics:
         await turns.take()
-        indexes = wanted.setdefault(topic.name, {})
+        indexes = requested.setdefault(topic.name, {})
         for index in topic.partition_indexes:
             await turns.take()
             indexes[index] = None
-    for name, indexes in wanted.items():
+    for name, indexes in requested.items():
         rows = []
         for index in indexes:
             await turns.take()

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import TypeVar
 
-from broker.groups.coordinator import portions
+from broker.groups.coordinator import chunks_of
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
-from broker.handlers.groups import UNKNOWN_WAITER, GroupContext
+from broker.handlers.groups import UNKNOWN_WAITER, GroupRequestContext
 from broker.protocol.codec import RequestHeader
 from broker.protocol.errors import ErrorCode
 from broker.protocol.messages import (
@@ -42,12 +42,12 @@ FIRST_TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch (KIP-848)
 NO_ID = bytes(16)
 NOTHING_COMMITTED = CommittedOffset(-1)
 
-Wanted = list[tuple[str, list[int]]]
+RequestedPartitions = list[tuple[str, list[int]]]
 Row = TypeVar("Row", OffsetFetchResponsePartition, OffsetFetchResponseGroupPartition)
 
 
 async def handle_offset_commit(
-    context: GroupContext, header: RequestHeader, body: OffsetCommitRequest
+    context: GroupRequestContext, header: RequestHeader, body: OffsetCommitRequest
 ) -> OffsetCommitResponse:
     """OffsetCommit 2-10; ends when the offsets are in the log. Version 10 names topics by id."""
     now_ms = context.wall_ms()
@@ -84,7 +84,7 @@ async def handle_offset_commit(
     )
     error = ErrorCode.NONE
     # Portions are answered by themselves, should the group change meanwhile.
-    for some in portions(list(offsets)):
+    for some in chunks_of(list(offsets)):
         if error is ErrorCode.NONE:
             committed = {key: offsets[key] for key in some}
             error = await context.coordinator.commit(body.group_id, request, committed)
@@ -107,7 +107,7 @@ async def handle_offset_commit(
 
 
 def _partition_error(
-    context: GroupContext, partition: OffsetCommitRequestPartition, count: int | None
+    context: GroupRequestContext, partition: OffsetCommitRequestPartition, count: int | None
 ) -> ErrorCode:
     if count is None or not 0 <= partition.partition_index < count:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -118,7 +118,7 @@ def _partition_error(
 
 
 async def handle_offset_fetch(
-    context: GroupContext, header: RequestHeader, body: OffsetFetchRequest
+    context: GroupRequestContext, header: RequestHeader, body: OffsetFetchRequest
 ) -> OffsetFetchResponse:
     """OffsetFetch 1-10; null topics (version 2 and later) ask for all that is committed.
 
@@ -136,20 +136,20 @@ async def handle_offset_fetch(
                 await _group_by_id(context, group, turns)
                 if version >= FIRST_TOPIC_ID_VERSION
                 else await _fetched_group(
-                    context, group.group_id, await _wanted(group.topics, turns), turns
+                    context, group.group_id, await _requested_partitions(group.topics, turns), turns
                 )
             )
             groups.append(fetched)
             await turns.take()
         return OffsetFetchResponse(groups=groups)
-    wanted = None
+    requested = None
     if body.topics is not None:
-        wanted = [(t.name, t.partition_indexes) async for t in turns.over(body.topics)]
+        requested = [(t.name, t.partition_indexes) async for t in turns.over(body.topics)]
     error, offsets = context.coordinator.offsets(body.group_id)
     if error is not ErrorCode.NONE and version >= 2:
         return OffsetFetchResponse(error_code=error)
     response = OffsetFetchResponse()
-    for topic, partitions in await _select(offsets, wanted, turns):
+    for topic, partitions in await _select(offsets, requested, turns):
         rows = await _rows(OffsetFetchResponsePartition, partitions, error, turns)
         await turns.take()
         response.topics.append(OffsetFetchResponseTopic(name=topic, partitions=rows))
@@ -157,27 +157,29 @@ async def handle_offset_fetch(
 
 
 async def _fetched_group(
-    context: GroupContext, group_id: str, wanted: Wanted | None, turns: Turns
+    context: GroupRequestContext, group_id: str, requested: RequestedPartitions | None, turns: Turns
 ) -> OffsetFetchResponseGroup:
     error, offsets = context.coordinator.offsets(group_id)
     if error is not ErrorCode.NONE:
         return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
     group = OffsetFetchResponseGroup(group_id=group_id)
-    for topic, partitions in await _select(offsets, wanted, turns):
+    for topic, partitions in await _select(offsets, requested, turns):
         rows = await _rows(OffsetFetchResponseGroupPartition, partitions, error, turns)
         await turns.take()
         group.topics.append(OffsetFetchResponseGroupTopic(name=topic, partitions=rows))
     return group
 
 
-async def _wanted(topics: list[OffsetFetchRequestGroupTopic] | None, turns: Turns) -> Wanted | None:
+async def _requested_partitions(
+    topics: list[OffsetFetchRequestGroupTopic] | None, turns: Turns
+) -> RequestedPartitions | None:
     if topics is None:
         return None
     return [(topic.name, topic.partition_indexes) async for topic in turns.over(topics)]
 
 
 async def _group_by_id(
-    context: GroupContext, group: OffsetFetchRequestGroup, turns: Turns
+    context: GroupRequestContext, group: OffsetFetchRequestGroup, turns: Turns
 ) -> OffsetFetchResponseGroup:
     """One group of version 10: unknown ids are answered as such, in the order of the request."""
     topics = group.topics
@@ -187,8 +189,8 @@ async def _group_by_id(
     named = None
     if topics is not None:
         named = [topic async for topic in turns.over(topics) if topic.name]
-    wanted = await _wanted(named, turns)
-    response = await _fetched_group(context, group.group_id, wanted, turns)
+    requested = await _requested_partitions(named, turns)
+    response = await _fetched_group(context, group.group_id, requested, turns)
     if response.error_code:
         return response
     for row in response.topics:
@@ -236,11 +238,13 @@ async def _rows(
 
 
 async def _select(
-    offsets: Mapping[TopicIndex, CommittedOffset], wanted: Wanted | None, turns: Turns
+    offsets: Mapping[TopicIndex, CommittedOffset],
+    requested: RequestedPartitions | None,
+    turns: Turns,
 ) -> list[tuple[str, list[tuple[int, CommittedOffset]]]]:
     """What was asked for, by topic; -1 where nothing was committed. None asks for all there is."""
     chosen: dict[str, list[tuple[int, CommittedOffset]]] = {}
-    if wanted is None:
+    if requested is None:
         for (topic, index), value in tuple(offsets.items()):  # commits go on meanwhile
             await turns.take()
             chosen.setdefault(topic, []).append((index, value))
@@ -249,7 +253,7 @@ async def _select(
             values.sort(key=itemgetter(0))
         return sorted(chosen.items(), key=itemgetter(0))
     rows = []
-    for topic, indexes in wanted:
+    for topic, indexes in requested:
         values = []
         for index in indexes:
             await turns.take()
@@ -260,10 +264,10 @@ async def _select(
 
 
 async def handle_offset_delete(
-    context: GroupContext, header: RequestHeader, body: OffsetDeleteRequest
+    context: GroupRequestContext, header: RequestHeader, body: OffsetDeleteRequest
 ) -> OffsetDeleteResponse:
     """OffsetDelete 0; ends when the tombstones are in the log."""
-    known: dict[TopicIndex, None] = {}
+    existing: dict[TopicIndex, None] = {}
     errors: dict[TopicIndex, ErrorCode] = {}
     turns = Turns()
     for topic in body.topics:
@@ -275,8 +279,8 @@ async def handle_offset_delete(
             if count is None or not 0 <= partition.partition_index < count:
                 errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
-                known[key] = None
-    for some in portions(list(known)):
+                existing[key] = None
+    for some in chunks_of(list(existing)):
         error, deleted = await context.coordinator.delete_offsets(body.group_id, some)
         if error is not ErrorCode.NONE:
             return OffsetDeleteResponse(error_code=error)

@@ -105,12 +105,14 @@ async def _answer_all(
     for name, partitions in request.topics:
         await turns.take()
         row: list[ProducedPartition | asyncio.Future[ProducedPartition]] = []
-        for one in partitions:
+        for partition in partitions:
             await turns.take()
             if request.transactional_id is not None:
-                row.append(ProducedPartition(one[0], refused, error_message="no transactions yet"))
+                row.append(
+                    ProducedPartition(partition[0], refused, error_message="no transactions yet")
+                )
                 continue
-            produced = _produce_one(services, header, request.acks, name, one)
+            produced = _produce_one(services, header, request.acks, name, partition)
             row.append(
                 produced
                 if isinstance(produced, ProducedPartition)
@@ -143,10 +145,10 @@ def _check_unanswered(produced: ProducedPartition) -> None:
 
 
 def _produce_one(
-    services: Services, request: RequestHeader, acks: int, name: TopicRef, one: PartitionRecords
+    services: Services, request: RequestHeader, acks: int, name: TopicRef, item: PartitionRecords
 ) -> ProducedPartition | Awaitable[ProducedPartition]:
     """Check and append one batch; a coroutine if that takes waiting."""
-    index, records = one
+    index, records = item
     if acks not in LEGAL_ACKS:
         return ProducedPartition(index, ErrorCode.INVALID_REQUIRED_ACKS)
     version = request.api_version
@@ -281,6 +283,6 @@ def _failed(
     refused = _refused(partition, index, records, code, str(error))
     if isinstance(error, InvalidRecordError):
         return refused._replace(
-            record_errors=tuple((one, error.reason) for one in error.batch_indexes)
+            record_errors=tuple((batch_index, error.reason) for batch_index in error.batch_indexes)
         )
     return refused

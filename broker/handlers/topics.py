@@ -49,16 +49,16 @@ async def create_topics(
     """Create each topic, or say why not; answered when the topic is durable."""
     results, turns = [], Turns()
     seen = Counter([topic.name async for topic in turns.over(body.topics)])
-    for wanted in body.topics:
+    for request in body.topics:
         await turns.take()
         try:
-            if seen[wanted.name] > 1:
+            if seen[request.name] > 1:
                 raise TopicError(ErrorCode.INVALID_REQUEST, "the request names this topic twice")
-            results.append(await _create(context, wanted, validate_only=body.validate_only))
+            results.append(await _create(context, request, validate_only=body.validate_only))
         except (TopicError, StorageError) as error:
             results.append(
                 CreateTopicsResponseTopic(
-                    name=wanted.name,
+                    name=request.name,
                     error_code=_code(error),
                     error_message=str(error),
                     topic_config_error_code=_code(error),
@@ -68,23 +68,23 @@ async def create_topics(
 
 
 async def _create(
-    context: RequestContext, wanted: CreateTopicsRequestTopic, *, validate_only: bool
+    context: RequestContext, request: CreateTopicsRequestTopic, *, validate_only: bool
 ) -> CreateTopicsResponseTopic:
     topics = context.services.topics
-    _refuse_internal(wanted.name)
-    count = _partition_count(context, wanted)
+    _refuse_internal(request.name)
+    count = _partition_count(context, request)
     dynamic = {}
-    check_size([config.value for config in wanted.configs])
-    for config in wanted.configs:
+    check_size([config.value for config in request.configs])
+    for config in request.configs:
         if config.value is None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
         dynamic[config.name] = parse_setting(config.name, config.value)
-    topics.check_new(wanted.name, count, dynamic)
+    topics.check_new(request.name, count, dynamic)
     if validate_only:
-        layers = topics.layers_of(wanted.name, dynamic, adopted=False)
-        topic = Topic(wanted.name, NO_ID, layers, topics.config_of(wanted.name))
+        layers = topics.layers_of(request.name, dynamic, adopted=False)
+        topic = Topic(request.name, NO_ID, layers, topics.config_of(request.name))
     else:
-        topic = await topics.create(wanted.name, count, dynamic)
+        topic = await topics.create(request.name, count, dynamic)
     return CreateTopicsResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -102,25 +102,25 @@ async def _create(
     )
 
 
-def _partition_count(context: RequestContext, wanted: CreateTopicsRequestTopic) -> int:
+def _partition_count(context: RequestContext, request: CreateTopicsRequestTopic) -> int:
     """From the number, or from a manual assignment, which must name this node alone."""
-    if not wanted.assignments:
-        if wanted.replication_factor not in REPLICATION_FACTORS:
+    if not request.assignments:
+        if request.replication_factor not in REPLICATION_FACTORS:
             raise TopicError(
                 ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"replication factor {wanted.replication_factor}: this broker is a single node",
+                f"replication factor {request.replication_factor}: this broker is a single node",
             )
-        if wanted.num_partitions == -1:
-            return context.services.settings.partitions(wanted.name)
-        if wanted.num_partitions < 1:
+        if request.num_partitions == -1:
+            return context.services.settings.partitions(request.name)
+        if request.num_partitions < 1:
             raise TopicError(ErrorCode.INVALID_PARTITIONS, "a topic has at least one partition")
-        return wanted.num_partitions
-    if wanted.num_partitions != -1 or wanted.replication_factor != -1:
+        return request.num_partitions
+    if request.num_partitions != -1 or request.replication_factor != -1:
         raise TopicError(ErrorCode.INVALID_REQUEST, "both an assignment and a number were given")
-    indexes = sorted(assignment.partition_index for assignment in wanted.assignments)
+    indexes = sorted(assignment.partition_index for assignment in request.assignments)
     here = [context.services.node_id]
     if indexes != list(range(len(indexes))) or any(
-        assignment.broker_ids != here for assignment in wanted.assignments
+        assignment.broker_ids != here for assignment in request.assignments
     ):
         raise TopicError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {here[0]} only"
@@ -133,11 +133,11 @@ async def delete_topics(
 ) -> DeleteTopicsResponse:
     """Delete each topic, by name or id; answered when it is gone."""
     if header.api_version < 6:
-        wanted: list[tuple[str | None, bytes]] = [(name, NO_ID) for name in body.topic_names]
+        requested: list[tuple[str | None, bytes]] = [(name, NO_ID) for name in body.topic_names]
     else:
-        wanted = [(topic.name, topic.topic_id) for topic in body.topics]
+        requested = [(topic.name, topic.topic_id) for topic in body.topics]
     responses, turns = [], Turns()
-    for name, topic_id in wanted:
+    for name, topic_id in requested:
         await turns.take()
         responses.append(await _delete(context, name, topic_id))
     return DeleteTopicsResponse(responses=responses)
@@ -190,26 +190,26 @@ async def create_partitions(
 ) -> CreatePartitionsResponse:
     """Grow topics. A row for each, as clients wait for it."""
     results, turns = [], Turns()
-    for wanted in body.topics:
+    for request in body.topics:
         await turns.take()
-        result = CreatePartitionsResponseTopic(name=wanted.name)
+        result = CreatePartitionsResponseTopic(name=request.name)
         try:
-            _refuse_internal(wanted.name)
-            refuse_view(context, wanted.name)
-            _check_assignment(context, wanted)
+            _refuse_internal(request.name)
+            refuse_view(context, request.name)
+            _check_assignment(context, request)
             if body.validate_only:
-                context.services.topics.check_growth(wanted.name, wanted.count)
+                context.services.topics.check_growth(request.name, request.count)
             else:
-                await context.services.topics.add_partitions(wanted.name, wanted.count)
+                await context.services.topics.add_partitions(request.name, request.count)
         except (TopicError, StorageError) as error:
             result.error_code, result.error_message = _code(error), str(error)
         results.append(result)
     return CreatePartitionsResponse(results=results)
 
 
-def _check_assignment(context: RequestContext, wanted: CreatePartitionsRequestTopic) -> None:
+def _check_assignment(context: RequestContext, request: CreatePartitionsRequestTopic) -> None:
     here = [context.services.node_id]
-    if any(assignment.broker_ids != here for assignment in wanted.assignments or ()):
+    if any(assignment.broker_ids != here for assignment in request.assignments or ()):
         raise TopicError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions can be on node {here[0]} only"
         )
@@ -224,26 +224,26 @@ async def delete_records(
         partitions = []
         for partition in topic.partitions:
             await turns.take()
-            where = TopicPartition(topic.name, partition.partition_index)
-            partitions.append(_delete_before(context, where, partition.offset))
+            topic_partition = TopicPartition(topic.name, partition.partition_index)
+            partitions.append(_delete_before(context, topic_partition, partition.offset))
         await turns.take()
         topics.append(DeleteRecordsResponseTopic(name=topic.name, partitions=partitions))
     return DeleteRecordsResponse(topics=topics)
 
 
 def _delete_before(
-    context: RequestContext, where: TopicPartition, offset: int
+    context: RequestContext, partition: TopicPartition, offset: int
 ) -> DeleteRecordsResponsePartition:
-    found = context.services.topics.find(*where)
-    result = DeleteRecordsResponsePartition(partition_index=where.partition, low_watermark=-1)
-    if context.services.views.get(where.topic) is not None:
+    partition_or_error = context.services.topics.find(*partition)
+    result = DeleteRecordsResponsePartition(partition_index=partition.partition, low_watermark=-1)
+    if context.services.views.get(partition.topic) is not None:
         result.error_code = ErrorCode.POLICY_VIOLATION  # as of any topic that is not of "delete"
-    elif isinstance(found, ErrorCode):
-        result.error_code = found
-    elif not found.log.config.deletes:
+    elif isinstance(partition_or_error, ErrorCode):
+        result.error_code = partition_or_error
+    elif not partition_or_error.log.config.deletes:
         result.error_code = ErrorCode.POLICY_VIOLATION
     else:
-        log = found.log
+        log = partition_or_error.log
         before = log.high_watermark if offset == HIGH_WATERMARK else offset
         if before < 0 or before > log.high_watermark:
             result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -251,7 +251,7 @@ def _delete_before(
             try:
                 if before > log.log_start_offset:
                     log.delete_records(before)
-                    found.wake()
+                    partition_or_error.wake()
                 result.low_watermark = log.log_start_offset
             except StorageError as error:
                 result.error_code = code_of(error)

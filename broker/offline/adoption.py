@@ -19,7 +19,7 @@ from typing import Final
 
 import structlog
 
-from broker.cleaning import Cleaning
+from broker.cleaning import BrokerCleanerHost
 from broker.offline.model import LeasedPartition
 from broker.offline.staging import (
     CheckFolders,
@@ -55,9 +55,9 @@ BUSY_SECONDS: Final = 10.0  # that a change of the topic may take while a public
 BUSY_STEP_SECONDS: Final = 0.05
 ENGINE_CHARS_MAX: Final = 40
 
-log = structlog.get_logger("broker.offline")
+logger = structlog.get_logger("broker.offline")
 
-Worker = Callable[[], AbstractAsyncContextManager[JobRunner]]
+StartWorker = Callable[[], AbstractAsyncContextManager[JobRunner]]
 
 
 class _RefusedError(Exception):
@@ -78,7 +78,9 @@ class AdoptionFailedError(Exception):
 class Adopter:
     """Adopts partitions of runs."""
 
-    def __init__(self, env: Env, cleaning: Cleaning, pool: CleanerPool, worker: Worker) -> None:
+    def __init__(
+        self, env: Env, cleaning: BrokerCleanerHost, pool: CleanerPool, worker: StartWorker
+    ) -> None:
         self._env = env
         self._cleaning = cleaning
         self._pool = pool
@@ -92,7 +94,7 @@ class Adopter:
         try:
             return await self._adopt(part, why_stale)
         except _RefusedError as error:
-            log.warning(
+            logger.warning(
                 "outputs of a run not adopted",
                 partition=str(part.where),
                 run_id=part.record.run_id,
@@ -139,7 +141,7 @@ class Adopter:
         try:
             await asyncio.to_thread(discard_check, self._env, part.folder)
         except OSError as error:  # it goes with the run
-            log.warning("links of a run not removed", folder=part.folder, reason=str(error))
+            logger.warning("links of a run not removed", folder=part.folder, reason=str(error))
 
     # Comparing ------------------------------------------------------------------------------
 
@@ -167,7 +169,7 @@ class Adopter:
             raise AdoptionFailedError("the comparison was given up") from error
         finally:
             part.runner = None
-        return replace(verified, report=_at_home(verified.report, check, part))
+        return replace(verified, report=_localized_report(verified.report, check, part))
 
     # Publishing -----------------------------------------------------------------------------
 
@@ -197,19 +199,19 @@ class Adopter:
         try:
             await asyncio.to_thread(move_outputs, self._env, check.outputs, part.directory, groups)
         except OSError as error:  # there is no journal yet: nobody needs those that were moved
-            await self._take_back(part)
+            await self._restore_staged(part)
             raise AdoptionFailedError(str(error)) from error
         try:
             outcomes = await self._cleaning.publish(job, groups) if groups else ()
         except SwapRefusedError as error:
-            await self._take_back(part)
+            await self._restore_staged(part)
             raise _RefusedError(AdoptOutcome.STALE, f"publication refused: {error}") from error
         except (StorageError, OSError) as error:
             # A journal may be left, which needs its files: the next start sees to it.
             raise _RefusedError(AdoptOutcome.STALE, f"publication failed: {error}") from error
         published = outcomes.count(PublishOutcome.PUBLISHED)
         if published < len(groups):
-            await self._take_back(part)
+            await self._restore_staged(part)
         if PublishOutcome.STALE in outcomes:
             raise _RefusedError(AdoptOutcome.STALE, "the log was cut or replaced meanwhile")
         if PublishOutcome.LATE in outcomes:
@@ -220,13 +222,13 @@ class Adopter:
             raise _RefusedError(AdoptOutcome.STALE, reason)
         return published
 
-    async def _take_back(self, part: LeasedPartition) -> None:
+    async def _restore_staged(self, part: LeasedPartition) -> None:
         """Remove outputs that were not published from the partition's folder."""
         run_id = part.record.run_id
         try:
             await asyncio.to_thread(discard_outputs, self._env, part.directory, run_id)
         except OSError as error:  # the next start removes them
-            log.warning("files of a run not removed", run_id=run_id, reason=str(error))
+            logger.warning("files of a run not removed", run_id=run_id, reason=str(error))
 
     def _settle(
         self, part: LeasedPartition, manifest: RunManifest, verified: VerifyReport, published: int
@@ -272,13 +274,13 @@ class Adopter:
             damaged_segments=len(report.damaged),
             engine=engine,
         )
-        self._pool.adopted(facts, job, report, record)
+        self._pool.remote_clean_adopted(facts, job, report, record)
         self._cleaning.finished(job, report, damage=damage, engine=engine)
 
 
-def _plain(told: str) -> str:
+def _plain(reported: str) -> str:
     """What a manifest says for people, fit for a line of a log or of a terminal."""
-    return "".join(c if " " <= c <= "~" else "?" for c in told[:ENGINE_CHARS_MAX])
+    return "".join(c if " " <= c <= "~" else "?" for c in reported[:ENGINE_CHARS_MAX])
 
 
 def _check_stale(why_stale: Callable[[], str]) -> None:
@@ -302,14 +304,14 @@ def why_wrong(part: LeasedPartition, manifest: RunManifest) -> str:
     """Why a manifest is not one of this lease; empty if it is. Pure."""
     job, claimed = part.job, chain.from_iterable(g.source_base_offsets for g in manifest.groups)
     planned = {tuple(source.base_offset for source in group) for group in job.groups}
-    for what, told, leased in (
+    for subject, reported, leased in (
         ("run", manifest.run_id, job.run_id),
         ("partition", manifest.partition, job.partition),
         ("topic id", manifest.topic_id.hex(), part.record.plan.topic_id.hex()),
         ("end offset", manifest.end_offset, job.end_offset),
     ):
-        if told != leased:
-            return f"{what} {str(told)[:300]!r} instead of {str(leased)!r}"
+        if reported != leased:
+            return f"{subject} {str(reported)[:300]!r} instead of {str(leased)!r}"
     if len(manifest.folders) != len(manifest.groups):
         return f"{len(manifest.groups)} groups in {len(manifest.folders)} folders"
     for name in manifest.folders:
@@ -333,7 +335,9 @@ def why_wrong(part: LeasedPartition, manifest: RunManifest) -> str:
     return ""
 
 
-def _at_home(report: CleanReport, check: CheckFolders, part: LeasedPartition) -> CleanReport:
+def _localized_report(
+    report: CleanReport, check: CheckFolders, part: LeasedPartition
+) -> CleanReport:
     """A report whose paths are those of the log."""
     damaged = tuple((_named(path, check, part), at, why) for path, at, why in report.damaged)
     return replace(report, generation=part.generation, damaged=damaged)

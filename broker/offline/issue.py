@@ -16,8 +16,8 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-from broker.cleaning import Cleaning
-from broker.offline.model import LeasedPartition, LeasedRun, OfflineError
+from broker.cleaning import BrokerCleanerHost
+from broker.offline.model import LeasedPartition, LeasedWork, LeaseError
 from broker.offline.staging import (
     IN,
     LeaseRecord,
@@ -44,11 +44,11 @@ from storage.model import TopicPartition
 ATTEMPTS: Final = 5  # at linking what retention may take, and the cleaner replace
 TOKEN_BYTES: Final = 32
 
-Hold = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
+PausePartition = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LeaseRequest:
     """What somebody asks for. `partitions` None: all of the topic."""
 
     topic: str
@@ -62,14 +62,14 @@ class _SwappedError(Exception):
     """The cleaner replaced segments while they were linked."""
 
 
-class Issuer:
+class LeaseIssuer:
     """Plans and stages."""
 
     def __init__(
         self,
         env: Env,
         topics: Topics,
-        cleaning: Cleaning,
+        cleaning: BrokerCleanerHost,
         pool: CleanerPool,
         *,
         settings: Callable[[], CleanerSettings],
@@ -90,101 +90,103 @@ class Issuer:
         """What the planner goes by."""
         return self._cleaning.facts_of(partition.partition)
 
-    def find(self, wanted: Wanted) -> list[Partition]:
-        """The partitions that are meant. Raises OfflineError."""
-        topic = self._topics.get(wanted.topic)
+    def find(self, request: LeaseRequest) -> list[Partition]:
+        """The partitions that are meant. Raises LeaseError."""
+        topic = self._topics.get(request.topic)
         if topic is None:
-            raise OfflineError(404, f"there is no topic {wanted.topic[:300]}")
-        numbers = wanted.partitions
+            raise LeaseError(404, f"there is no topic {request.topic[:300]}")
+        numbers = request.partitions
         if numbers is None:
             numbers = tuple(sorted(topic.partitions.keys() | topic.offline.keys()))
-        found = []
+        result = []
         for number in sorted(set(numbers)):
             partition = topic.partitions.get(number)
             if partition is None and number not in topic.offline:
                 reason = f"topic {topic.name} has {topic.partition_count} partitions, from 0 on"
-                raise OfflineError(404, reason)
+                raise LeaseError(404, reason)
             if partition is None:
                 reason = f"{topic.name}-{number} is offline: {topic.offline[number]}"
-                raise OfflineError(409, reason)
-            if wanted.purpose is Purpose.COMPACT:
+                raise LeaseError(409, reason)
+            if request.purpose is Purpose.COMPACT:
                 self._check_cleanable(partition)
-            found.append(partition)
-        return found
+            result.append(partition)
+        return result
 
     def _check_cleanable(self, partition: Partition) -> None:
-        where, config = partition.partition, partition.log.config
+        topic_partition, config = partition.partition, partition.log.config
         if not config.policy_known:
-            reason = f"the cleanup.policy of {where} is not known: nobody gave one yet"
-            raise OfflineError(400, reason)
+            reason = f"the cleanup.policy of {topic_partition} is not known: nobody gave one yet"
+            raise LeaseError(400, reason)
         if not config.compacts:
             policy = ",".join(config.cleanup_policy) or "empty"
-            raise OfflineError(400, f"{where} is not compacted: its cleanup.policy is {policy}")
-        if self._pool.is_held(where):
-            raise OfflineError(409, f"{where} is paused by an operator: resume it first")
+            raise LeaseError(
+                400, f"{topic_partition} is not compacted: its cleanup.policy is {policy}"
+            )
+        if self._pool.is_paused(topic_partition):
+            raise LeaseError(409, f"{topic_partition} is paused by an operator: resume it first")
 
-    def begin(self, wanted: Wanted, run_id: str) -> tuple[LeasedRun, str]:
+    def begin(self, request: LeaseRequest, run_id: str) -> tuple[LeasedWork, str]:
         """A run without partitions, and its token."""
         token = secrets.token_hex(TOKEN_BYTES)
-        run = LeasedRun(
+        run = LeasedWork(
             run_id=run_id,
-            topic=wanted.topic,
-            purpose=wanted.purpose,
+            topic=request.topic,
+            purpose=request.purpose,
             created_ms=self._env.wall_ms(),
-            ttl_seconds=wanted.ttl_seconds,
+            ttl_seconds=request.ttl_seconds,
             token_digest=digest_of(token),
             deadline=0.0,
             expires_ms=0,
         )
         return run, token
 
-    def plan_of(self, run: LeasedRun, token: str, plans: tuple[PartitionPlan, ...]) -> RunPlan:
+    def plan_of(self, run: LeasedWork, token: str, plans: tuple[PartitionPlan, ...]) -> RunPlan:
         """What whoever asked is told."""
         return RunPlan(
             run.run_id, run.topic, run.purpose, run.created_ms, run.expires_ms, token, plans
         )
 
     async def lease(
-        self, wanted: Wanted, run: LeasedRun, partition: Partition
+        self, request: LeaseRequest, run: LeasedWork, partition: Partition
     ) -> LeasedPartition | None:
-        """Lease one partition; None where there is nothing to do. Raises OfflineError.
+        """Lease one partition; None where there is nothing to do. Raises LeaseError.
 
         Whoever gets it lets go of its `holds`.
         """
-        where = partition.partition
+        topic_partition = partition.partition
         async with AsyncExitStack() as holds:
-            if wanted.purpose is Purpose.COMPACT:
-                hold = self._pool.paused(where, held_for(run.run_id))
+            if request.purpose is Purpose.COMPACT:
+                hold = self._pool.paused(topic_partition, lease_pause_reason(run.run_id))
                 await holds.enter_async_context(hold)
             try:
-                part = await self._staged(wanted, run, partition)
+                part = await self._staged(request, run, partition)
             except OfflinePartitionError as error:
-                raise OfflineError(409, str(error)) from error
+                raise LeaseError(409, str(error)) from error
             except LogDirectoryError as error:
                 self._fail_directory(error)
-                raise OfflineError(409, f"{where} is offline: {error}") from error
+                raise LeaseError(409, f"{topic_partition} is offline: {error}") from error
             except NoRoomError as error:
-                raise OfflineError(507, f"there is no room: {error}") from error
+                raise LeaseError(507, f"there is no room: {error}") from error
             except _SwappedError as error:
-                raise OfflineError(503, str(error)) from error
+                raise LeaseError(503, str(error)) from error
             except (StorageError, TopicError, OSError) as error:
-                raise OfflineError(409, f"{where} cannot be leased: {error}") from error
+                raise LeaseError(409, f"{topic_partition} cannot be leased: {error}") from error
             if part is not None:
-                part.holds = holds.pop_all()
+                part.pauses = holds.pop_all()
             return part
 
     async def _staged(
-        self, wanted: Wanted, run: LeasedRun, partition: Partition
+        self, request: LeaseRequest, run: LeasedWork, partition: Partition
     ) -> LeasedPartition | None:
         self._check_there(partition)
-        if wanted.roll:
+        if request.roll:
             partition.log.roll(self._env.wall_ms())
         for attempt in range(ATTEMPTS):
             await partition.flush()
             await self._wait_for_swap(partition)
             facts = self._cleaning.facts_of(partition.partition)
             assert facts is not None, partition.partition
-            job, dirty_bytes = self._plan(wanted.purpose, facts, partition, run.run_id)
+            job, dirty_bytes = self._plan(request.purpose, facts, partition, run.run_id)
             if job is None:
                 return None
             folder = run_path(partition.log.directory, run.run_id)
@@ -199,15 +201,15 @@ class Issuer:
         raise AssertionError
 
     async def _wait_for_swap(self, partition: Partition) -> None:
-        """Until the cleaner is not just putting files in place. Raises OfflineError."""
+        """Until the cleaner is not just putting files in place. Raises LeaseError."""
         is_over = await self._cleaning.wait_for_swap(partition)
         self._check_there(partition)
         if not is_over:
-            raise OfflineError(503, f"the cleaner is busy with {partition.partition}: ask again")
+            raise LeaseError(503, f"the cleaner is busy with {partition.partition}: ask again")
 
     async def _link(
         self,
-        run: LeasedRun,
+        run: LeasedWork,
         partition: Partition,
         facts: LogFacts,
         job: CleanJob,
@@ -242,14 +244,14 @@ class Issuer:
         await asyncio.to_thread(write_lease, self._env, folder, record)
         self._check_there(partition)
         if partition.log.generation != facts.generation:
-            raise OfflineError(409, f"{partition.partition} was cut or changed meanwhile")
+            raise LeaseError(409, f"{partition.partition} was cut or changed meanwhile")
         return LeasedPartition(partition, record, folder, facts.generation)
 
     def _plan(
         self, purpose: Purpose, facts: LogFacts, partition: Partition, run_id: str
     ) -> tuple[CleanJob | None, int]:
         if purpose is Purpose.COMPACT:
-            return self._pool.job_for_others(facts, run_id)
+            return self._pool.job_for_lease(facts, run_id)
         inputs = self._cleaning.job_inputs(
             facts.partition, facts.log_start_offset, facts.log_end_offset
         )
@@ -265,9 +267,9 @@ class Issuer:
 
     def _check_there(self, partition: Partition) -> None:
         if self._topics.partition(partition.partition) is not partition:
-            raise OfflineError(404, f"{partition.partition} has just gone away")
+            raise LeaseError(404, f"{partition.partition} has just gone away")
 
 
-def held_for(run_id: str) -> str:
+def lease_pause_reason(run_id: str) -> str:
     """Why the pool gave up what it was doing with a partition, for its history."""
     return f"run {run_id} took it"

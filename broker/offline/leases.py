@@ -23,15 +23,15 @@ from typing import Any, Final
 import structlog
 
 from broker.offline.adoption import Adopter, AdoptionFailedError
-from broker.offline.issue import Hold, Issuer, Wanted, held_for
+from broker.offline.issue import LeaseIssuer, LeaseRequest, PausePartition, lease_pause_reason
 from broker.offline.model import (
     ENDS,
     LeasedPartition,
-    LeasedRun,
-    OfflineError,
-    PartState,
+    LeasedWork,
+    LeaseError,
+    LeaseState,
 )
-from broker.offline.resumption import Found, find_runs, why_not_resumed
+from broker.offline.resumption import StagedLease, find_staged_leases, why_not_resumed
 from broker.offline.staging import (
     LeaseRecord,
     is_token,
@@ -56,17 +56,17 @@ TTL_SECONDS_MAX: Final = 3600
 PUBLISH_MS: Final = 60_000  # that the publication of what was compared may take
 ADOPT_ANSWER_SECONDS: Final = 15.0  # after which who waits for an adoption is told how far it is
 
-_GIVEN_UP: Final = (PartState.EXPIRED, PartState.ABANDONED)
+_GIVEN_UP: Final = (LeaseState.EXPIRED, LeaseState.ABANDONED)
 _OUTCOMES: Final = {
-    PartState.STALE: AdoptOutcome.STALE,
-    PartState.EXPIRED: AdoptOutcome.EXPIRED,
+    LeaseState.STALE: AdoptOutcome.STALE,
+    LeaseState.EXPIRED: AdoptOutcome.EXPIRED,
 }
 
-log = structlog.get_logger("broker.offline")
+logger = structlog.get_logger("broker.offline")
 
 
 @dataclass(slots=True)
-class OfflineStats:
+class LeaseStats:
     """Counts since the start."""
 
     opened: int = 0
@@ -80,25 +80,31 @@ class OfflineStats:
     bytes_received: int = 0
 
 
-class OfflineRuns:
+class Leases:
     """All runs."""
 
     def __init__(
-        self, env: Env, topics: Topics, issuer: Issuer, adopter: Adopter, *, hold: Hold
+        self,
+        env: Env,
+        topics: Topics,
+        issuer: LeaseIssuer,
+        adopter: Adopter,
+        *,
+        hold: PausePartition,
     ) -> None:
-        self.stats = OfflineStats()
+        self.stats = LeaseStats()
         self._env = env
         self._topics = topics
         self._issuer = issuer
         self._adopter = adopter
-        self._hold = hold
-        self._runs: dict[str, LeasedRun] = {}
-        self._ended: OrderedDict[str, LeasedRun] = OrderedDict()
+        self._pause = hold
+        self._leases: dict[str, LeasedWork] = {}
+        self._ended: OrderedDict[str, LeasedWork] = OrderedDict()
         self._leased: dict[TopicPartition, str] = {}  # to runs that compact
         self._opening: set[str] = set()  # whose folders are being made
         self._begun = 0  # that are being opened, or are about to
         self._adoptions: dict[tuple[str, int], asyncio.Task[AdoptResult]] = {}
-        self._one = asyncio.Lock()  # adoption at a time: it takes a worker's memory
+        self._lock = asyncio.Lock()  # adoption at a time: it takes a worker's memory
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._stopping = False
@@ -111,15 +117,15 @@ class OfflineRuns:
         To be called before anybody can append.
         """
         for partition in tuple(self._topics.partitions()):
-            await self._take_up(partition)
-        for run in tuple(self._runs.values()):
-            log.info("run taken up", run_id=run.run_id, partitions=len(run.parts))
+            await self._resume_partition(partition)
+        for run in tuple(self._leases.values()):
+            logger.info("run taken up", run_id=run.run_id, partitions=len(run.parts))
         self._watcher = asyncio.create_task(self._watch(), name="offline-runs")
 
     async def stop(self) -> None:
         """Give adoptions up that only compare; leases stay for the next start."""
         self._stopping = True
-        for run in self._runs.values():
+        for run in self._leases.values():
             for part in run.parts.values():
                 if part.runner is not None:
                     part.runner.abort()
@@ -127,42 +133,42 @@ class OfflineRuns:
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-        for run in self._runs.values():
+        for run in self._leases.values():
             for part in run.parts.values():
-                await part.holds.aclose()
+                await part.pauses.aclose()
 
-    async def _take_up(self, partition: Partition) -> None:
+    async def _resume_partition(self, partition: Partition) -> None:
         directory = partition.log.directory
         try:
-            found = await asyncio.to_thread(find_runs, self._env, directory)
+            stageds = await asyncio.to_thread(find_staged_leases, self._env, directory)
             # The newest first: of an older one that ended, the files may not have gone in time.
-            for one in sorted(found, key=_created_ms, reverse=True):
-                reason = why_not_resumed(one, self._issuer.facts_of(partition))
-                if not reason and one.record is not None:
-                    reason = self._why_taken(one.record)
+            for staged in sorted(stageds, key=_created_ms, reverse=True):
+                reason = why_not_resumed(staged, self._issuer.facts_of(partition))
+                if not reason and staged.record is not None:
+                    reason = self._conflict(staged.record)
                 if not reason:
-                    await self._resume(one, partition)
+                    await self._resume(staged, partition)
                     continue
-                await asyncio.to_thread(remove_run, self._env, one.folder)
+                await asyncio.to_thread(remove_run, self._env, staged.folder)
                 self.stats.swept += 1
-                log.warning("run not taken up", folder=one.folder, reason=reason)
+                logger.warning("run not taken up", folder=staged.folder, reason=reason)
             await asyncio.to_thread(remove_if_empty, self._env, directory)
         except OSError as error:
             where = str(partition.partition)
-            log.error("runs not looked at", partition=where, reason=str(error))
+            logger.error("runs not looked at", partition=where, reason=str(error))
 
-    def _why_taken(self, record: LeaseRecord) -> str:
+    def _conflict(self, record: LeaseRecord) -> str:
         other = self._leased.get(record.plan.job.partition)
         if record.purpose is not Purpose.COMPACT or other is None:
             return ""
         return f"run {other} has its partition"
 
-    async def _resume(self, found: Found, partition: Partition) -> None:
-        record = found.record
+    async def _resume(self, staged: StagedLease, partition: Partition) -> None:
+        record = staged.record
         assert record is not None
-        run = self._runs.get(record.run_id)
+        run = self._leases.get(record.run_id)
         if run is None:
-            run = LeasedRun(
+            run = LeasedWork(
                 run_id=record.run_id,
                 topic=record.topic,
                 purpose=record.purpose,
@@ -172,28 +178,30 @@ class OfflineRuns:
                 deadline=self._env.monotonic() + record.ttl_seconds,
                 expires_ms=self._env.wall_ms() + 1000 * record.ttl_seconds,
             )
-            self._runs[run.run_id] = run
+            self._leases[run.run_id] = run
             self.stats.resumed += 1
-        part = LeasedPartition(partition, record, found.folder, partition.log.generation)
-        part.takes_files = not found.has_manifest
-        part.staged_bytes = found.staged_bytes
+        part = LeasedPartition(partition, record, staged.folder, partition.log.generation)
+        part.takes_files = not staged.has_manifest
+        part.staged_bytes = staged.staged_bytes
         if run.purpose is Purpose.COMPACT:
             self._leased[part.where] = run.run_id
-            await part.holds.enter_async_context(self._hold(part.where, held_for(run.run_id)))
+            await part.pauses.enter_async_context(
+                self._pause(part.where, lease_pause_reason(run.run_id))
+            )
         run.parts[part.where.partition] = part
 
     # Opening ----------------------------------------------------------------------------------
 
-    async def open(self, wanted: Wanted) -> RunPlan:
-        """Lease partitions. Raises OfflineError."""
+    async def open(self, request: LeaseRequest) -> RunPlan:
+        """Lease partitions. Raises LeaseError."""
         if self._stopping:
-            raise OfflineError(503, "the broker is stopping")
-        if not TTL_SECONDS_MIN <= wanted.ttl_seconds <= TTL_SECONDS_MAX:
+            raise LeaseError(503, "the broker is stopping")
+        if not TTL_SECONDS_MIN <= request.ttl_seconds <= TTL_SECONDS_MAX:
             bounds = f"{TTL_SECONDS_MIN} to {TTL_SECONDS_MAX}"
-            raise OfflineError(400, f"ttl_seconds: expected {bounds}, not {wanted.ttl_seconds}")
-        if len(self._runs) + self._begun >= RUNS_MAX:
-            raise OfflineError(429, f"there are {RUNS_MAX} runs already")
-        task = asyncio.create_task(self._open(wanted), name=f"lease {wanted.topic}")
+            raise LeaseError(400, f"ttl_seconds: expected {bounds}, not {request.ttl_seconds}")
+        if len(self._leases) + self._begun >= RUNS_MAX:
+            raise LeaseError(429, f"there are {RUNS_MAX} runs already")
+        task = asyncio.create_task(self._open(request), name=f"lease {request.topic}")
         self._begun += 1
         self._tasks.add(task)
         task.add_done_callback(self._open_done)
@@ -203,22 +211,22 @@ class OfflineRuns:
         self._begun -= 1
         self._tasks.discard(task)
 
-    async def _open(self, wanted: Wanted) -> RunPlan:
-        partitions = self._issuer.find(wanted)
+    async def _open(self, request: LeaseRequest) -> RunPlan:
+        partitions = self._issuer.find(request)
         run_id = self._issuer.new_run_id()
-        compacts = wanted.purpose is Purpose.COMPACT
+        compacts = request.purpose is Purpose.COMPACT
         if compacts:
             for partition in partitions:
                 other = self._leased.get(partition.partition)
                 if other is not None:
-                    raise OfflineError(409, self._leased_text(partition.partition, other))
-            self._leased.update((one.partition, run_id) for one in partitions)
+                    raise LeaseError(409, self._leased_text(partition.partition, other))
+            self._leased.update((partition.partition, run_id) for partition in partitions)
         self._opening.add(run_id)
         parts: list[LeasedPartition] = []
-        run, token = self._issuer.begin(wanted, run_id)
+        run, token = self._issuer.begin(request, run_id)
         try:
             for partition in partitions:
-                part = await self._issuer.lease(wanted, run, partition)
+                part = await self._issuer.lease(request, run, partition)
                 if part is not None:
                     parts.append(part)
                 elif compacts:
@@ -234,88 +242,89 @@ class OfflineRuns:
         finally:
             self._opening.discard(run_id)
         run.parts = {part.where.partition: part for part in parts}
-        self._renew(run, wanted.ttl_seconds)
+        self._renew(run, request.ttl_seconds)
         self.stats.opened += 1
         if parts:
-            self._runs[run_id] = run
+            self._leases[run_id] = run
         else:
-            self._remember(run)
-        log.info(
+            self._keep_ended(run)
+        logger.info(
             "run opened",
             run_id=run_id,
-            topic=wanted.topic,
-            purpose=wanted.purpose.value,
+            topic=request.topic,
+            purpose=request.purpose.value,
             partitions=len(parts),
             bytes=sum(part.record.plan.inputs_bytes for part in parts),
-            ttl_seconds=wanted.ttl_seconds,
+            ttl_seconds=request.ttl_seconds,
         )
         plans = tuple(part.record.plan for part in parts)
         return self._issuer.plan_of(run, token, plans)
 
-    def _leased_text(self, where: TopicPartition, run_id: str) -> str:
+    def _leased_text(self, partition: TopicPartition, run_id: str) -> str:
         """Say who has a partition, until when, and how it becomes free."""
-        run = self._runs.get(run_id)
+        run = self._leases.get(run_id)
         if run is None:
-            return f"{where} is being leased to run {run_id}: try again in a moment"
-        left = max(round(run.deadline - self._env.monotonic()), 0)
+            return f"{partition} is being leased to run {run_id}: try again in a moment"
+        remaining = max(round(run.deadline - self._env.monotonic()), 0)
         until = f"{datetime.fromtimestamp(run.expires_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
         return (
-            f"{where} is leased to run {run_id} until {until} ({left} s from now), unless that run"
+            f"{partition} is leased to run {run_id} until {until} ({remaining} s from now), "
+            f"unless that run"
             f" renews its lease. If its process is gone, `varve leases end {run_id}` frees it"
         )
 
     # Looking ----------------------------------------------------------------------------------
 
-    def runs(self) -> list[LeasedRun]:
+    def all(self) -> list[LeasedWork]:
         """Every run, those that ended lately included, oldest first."""
-        return [*self._ended.values(), *self._runs.values()]
+        return [*self._ended.values(), *self._leases.values()]
 
-    def alive(self) -> list[LeasedRun]:
+    def alive(self) -> list[LeasedWork]:
         """Every run that has not ended."""
-        return list(self._runs.values())
+        return list(self._leases.values())
 
-    def find(self, run_id: str) -> LeasedRun:
-        """A run, also one that ended lately. Raises OfflineError 404."""
-        run = self._runs.get(run_id) or self._ended.get(run_id)
+    def find(self, run_id: str) -> LeasedWork:
+        """A run, also one that ended lately. Raises LeaseError 404."""
+        run = self._leases.get(run_id) or self._ended.get(run_id)
         if run is None:
-            raise OfflineError(404, f"there is no run {run_id[:100]}")
+            raise LeaseError(404, f"there is no run {run_id[:100]}")
         return run
 
     def files_of(self, run_id: str, partition: int, token: str) -> LeasedPartition:
-        """A partition whose files may be moved by whoever has the token. Raises OfflineError."""
-        run = self._runs.get(run_id) or self._ended.get(run_id)
+        """A partition whose files may be moved by whoever has the token. Raises LeaseError."""
+        run = self._leases.get(run_id) or self._ended.get(run_id)
         if run is None or not is_token(token, run.token_digest):
             # Who has no token learns not even which runs there are.
-            raise OfflineError(401 if not token else 404, "there is no such run with this token")
+            raise LeaseError(401 if not token else 404, "there is no such run with this token")
         part = run.parts.get(partition)
         if part is None:
-            raise OfflineError(404, f"run {run_id} has no partition {partition}")
+            raise LeaseError(404, f"run {run_id} has no partition {partition}")
         self.check_alive(part)
         return part
 
     def check_alive(self, part: LeasedPartition) -> None:
-        """Raises OfflineError where its lease is over, or its log went on without it."""
+        """Raises LeaseError where its lease is over, or its log went on without it."""
         self._notice(part)
         if not part.is_alive:
-            status = 409 if part.state is PartState.STALE else 410
+            status = 409 if part.state is LeaseState.STALE else 410
             run_id = part.record.run_id
-            raise OfflineError(status, f"run {run_id} is over for {part.where}: {part.reason}")
+            raise LeaseError(status, f"run {run_id} is over for {part.where}: {part.reason}")
 
     def _notice(self, part: LeasedPartition) -> None:
         """End a partition whose log went on without it."""
-        if part.state is PartState.OPEN and not self._stopping:
+        if part.state is LeaseState.OPEN and not self._stopping:
             reason = self.why_stale(part)
             if reason:
-                self._end(part, PartState.STALE, reason)
+                self._end(part, LeaseState.STALE, reason)
 
     def why_stale(self, part: LeasedPartition) -> str:
         """Why a lease is not good any more; empty if it is."""
         if self._stopping:
             return "the broker is stopping"
-        found = self._topics.partition(part.where)
-        if found is not part.partition:
+        partition = self._topics.partition(part.where)
+        if partition is not part.partition:
             return "the partition was deleted, or is offline"
-        if found.log.generation != part.generation:
+        if partition.log.generation != part.generation:
             return "the log was cut or its policy changed: it has another generation now"
         by_ms = part.job.published_by_ms
         if by_ms is not None and self._env.wall_ms() > by_ms - PUBLISH_MS:
@@ -327,77 +336,79 @@ class OfflineRuns:
 
     # Keeping ----------------------------------------------------------------------------------
 
-    def renew(self, run_id: str, ttl_seconds: int | None) -> LeasedRun:
-        """Give a run all of its time again. Raises OfflineError."""
+    def renew(self, run_id: str, ttl_seconds: int | None) -> LeasedWork:
+        """Give a run all of its time again. Raises LeaseError."""
         run = self.find(run_id)
-        wanted = run.ttl_seconds if ttl_seconds is None else ttl_seconds
-        if not TTL_SECONDS_MIN <= wanted <= TTL_SECONDS_MAX:
-            raise OfflineError(400, f"ttl_seconds: expected up to {TTL_SECONDS_MAX}, not {wanted}")
+        requested = run.ttl_seconds if ttl_seconds is None else ttl_seconds
+        if not TTL_SECONDS_MIN <= requested <= TTL_SECONDS_MAX:
+            raise LeaseError(400, f"ttl_seconds: expected up to {TTL_SECONDS_MAX}, not {requested}")
         for part in run.parts.values():
             self._notice(part)
         if not run.is_alive:
-            raise self._over(run)
-        self._renew(run, wanted)
+            raise self._ended_error(run)
+        self._renew(run, requested)
         return run
 
-    def _renew(self, run: LeasedRun, ttl_seconds: int) -> None:
+    def _renew(self, run: LeasedWork, ttl_seconds: int) -> None:
         if run.ttl_seconds != ttl_seconds:
-            task = asyncio.create_task(self._keep_ttl(run, ttl_seconds), name="lease ttl")
+            task = asyncio.create_task(self._save_ttl(run, ttl_seconds), name="lease ttl")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         run.ttl_seconds = ttl_seconds
         run.deadline = self._env.monotonic() + ttl_seconds
         run.expires_ms = self._env.wall_ms() + 1000 * ttl_seconds
 
-    async def _keep_ttl(self, run: LeasedRun, ttl_seconds: int) -> None:
+    async def _save_ttl(self, run: LeasedWork, ttl_seconds: int) -> None:
         """For the next start, which gives the run so much time again."""
         for part in run.parts.values():
             async with part.writing:
-                if part.state is not PartState.OPEN or run.ttl_seconds != ttl_seconds:
+                if part.state is not LeaseState.OPEN or run.ttl_seconds != ttl_seconds:
                     continue  # a later renewal writes its own
                 part.record = replace(part.record, ttl_seconds=ttl_seconds)
                 try:
                     await asyncio.to_thread(write_lease, self._env, part.folder, part.record)
                 except OSError as error:  # then it has as much as before
-                    log.warning("lease not written", partition=str(part.where), reason=str(error))
+                    logger.warning(
+                        "lease not written", partition=str(part.where), reason=str(error)
+                    )
 
-    def _over(self, run: LeasedRun) -> OfflineError:
-        is_stale = any(part.state is PartState.STALE for part in run.parts.values())
-        return OfflineError(409 if is_stale else 410, f"run {run.run_id} is over: {run.reason}")
+    def _ended_error(self, run: LeasedWork) -> LeaseError:
+        is_stale = any(part.state is LeaseState.STALE for part in run.parts.values())
+        return LeaseError(409 if is_stale else 410, f"run {run.run_id} is over: {run.reason}")
 
-    def abandon(self, run_id: str) -> LeasedRun:
-        """End a run at once, but for what is being adopted. Raises OfflineError."""
+    def abandon(self, run_id: str) -> LeasedWork:
+        """End a run at once, but for what is being adopted. Raises LeaseError."""
         run = self.find(run_id)
         if not run.is_alive and run.parts:
-            raise self._over(run)
+            raise self._ended_error(run)
         for part in run.parts.values():
-            if part.state is PartState.OPEN:
-                self._end(part, PartState.ABANDONED, "its lease was ended by a request")
-        log.info("run abandoned", run_id=run_id)
+            if part.state is LeaseState.OPEN:
+                self._end(part, LeaseState.ABANDONED, "its lease was ended by a request")
+        logger.info("run abandoned", run_id=run_id)
         return run
 
     # Adopting ---------------------------------------------------------------------------------
 
     async def adopt(
         self, run_id: str, partition: int | None
-    ) -> tuple[bool, list[AdoptResult], LeasedRun]:
+    ) -> tuple[bool, list[AdoptResult], LeasedWork]:
         """Adopt what was handed back; joins an adoption that is under way.
 
-        Whether all is done, what is done so far, and the run. Raises OfflineError.
+        Whether all is done, what is done so far, and the run. Raises LeaseError.
         """
         run = self.find(run_id)
         if run.purpose is not Purpose.COMPACT:
-            raise OfflineError(409, f"run {run_id} is for reading: nothing of it comes back")
+            raise LeaseError(409, f"run {run_id} is for reading: nothing of it comes back")
         if partition is not None and partition not in run.parts:
-            raise OfflineError(404, f"run {run_id} has no partition {partition}")
-        wanted = [
+            raise LeaseError(404, f"run {run_id} has no partition {partition}")
+        parts = [
             part for number, part in run.parts.items() if partition is None or number == partition
         ]
-        for part in wanted:
+        for part in parts:
             self._notice(part)
-        if wanted and all(part.state in _GIVEN_UP for part in wanted):
-            raise self._over(run)
-        tasks = [self._adoption(part) for part in wanted if part.is_alive]
+        if parts and all(part.state in _GIVEN_UP for part in parts):
+            raise self._ended_error(run)
+        tasks = [self._adoption(part) for part in parts if part.is_alive]
         if tasks:
             await asyncio.wait(tasks, timeout=ADOPT_ANSWER_SECONDS)
         results, failures = [], []
@@ -407,8 +418,8 @@ class OfflineRuns:
             elif task.done() and task.result().outcome is AdoptOutcome.NOTHING:
                 results.append(task.result())
         if failures:
-            raise OfflineError(503, "; ".join(failures))
-        results += [part.result for part in wanted if part.result is not None]
+            raise LeaseError(503, "; ".join(failures))
+        results += [part.result for part in parts if part.result is not None]
         return all(task.done() for task in tasks), results, run
 
     def _adoption(self, part: LeasedPartition) -> asyncio.Task[AdoptResult]:
@@ -416,7 +427,7 @@ class OfflineRuns:
         task = self._adoptions.get(key)
         if task is None:
             task = asyncio.create_task(self._adopt(part), name=f"adopt {part.where}")
-            part.state = PartState.ADOPTING
+            part.state = LeaseState.ADOPTING
             self._adoptions[key] = task
             task.add_done_callback(lambda done: self._adoption_done(key, done))
         return task
@@ -428,22 +439,22 @@ class OfflineRuns:
 
     async def _adopt(self, part: LeasedPartition) -> AdoptResult:
         try:
-            async with self._one:
+            async with self._lock:
                 result = await self._adopter.adopt(part, lambda: self.why_stale(part))
         except AdoptionFailedError as error:
-            part.state = PartState.OPEN
-            log.warning("adoption failed", partition=str(part.where), reason=str(error))
+            part.state = LeaseState.OPEN
+            logger.warning("adoption failed", partition=str(part.where), reason=str(error))
             raise
         except BaseException:
-            part.state = PartState.OPEN
-            log.exception("adoption failed", partition=str(part.where))
+            part.state = LeaseState.OPEN
+            logger.exception("adoption failed", partition=str(part.where))
             raise
         self.stats.outcomes[result.outcome] += 1
         if result.outcome is AdoptOutcome.NOTHING:
-            part.state = PartState.OPEN
+            part.state = LeaseState.OPEN
             return result
         if self._stopping and result.outcome is AdoptOutcome.STALE:
-            part.state = PartState.OPEN  # the next start judges for itself
+            part.state = LeaseState.OPEN  # the next start judges for itself
             raise AdoptionFailedError(result.reason)
         part.result = result
         reason = result.reason or "it was adopted"
@@ -452,7 +463,7 @@ class OfflineRuns:
 
     # Ending -----------------------------------------------------------------------------------
 
-    def _end(self, part: LeasedPartition, state: PartState, reason: str) -> None:
+    def _end(self, part: LeasedPartition, state: LeaseState, reason: str) -> None:
         """A partition's lease is over, as of now; its files go in the background."""
         self._mark(part, state, reason)
         outcome = _OUTCOMES.get(state)
@@ -462,21 +473,21 @@ class OfflineRuns:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _end_now(self, part: LeasedPartition, state: PartState, reason: str) -> None:
+    async def _end_now(self, part: LeasedPartition, state: LeaseState, reason: str) -> None:
         """As `_end`, and its files are gone when it returns."""
         self._mark(part, state, reason)
         await self._clear(part)
 
-    def _mark(self, part: LeasedPartition, state: PartState, reason: str) -> None:
+    def _mark(self, part: LeasedPartition, state: LeaseState, reason: str) -> None:
         part.state, part.reason, part.takes_files = state, reason, False
         run_id = part.record.run_id
         if self._leased.get(part.where) == run_id:
             del self._leased[part.where]
-        run = self._runs.get(run_id)
+        run = self._leases.get(run_id)
         if run is not None and not run.is_alive:
-            del self._runs[run_id]
-            self._remember(run)
-        log.info(
+            del self._leases[run_id]
+            self._keep_ended(run)
+        logger.info(
             "lease ended",
             partition=str(part.where),
             run_id=run_id,
@@ -489,7 +500,7 @@ class OfflineRuns:
         await self._remove(part)
 
     async def _release(self, part: LeasedPartition) -> None:
-        await part.holds.aclose()
+        await part.pauses.aclose()
 
     async def _remove(self, part: LeasedPartition) -> None:
         """Of a topic that was deleted the folder is elsewhere by now, and goes with it."""
@@ -497,9 +508,9 @@ class OfflineRuns:
             try:
                 await asyncio.to_thread(remove_run, self._env, part.folder)
             except OSError as error:  # the sweeper tries again
-                log.warning("files of a run not removed", folder=part.folder, reason=str(error))
+                logger.warning("files of a run not removed", folder=part.folder, reason=str(error))
 
-    def _remember(self, run: LeasedRun) -> None:
+    def _keep_ended(self, run: LeasedWork) -> None:
         self._ended[run.run_id] = run
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
@@ -511,23 +522,23 @@ class OfflineRuns:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
-                self.look()
+                self.expire_due()
                 now = self._env.monotonic()
                 if now - swept_at >= SWEEP_SECONDS:
                     swept_at = now
                     await self.sweep()
             except Exception:
-                log.exception("looking after runs failed")  # supervised: the next round comes
+                logger.exception("looking after runs failed")  # supervised: the next round comes
 
-    def look(self) -> None:
+    def expire_due(self) -> None:
         """End leases that ran out, or whose log went on without them."""
         now = self._env.monotonic()
-        for run in tuple(self._runs.values()):
+        for run in tuple(self._leases.values()):
             ran_out = now >= run.deadline
             for part in run.parts.values():
                 self._notice(part)
-                if ran_out and part.state is PartState.OPEN:
-                    self._end(part, PartState.EXPIRED, "its lease was not renewed in time")
+                if ran_out and part.state is LeaseState.OPEN:
+                    self._end(part, LeaseState.EXPIRED, "its lease was not renewed in time")
                     self.stats.expired += 1
 
     async def sweep(self) -> None:
@@ -541,16 +552,16 @@ class OfflineRuns:
                     folder = f"{runs_path(directory)}/{name}"
                     await asyncio.to_thread(remove_run, self._env, folder)
                     self.stats.swept += 1
-                    log.info("folder of no run removed", folder=folder)
+                    logger.info("folder of no run removed", folder=folder)
             except OSError as error:
                 where = str(partition.partition)
-                log.warning("runs not swept", partition=where, reason=str(error))
+                logger.warning("runs not swept", partition=where, reason=str(error))
 
-    def _owns(self, run_id: str, where: TopicPartition) -> bool:
-        run = self._runs.get(run_id)
-        part = None if run is None else run.parts.get(where.partition)
-        return part is not None and part.is_alive and part.where == where
+    def _owns(self, run_id: str, partition: TopicPartition) -> bool:
+        run = self._leases.get(run_id)
+        part = None if run is None else run.parts.get(partition.partition)
+        return part is not None and part.is_alive and part.where == partition
 
 
-def _created_ms(found: Found) -> int:
-    return -1 if found.record is None else found.record.created_ms
+def _created_ms(staged: StagedLease) -> int:
+    return -1 if staged.record is None else staged.record.created_ms

@@ -6,11 +6,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from broker.metric_families import counter
-from broker.offline.leases import OfflineRuns
+from broker.offline.leases import Leases
 from cleaner.handoff import Purpose
 
 
-def offline_families(runs: OfflineRuns) -> Iterator[Metric]:
+def lease_families(runs: Leases) -> Iterator[Metric]:
     """Few: what is pinned now, and how runs ended."""
     alive = runs.alive()
     count = GaugeMetricFamily("varve_offline_runs", "Runs that hold a lease.", labels=["purpose"])

@@ -22,7 +22,7 @@ STAGED_FACTOR: Final = 4
 STAGED_BYTES_MIN: Final = 256 << 20
 
 
-class OfflineError(Exception):
+class LeaseError(Exception):
     """A request that is refused; `status` is HTTP's: see broker/api/offline.py."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -31,7 +31,7 @@ class OfflineError(Exception):
         self.reason = reason
 
 
-class PartState(StrEnum):
+class LeaseState(StrEnum):
     """Of one partition of a run."""
 
     OPEN = "open"
@@ -44,12 +44,12 @@ class PartState(StrEnum):
 
 
 ENDS: Final = {
-    AdoptOutcome.ADOPTED: PartState.ADOPTED,
-    AdoptOutcome.STALE: PartState.STALE,
-    AdoptOutcome.EXPIRED: PartState.EXPIRED,
-    AdoptOutcome.INVALID: PartState.INVALID,
+    AdoptOutcome.ADOPTED: LeaseState.ADOPTED,
+    AdoptOutcome.STALE: LeaseState.STALE,
+    AdoptOutcome.EXPIRED: LeaseState.EXPIRED,
+    AdoptOutcome.INVALID: LeaseState.INVALID,
 }
-_ALIVE: Final = (PartState.OPEN, PartState.ADOPTING)
+_ALIVE: Final = (LeaseState.OPEN, LeaseState.ADOPTING)
 
 
 @dataclass(slots=True, eq=False)
@@ -60,8 +60,8 @@ class LeasedPartition:
     record: LeaseRecord
     folder: str
     generation: str  # of the log now, as long as the lease is good
-    holds: AsyncExitStack = field(default_factory=AsyncExitStack)  # of the pool's cleaner
-    state: PartState = PartState.OPEN
+    pauses: AsyncExitStack = field(default_factory=AsyncExitStack)  # of the pool's cleaner
+    state: LeaseState = LeaseState.OPEN
     reason: str = ""
     result: AdoptResult | None = None
     takes_files: bool = True  # until a manifest is there
@@ -109,7 +109,7 @@ class LeasedPartition:
 
 
 @dataclass(slots=True, eq=False)
-class LeasedRun:
+class LeasedWork:
     """A run and its partitions. `deadline` is the environment's monotonic clock, seconds."""
 
     run_id: str

@@ -27,7 +27,7 @@ from storage.env import Env
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StagedLease:
     """What stands among the runs of a partition."""
 
     folder: str
@@ -37,9 +37,9 @@ class Found:
     staged_bytes: int
 
 
-def find_runs(env: Env, partition_directory: str) -> list[Found]:
+def find_staged_leases(env: Env, partition_directory: str) -> list[StagedLease]:
     """Look at every run of a partition; in a thread. Raises OSError."""
-    found = []
+    result = []
     for name in run_folders(env, partition_directory):
         folder = f"{runs_path(partition_directory)}/{name}"
         if env.is_link(folder) or not env.is_dir(folder):
@@ -47,7 +47,7 @@ def find_runs(env: Env, partition_directory: str) -> list[Found]:
             continue
         record = read_lease(env, folder)
         if isinstance(record, str):
-            found.append(Found(folder, None, record, has_manifest=False, staged_bytes=0))
+            result.append(StagedLease(folder, None, record, has_manifest=False, staged_bytes=0))
             continue
         reason = why_changed(env, partition_directory, folder, record)
         if record.run_id != name:
@@ -55,10 +55,12 @@ def find_runs(env: Env, partition_directory: str) -> list[Found]:
         discard_check(env, folder)
         has_manifest = env.exists(f"{folder}/{MANIFEST_NAME}")
         staged_bytes = _bytes_below(env, f"{folder}/{OUT}")
-        found.append(
-            Found(folder, record, reason, has_manifest=has_manifest, staged_bytes=staged_bytes)
+        result.append(
+            StagedLease(
+                folder, record, reason, has_manifest=has_manifest, staged_bytes=staged_bytes
+            )
         )
-    return found
+    return result
 
 
 def _bytes_below(env: Env, directory: str) -> int:
@@ -72,11 +74,11 @@ def _bytes_below(env: Env, directory: str) -> int:
     return total
 
 
-def why_not_resumed(found: Found, facts: LogFacts | None) -> str:
+def why_not_resumed(staged: StagedLease, facts: LogFacts | None) -> str:
     """Why a run cannot go on; empty if it can. Pure."""
-    record = found.record
-    if record is None or found.reason:
-        return found.reason
+    record = staged.record
+    if record is None or staged.reason:
+        return staged.reason
     if facts is None or not facts.segments:
         return "its partition is not served"
     job = record.plan.job
@@ -97,7 +99,7 @@ def why_not_resumed(found: Found, facts: LogFacts | None) -> str:
             now = present.get(source.base_offset)
             if now is None and source.base_offset < first:
                 continue  # retention took it
-            wanted = source.next_base_offset, source.size_bytes
-            if now is None or (now.next_base_offset, now.size_bytes) != wanted:
+            requested = source.next_base_offset, source.size_bytes
+            if now is None or (now.next_base_offset, now.size_bytes) != requested:
                 return f"segment {source.base_offset} is not the one that was leased"
     return ""

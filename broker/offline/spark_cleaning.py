@@ -8,7 +8,8 @@ Rules
   kill what is left of the group. It is ended at the stop, by an operator's pause or abort of one of
   its partitions, and when it takes too long.
 - What it says on standard error is in the log, some lines of it.
-- Every end is told to the pool (Handover) partition by partition; a failure also to the history.
+- Every end is told to the pool (SparkOffload) partition by partition; a failure also to the
+history.
 """
 
 import asyncio
@@ -26,8 +27,8 @@ from typing import Any, Final
 
 import structlog
 
-from broker.cleaning import Cleaning
-from cleaner.pool.handover import HandedJob
+from broker.cleaning import BrokerCleanerHost
+from cleaner.pool.handover import OffloadedJob
 from cleaner.pool.history import JobRecord, Outcome
 from cleaner.pool.pool import CleanerPool
 from config.exit_codes import DONE, NO_SPARK, STALE, USAGE
@@ -50,11 +51,11 @@ COMMAND: Final = (sys.executable, "-P", "-m", "pipeline")
 
 _PACKAGES: Final = str(Path(__file__).resolve().parents[2])
 
-log = structlog.get_logger("broker.spark")
+logger = structlog.get_logger("broker.spark")
 
 
 @dataclass(slots=True)
-class Ended:
+class ChildExit:
     """How a job's process ended."""
 
     code: int  # below 0: by this signal
@@ -67,13 +68,13 @@ class _Child:
     """A process that runs, and why it was told to end."""
 
     process: Process
-    asked: str = ""
+    interrupted: str = ""
     timed_out: bool = False
-    enders: set["asyncio.Task[None]"] = field(default_factory=set)
+    end_tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
 
 @dataclass(slots=True)
-class _Said:
+class _ChildOutput:
     """What a job says on standard error: the first lines are for the log, the last is kept."""
 
     topic: str
@@ -87,17 +88,17 @@ class _Said:
         self.last = text
         self.lines += 1
         if self.lines <= LINES_MAX:
-            log.warning("spark job says", topic=self.topic, reason=text)
+            logger.warning("spark job says", topic=self.topic, reason=text)
 
 
-class SparkCleaning:
+class SparkRunner:
     """Starts what is due, and tells the pool how it ended."""
 
     def __init__(
         self,
         env: Env,
         pool: CleanerPool,
-        cleaning: Cleaning,
+        cleaning: BrokerCleanerHost,
         *,
         settings: Callable[[], CleanerSettings],
         url: Callable[[], str],
@@ -119,7 +120,7 @@ class SparkCleaning:
 
     def start(self) -> None:
         """Look for what is due from now on."""
-        self._pool.handover.wake = self._wake.set
+        self._pool.offload.wake = self._wake.set
         self._watcher = asyncio.create_task(self._watch(), name="spark-cleaning")
 
     async def stop(self) -> None:
@@ -137,26 +138,26 @@ class SparkCleaning:
                     await self._wake.wait()
             self._wake.clear()
             try:
-                if self._pool.handover.due and not self._stopping:
+                if self._pool.offload.due and not self._stopping:
                     await self._run_next()
             except Exception:
-                log.exception("spark job was not seen to its end")  # supervised
+                logger.exception("spark job was not seen to its end")  # supervised
 
     # One job ------------------------------------------------------------------------------------
 
     async def _run_next(self) -> None:
-        handover = self._pool.handover
+        offload = self._pool.offload
         if any(find_spec(name) is None for name in NEEDS):
             self._cannot_start(EXTRA_MISSING)
             return
-        first, *_ = due = handover.due
-        partitions = tuple(sorted(one for one in due if one.topic == first.topic))
+        first, *_ = due = offload.due
+        partitions = tuple(sorted(partition for partition in due if partition.topic == first.topic))
         settings = self._settings()
-        job = HandedJob(partitions, settings.spark.master, handover.now_ms())
+        job = OffloadedJob(partitions, settings.spark.master, offload.now_ms())
         began_ms = self._env.wall_ms()
-        handover.began(job)
-        handover.interrupt = self._interrupt
-        log.info("spark job started", topic=first.topic, partitions=len(partitions))
+        offload.job_started(job)
+        offload.interrupt = self._interrupt
+        logger.info("spark job started", topic=first.topic, partitions=len(partitions))
         try:
             ended = await self._carry_out(job, settings)
         except OSError as error:
@@ -164,34 +165,34 @@ class SparkCleaning:
             return
         finally:
             child, self._child = self._child, None
-            handover.ended()
+            offload.job_ended()
             self._pool.wake()
         assert child is not None
         self._settle(job, ended, child, began_ms)
 
     def _cannot_start(self, reason: str) -> None:
-        if self._pool.handover.cannot_start(reason):
+        if self._pool.offload.cannot_start(reason):
             wait = about_span(self._settings().retry_backoff_max_ms)
-            log.error(
+            logger.error(
                 "no spark job can be started; the workers clean what was meant for it",
                 reason=reason,
                 tried_again_in=wait,
             )
         self._pool.wake()
 
-    def _arguments(self, job: HandedJob, settings: CleanerSettings) -> list[str]:
+    def _arguments(self, job: OffloadedJob, settings: CleanerSettings) -> list[str]:
         spark = settings.spark
-        numbers = ",".join(str(one.partition) for one in job.partitions)
-        found = ["compact", "--partitions", numbers, "--engine", "spark", "--json", "--no-roll"]
-        found += ["--master", spark.master, "--memory", f"{spark.memory_bytes >> 20}m"]
-        found += ["--task-memory", str(spark.task_memory_bytes), "--transport", spark.transport]
-        found += ["--http", spark.broker_url or self._url()]
+        numbers = ",".join(str(partition.partition) for partition in job.partitions)
+        results = ["compact", "--partitions", numbers, "--engine", "spark", "--json", "--no-roll"]
+        results += ["--master", spark.master, "--memory", f"{spark.memory_bytes >> 20}m"]
+        results += ["--task-memory", str(spark.task_memory_bytes), "--transport", spark.transport]
+        results += ["--http", spark.broker_url or self._url()]
         token_file = self._token_file()
         if token_file is not None:
-            found += ["--token-file", token_file]
-        return [*found, "--", job.partitions[0].topic]
+            results += ["--token-file", token_file]
+        return [*results, "--", job.partitions[0].topic]
 
-    async def _carry_out(self, job: HandedJob, settings: CleanerSettings) -> Ended:
+    async def _carry_out(self, job: OffloadedJob, settings: CleanerSettings) -> ChildExit:
         """Run the process to its end. Raises OSError where none starts."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
@@ -209,24 +210,26 @@ class SparkCleaning:
             self._interrupt("the broker stops")
         assert process.stdout is not None
         assert process.stderr is not None
-        said = _Said(job.partitions[0].topic)
+        child_output = _ChildOutput(job.partitions[0].topic)
         loop = asyncio.get_running_loop()
         span = about_span(settings.spark.timeout_ms)
         bound = loop.call_later(settings.spark.timeout_ms / 1000, self._too_long, child, span)
         try:
-            output, _ = await asyncio.gather(_read(process.stdout), _listen(process.stderr, said))
+            output, _ = await asyncio.gather(
+                _read(process.stdout), _read_output(process.stderr, child_output)
+            )
             code = await process.wait()
         finally:
             bound.cancel()
             await _end_group(process.pid)
-        if said.lines > LINES_MAX:
-            log.warning(
+        if child_output.lines > LINES_MAX:
+            logger.warning(
                 "spark job said more than is told",
-                topic=said.topic,
-                lines=said.lines,
-                reason=said.last,
+                topic=child_output.topic,
+                lines=child_output.lines,
+                reason=child_output.last,
             )
-        return Ended(code, _parsed(output), said.last.removeprefix("varve: "))
+        return ChildExit(code, _parsed(output), child_output.last.removeprefix("varve: "))
 
     def _too_long(self, child: _Child, span: str) -> None:
         child.timed_out = True
@@ -235,53 +238,53 @@ class SparkCleaning:
     def _interrupt(self, reason: str) -> None:
         """Have the process give its run up and end; killed if it does not."""
         child = self._child
-        if child is None or child.asked:
+        if child is None or child.interrupted:
             return
-        child.asked = reason
+        child.interrupted = reason
         task = asyncio.create_task(_end(child.process), name="end-spark-job")
-        child.enders.add(task)
-        task.add_done_callback(child.enders.discard)
+        child.end_tasks.add(task)
+        task.add_done_callback(child.end_tasks.discard)
 
     # What came of it ----------------------------------------------------------------------------
 
-    def _settle(self, job: HandedJob, ended: Ended, child: _Child, began_ms: int) -> None:
-        handover = self._pool.handover
-        found = _outcomes(ended.answer)
-        if ended.code in (USAGE, NO_SPARK) and not child.asked:
+    def _settle(self, job: OffloadedJob, ended: ChildExit, child: _Child, began_ms: int) -> None:
+        offload = self._pool.offload
+        results = _outcomes(ended.answer)
+        if ended.code in (USAGE, NO_SPARK) and not child.interrupted:
             self._cannot_start(ended.words or f"the job ended with {ended.code}")
             self._keep(job, began_ms, "failed", ended.words)
             return
-        left: list[TopicPartition] = []
+        partitions: list[TopicPartition] = []
         for partition in job.partitions:
-            outcome, _ = found.get(partition.partition, ("", ""))
+            outcome, _ = results.get(partition.partition, ("", ""))
             if outcome == "adopted" or (ended.code == DONE and not outcome):
-                handover.succeeded(partition)
+                offload.succeeded(partition)
             else:
-                left.append(partition)
-        if not left:
-            log.info(
+                partitions.append(partition)
+        if not partitions:
+            logger.info(
                 "spark job done", topic=job.partitions[0].topic, partitions=len(job.partitions)
             )
             return
-        for partition in left:
-            outcome, why = found.get(partition.partition, ("", ""))
-            reason = why or child.asked or ended.words or _of_code(ended.code)
+        for partition in partitions:
+            outcome, why = results.get(partition.partition, ("", ""))
+            reason = why or child.interrupted or ended.words or _of_code(ended.code)
             self._settle_one(partition, ended, child, outcome, reason)
             self._keep_one(partition, began_ms, _kept_as(ended, child, outcome), reason)
 
     def _settle_one(
-        self, partition: TopicPartition, ended: Ended, child: _Child, outcome: str, reason: str
+        self, partition: TopicPartition, ended: ChildExit, child: _Child, outcome: str, reason: str
     ) -> None:
-        handover = self._pool.handover
+        offload = self._pool.offload
         match _kept_as(ended, child, outcome):
             case "aborted":
-                log.info("spark job given up", partition=str(partition), reason=reason)
+                logger.info("spark job given up", partition=str(partition), reason=reason)
             case "stale":
-                handover.became_void(partition, reason)
-                log.warning("spark job became void", partition=str(partition), reason=reason)
+                offload.job_discarded(partition, reason)
+                logger.warning("spark job became void", partition=str(partition), reason=reason)
             case _:
-                given_up = handover.failed(partition, reason)
-                log.error(
+                given_up = offload.failed(partition, reason)
+                logger.error(
                     "spark job failed; the workers clean the partition now"
                     if given_up
                     else "spark job failed",
@@ -289,7 +292,7 @@ class SparkCleaning:
                     reason=reason,
                 )
 
-    def _keep(self, job: HandedJob, began_ms: int, outcome: Outcome, reason: str) -> None:
+    def _keep(self, job: OffloadedJob, began_ms: int, outcome: Outcome, reason: str) -> None:
         for partition in job.partitions:
             self._keep_one(partition, began_ms, outcome, reason)
 
@@ -308,12 +311,12 @@ class SparkCleaning:
             reason=reason,
             engine="spark",
         )
-        self._pool.failed_elsewhere(facts, record)
+        self._pool.remote_clean_failed(facts, record)
 
 
-def _kept_as(ended: Ended, child: _Child, outcome: str) -> Outcome:
+def _kept_as(ended: ChildExit, child: _Child, outcome: str) -> Outcome:
     """What the history calls an end that was none."""
-    if child.asked and not child.timed_out:
+    if child.interrupted and not child.timed_out:
         return "aborted"
     if outcome in ("stale", "expired") or (not outcome and ended.code == STALE):
         return "stale"
@@ -322,12 +325,12 @@ def _kept_as(ended: Ended, child: _Child, outcome: str) -> Outcome:
 
 def _outcomes(answer: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
     """Outcome and reason by number of the partition."""
-    found = {}
+    result = {}
     rows = answer.get("partitions")
     for row in rows if isinstance(rows, list) else []:
         if isinstance(row, dict) and isinstance(row.get("partition"), int):
-            found[row["partition"]] = (str(row.get("outcome", "")), str(row.get("reason", "")))
-    return found
+            result[row["partition"]] = (str(row.get("outcome", "")), str(row.get("reason", "")))
+    return result
 
 
 def _of_code(code: int) -> str:
@@ -345,32 +348,32 @@ def _environment() -> dict[str, str]:
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
     """All of it, as far as that is an answer; the rest is read, and let go."""
-    found = bytearray()
+    result = bytearray()
     while data := await stream.read(CHUNK_BYTES):
-        if len(found) <= ANSWER_BYTES_MAX:
-            found += data
-    return bytes(found)
+        if len(result) <= ANSWER_BYTES_MAX:
+            result += data
+    return bytes(result)
 
 
 def _parsed(output: bytes) -> Mapping[str, Any]:
     if len(output) > ANSWER_BYTES_MAX:
         return {}
     with suppress(ValueError, RecursionError):
-        found = json.loads(output)
-        if isinstance(found, dict):
-            return found
+        document = json.loads(output)
+        if isinstance(document, dict):
+            return document
     return {}
 
 
-async def _listen(stream: asyncio.StreamReader, said: _Said) -> None:
+async def _read_output(stream: asyncio.StreamReader, child_output: _ChildOutput) -> None:
     """Line by line, whatever their length."""
     rest = b""
     while data := await stream.read(CHUNK_BYTES):
         *lines, rest = (rest + data).split(b"\n")
         rest = rest[:CHUNK_BYTES]
         for line in lines:
-            said.line(line)
-    said.line(rest)
+            child_output.line(line)
+    child_output.line(rest)
 
 
 async def _end(process: Process) -> None:

@@ -88,7 +88,7 @@ def run_path(partition_directory: str, run_id: str) -> str:
 
 def sources_of(job: CleanJob) -> list[tuple[int, int]]:
     """(base offset, bytes) of every source of a job."""
-    return [(one.base_offset, one.size_bytes) for group in job.groups for one in group]
+    return [(source.base_offset, source.size_bytes) for group in job.groups for source in group]
 
 
 # Staging ------------------------------------------------------------------------------------
@@ -141,8 +141,8 @@ def read_lease(env: Env, folder: str) -> LeaseRecord | str:
     if env.is_dir(path):
         return "its lease is a folder"
     try:
-        found = sealed_json.unseal(LEASE_MAGIC, LEASE_VERSION, env.read_file(path), path)
-        record = typed_json.from_json(LeaseRecord, found)
+        results = sealed_json.unseal(LEASE_MAGIC, LEASE_VERSION, env.read_file(path), path)
+        record = typed_json.from_json(LeaseRecord, results)
     except FileNotFoundError:
         return "it has no lease"
     except (CorruptCheckpointError, NewerFormatError, MalformedJsonError, ValueError) as error:
@@ -169,12 +169,12 @@ def why_changed(env: Env, partition_directory: str, folder: str, record: LeaseRe
     """
     job = record.plan.job
     for (base, size_bytes), mtime_ms in zip(sources_of(job), record.mtimes_ms, strict=True):
-        wanted = (size_bytes, mtime_ms)
+        requested = (size_bytes, mtime_ms)
         for directory in (f"{folder}/{IN}", partition_directory):
             path = _log_path(directory, base)
             if directory == partition_directory and not env.exists(path):
                 continue
-            if not env.exists(path) or (env.size(path), env.mtime_ms(path)) != wanted:
+            if not env.exists(path) or (env.size(path), env.mtime_ms(path)) != requested:
                 return f"{path} is not as it was"
     return ""
 
@@ -213,10 +213,10 @@ def make_check_folders(env: Env, folder: str) -> CheckFolders:
     check = f"{folder}/{CHECK}"
     if env.exists(check):
         raise FileExistsError(check)
-    found = CheckFolders(f"{check}/{IN}", f"{check}/{OUT}")
-    env.mkdir(found.sources)
-    env.mkdir(found.outputs)
-    return found
+    folders = CheckFolders(f"{check}/{IN}", f"{check}/{OUT}")
+    env.mkdir(folders.sources)
+    env.mkdir(folders.outputs)
+    return folders
 
 
 def link_sources(

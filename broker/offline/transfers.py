@@ -15,8 +15,8 @@ from typing import Final
 
 from crc32c import crc32c
 
-from broker.offline.leases import OfflineRuns
-from broker.offline.model import LeasedPartition, OfflineError
+from broker.offline.leases import Leases
+from broker.offline.model import LeasedPartition, LeaseError
 from broker.offline.staging import IN, OUT, write_manifest
 from cleaner.handoff import (
     MalformedHandoffError,
@@ -58,7 +58,7 @@ class Upload:
 
 
 @dataclass(slots=True, eq=False)
-class _Coming:
+class _PendingUpload:
     """An upload that was let in: room that is not to be promised again."""
 
     bytes_left: int  # to be written
@@ -67,38 +67,38 @@ class _Coming:
 class Transfers:
     """Moves files of runs that are alive."""
 
-    def __init__(self, env: Env, runs: OfflineRuns) -> None:
+    def __init__(self, env: Env, runs: Leases) -> None:
         self._env = env
-        self._runs = runs
-        self._coming: set[_Coming] = set()
+        self._leases = runs
+        self._pending: set[_PendingUpload] = set()
 
     # Out --------------------------------------------------------------------------------------
 
     async def read_input(
         self, part: LeasedPartition, name: str, first: int, end: int | None
     ) -> FileRange:
-        """A range `[first, end)` of a pinned segment's file. Raises OfflineError."""
+        """A range `[first, end)` of a pinned segment's file. Raises LeaseError."""
         parsed = filenames.parse_file_name(name)
         if parsed is None or parsed.temporary or parsed.kind not in filenames.SEGMENT_KINDS:
-            raise OfflineError(404, f"{name[:100]!r} is no file of a segment")
+            raise LeaseError(404, f"{name[:100]!r} is no file of a segment")
         return await self._read(f"{part.folder}/{IN}/{name}", first, end)
 
     async def read_output(
         self, part: LeasedPartition, folder: str, name: str, first: int, end: int | None
     ) -> FileRange:
-        """A range of a file that came before. Raises OfflineError."""
+        """A range of a file that came before. Raises LeaseError."""
         self._check_names(part, folder, name)
         return await self._read(f"{part.folder}/{OUT}/{folder}/{name}", first, end)
 
     async def _read(self, path: str, first: int, end: int | None) -> FileRange:
         try:
-            found = await asyncio.to_thread(self._read_range, path, first, end)
+            file_range = await asyncio.to_thread(self._read_range, path, first, end)
         except FileNotFoundError:
-            raise OfflineError(404, f"there is no file {path.rpartition('/')[2]}") from None
+            raise LeaseError(404, f"there is no file {path.rpartition('/')[2]}") from None
         except OSError as error:
-            raise OfflineError(409, f"the file cannot be read: {error}") from error
-        self._runs.stats.bytes_sent += len(found.data)
-        return found
+            raise LeaseError(409, f"the file cannot be read: {error}") from error
+        self._leases.stats.bytes_sent += len(file_range.data)
+        return file_range
 
     def _read_range(self, path: str, first: int, end: int | None) -> FileRange:
         env, folder = self._env, path.rpartition("/")[0]
@@ -108,7 +108,7 @@ class Transfers:
         try:
             total = file.size()
             if first > total or (first == total and total > 0):
-                raise OfflineError(416, f"the file has {total} bytes")
+                raise LeaseError(416, f"the file has {total} bytes")
             end = total if end is None else min(end, total)
             data = file.pread(min(end - first, RANGE_BYTES_MAX), first) if end > first else b""
         finally:
@@ -118,50 +118,50 @@ class Transfers:
     # In ---------------------------------------------------------------------------------------
 
     async def receive(self, part: LeasedPartition, folder: str, name: str, upload: Upload) -> None:
-        """Take a file. Raises OfflineError, and what its chunks raise."""
+        """Take a file. Raises LeaseError, and what its chunks raise."""
         self._check_names(part, folder, name)
         self._check_open(part)
-        self._count_in(part, upload.size_bytes)
+        self._account(part, upload.size_bytes)
         directory = f"{part.folder}/{OUT}/{folder}"
-        coming = _Coming(upload.size_bytes)
-        self._coming.add(coming)
+        coming = _PendingUpload(upload.size_bytes)
+        self._pending.add(coming)
         is_kept = False
         try:
             await self._check_room(part)
             self._check_open(part)
             if self._env.is_link(directory):
-                raise OfflineError(409, f"{folder} is a link")
+                raise LeaseError(409, f"{folder} is a link")
             # On the loop: see broker/offline/staging.py.
             self._env.mkdir(directory)
             await self._store(part, f"{directory}/{name}", upload, coming)
             is_kept = True
         except NoRoomError as error:
-            raise OfflineError(507, f"there is no room: {error}") from error
+            raise LeaseError(507, f"there is no room: {error}") from error
         except OSError as error:
             status = 507 if is_scarcity(error) else 409
-            raise OfflineError(status, f"the file cannot be kept: {error}") from error
+            raise LeaseError(status, f"the file cannot be kept: {error}") from error
         finally:
-            self._coming.discard(coming)
+            self._pending.discard(coming)
             if not is_kept:
                 part.staged_bytes -= upload.size_bytes
-        self._runs.stats.bytes_received += upload.size_bytes
+        self._leases.stats.bytes_received += upload.size_bytes
 
     async def _store(
-        self, part: LeasedPartition, path: str, upload: Upload, coming: _Coming
+        self, part: LeasedPartition, path: str, upload: Upload, coming: _PendingUpload
     ) -> None:
-        """Raises OfflineError, OSError."""
+        """Raises LeaseError, OSError."""
         temporary = f"{path}.{self._env.random_bytes(6).hex()}{PART_SUFFIX}"
         file = await asyncio.to_thread(
             self._env.open, temporary, create=True, write=True, truncate=True
         )
         is_complete = False
         try:
-            found = await self._write(part, file, upload, coming)
-            if found != upload.crc:
-                raise OfflineError(422, f"it has checksum {found:08x} here: damaged on the way")
+            result = await self._write(part, file, upload, coming)
+            if result != upload.crc:
+                raise LeaseError(422, f"it has checksum {result:08x} here: damaged on the way")
             self._check_open(part)
             durable = not is_scratch_folder(path.split("/")[-2])
-            await asyncio.to_thread(self._keep, file, temporary, path, durable=durable)
+            await asyncio.to_thread(self._commit, file, temporary, path, durable=durable)
             is_complete = True
         finally:
             file.close()
@@ -169,27 +169,27 @@ class Transfers:
                 await asyncio.to_thread(self._drop, temporary)
 
     async def _write(
-        self, part: LeasedPartition, file: File, upload: Upload, coming: _Coming
+        self, part: LeasedPartition, file: File, upload: Upload, coming: _PendingUpload
     ) -> int:
         """The checksum of what came; all of it is written."""
-        position, crc, held, size_bytes = 0, 0, bytearray(), upload.size_bytes
+        position, crc, owned, size_bytes = 0, 0, bytearray(), upload.size_bytes
         async for chunk in upload.chunks:
             self._check_open(part)
-            held += chunk
-            if position + len(held) > size_bytes:
-                raise OfflineError(400, f"more came than {size_bytes} bytes")
-            if len(held) >= WRITE_BYTES:
-                crc = await asyncio.to_thread(_write_out, file, held, position, crc)
-                position += len(held)
-                coming.bytes_left -= len(held)
-                held = bytearray()
-        crc = await asyncio.to_thread(_write_out, file, held, position, crc)
-        position += len(held)
+            owned += chunk
+            if position + len(owned) > size_bytes:
+                raise LeaseError(400, f"more came than {size_bytes} bytes")
+            if len(owned) >= WRITE_BYTES:
+                crc = await asyncio.to_thread(_write_out, file, owned, position, crc)
+                position += len(owned)
+                coming.bytes_left -= len(owned)
+                owned = bytearray()
+        crc = await asyncio.to_thread(_write_out, file, owned, position, crc)
+        position += len(owned)
         if position < size_bytes:
-            raise OfflineError(400, f"{position} bytes came instead of {size_bytes}")
+            raise LeaseError(400, f"{position} bytes came instead of {size_bytes}")
         return crc
 
-    def _keep(self, file: File, temporary: str, path: str, *, durable: bool) -> None:
+    def _commit(self, file: File, temporary: str, path: str, *, durable: bool) -> None:
         if durable:
             file.sync()
         self._env.rename(temporary, path)
@@ -204,54 +204,54 @@ class Transfers:
 
     def _check_names(self, part: LeasedPartition, folder: str, name: str) -> None:
         if not is_folder(folder):
-            raise OfflineError(400, f"{folder[:100]!r} is no name of a folder")
+            raise LeaseError(400, f"{folder[:100]!r} is no name of a folder")
         if not is_file_of(folder, name, part.record.run_id):
-            raise OfflineError(400, f"{name[:100]!r} is no name of an output of this run")
+            raise LeaseError(400, f"{name[:100]!r} is no name of an output of this run")
 
     def _check_open(self, part: LeasedPartition) -> None:
-        self._runs.check_alive(part)
+        self._leases.check_alive(part)
         if not part.takes_files:
-            raise OfflineError(409, f"{part.where} was handed back already: nothing more is taken")
+            raise LeaseError(409, f"{part.where} was handed back already: nothing more is taken")
 
-    def _count_in(self, part: LeasedPartition, size_bytes: int) -> None:
+    def _account(self, part: LeasedPartition, size_bytes: int) -> None:
         if part.staged_bytes + size_bytes > part.staged_bytes_max:
             reason = f"more than {part.staged_bytes_max} bytes came for {part.where}"
-            raise OfflineError(413, reason)
+            raise LeaseError(413, reason)
         if part.staged_files >= FILES_MAX:
-            raise OfflineError(413, f"more than {FILES_MAX} files of one partition")
+            raise LeaseError(413, f"more than {FILES_MAX} files of one partition")
         part.staged_bytes += size_bytes
         part.staged_files += 1
 
     async def _check_room(self, part: LeasedPartition) -> None:
-        """Whether there is room for all that is coming. Raises OfflineError."""
+        """Whether there is room for all that is coming. Raises LeaseError."""
         try:
             free, total = await asyncio.to_thread(self._room, part.directory)
         except OSError as error:
-            raise OfflineError(409, f"the disk does not answer: {error}") from error
-        kept = min(FREE_BYTES_MIN, total // FREE_SHARE)
-        if free - sum(one.bytes_left for one in self._coming) < kept:
-            raise OfflineError(507, f"there is no room: {free} bytes are free, {kept} stay so")
+            raise LeaseError(409, f"the disk does not answer: {error}") from error
+        retained = min(FREE_BYTES_MIN, total // FREE_SHARE)
+        if free - sum(upload.bytes_left for upload in self._pending) < retained:
+            raise LeaseError(507, f"there is no room: {free} bytes are free, {retained} stay so")
 
     def _room(self, path: str) -> tuple[int, int]:
         return self._env.free_bytes(path), self._env.total_bytes(path)
 
     async def receive_manifest(self, part: LeasedPartition, data: bytes) -> None:
-        """Take the manifest; nothing more is taken from then on. Raises OfflineError."""
+        """Take the manifest; nothing more is taken from then on. Raises LeaseError."""
         self._check_open(part)
         most_bytes = manifest_bytes_max(part.job)
         if len(data) > most_bytes:
-            raise OfflineError(413, f"its manifest has up to {most_bytes} bytes")
+            raise LeaseError(413, f"its manifest has up to {most_bytes} bytes")
         try:
             await asyncio.to_thread(decode_manifest, data)
         except MalformedHandoffError as error:
-            raise OfflineError(422, str(error)) from error
+            raise LeaseError(422, str(error)) from error
         self._check_open(part)
         part.takes_files = False
         try:
             await asyncio.to_thread(write_manifest, self._env, part.folder, data)
         except OSError as error:
             part.takes_files = True
-            raise OfflineError(507, f"the manifest cannot be kept: {error}") from error
+            raise LeaseError(507, f"the manifest cannot be kept: {error}") from error
 
 
 def _write_out(file: File, data: bytearray, position: int, crc: int) -> int:

@@ -40,10 +40,10 @@ class LogDirClient:
 
     def size_of(self, topic: str) -> int:
         """Bytes of all partitions of a topic on the broker's disks. Raises ProtocolError."""
-        wanted = DescribeLogDirsRequest(topics=None)
+        request = DescribeLogDirsRequest(topics=None)
         correlation_id = next(self._correlation_ids)
         key = ApiKey.DESCRIBE_LOG_DIRS
-        self._socket.sendall(encode_request(key, VERSION, correlation_id, "varve", wanted))
+        self._socket.sendall(encode_request(key, VERSION, correlation_id, "varve", request))
         (size,) = struct.unpack(">i", self._receive(4))
         if not 0 <= size <= ANSWER_BYTES_MAX:
             raise ProtocolError(f"answer of {size} bytes", key, VERSION)
@@ -54,9 +54,9 @@ class LogDirClient:
         return sum(
             partition.partition_size
             for directory in body.results
-            for found in directory.topics
-            if found.name == topic
-            for partition in found.partitions
+            for response_topic in directory.topics
+            if response_topic.name == topic
+            for partition in response_topic.partitions
         )
 
     def _receive(self, count: int) -> bytes:

@@ -219,11 +219,11 @@ class _DecoderSource(_Source):
         self.add("return m")
         return self.run("def codec(data, p, left):" if self.sliced else "def codec(data, p):")
 
-    def _bad(self, what: str, length: int, position: int) -> ProtocolError:
-        return ProtocolError(f"{self.root}.{what}: length {length} is wrong", position=position)
+    def _bad(self, subject: str, length: int, position: int) -> ProtocolError:
+        return ProtocolError(f"{self.root}.{subject}: length {length} is wrong", position=position)
 
-    def _many(self, what: str, rows: int, position: int) -> RowLimitError:
-        return RowLimitError(f"{self.root}.{what}: {rows} rows are too many", position=position)
+    def _many(self, subject: str, rows: int, position: int) -> RowLimitError:
+        return RowLimitError(f"{self.root}.{subject}: {rows} rows are too many", position=position)
 
     def flush(self) -> None:
         if self.pending:
@@ -314,25 +314,25 @@ class _DecoderSource(_Source):
             return
         self.length(_LENGTH_BYTES[field.type])
         refuse = f"raise bad({field.name!r}, n, p)"
-        taken = "data[p:q].decode()" if field.type == "string" else "data[p:q]"
+        used = "data[p:q].decode()" if field.type == "string" else "data[p:q]"
         if self.sliced and field.type == "string":
-            taken = "str(data[p:q], 'utf-8')"
+            used = "str(data[p:q], 'utf-8')"
         elif self.sliced and field.type == "bytes":
-            taken = "bytes(data[p:q])"
+            used = "bytes(data[p:q])"
         longest = f" or n > {STRING_BYTES_MAX}" if field.type == "string" else ""
         if not field.is_array and self.nullable(field):
             with self.block("if n == -1:"):
                 self.add(f"{target} = None")
             with self.block("else:"):
-                self._take(target, taken, refuse, longest)
+                self._take(target, used, refuse, longest)
         else:
-            self._take(target, taken, refuse, longest)
+            self._take(target, used, refuse, longest)
 
-    def _take(self, target: str, taken: str, refuse: str, longest: str) -> None:
+    def _take(self, target: str, used: str, refuse: str, longest: str) -> None:
         self.add("q = p + n")
         with self.block(f"if n < 0 or q > end{longest}:"):
             self.add(refuse)
-        self.add(f"{target} = {taken}; p = q")
+        self.add(f"{target} = {used}; p = q")
 
     def _nested(self, field: Field, target: str) -> None:
         name = self.variable("m")

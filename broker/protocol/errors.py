@@ -23,8 +23,8 @@ class ProtocolError(Exception):
         self, reason: str, api_key: int = -1, version: int = -1, position: int = -1
     ) -> None:
         where = f" at byte {position}" if position >= 0 else ""
-        what = f"api {api_key} version {version}: " if api_key >= 0 else ""
-        super().__init__(f"{what}{reason}{where}")
+        subject = f"api {api_key} version {version}: " if api_key >= 0 else ""
+        super().__init__(f"{subject}{reason}{where}")
         self.reason = reason
         self.api_key = api_key
         self.version = version

@@ -131,15 +131,15 @@ def decode_fetch_sliced(
     for topic in body.topics:
         partitions: list[FetchPartition] = []
         topics.append((topic.topic_id if by_id else topic.topic, partitions))
-        for one in topic.partitions:
+        for partition in topic.partitions:
             partitions.append(
                 FetchPartition(
-                    one.partition,
-                    one.current_leader_epoch,
-                    one.fetch_offset,
-                    one.last_fetched_epoch,
-                    one.log_start_offset,
-                    one.partition_max_bytes,
+                    partition.partition,
+                    partition.current_leader_epoch,
+                    partition.fetch_offset,
+                    partition.last_fetched_epoch,
+                    partition.log_start_offset,
+                    partition.partition_max_bytes,
                 )
             )
             rows += 1
@@ -169,8 +169,8 @@ def decode_fetch_sliced(
     )
 
 
-def _refuse(what: str, length: int, position: int) -> NoReturn:
-    raise ProtocolError(f"{what}: length {length} is wrong", position=position)
+def _refuse(subject: str, length: int, position: int) -> NoReturn:
+    raise ProtocolError(f"{subject}: length {length} is wrong", position=position)
 
 
 _PARTITION_LAYOUTS: Final = {  # by the first version that has it
@@ -290,7 +290,7 @@ class _Reader:
         self.position += 16
         return self.data[self.position - 16 : self.position]
 
-    def _count(self, what: str, bytes_min: int) -> int:
+    def _count(self, subject: str, bytes_min: int) -> int:
         if self.flexible:
             count, self.position = read_varint(self.data, self.position)
             count -= 1
@@ -298,19 +298,19 @@ class _Reader:
             (count,) = _COUNT.unpack_from(self.data, self.position)
             self.position += 4
         if count < 0 or count * bytes_min > self.end - self.position:
-            _refuse(what, count, self.position)
+            _refuse(subject, count, self.position)
         self.left -= count
         if self.left < 0:
             raise SlicesNeededError
         return count
 
-    def _string(self, what: str) -> str:
-        text = self._nullable_string(what)
+    def _string(self, subject: str) -> str:
+        text = self._nullable_string(subject)
         if text is None:
-            _refuse(what, -1, self.position)
+            _refuse(subject, -1, self.position)
         return text
 
-    def _nullable_string(self, what: str) -> str | None:
+    def _nullable_string(self, subject: str) -> str | None:
         if self.flexible:
             length, self.position = read_varint(self.data, self.position)
             length -= 1
@@ -321,7 +321,7 @@ class _Reader:
             return None
         stop = self.position + length
         if length < 0 or stop > self.end:
-            _refuse(what, length, self.position)
+            _refuse(subject, length, self.position)
         text = self.data[self.position : stop].decode()
         self.position = stop
         return text

@@ -96,9 +96,9 @@ def decode_produce_sliced(
         partitions: list[PartitionRecords] = []
         topics.append((topic.topic_id if by_id else topic.name, partitions))
         rows += 1
-        for one in topic.partition_data:
+        for partition in topic.partition_data:
             # A view of the frame, not bytes: what the table says is for whole decoding.
-            partitions.append((one.index, cast("memoryview | None", one.records)))
+            partitions.append((partition.index, cast("memoryview | None", partition.records)))
             rows += 1
             if rows >= ELEMENTS_PER_SLICE:
                 rows = 0
@@ -113,13 +113,13 @@ def _error(reason: str, version: int, position: int = -1) -> ProtocolError:
     return ProtocolError(f"Produce: {reason}", 0, version, position)
 
 
-def _refuse(what: str, length: int, position: int) -> NoReturn:
-    raise ProtocolError(f"{what}: length {length} is wrong", position=position)
+def _refuse(subject: str, length: int, position: int) -> NoReturn:
+    raise ProtocolError(f"{subject}: length {length} is wrong", position=position)
 
 
 def _decode_classic(frame: memoryview, p: int) -> ProduceRequest:
     end = len(frame)
-    left = WHOLE_ROWS_MAX
+    remaining = WHOLE_ROWS_MAX
     (n,) = _LENGTH.unpack_from(frame, p)
     p += 2
     transactional_id = None
@@ -132,8 +132,8 @@ def _decode_classic(frame: memoryview, p: int) -> ProduceRequest:
     p += 10
     if topic_count < 0 or topic_count * 6 > end - p:
         _refuse("topics", topic_count, p)
-    left -= topic_count
-    if left < 0:
+    remaining -= topic_count
+    if remaining < 0:
         raise SlicesNeededError
     topics: list[tuple[TopicRef, list[PartitionRecords]]] = []
     for _ in range(topic_count):
@@ -147,8 +147,8 @@ def _decode_classic(frame: memoryview, p: int) -> ProduceRequest:
         p += 4
         if partition_count < 0 or partition_count * 8 > end - p:
             _refuse("partitions", partition_count, p)
-        left -= partition_count
-        if left < 0:
+        remaining -= partition_count
+        if remaining < 0:
             raise SlicesNeededError
         partitions: list[PartitionRecords] = []
         for _ in range(partition_count):
@@ -186,8 +186,8 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
     by_id = version >= FIRST_TOPIC_ID_VERSION
     if not n or (n - 1) * (18 if by_id else 3) > end - p:
         _refuse("topics", n - 1, p)
-    left = WHOLE_ROWS_MAX - n + 1
-    if left < 0:
+    remaining = WHOLE_ROWS_MAX - n + 1
+    if remaining < 0:
         raise SlicesNeededError
     topics: list[tuple[TopicRef, list[PartitionRecords]]] = []
     topic: TopicRef
@@ -210,16 +210,16 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
             n, p = read_long_varint(frame, p, n)
         if not n or (n - 1) * 6 > end - p:
             _refuse("partitions", n - 1, p)
-        left -= n - 1
-        if left < 0:
+        remaining -= n - 1
+        if remaining < 0:
             raise SlicesNeededError
-        partitions, p, left = _flexible_partitions(frame, p, n - 1, left)
+        partitions, p, remaining = _flexible_partitions(frame, p, n - 1, remaining)
         topics.append((topic, partitions))
         n = frame[p]
         p += 1
         if n:
-            left -= n
-            if left < 0:
+            remaining -= n
+            if remaining < 0:
                 raise SlicesNeededError
             p = skip_tags(frame, p, n)
     if frame[p]:
@@ -228,7 +228,7 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
 
 
 def _flexible_partitions(
-    frame: memoryview, p: int, count: int, left: int
+    frame: memoryview, p: int, count: int, remaining: int
 ) -> tuple[list[PartitionRecords], int, int]:
     """-> the partitions, the position behind them, the rows that are left"""
     end = len(frame)
@@ -250,11 +250,11 @@ def _flexible_partitions(
         n = frame[p]
         p += 1
         if n:
-            left -= n
-            if left < 0:
+            remaining -= n
+            if remaining < 0:
                 raise SlicesNeededError
             p = skip_tags(frame, p, n)
-    return partitions, p, left
+    return partitions, p, remaining
 
 
 def encode_produced(

@@ -150,9 +150,9 @@ class CleanContext:
 
     def make_flags(self, record_bytes: int) -> None:
         """Have a flag for each record that `record_bytes` can hold."""
-        wanted = record_bytes // RECORD_BYTES_MIN
-        if len(self.space.keep) < wanted:
-            self.space = self.space._replace(keep=np.empty(wanted, dtype=np.uint8))
+        requested = record_bytes // RECORD_BYTES_MIN
+        if len(self.space.keep) < requested:
+            self.space = self.space._replace(keep=np.empty(requested, dtype=np.uint8))
 
     def make_room_for_producers(self) -> None:
         """Have more slots for producers with batches behind their last markers."""

@@ -19,7 +19,7 @@ from cleaner.job import NO_HORIZON, UNKNOWN_HORIZON, CleanedGroup, SegmentHorizo
 from storage.swap import CleanedSegment
 
 
-class GroupBooks:
+class GroupAccounting:
     """One group after the other: `begin`, a `close_segment` for each, then `leave` or `finish`."""
 
     def __init__(self, context: CleanContext, damaged: Collection[int]) -> None:
@@ -88,7 +88,7 @@ class GroupBooks:
         """Count a group that stays as it is."""
         self._count(group, None, sum(source.size_bytes for source in group))
         for source, horizon_ms in zip(group, self._horizons, strict=True):
-            self.tell_horizon(source.base_offset, source.size_bytes, horizon_ms)
+            self.record_horizon(source.base_offset, source.size_bytes, horizon_ms)
 
     def finish(
         self, group: tuple[SourceSegment, ...], cleaned: CleanedSegment | None
@@ -106,13 +106,15 @@ class GroupBooks:
         )
         self._count(group, result, size_bytes)
         if cleaned is not None:
-            earliest_ms = min((one for one in self._horizons if one >= 0), default=NO_HORIZON)
+            earliest_ms = min(
+                (horizon for horizon in self._horizons if horizon >= 0), default=NO_HORIZON
+            )
             if UNKNOWN_HORIZON in self._horizons:
                 earliest_ms = UNKNOWN_HORIZON
-            self.tell_horizon(group[0].base_offset, size_bytes, earliest_ms)
+            self.record_horizon(group[0].base_offset, size_bytes, earliest_ms)
         return result
 
-    def tell_horizon(self, base_offset: int, size_bytes: int, horizon_ms: int) -> None:
+    def record_horizon(self, base_offset: int, size_bytes: int, horizon_ms: int) -> None:
         """Say how a segment stands after the clean."""
         self.totals.horizons.append(SegmentHorizon(base_offset, size_bytes, horizon_ms))
 

@@ -25,7 +25,7 @@ HELD_BYTES: Final = 24 << 20  # the survivors of a few segments, in the common c
 PIECES: Final = 3
 
 
-class HeldOutput:
+class BufferedOutput:
     """Memory and scratch file, used by one group after the other."""
 
     def __init__(self, env: Env, directory: str, run_id: str, background: BackgroundWrites) -> None:
@@ -42,20 +42,22 @@ class HeldOutput:
         self._spilled_bytes = 0
         self.memory: Bytes = self._free.pop()  # the stretch that is being filled
 
-    def size_bytes(self, held_from: int) -> int:
+    def size_bytes(self, buffered_from: int) -> int:
         """All that is held, with `memory[held_from:]`."""
         closed_bytes = sum(len(piece) - begin for piece, begin in self._closed)
-        return self._spilled_bytes + closed_bytes + len(self.memory) - held_from
+        return self._spilled_bytes + closed_bytes + len(self.memory) - buffered_from
 
-    def turn(self, held_from: int, base_offset: int, charge: Callable[[int], None]) -> None:
+    def swap_piece(
+        self, buffered_from: int, base_offset: int, charge: Callable[[int], None]
+    ) -> None:
         """Begin another stretch, older than `memory[held_from:]`. Raises OSError.
 
         `charge` is told of bytes before they are written.
         """
-        self._closed.append((self.memory, held_from))
+        self._closed.append((self.memory, buffered_from))
         if not self._free and not self._leaving:
             self._spill_newest(base_offset, charge)
-        self.memory = self._another()
+        self.memory = self._next_piece()
 
     def spill(self, data: Bytes, base_offset: int, charge: Callable[[int], None]) -> None:
         """Hold `data`, which is too large for a piece; nothing is in `memory`. Raises OSError."""
@@ -63,9 +65,9 @@ class HeldOutput:
             self._spill_newest(base_offset, charge)
         self._to_scratch(data, base_offset, charge)
 
-    def lay_down(
+    def write_out(
         self,
-        held_from: int,
+        buffered_from: int,
         output: CleanedOutput,
         buffers: OutputBuffers,
         charge: Callable[[int], None],
@@ -74,10 +76,10 @@ class HeldOutput:
 
         `charge` is told of bytes before they are read back. Raises OSError.
         """
-        self._hand_on(self.memory, (held_from, len(self.memory)), output, buffers)
+        self._release_piece(self.memory, (buffered_from, len(self.memory)), output, buffers)
         while self._closed:
             piece, begin = self._closed.pop()
-            self._hand_on(piece, (begin, len(piece)), output, buffers)
+            self._release_piece(piece, (begin, len(piece)), output, buffers)
         position = self._spilled_bytes
         for size in reversed(self._spilled):
             assert self._file is not None
@@ -85,14 +87,14 @@ class HeldOutput:
             is_giant = size > self.piece_bytes
             if is_giant:
                 buffers.resize(size)
-            piece = np.empty(size, np.uint8) if is_giant else self._another()
+            piece = np.empty(size, np.uint8) if is_giant else self._next_piece()
             charge(size)
-            got = self._file.pread_into(piece.data[:size], position)
-            assert got == size
-            self._hand_on(piece, (0, size), output, buffers)
+            actual = self._file.pread_into(piece.data[:size], position)
+            assert actual == size
+            self._release_piece(piece, (0, size), output, buffers)
             if is_giant:  # there is never more than one of them
                 self._leaving.pop()[0].result()
-        self.memory = self._another()
+        self.memory = self._next_piece()
         self.forget()
 
     def forget(self) -> None:
@@ -106,7 +108,7 @@ class HeldOutput:
             file.close()
             self._env.unlink(file.path)
 
-    def _hand_on(
+    def _release_piece(
         self, piece: Bytes, part: tuple[int, int], output: CleanedOutput, buffers: OutputBuffers
     ) -> None:
         """Have a stretch indexed, and written in the background."""
@@ -119,7 +121,7 @@ class HeldOutput:
         output.flush()
         self._leaving.append((self._background.latest_write, piece))
 
-    def _another(self) -> Bytes:
+    def _next_piece(self) -> Bytes:
         """A piece to fill; waits for one to be written if there is no other. Raises OSError."""
         while self._leaving and (not self._free or self._leaving[0][0].done()):
             write, piece = self._leaving.popleft()

@@ -99,8 +99,8 @@ def index_segment(
 
 def _records_at_most(reader: SourceReader) -> int:
     """Records in the buffer, as far as headers tell and bytes allow."""
-    told = int(count_records(reader.buffer, reader.at, reader.end))
-    return min(told, (reader.end - reader.at) // RECORD_BYTES_MIN)
+    reported = int(count_records(reader.buffer, reader.at, reader.end))
+    return min(reported, (reader.end - reader.at) // RECORD_BYTES_MIN)
 
 
 def _index_compressed(context: CleanContext) -> int:

@@ -16,14 +16,14 @@ from cleaner.engine.kernels.shards import list_batches, list_unpacked
 
 LISTED_ROWS: Final = 1 << 18  # before they are handed on: 6 MiB
 
-TakeRows: TypeAlias = Callable[[Words, int], None]
+ConsumeRows: TypeAlias = Callable[[Words, int], None]
 """Takes the first so many of these rows, free slots among them left out, before it returns."""
 
 
 class Listing:
     """A Taker (scan.py) of every record below the first dirty offset."""
 
-    def __init__(self, context: CleanContext, take: TakeRows) -> None:
+    def __init__(self, context: CleanContext, take: ConsumeRows) -> None:
         self._context = context
         self._take = take
         self._rows: Words = np.empty(LISTED_ROWS * SLOT_WORDS, dtype=np.uint64)

@@ -19,8 +19,8 @@ from typing import Final
 
 from cleaner.engine.background import BackgroundWrites
 from cleaner.engine.context import CleanContext
-from cleaner.engine.group_books import GroupBooks
-from cleaner.engine.held_output import HeldOutput
+from cleaner.engine.group_books import GroupAccounting
+from cleaner.engine.held_output import BufferedOutput
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import LARGEST_INT32
 from cleaner.engine.newest_window import WindowCleaner
@@ -82,9 +82,9 @@ def clean_newest_first(context: CleanContext) -> CleanOutcome | None:
             newest.drop()
             rewrite.run(dirty)
         else:
-            rewrite.totals.add(newest.books.totals)
-            rewrite.totals.horizons.sort(key=lambda one: one.base_offset)
-            newest.hand_over()
+            rewrite.totals.add(newest.accounting.totals)
+            rewrite.totals.horizons.sort(key=lambda horizon: horizon.base_offset)
+            newest.take_results()
     finally:
         newest.drop()
     return CleanOutcome(
@@ -117,13 +117,13 @@ class NewestFirst:
 
     def __init__(self, context: CleanContext) -> None:
         self._context = context
-        self.books = GroupBooks(context, ())
+        self.accounting = GroupAccounting(context, ())
         job = context.job
         self._background = BackgroundWrites()
-        self._held = HeldOutput(context.env, job.outputs, job.run_id, self._background)
+        self._buffered = BufferedOutput(context.env, job.outputs, job.run_id, self._background)
         self._windows = Windows(context.env, job.directory, job.read_buffer_bytes)
-        self._cleaner = WindowCleaner(context, self._held)
-        self._buffers = OutputBuffers(self._held.piece_bytes)
+        self._cleaner = WindowCleaner(context, self._buffered)
+        self._buffers = OutputBuffers(self._buffered.piece_bytes)
         self._outputs: list[CleanedOutput] = []
         self._results: list[CleanedGroup] = []  # the newest first
         self._begun = 0
@@ -143,7 +143,7 @@ class NewestFirst:
             return False
         return True
 
-    def hand_over(self) -> None:
+    def take_results(self) -> None:
         """Sync what is left, and hand the groups over, the oldest first. Raises OSError."""
         self._background.wait(self._context.check_aborted)
         if self._outputs:
@@ -156,28 +156,28 @@ class NewestFirst:
     def drop(self) -> None:
         """Remove all that was not handed over."""
         self._background.close()
-        self._held.forget()
+        self._buffered.forget()
         while self._outputs:
             self._outputs.pop().abandon()
         self._results.clear()
 
     def _clean_group(self, group: Group) -> None:
-        books, held = self.books, self._held
-        books.begin(group)
+        group_books, buffered = self.accounting, self._buffered
+        group_books.begin(group)
         self._cleaner.begin_group(group[0].base_offset)
         for source in reversed(group):
             self._clean_segment(source)
-            books.close_segment()
-        held_from = self._cleaner.held_from
-        if books.is_unchanged(group, held.size_bytes(held_from)):
-            held.forget()
-            books.leave(group)
+            group_books.close_segment()
+        buffered_from = self._cleaner.buffered_from
+        if group_books.is_unchanged(group, buffered.size_bytes(buffered_from)):
+            buffered.forget()
+            group_books.leave(group)
             return
-        output = books.open_output(group, self._buffers, self._background.write)
+        output = group_books.open_output(group, self._buffers, self._background.write)
         self._outputs.append(output)
-        held.lay_down(held_from, output, self._buffers, self._charge_read)
+        buffered.write_out(buffered_from, output, self._buffers, self._charge_read)
         cleaned = output.complete(())
-        self._results.append(books.finish(group, cleaned))
+        self._results.append(group_books.finish(group, cleaned))
         if cleaned is not None:
             self._background.sync(output, group[-1].last_modified_ms)
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from cleaner.engine.context import CleanContext, grown
-from cleaner.engine.held_output import HeldOutput
+from cleaner.engine.held_output import BufferedOutput
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import (
     ATTR_CODEC,
@@ -25,13 +25,13 @@ from cleaner.engine.kernels.memory import SLACK_BYTES
 from cleaner.engine.kernels.newest import (
     ARENA,
     BOUND,
+    BUFFER_FULL,
+    BUFFERED_FROM,
     CHUNK_BYTES,
     CHUNK_END,
     FIRST_BASE,
     FLUSH,
     GATHERED,
-    HELD_FROM,
-    HOLD_FULL,
     KEPT_AT,
     KEPT_END,
     LISTED,
@@ -75,9 +75,9 @@ _CODEC_AT: Final = 22  # the lower byte of a batch's attributes
 class WindowCleaner:
     """One window after the other, of one group after the other."""
 
-    def __init__(self, context: CleanContext, held: HeldOutput) -> None:
+    def __init__(self, context: CleanContext, buffered: BufferedOutput) -> None:
         self._context = context
-        self._held = held
+        self._buffered = buffered
         self._levels = dict(context.job.compression_levels)
         self._space = context.space
         self._base_offset = 0  # of the group
@@ -94,7 +94,7 @@ class WindowCleaner:
             packed=np.empty(ARENA_BYTES, dtype=np.uint8),
             scratch=np.empty(max(window_bytes, ARENA_BYTES) + SLACK_BYTES, dtype=np.uint8),
             out=np.empty(window_bytes + SLACK_BYTES, dtype=np.uint8),
-            hold=held.memory,
+            hold=buffered.memory,
         )
         self._size_bytes = 0  # of what is in the window
         walk = self._window.walk
@@ -105,14 +105,14 @@ class WindowCleaner:
         self._make_space(CHUNK_KEYS)
 
     @property
-    def held_from(self) -> int:
+    def buffered_from(self) -> int:
         """Where in the held memory the group's survivors begin."""
-        return int(self._window.walk[HELD_FROM])
+        return int(self._window.walk[BUFFERED_FROM])
 
     def begin_group(self, base_offset: int) -> None:
         """The next windows belong to another group; nothing of it is held yet."""
         self._base_offset = base_offset
-        self._hold_in_memory()
+        self._buffer_in_memory()
 
     def read(self, file: File, begin: int, end: int, charge: Callable[[int], None]) -> None:
         """Fill the window with `[begin, end)` of a segment. Raises NoWindowsError, OSError."""
@@ -149,7 +149,7 @@ class WindowCleaner:
             self._pack_chunk()
         elif code == PACK:
             self._pack()
-        elif code == HOLD_FULL:
+        elif code == BUFFER_FULL:
             self._turn()
         elif code == MORE_SLOTS:
             self._context.map.reserve(len(self._space.ones) - int(self._window.walk[TOP]))
@@ -180,10 +180,10 @@ class WindowCleaner:
 
     def _make_room(self, size_bytes: int, count: int) -> None:
         """Have room for the output of a batch; there is none yet."""
-        wanted = size_bytes + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
+        requested = size_bytes + count * GROWN_BYTES_PER_RECORD + SLACK_BYTES
         if count * RECORD_BYTES_MIN > self._context.job.decompressed_batch_bytes:
             raise NoWindowsError(self._path)
-        self._window = self._window._replace(out=np.empty(wanted, dtype=np.uint8))
+        self._window = self._window._replace(out=np.empty(requested, dtype=np.uint8))
 
     def _unpack(self) -> None:
         """Unpack the batch that is gathered next, and those behind it, while the arena has room."""
@@ -241,7 +241,7 @@ class WindowCleaner:
     def _pack_chunk(self) -> None:
         """Compress what survives of the chunk's batches, as far as the kernel cannot."""
         window, walk = self._window, self._window.walk
-        cells, view, kept = window.rows.data, window.buf.data, window.kept.data
+        cells, view, retained = window.rows.data, window.buf.data, window.kept.data
         pieces: list[bytes] = []
         end = 0
         rows = range(int(walk[NEXT]) * ROW_WORDS, int(walk[CHUNK_END]) * ROW_WORDS, ROW_WORDS)
@@ -249,16 +249,16 @@ class WindowCleaner:
             if cells[row + PACKED_END] != WANTED:
                 continue
             codec = view[cells[row + POSITION] + _CODEC_AT] & ATTR_CODEC
-            records = kept[cells[row + KEPT_AT] : cells[row + KEPT_END]]
+            records = retained[cells[row + KEPT_AT] : cells[row + KEPT_END]]
             pieces.append(compress(codec, records, self._levels.get(codec)))
             cells[row + PACKED_AT] = end
             end += len(pieces[-1])
             cells[row + PACKED_END] = end
         packed, out = grown(window.packed, end), window.out
         packed.data[:end] = b"".join(pieces)
-        wanted = int(walk[CHUNK_BYTES]) + end + len(pieces) * HEADER_BYTES
-        if wanted > len(out):  # nothing of the chunk stands there yet
-            out = grown(out, wanted)
+        requested = int(walk[CHUNK_BYTES]) + end + len(pieces) * HEADER_BYTES
+        if requested > len(out):  # nothing of the chunk stands there yet
+            out = grown(out, requested)
         self._window = window._replace(packed=packed, out=out)
 
     def _pack(self) -> None:
@@ -271,10 +271,10 @@ class WindowCleaner:
         packed = compress(codec, records, self._levels.get(codec))
         end = int(state[fields.WRITTEN]) + HEADER_BYTES + len(packed)
         # And room for what the rest of the chunk may need.
-        wanted = end + int(walk[CHUNK_BYTES])
+        requested = end + int(walk[CHUNK_BYTES])
         out = window.out
-        if wanted + SLACK_BYTES > len(out):
-            out = grown(out, wanted)
+        if requested + SLACK_BYTES > len(out):
+            out = grown(out, requested)
             out[: len(window.out)] = window.out
             self._window = window._replace(out=out)
         out.data[end - len(packed) : end] = packed
@@ -283,17 +283,17 @@ class WindowCleaner:
 
     def _turn(self) -> None:
         """Make room for the chunk's output; what does not fit into a whole piece is spilled."""
-        walk, state, held = self._window.walk, self._context.state, self._held
+        walk, state, buffered = self._window.walk, self._context.state, self._buffered
         charge = self._context.charge_write
-        held_from, written = int(walk[HELD_FROM]), int(state[fields.WRITTEN])
-        if held_from < len(held.memory):
-            held.turn(held_from, self._base_offset, charge)
-        if written > len(held.memory):
-            held.spill(self._window.out[:written], self._base_offset, charge)
+        buffered_from, written = int(walk[BUFFERED_FROM]), int(state[fields.WRITTEN])
+        if buffered_from < len(buffered.memory):
+            buffered.swap_piece(buffered_from, self._base_offset, charge)
+        if written > len(buffered.memory):
+            buffered.spill(self._window.out[:written], self._base_offset, charge)
             state[fields.WRITTEN] = 0
-        self._hold_in_memory()
+        self._buffer_in_memory()
 
-    def _hold_in_memory(self) -> None:
+    def _buffer_in_memory(self) -> None:
         """What survives goes to the memory of `held` from now on, in which there is nothing yet."""
-        self._window = self._window._replace(hold=self._held.memory)
-        self._window.walk[HELD_FROM] = len(self._held.memory)
+        self._window = self._window._replace(hold=self._buffered.memory)
+        self._window.walk[BUFFERED_FROM] = len(self._buffered.memory)

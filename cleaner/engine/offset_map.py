@@ -26,8 +26,8 @@ SLOTS_MIN = 2  # one key, and a free slot for probes to end at
 
 def slots_for(limit_bytes: int, keys_max: int, slot_bytes: int = SLOT_BYTES) -> int:
     """How many slots `limit_bytes` buys; not more than `keys_max` keys can ever want."""
-    wanted = keys_max * 10 // 9 + 2
-    return max(SLOTS_MIN, min(limit_bytes // slot_bytes, wanted, SLOTS_MAX))
+    requested = keys_max * 10 // 9 + 2
+    return max(SLOTS_MIN, min(limit_bytes // slot_bytes, requested, SLOTS_MAX))
 
 
 class OffsetMap:
@@ -92,16 +92,16 @@ class OffsetMap:
             space,
         )
 
-    def put(self, ones: Words, twos: Words, offsets: Ints) -> int:
+    def put(self, items: Words, twos: Words, offsets: Ints) -> int:
         """Put fingerprints with ascending offsets; how many were put before the map was full."""
-        self.reserve(len(ones))
-        return int(put_keys(self.table, self.state, ones, twos, offsets, len(ones)))
+        self.reserve(len(items))
+        return int(put_keys(self.table, self.state, items, twos, offsets, len(items)))
 
-    def find(self, ones: Words, twos: Words) -> Ints:
+    def find(self, items: Words, twos: Words) -> Ints:
         """The last offset of each fingerprint, -1 where it is not in the map."""
-        found = np.empty(len(ones), dtype=np.int64)
-        find_keys(self.table, self.state, ones, twos, found, len(ones))
-        return found
+        result = np.empty(len(items), dtype=np.int64)
+        find_keys(self.table, self.state, items, twos, result, len(items))
+        return result
 
     def mark(self, bits: Bytes) -> None:
         """Set the bits of the surviving offsets in [BITS_FIRST, BITS_END) of `state`."""

@@ -44,8 +44,12 @@ class RewriteTotals:
 
     def add(self, others: "RewriteTotals") -> None:
         """Count what others counted behind what is counted here."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(others, one.name))
+        for dataclass_field in fields(self):
+            setattr(
+                self,
+                dataclass_field.name,
+                getattr(self, dataclass_field.name) + getattr(others, dataclass_field.name),
+            )
 
 
 class MapFullError(Exception):

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cleaner.engine.context import CleanContext, grown, released
-from cleaner.engine.group_books import GroupBooks
+from cleaner.engine.group_books import GroupAccounting
 from cleaner.engine.header_scan import HeaderScanner
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes
@@ -56,12 +56,12 @@ class RewritePass:
         self._packed_from: Bytes = np.empty(SLACK_BYTES, dtype=np.uint8)
         self._begun = 0
         self._total = 0
-        self.books = GroupBooks(context, damaged)
+        self.accounting = GroupAccounting(context, damaged)
 
     @property
     def totals(self) -> RewriteTotals:
         """What was counted so far."""
-        return self.books.totals
+        return self.accounting.totals
 
     def run(self, groups: Sequence[tuple[SourceSegment, ...]]) -> None:
         """Rewrite groups of the job, in order. Raises CleanAbortedError, OSError."""
@@ -76,7 +76,9 @@ class RewritePass:
             broken = next((i for i, s in enumerate(group) if s.base_offset in self.damaged), None)
             if broken == 0:
                 self._begun += group[0].size_bytes
-                self.books.tell_horizon(group[0].base_offset, group[0].size_bytes, UNKNOWN_HORIZON)
+                self.accounting.record_horizon(
+                    group[0].base_offset, group[0].size_bytes, UNKNOWN_HORIZON
+                )
                 waiting.appendleft(group[1:])
             elif broken is not None:
                 waiting.extendleft((group[broken:], group[:broken]))
@@ -94,24 +96,24 @@ class RewritePass:
         context.reader.close()
 
     def _rewrite_group(self, group: tuple[SourceSegment, ...]) -> None:
-        context, books = self._context, self.books
-        books.begin(group)
+        context, group_books = self._context, self.accounting
+        group_books.begin(group)
         if context.job.expired_only and self._nothing_expired(group):
             return
-        output = books.open_output(group, self._buffers)
+        output = group_books.open_output(group, self._buffers)
         try:
             for source in group:
                 self._rewrite_segment(source, output)
-            if books.is_unchanged(group, output.size_bytes):
+            if group_books.is_unchanged(group, output.size_bytes):
                 output.abandon()
-                books.leave(group)
+                group_books.leave(group)
                 return
             entries = context.transactions.kept_entries()
             cleaned = output.finish(group[-1].last_modified_ms, entries)
         except BaseException:
             output.abandon()
             raise
-        context.control.groups_cleaned((books.finish(group, cleaned),))
+        context.control.groups_cleaned((group_books.finish(group, cleaned),))
 
     def _nothing_expired(self, group: tuple[SourceSegment, ...]) -> bool:
         """Leave a group of which no batch header has a horizon that has passed, and say so."""
@@ -130,9 +132,9 @@ class RewritePass:
             state[fields.EARLIEST_MS] = scan.horizon_ms
             state[fields.RECORDS_IN] += scan.records
             state[fields.RECORDS_OUT] += scan.records
-            self.books.close_segment()
+            self.accounting.close_segment()
             self._begun += source.size_bytes
-        self.books.leave(group)
+        self.accounting.leave(group)
         context.control.progress("rewrite", self._begun, self._total)
         return True
 
@@ -142,7 +144,7 @@ class RewritePass:
             self._rewrite_batches(source, output)
         except DamagedSegmentError as error:
             raise _DamagedInError(source.base_offset, Damage.of(error)) from None
-        self.books.close_segment()
+        self.accounting.close_segment()
         context.release()
         self._packed_from = released(self._packed_from)
         self._begun += source.size_bytes
@@ -207,14 +209,14 @@ class RewritePass:
         reader, state = context.reader, context.state
         header = unpack_header(reader.buffer.data, reader.at)
         records = self._filter(header)
-        kept = int(state[fields.KEPT])
+        retained = int(state[fields.KEPT])
         self._reserve(header.size_bytes, output)
-        if kept == 0:
+        if retained == 0:
             out = self._buffers.batches
             code = settle_empty(reader.buffer, reader.at, header.size_bytes, out, context.space)
             if code != Code.DONE:
                 raise reader.stopped(code)
-        elif kept == header.record_count and not state[fields.STAMP]:
+        elif retained == header.record_count and not state[fields.STAMP]:
             out = self._buffers.batches
             copy_whole(reader.buffer, reader.at, header.size_bytes, out, state)
         else:

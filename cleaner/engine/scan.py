@@ -17,7 +17,7 @@ from storage.batch import unpack_header
 from storage.errors import CorruptBatchError, DecompressionLimitError, TransactionIndexError
 
 
-class Taker(Protocol):
+class BatchConsumer(Protocol):
     """What is done with batches."""
 
     def make_room(self, records: int) -> None:
@@ -30,7 +30,7 @@ class Taker(Protocol):
         """Take the batch the reader stands at, whose `count` bytes are unpacked -> code."""
 
 
-def scan_segment(context: CleanContext, source: SourceSegment, taker: Taker) -> None:
+def scan_segment(context: CleanContext, source: SourceSegment, taker: BatchConsumer) -> None:
     """Hand over the batches of a segment until its end, or until the taker says DONE.
 
     Raises DamagedSegmentError, TransactionIndexError, CleanAbortedError, OSError.
@@ -41,8 +41,8 @@ def scan_segment(context: CleanContext, source: SourceSegment, taker: Taker) -> 
     reader.open(source)
     while not reader.exhausted:
         reader.refill(context.charge_read)
-        told = int(count_records(reader.buffer, reader.at, reader.end))
-        taker.make_room(min(told, (reader.end - reader.at) // RECORD_BYTES_MIN))
+        reported = int(count_records(reader.buffer, reader.at, reader.end))
+        taker.make_room(min(reported, (reader.end - reader.at) // RECORD_BYTES_MIN))
         code = int(Code.COMPRESSED)
         while code in {Code.COMPRESSED, Code.PRODUCERS_FULL}:
             code, reader.at = taker.batches()
@@ -60,7 +60,7 @@ def scan_segment(context: CleanContext, source: SourceSegment, taker: Taker) -> 
     context.release()
 
 
-def _take_compressed(context: CleanContext, taker: Taker) -> None:
+def _take_compressed(context: CleanContext, taker: BatchConsumer) -> None:
     reader = context.reader
     header = unpack_header(reader.buffer.data, reader.at)
     packed_at, packed_bytes = reader.at + HEADER_BYTES, header.size_bytes - HEADER_BYTES

@@ -102,25 +102,27 @@ class SourceReader:
 
         Raises DamagedSegmentError when a batch is left that the file does not complete, OSError.
         """
-        held = self.end - self.at
+        owned = self.end - self.at
         if self.at > 0:
-            self.buffer[:held] = self.buffer[self.at : self.end].copy()
-            self.at, self.end = 0, held
-        if held >= HEADER_BYTES:
+            self.buffer[:owned] = self.buffer[self.at : self.end].copy()
+            self.at, self.end = 0, owned
+        if owned >= HEADER_BYTES:
             size = int(load_be32(self.buffer, 8)) + LENGTH_BYTES
             if size > len(self.buffer) - SLACK_BYTES:
                 self._make_room(size, charge)
-        wanted = min(len(self.buffer) - SLACK_BYTES - held, self._size_bytes - self._next_position)
-        if wanted == 0:
+        requested = min(
+            len(self.buffer) - SLACK_BYTES - owned, self._size_bytes - self._next_position
+        )
+        if requested == 0:
             raise self.damaged("the last batch is cut short")
-        self._read(held, wanted, charge)
-        self.end = held + wanted
+        self._read(owned, requested, charge)
+        self.end = owned + requested
 
     def _read(self, at: int, count: int, charge: Callable[[int], None]) -> None:
         assert self._file is not None
         charge(count)
-        got = self._file.pread_into(self.buffer.data[at : at + count], self._next_position)
-        if got != count:
+        actual = self._file.pread_into(self.buffer.data[at : at + count], self._next_position)
+        if actual != count:
             raise self.damaged("the file ends before its size")
         self._next_position += count
         self.bytes_read += count
@@ -133,12 +135,12 @@ class SourceReader:
         expected = int(load_be32(self.buffer, 17))
         head = self.buffer[: self.end].copy()
         crc = int(crc32c_extended(0, self.buffer, _CRC_FROM, self.end))
-        left = size - self.end
-        while left > 0:
-            count = min(left, len(self.buffer) - SLACK_BYTES)
+        remaining = size - self.end
+        while remaining > 0:
+            count = min(remaining, len(self.buffer) - SLACK_BYTES)
             self._read(0, count, charge)
             crc = int(crc32c_extended(crc, self.buffer, 0, count))
-            left -= count
+            remaining -= count
         self._next_position = begin + len(head)
         self.buffer[: len(head)] = head
         if crc != expected:

@@ -51,9 +51,9 @@ class Transactions:
         self.kept.fill(0)
 
     def kept_entries(self) -> list[TxnIndexEntry]:
-        """The entries of the markers that were kept since `kept` was cleared, by marker."""
-        kept = [self._entries[row] for row in np.flatnonzero(self.kept)]
-        return sorted(kept, key=lambda entry: entry.last_offset)
+        """The entries of the markers that were kept since `entries` was cleared, by marker."""
+        entries = [self._entries[row] for row in np.flatnonzero(self.kept)]
+        return sorted(entries, key=lambda entry: entry.last_offset)
 
     def widen(self, state: Ints) -> None:
         """Make room for more producers with batches behind their last markers."""

@@ -32,7 +32,7 @@ from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.rewrite_pass import RewritePass
 from cleaner.engine.scan import scan_segment
 from cleaner.engine.spilling_map import SpillingMap
-from cleaner.engine.verify_scratch import LivingOffsets, Rows, Scratch
+from cleaner.engine.verify_scratch import LiveOffsets, Rows, Scratch
 from cleaner.job import CleanJob, CleanReport, JobControl
 from cleaner.verification import InvalidOutputError
 from storage.env import Env
@@ -57,7 +57,7 @@ def clean_with_all_keys(
     section = job.end_offset - job.first_dirty_offset
     if job.expired_only or section <= _keys_max(job, section):
         return run_clean(env, job, control, one_pass=False, outputs=outputs), 1
-    work = _Work(env, job, control, outputs, scratch=scratch)
+    work = _KeyVerification(env, job, control, outputs, scratch=scratch)
     return work.run(), work.rounds
 
 
@@ -78,7 +78,7 @@ def _shards(job: CleanJob, section: int) -> int:
     return max(1, min(SHARDS_MAX, -(-records * 5 // (4 * _keys_max(job, section)))))
 
 
-class _Work:
+class _KeyVerification:
     """One job: its keys, shard by shard, and its rewriting pass."""
 
     def __init__(
@@ -121,7 +121,7 @@ class _Work:
             self._list_below(context)
         finally:
             context.reader.close()
-        living = LivingOffsets(self._scratch)
+        living = LiveOffsets(self._scratch)
         living.keyless_met = bool(context.state[fields.KEYLESS_MET])
         bytes_read = context.reader.bytes_read
         del context, self._map  # before there is another map
@@ -167,11 +167,11 @@ class _Work:
 
     # Shards
 
-    def _merge(self, shard: int, living: LivingOffsets) -> None:
+    def _merge(self, shard: int, living: LiveOffsets) -> None:
         """Note the living records of one shard, in as many rounds as it takes."""
         total = self._dirty.count(shard)
         rounds, number = 1, 0
-        found: Ints = np.empty(0, dtype=np.int64)
+        result: Ints = np.empty(0, dtype=np.int64)
         while number < rounds:
             table = OffsetMap(self._job.dedupe_buffer_bytes, total, self._job.hash_key)
             if not self._fill(table, shard, number, rounds):
@@ -183,12 +183,12 @@ class _Work:
             self.rounds += 1
             living.add_map(table.table, int(table.state[fields.SLOTS]))
             for rows, count in self._below.of(shard):
-                if len(found) < count:
-                    found = np.empty(count, dtype=np.int64)
+                if len(result) < count:
+                    result = np.empty(count, dtype=np.int64)
                 unknown = int(
-                    list_unknown(rows, count, number, rounds, table.table, table.state, found)
+                    list_unknown(rows, count, number, rounds, table.table, table.state, result)
                 )
-                living.add(found[:unknown])
+                living.add(result[:unknown])
             number += 1
             self._control.progress("map", shard + 1, self._shards)
 

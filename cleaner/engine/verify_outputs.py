@@ -51,26 +51,26 @@ class ComparedFile:
     def pwrite(self, data: ReadBuffer, position: int) -> None:
         """Compare `data` with what stands at `position`. Raises OSError."""
         assert position == self.size_bytes
-        wanted = np.frombuffer(data, dtype=np.uint8)
-        self.size_bytes += len(wanted)
+        requested = np.frombuffer(data, dtype=np.uint8)
+        self.size_bytes += len(requested)
         if self._file is None or self._fault:
             return
         done = 0
-        while done < len(wanted) and not self._fault:
-            count = min(len(wanted) - done, len(self._buffer))
-            self._compare(wanted[done : done + count], position + done)
+        while done < len(requested) and not self._fault:
+            count = min(len(requested) - done, len(self._buffer))
+            self._compare(requested[done : done + count], position + done)
             done += count
 
-    def _compare(self, wanted: Bytes, position: int) -> None:
+    def _compare(self, requested: Bytes, position: int) -> None:
         assert self._file is not None
-        self._charge(len(wanted))
-        got = self._file.pread_into(self._buffer.data[: len(wanted)], position)
-        different = np.flatnonzero(self._buffer[:got] != wanted[:got])
+        self._charge(len(requested))
+        actual = self._file.pread_into(self._buffer.data[: len(requested)], position)
+        different = np.flatnonzero(self._buffer[:actual] != requested[:actual])
         if len(different):
             self._fault_at = position + int(different[0])
             self._fault = "the job leaves other bytes here"
-        elif got < len(wanted):
-            self._fault_at = position + got
+        elif actual < len(requested):
+            self._fault_at = position + actual
             self._fault = "the file ends here, and the job leaves more"
 
     def sync(self) -> None:
@@ -164,10 +164,10 @@ class ComparedOutputs:
                 f"the next group is that of {_named(claim)}, the job's is that of {_named(group)}"
             )
         for name in ("output", "bytes_before", "bytes_after", "records_before", "records_after"):
-            told, found = getattr(claim, name), getattr(group, name)
-            if told != found:
+            reported, result = getattr(claim, name), getattr(group, name)
+            if reported != result:
                 path = f"{folder}/{_file_name(group)}"
-                raise InvalidOutputError(path, -1, f"{name} is {told}, and {found} by the job")
+                raise InvalidOutputError(path, -1, f"{name} is {reported}, and {result} by the job")
         self._met += 1
 
     def finish(self) -> None:

@@ -58,8 +58,8 @@ class Scratch:
         assert self._file is not None
         data = words.view(np.uint8).data
         self._control.read_bytes(len(data))
-        got = self._file.pread_into(data, position)
-        assert got == len(data)
+        actual = self._file.pread_into(data, position)
+        assert actual == len(data)
 
     def close(self) -> None:
         """The file goes. Raises OSError."""
@@ -108,7 +108,7 @@ class Rows:
                 yield rows, count
 
 
-class LivingOffsets:
+class LiveOffsets:
     """Offsets of living records, each in one run at most. A SurvivorSource (context.py)."""
 
     def __init__(self, scratch: Scratch) -> None:

@@ -44,29 +44,29 @@ class Windows:
         """
         if file.size() < source.size_bytes:
             raise NoWindowsError(file.path)
-        wanted = min(WINDOW_BYTES, self._limit_bytes)
+        requested = min(WINDOW_BYTES, self._limit_bytes)
         hints = self._hints(source, charge)
         windows: list[tuple[int, int]] = []
         end, count = source.size_bytes, len(hints)
         while end > 0:
             count = bisect_left(hints, end, 0, count)  # of the hints before `end`
-            first = bisect_left(hints, end - wanted, 0, count)
-            if end <= wanted:
+            first = bisect_left(hints, end - requested, 0, count)
+            if end <= requested:
                 windows.append((0, end))
             elif first < count:
                 windows.append((hints[first], end))
             else:
                 begin = hints[count - 1] if count else 0
                 edges = [begin, *_walk(file, begin, end, charge), end]
-                windows += self._between(edges, wanted, file.path)
+                windows += self._between(edges, requested, file.path)
             end = windows[-1][0]
         return windows
 
-    def _between(self, edges: list[int], wanted: int, path: str) -> Iterator[tuple[int, int]]:
+    def _between(self, edges: list[int], requested: int, path: str) -> Iterator[tuple[int, int]]:
         """Windows that begin and end at `edges`, as few as fit."""
         last = len(edges) - 1
         while last > 0:
-            first = min(bisect_left(edges, edges[last] - wanted), last - 1)
+            first = min(bisect_left(edges, edges[last] - requested), last - 1)
             if edges[last] - edges[first] > self._limit_bytes:
                 raise NoWindowsError(path)
             yield edges[first], edges[last]

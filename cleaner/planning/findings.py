@@ -41,7 +41,7 @@ class Finding(NamedTuple):
     values: tuple[tuple[str, Value], ...] = ()
 
 
-class NextLook(NamedTuple):
+class NextAttempt(NamedTuple):
     """When time alone may change what is found (wall ms), and what comes to its end then."""
 
     at_ms: int

@@ -47,10 +47,10 @@ def plan_job(
         first_dirty, end = section.first_dirty_offset, section.end_offset
         groups = group_all(facts, end)
     else:
-        groups = group_some(facts, expired.base_offsets)
+        groups = group_selected(facts, expired.base_offsets)
         first_dirty = end = groups[-1][-1].next_base_offset if groups else 0
     assert groups, verdict
-    return word_job(
+    return build_job(
         facts,
         inputs,
         settings,
@@ -75,7 +75,7 @@ def expected_work_ms(groups: Sequence[Sequence[SegmentFacts]], rate: int | None)
     return 2 * size_bytes // bytes_per_second // 60 * 60_000
 
 
-def word_job(
+def build_job(
     facts: LogFacts,
     inputs: JobInputs,
     settings: CleanerSettings,
@@ -158,13 +158,13 @@ def job_settings(config: TopicConfig, settings: CleanerSettings) -> JobSettings:
     )
 
 
-def group_some(facts: LogFacts, base_offsets: Sequence[int]) -> list[list[SegmentFacts]]:
+def group_selected(facts: LogFacts, base_offsets: Sequence[int]) -> list[list[SegmentFacts]]:
     """Groups of some of the log's closed segments; those of one group are neighbours."""
-    wanted = set(base_offsets)
+    requested = set(base_offsets)
     groups: list[list[SegmentFacts]] = []
     run: list[SegmentFacts] = []
     for segment in live_segments(facts):
-        if segment.base_offset in wanted:
+        if segment.base_offset in requested:
             run.append(segment)
         elif run:
             groups += group_segments(
@@ -219,14 +219,16 @@ def _span_ms(group: Sequence[SegmentFacts], segment: SegmentFacts) -> int:
     It counts from the first batch, not from the newest record of the first segment: a merged
     segment keeps its first batch's time, so that it does not grow a little with every clean.
     """
-    filled = [one for one in (*group, segment) if one.size_bytes > 0]
+    filled = [facts for facts in (*group, segment) if facts.size_bytes > 0]
     if not filled:
         return 0
     newest = [
-        one.largest_timestamp_ms if one.largest_timestamp_ms >= 0 else one.last_modified_ms
-        for one in filled
+        facts.largest_timestamp_ms if facts.largest_timestamp_ms >= 0 else facts.last_modified_ms
+        for facts in filled
     ]
-    begun = [one.first_batch_timestamp_ms for one in filled if one.first_batch_timestamp_ms >= 0]
+    begun = [
+        facts.first_batch_timestamp_ms for facts in filled if facts.first_batch_timestamp_ms >= 0
+    ]
     return max(newest) - min(begun, default=min(newest))
 
 

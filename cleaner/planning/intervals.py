@@ -22,34 +22,34 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
     """The same offsets in order, without empty, overlapping or touching stretches."""
     if isinstance(intervals, Merged):
         return intervals
-    found: list[Interval] = []
+    results: list[Interval] = []
     for first, end in sorted(intervals):
         if first >= end:
             continue
-        if found and first <= found[-1][1]:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if results and first <= results[-1][1]:
+            results[-1] = (results[-1][0], max(end, results[-1][1]))
         else:
-            found.append((first, end))
-    return Merged(found)
+            results.append((first, end))
+    return Merged(results)
 
 
-def without(whole: Interval, taken: Iterable[Interval]) -> tuple[Interval, ...]:
+def without(whole: Interval, used: Iterable[Interval]) -> tuple[Interval, ...]:
     """What is left of `whole`, in order."""
     first, end = whole
-    gone = merged(taken)
+    gone = merged(used)
     if not gone:
         return Merged((whole,)) if first < end else Merged()
-    left: list[Interval] = []
-    for at in range(_first_behind(gone, first), len(gone)):
+    remaining: list[Interval] = []
+    for at in range(_first_after(gone, first), len(gone)):
         gone_first, gone_end = gone[at]
         if gone_first >= end:
             break
         if gone_first > first:
-            left.append((first, gone_first))
+            remaining.append((first, gone_first))
         first = gone_end
     if first < end:
-        left.append((first, end))
-    return Merged(left)
+        remaining.append((first, end))
+    return Merged(remaining)
 
 
 def reach(offset: int, intervals: Iterable[Interval]) -> int:
@@ -62,11 +62,11 @@ def reach(offset: int, intervals: Iterable[Interval]) -> int:
 
 def meets(intervals: Iterable[Interval], first: int, end: int) -> bool:
     """Whether any of them has an offset in [first, end)."""
-    found = merged(intervals)
-    at = _first_behind(found, first)
-    return at < len(found) and found[at][0] < end
+    results = merged(intervals)
+    at = _first_after(results, first)
+    return at < len(results) and results[at][0] < end
 
 
-def _first_behind(found: tuple[Interval, ...], offset: int) -> int:
+def _first_after(value: tuple[Interval, ...], offset: int) -> int:
     """The first stretch that ends behind `offset`."""
-    return bisect_right(found, offset, key=itemgetter(1))
+    return bisect_right(value, offset, key=itemgetter(1))

@@ -16,8 +16,8 @@ from typing import Final
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob
 from cleaner.planning.findings import Moment
-from cleaner.planning.grouping import group_all, word_job
-from cleaner.planning.remembered import Remembered
+from cleaner.planning.grouping import build_job, group_all
+from cleaner.planning.remembered import PartitionCleanerState
 from cleaner.planning.section import dirty_section, live_segments
 from config.settings import CleanerSettings
 
@@ -33,19 +33,19 @@ def compaction_job(
     settings: CleanerSettings,
     *,
     now: Moment,
-    known: Remembered,
+    cleaner_state: PartitionCleanerState,
     run_id: str,
 ) -> tuple[CleanJob | None, int]:
     """The job of cleaning all that may be cleaned, and how many bytes of it are dirty.
 
     None where nothing below the horizon is dirty.
     """
-    section = dirty_section(facts, now, known)
+    section = dirty_section(facts, now, cleaner_state)
     if section.dirty_bytes == 0:
         return None, 0
     size_bytes = section.clean_bytes + section.dirty_bytes
     verify_ms = max(VERIFY_MS_MIN, size_bytes * 1000 // VERIFY_BYTES_PER_SECOND)
-    job = word_job(
+    job = build_job(
         facts,
         inputs,
         settings,
@@ -77,7 +77,7 @@ def reading_job(
     ends = [s.next_base_offset for s in closed if s.next_base_offset <= decided_offset]
     if not ends:
         return None
-    return word_job(
+    return build_job(
         facts,
         inputs,
         settings,

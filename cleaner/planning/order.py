@@ -134,13 +134,13 @@ def choose(
     requests_in_a_row: int = 0,
 ) -> Choice:
     """Return which candidates to start; `queue` is sorted, `idle` counts idle workers by lane."""
-    limited = [one for one in queue if one.is_limited]
-    waiting = [one for one in queue if not one.is_limited]
+    limited = [candidate for candidate in queue if candidate.is_limited]
+    waiting = [candidate for candidate in queue if not candidate.is_limited]
     starts: list[Start] = []
     for _ in range(idle.get(Lane.REGULAR, 0)):
         if not waiting:
             break
-        others = (one for one in waiting if not one.is_requested)
+        others = (candidate for candidate in waiting if not candidate.is_requested)
         candidate = waiting[0]
         if candidate.is_requested and requests_in_a_row >= REQUESTS_IN_A_ROW:
             candidate = next(others, candidate)
@@ -151,12 +151,16 @@ def choose(
     is_blocked = bool(regular) and all(job.is_long for job in regular) and not starts
     needed: set[Lane] = {job.lane for job in running if job.lane is not Lane.REGULAR}
     for lane, eligible, is_needed in (
-        (Lane.REQUESTED, [one for one in waiting if one.is_requested], is_blocked),
-        (Lane.SMALL, [one for one in waiting if one.is_small], is_blocked),
+        (
+            Lane.REQUESTED,
+            [candidate for candidate in waiting if candidate.is_requested],
+            is_blocked,
+        ),
+        (Lane.SMALL, [candidate for candidate in waiting if candidate.is_small], is_blocked),
         (Lane.LIMITED, limited, True),
     ):
         chosen = {start.candidate for start in starts}
-        first = next((one for one in eligible if one not in chosen), None)
+        first = next((candidate for candidate in eligible if candidate not in chosen), None)
         if first is None:
             continue
         if is_needed:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from cleaner.host import LogFacts
-from cleaner.planning.findings import Finding, Moment, NextLook, Reason, Value
-from cleaner.planning.remembered import FRESH, Remembered
+from cleaner.planning.findings import Finding, Moment, NextAttempt, Reason, Value
+from cleaner.planning.remembered import FRESH, PartitionCleanerState
 from cleaner.planning.section import (
     DirtySection,
     ExpiredSection,
@@ -17,7 +17,7 @@ from cleaner.planning.section import (
     expired_section,
 )
 from cleaner.planning.survivorship import gain_per_byte, garbage_bytes
-from cleaner.states import Paused, Quarantined, State, held, past_of
+from cleaner.states import Paused, Quarantined, State, is_busy, past_of
 from storage.model import TopicPartition
 
 # "dirty-ratio" is Kafka's: all that is dirty counts as garbage. "survivorship" counts what is
@@ -49,7 +49,7 @@ class Verdict:
     # Expected size of the cleanable part after a clean; None before the first one taught it.
     live_bytes: int | None = None
     run_now: bool = False
-    next_look: NextLook | None = None  # when time alone may change this verdict
+    next_attempt: NextAttempt | None = None  # when time alone may change this verdict
     bytes_per_second_max: int | None = None  # the topic's limit for cleaning
 
     @property
@@ -60,7 +60,7 @@ class Verdict:
     @property
     def next_ms(self) -> int | None:
         """When time alone may change this verdict; None: no time is known."""
-        return None if self.next_look is None else self.next_look.at_ms
+        return None if self.next_attempt is None else self.next_attempt.at_ms
 
     @property
     def is_damaged(self) -> bool:
@@ -98,24 +98,24 @@ def assess(
     facts: LogFacts,
     state: State,
     now: Moment,
-    known: Remembered = FRESH,
+    cleaner_state: PartitionCleanerState = FRESH,
     *,
     strategy: Strategy = "dirty-ratio",
     run_now: bool = False,
 ) -> Verdict:
     """Judge one partition."""
-    standing = _standing(facts)
-    findings = standing + _state_findings(state, now, known)
+    standing = _log_findings(facts)
+    findings = standing + _state_findings(state, now, cleaner_state)
     if any(finding.blocks for finding in standing):
         return Verdict(facts.partition, tuple(findings))
     strategy = strategy_of(facts.config.varve_cleaner_strategy, strategy)
-    ratio = known.survivorship if strategy == "survivorship" else 0.0
-    section = dirty_section(facts, now, known)
+    ratio = cleaner_state.survivorship if strategy == "survivorship" else 0.0
+    section = dirty_section(facts, now, cleaner_state)
     over_lag_ms = 0
     if section.dirty_bytes > 0 and section.deadline_ms is not None:
         over_lag_ms = max(0, now.wall_ms - section.deadline_ms)
-    expired, next_expiry_ms = expired_section(facts, section.clean_below, now, known)
-    dirt = _dirt(facts, section, over_lag_ms, ratio, run_now)
+    expired, next_expiry_ms = expired_section(facts, section.clean_below, now, cleaner_state)
+    dirt = _dirty_findings(facts, section, over_lag_ms, ratio, run_now)
     if not any(finding.blocks for finding in dirt):
         expired = None  # the clean sees to it
     elif expired is not None:
@@ -123,26 +123,26 @@ def assess(
         values = (("segments", len(expired.base_offsets)), ("since_ms", expired.since_ms))
         dirt.append(Finding(Reason.EXPIRED, False, values))
     live_bytes = None
-    if known.observations > 0:
-        garbage = garbage_bytes(section.dirty_bytes, known.survivorship)
+    if cleaner_state.observations > 0:
+        garbage = garbage_bytes(section.dirty_bytes, cleaner_state.survivorship)
         live_bytes = section.clean_bytes + int(section.dirty_bytes - garbage)
     return Verdict(
         facts.partition,
         (*findings, *dirt),
         section,
         over_lag_ms,
-        None if held(state) or isinstance(state, Paused) else _to_save(facts, section),
+        None if is_busy(state) or isinstance(state, Paused) else _to_save(facts, section),
         expired,
         strategy,
         ratio,
         live_bytes,
         run_now,
-        _next_look(facts, section, next_expiry_ms, now),
+        _next_attempt(facts, section, next_expiry_ms, now),
         facts.config.cleaner_bytes_per_second_max,
     )
 
 
-def _standing(facts: LogFacts) -> list[Finding]:
+def _log_findings(facts: LogFacts) -> list[Finding]:
     """What does not depend on how dirty the log is."""
     if not facts.config.policy_known:
         return [Finding(Reason.POLICY_UNKNOWN, True)]
@@ -152,28 +152,30 @@ def _standing(facts: LogFacts) -> list[Finding]:
         findings.append(Finding(Reason.OFFLINE, True, (("why", facts.offline),)))
     elif not facts.segments:
         findings.append(Finding(Reason.OFFLINE, True, (("why", "its log is not open"),)))
-    for one in facts.damaged:
+    for damage in facts.damaged:
         # The segment stays as it is, the rest is cleaned around it.
         where = (
-            ("file", one.path),
-            ("position", one.position),
-            ("reason", one.reason),
-            ("first_offset", one.first_offset),
-            ("next_offset", one.next_offset),
+            ("file", damage.path),
+            ("position", damage.position),
+            ("reason", damage.reason),
+            ("first_offset", damage.first_offset),
+            ("next_offset", damage.next_offset),
         )
-        reason = Reason.UNCLEANABLE if one.is_served else Reason.DAMAGED
+        reason = Reason.UNCLEANABLE if damage.is_served else Reason.DAMAGED
         findings.append(Finding(reason, False, where))
     return findings
 
 
-def _state_findings(state: State, now: Moment, known: Remembered) -> list[Finding]:
+def _state_findings(
+    state: State, now: Moment, cleaner_state: PartitionCleanerState
+) -> list[Finding]:
     findings = []
-    if held(state):
+    if is_busy(state):
         findings.append(Finding(Reason.IN_PROGRESS, True, (("state", type(state).__name__),)))
     holds = 0
-    if known.held_since_ms is not None:
+    if cleaner_state.held_since_ms is not None:
         holds = 1
-        findings.append(Finding(Reason.HELD, True, (("since_ms", known.held_since_ms),)))
+        findings.append(Finding(Reason.HELD, True, (("since_ms", cleaner_state.held_since_ms),)))
     if isinstance(state, Paused) and state.pauses > holds:
         findings.append(Finding(Reason.PAUSED, True, (("pauses", state.pauses - holds),)))
     mark = past_of(state)
@@ -190,7 +192,7 @@ def _state_findings(state: State, now: Moment, known: Remembered) -> list[Findin
     return findings
 
 
-def _dirt(
+def _dirty_findings(
     facts: LogFacts, section: DirtySection, over_lag_ms: int, survivorship: float, run_now: bool
 ) -> list[Finding]:
     """Whether the dirty section is worth a clean."""
@@ -244,14 +246,14 @@ def _to_save(facts: LogFacts, section: DirtySection) -> int | None:
     return None if section.clean_below == saved else section.clean_below
 
 
-def _next_look(
+def _next_attempt(
     facts: LogFacts, section: DirtySection, next_expiry_ms: int | None, now: Moment
-) -> NextLook | None:
+) -> NextAttempt | None:
     """The nearest of: a segment is old enough, or closes, the maximum lag is over, one expires."""
     times = [(section.ripe_ms, Reason.MIN_LAG), (next_expiry_ms, Reason.EXPIRED)]
     if section.active_bytes > 0:
         times.append((facts.active_closes_ms, Reason.ACTIVE_SEGMENT))
     if section.dirty_bytes > 0:
         times.append((section.deadline_ms, Reason.MAX_LAG))
-    looks = [NextLook(at, cause) for at, cause in times if at is not None and at >= now.wall_ms]
+    looks = [NextAttempt(at, cause) for at, cause in times if at is not None and at >= now.wall_ms]
     return min(looks, key=lambda look: look.at_ms, default=None)

@@ -36,7 +36,7 @@ SegmentKey: TypeAlias = tuple[int, int]  # (base offset, size in bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class PartitionCleanerState:
     """One partition. Times in wall ms; `horizons` by (base offset, bytes) of a closed segment."""
 
     topic_id: bytes = b""
@@ -88,24 +88,24 @@ class Remembered:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Remembered":
+    def from_json(cls, fields: Mapping[str, Any]) -> "PartitionCleanerState":
         """Raises ValueError, KeyError or TypeError for what is not ours."""
-        ratio = float(found["survivorship"])
+        ratio = float(fields["survivorship"])
         if not 0 <= ratio <= 1:
             raise ValueError(f"a survivorship of {ratio}")
         return cls(
-            topic_id=bytes.fromhex(found["topic_id"]),
-            first_seen_ms=int(found["first_seen_ms"]),
-            cleaned=merged((int(first), int(end)) for first, end in found["cleaned"]),
-            horizons={(int(b), int(size)): int(at) for b, size, at in found["horizons"]},
-            expired_at_ms=_optional(found["expired_at_ms"]),
+            topic_id=bytes.fromhex(fields["topic_id"]),
+            first_seen_ms=int(fields["first_seen_ms"]),
+            cleaned=merged((int(first), int(end)) for first, end in fields["cleaned"]),
+            horizons={(int(b), int(size)): int(at) for b, size, at in fields["horizons"]},
+            expired_at_ms=_optional(fields["expired_at_ms"]),
             survivorship=ratio,
-            observations=int(found["observations"]),
-            held_since_ms=_optional(found["held_since_ms"]),
-            damaged=frozenset((int(b), int(size)) for b, size in found.get("damaged", ())),
-            learned_at_ms=int(found.get("learned_at_ms", 0)),
-            start_offset=int(found.get("start_offset", 0)),
-            tombstones=_optional(found.get("tombstones")),
+            observations=int(fields["observations"]),
+            held_since_ms=_optional(fields["held_since_ms"]),
+            damaged=frozenset((int(b), int(size)) for b, size in fields.get("damaged", ())),
+            learned_at_ms=int(fields.get("learned_at_ms", 0)),
+            start_offset=int(fields.get("start_offset", 0)),
+            tombstones=_optional(fields.get("tombstones")),
         )
 
 
@@ -118,20 +118,22 @@ def _optional(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-FRESH: Final = Remembered()
+FRESH: Final = PartitionCleanerState()
 
 
-def recall(known: Remembered | None, facts: LogFacts, now_ms: int) -> Remembered:
-    """What may be believed of this log; `known` itself where nothing changed."""
-    if known is None or known.topic_id != facts.topic_id:
-        return Remembered(facts.topic_id, facts.generation, first_seen_ms=now_ms)
-    known = _corrected(known, now_ms)
-    if known.generation == facts.generation:
-        return known
-    cut = any(end > facts.log_end_offset for _, end in known.cleaned)
-    if known.generation or cut:
-        known = replace(
-            known,
+def state_of_log(
+    cleaner_state: PartitionCleanerState | None, facts: LogFacts, now_ms: int
+) -> PartitionCleanerState:
+    """What may be believed of this log; `cleaner_state` itself where nothing changed."""
+    if cleaner_state is None or cleaner_state.topic_id != facts.topic_id:
+        return PartitionCleanerState(facts.topic_id, facts.generation, first_seen_ms=now_ms)
+    cleaner_state = _corrected(cleaner_state, now_ms)
+    if cleaner_state.generation == facts.generation:
+        return cleaner_state
+    cut = any(end > facts.log_end_offset for _, end in cleaner_state.cleaned)
+    if cleaner_state.generation or cut:
+        cleaner_state = replace(
+            cleaner_state,
             first_seen_ms=now_ms,
             cleaned=(),
             horizons={},
@@ -139,36 +141,41 @@ def recall(known: Remembered | None, facts: LogFacts, now_ms: int) -> Remembered
             damaged=frozenset(),
             tombstones=None,
         )
-    return replace(known, generation=facts.generation)
+    return replace(cleaner_state, generation=facts.generation)
 
 
-def _corrected(known: Remembered, now_ms: int) -> Remembered:
-    """Without the times of a clock that was ahead; `known` itself where there are none."""
-    held_ms, expired_ms = known.held_since_ms, known.expired_at_ms
-    latest_ms = max(known.first_seen_ms, known.learned_at_ms, held_ms or 0, expired_ms or 0)
+def _corrected(cleaner_state: PartitionCleanerState, now_ms: int) -> PartitionCleanerState:
+    """Without the times of a clock that was ahead; `cleaner_state` itself where there are none."""
+    held_ms, expired_ms = cleaner_state.held_since_ms, cleaner_state.expired_at_ms
+    latest_ms = max(
+        cleaner_state.first_seen_ms, cleaner_state.learned_at_ms, held_ms or 0, expired_ms or 0
+    )
     if latest_ms <= now_ms:
-        return known
-    if max(known.first_seen_ms, known.learned_at_ms, expired_ms or 0) > now_ms + CLOCK_STEP_MS:
-        unknown = dict.fromkeys(known.horizons, UNKNOWN_HORIZON)
-        known = replace(known, horizons=unknown, first_seen_ms=now_ms)
+        return cleaner_state
+    if (
+        max(cleaner_state.first_seen_ms, cleaner_state.learned_at_ms, expired_ms or 0)
+        > now_ms + CLOCK_STEP_MS
+    ):
+        unknown = dict.fromkeys(cleaner_state.horizons, UNKNOWN_HORIZON)
+        cleaner_state = replace(cleaner_state, horizons=unknown, first_seen_ms=now_ms)
     return replace(
-        known,
-        first_seen_ms=min(known.first_seen_ms, now_ms),
-        learned_at_ms=min(known.learned_at_ms, now_ms),
+        cleaner_state,
+        first_seen_ms=min(cleaner_state.first_seen_ms, now_ms),
+        learned_at_ms=min(cleaner_state.learned_at_ms, now_ms),
         held_since_ms=None if held_ms is None else min(held_ms, now_ms),
         expired_at_ms=None if expired_ms is None else min(expired_ms, now_ms),
     )
 
 
-def learn(
-    known: Remembered,
+def state_after_job(
+    cleaner_state: PartitionCleanerState,
     job: CleanJob,
     report: CleanReport,
     after: LogFacts,
     *,
     dirty_bytes: int,
     alpha: float,
-) -> tuple[Remembered, int]:
+) -> tuple[PartitionCleanerState, int]:
     """What a finished job teaches, and how far the log is clean without a gap from the checkpoint.
 
     `after`: the log's facts now that its groups are published.
@@ -176,43 +183,45 @@ def learn(
     checkpoint = min(after.first_dirty_offset, report.next_dirty_offset)
     if job.expired_only and not report.damaged:
         checkpoint = after.first_dirty_offset
-    stretches = _stretches(known, job, report)
+    stretches = _stretches(cleaner_state, job, report)
     clean_below = reach(checkpoint, stretches)
     cleaned = tuple((first, end) for first, end in stretches if end > clean_below)
     complete = report.next_dirty_offset >= job.end_offset and not report.damaged
-    ratio, observations = known.survivorship, known.observations
+    ratio, observations = cleaner_state.survivorship, cleaner_state.observations
     teaches = complete and dirty_bytes > 0 and not job.expired_only
-    if teaches and not _lost_a_front(known, job, after):
+    if teaches and not _lost_a_front(cleaner_state, job, after):
         seen = observed(report.bytes_before, report.bytes_after, dirty_bytes)
         ratio = updated(ratio, observations, seen, alpha)
         observations += 1
     return (
         replace(
-            known,
+            cleaner_state,
             cleaned=cleaned,
-            horizons=_horizons(known, job, report, after, (*cleaned, (0, clean_below))),
-            expired_at_ms=job.now_ms if job.expired_only else known.expired_at_ms,
+            horizons=_horizons(cleaner_state, job, report, after, (*cleaned, (0, clean_below))),
+            expired_at_ms=job.now_ms if job.expired_only else cleaner_state.expired_at_ms,
             survivorship=ratio,
             observations=observations,
-            damaged=_damaged(known, report, after),
+            damaged=_damaged(cleaner_state, report, after),
             learned_at_ms=job.now_ms,
-            start_offset=known.start_offset if job.expired_only else job.log_start_offset,
-            tombstones=_tombstones(known, job, report),
+            start_offset=cleaner_state.start_offset if job.expired_only else job.log_start_offset,
+            tombstones=_tombstones(cleaner_state, job, report),
         ),
         clean_below,
     )
 
 
-def _tombstones(known: Remembered, job: CleanJob, report: CleanReport) -> int | None:
+def _tombstones(
+    cleaner_state: PartitionCleanerState, job: CleanJob, report: CleanReport
+) -> int | None:
     """How many tombstones are left: a clean counts all, an expiry job those that it removes."""
     if not job.expired_only:
         return report.tombstones_kept
-    if known.tombstones is None:
+    if cleaner_state.tombstones is None:
         return None
-    return max(0, known.tombstones - report.tombstones_removed)
+    return max(0, cleaner_state.tombstones - report.tombstones_removed)
 
 
-def _lost_a_front(known: Remembered, job: CleanJob, after: LogFacts) -> bool:
+def _lost_a_front(cleaner_state: PartitionCleanerState, job: CleanJob, after: LogFacts) -> bool:
     """Whether retention or deleted records took part of what the job read.
 
     What went that way says nothing about how much of new data survives a clean: the job's sizes
@@ -221,14 +230,16 @@ def _lost_a_front(known: Remembered, job: CleanJob, after: LogFacts) -> bool:
     if after.log_start_offset > job.log_start_offset:
         return True
     is_cut = job.groups[0][0].base_offset < job.log_start_offset
-    return is_cut and job.log_start_offset != known.start_offset
+    return is_cut and job.log_start_offset != cleaner_state.start_offset
 
 
-def _stretches(known: Remembered, job: CleanJob, report: CleanReport) -> tuple[Interval, ...]:
+def _stretches(
+    cleaner_state: PartitionCleanerState, job: CleanJob, report: CleanReport
+) -> tuple[Interval, ...]:
     """Where the log is clean after a job: what was, as far as it stands, and what it added."""
     first_dirty = job.first_dirty_offset
     clean_below = first_dirty if job.clean_below is None else job.clean_below
-    before = merged([(0, clean_below), *known.cleaned])
+    before = merged([(0, clean_below), *cleaner_state.cleaned])
     if not job.expired_only:
         before = tuple((first, min(end, first_dirty)) for first, end in before)
     # What could not be read is not clean any more.
@@ -239,44 +250,48 @@ def _stretches(known: Remembered, job: CleanJob, report: CleanReport) -> tuple[I
         if report.next_dirty_offset <= source.base_offset < first_dirty
         and not meets(report.cleaned, source.base_offset, source.next_base_offset)
     ]
-    left = [piece for stretch in before for piece in without(stretch, lost)]
+    remaining = [piece for stretch in before for piece in without(stretch, lost)]
     if job.expired_only:
-        return merged(left)
+        return merged(remaining)
     beyond = [(max(first, first_dirty), end) for first, end in report.cleaned]
-    return merged([*left, *beyond, (first_dirty, report.next_dirty_offset)])
+    return merged([*remaining, *beyond, (first_dirty, report.next_dirty_offset)])
 
 
-def _damaged(known: Remembered, report: CleanReport, after: LogFacts) -> frozenset[SegmentKey]:
+def _damaged(
+    cleaner_state: PartitionCleanerState, report: CleanReport, after: LogFacts
+) -> frozenset[SegmentKey]:
     """Known damage of segments that stand as they stood."""
-    told = {damaged_base(path) for path, _, _ in report.damaged}
+    reported = {damaged_base(path) for path, _, _ in report.damaged}
     present = {(s.base_offset, s.size_bytes) for s in after.segments}
-    return frozenset(key for key in present if key in known.damaged or key[0] in told)
+    return frozenset(key for key in present if key in cleaner_state.damaged or key[0] in reported)
 
 
 def _horizons(
-    known: Remembered,
+    cleaner_state: PartitionCleanerState,
     job: CleanJob,
     report: CleanReport,
     after: LogFacts,
     clean: Iterable[Interval],
 ) -> dict[SegmentKey, int]:
     """Horizons of the closed segments that exist now and are clean, at least in part."""
-    told = {(one.base_offset, one.size_bytes): one.horizon_ms for one in report.horizons}
+    reported = {
+        (horizon.base_offset, horizon.size_bytes): horizon.horizon_ms for horizon in report.horizons
+    }
     read = {source.base_offset for group in job.groups for source in group}
     stretches = merged(clean)
-    damaged = {one.base_offset for one in after.damaged}
-    found: dict[SegmentKey, int] = {}
+    damaged = {damage.base_offset for damage in after.damaged}
+    results: dict[SegmentKey, int] = {}
     for segment in after.segments[:-1]:
         base, end = segment.base_offset, segment.next_base_offset
         if base in damaged or not meets(stretches, base, end):
             continue
         key = (base, segment.size_bytes)
-        horizon = told.get(key, known.horizon(segment))
-        if horizon == UNKNOWN_HORIZON and job.expired_only and base in read and key not in told:
+        horizon = reported.get(key, cleaner_state.horizon(segment))
+        if horizon == UNKNOWN_HORIZON and job.expired_only and base in read and key not in reported:
             horizon = NO_HORIZON  # it was looked at: once is enough
         # One that was stamped by this very job is no refusal, also with a retention of nothing.
         passed = 0 <= horizon < job.now_ms + job.expired_only
-        if key in told and job.drop_expired_tombstones and passed:
+        if key in reported and job.drop_expired_tombstones and passed:
             horizon = job.now_ms + max(STUBBORN_MS, job.delete_retention_ms)
-        found[key] = horizon
-    return found
+        results[key] = horizon
+    return results

@@ -14,7 +14,7 @@ from cleaner.host import LogFacts, Undecided
 from cleaner.job import UNKNOWN_HORIZON
 from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
-from cleaner.planning.remembered import Remembered
+from cleaner.planning.remembered import PartitionCleanerState
 from storage.retention import SegmentFacts
 
 # Tombstones past their horizon wait for a free worker, but no longer than this (or a tenth of
@@ -68,25 +68,27 @@ def live_segments(facts: LogFacts) -> list[SegmentFacts]:
     return [*(s for s in closed if s.next_base_offset > facts.log_start_offset), active]
 
 
-def dirty_section(facts: LogFacts, now: Moment, known: Remembered) -> DirtySection:
+def dirty_section(
+    facts: LogFacts, now: Moment, cleaner_state: PartitionCleanerState
+) -> DirtySection:
     """Where the dirty section begins and ends, and how large it and the clean one are."""
     checkpoint = facts.first_dirty_offset
     live = live_segments(facts)
     active = live[-1]
-    damaged = {one.base_offset for one in facts.damaged}
+    damaged = {damage.base_offset for damage in facts.damaged}
     later = [s for s in live[:-1] if s.next_base_offset > checkpoint]
-    settled = known.clean_stretches(later)
+    settled = cleaner_state.clean_stretches(later)
     broken = [(s.base_offset, s.next_base_offset) for s in later if s.base_offset in damaged]
-    taken = merged([*settled, *broken])
+    used = merged([*settled, *broken])
 
     def is_dirty(segment: SegmentFacts, below: int) -> bool:
         span = max(segment.base_offset, checkpoint), min(segment.next_base_offset, below)
-        return span[0] < span[1] and bool(without(span, taken))
+        return span[0] < span[1] and bool(without(span, used))
 
     end, bound, ripe_ms = _bound(facts, active, [s for s in later if is_dirty(s, 1 << 63)], now)
     # Rounded down to a segment: the one that holds the bound is excluded as a whole.
     end = max((s.base_offset for s in live if s.base_offset <= end), default=live[0].base_offset)
-    pieces = without((checkpoint, end), taken)
+    pieces = without((checkpoint, end), used)
     first_dirty = pieces[0][0] if pieces else checkpoint
     dirty = [s for s in later if is_dirty(s, end)]
     dirty_bytes = sum(s.size_bytes for s in dirty)
@@ -108,7 +110,7 @@ def dirty_section(facts: LogFacts, now: Moment, known: Remembered) -> DirtySecti
         and s.first_batch_timestamp_ms > 0
         and is_dirty(s, 1 << 63)
     ]
-    begun = [_begun_ms(s, before, now.wall_ms, known) for before, s in aged]
+    begun = [_begun_ms(s, before, now.wall_ms, cleaner_state) for before, s in aged]
     stamps = [s.first_batch_timestamp_ms for _, s in aged]
     oldest = [*stamps, active.first_batch_timestamp_ms] if active_bytes else stamps
     return DirtySection(
@@ -159,7 +161,10 @@ def _bound(
 
 
 def _begun_ms(
-    segment: SegmentFacts, before: SegmentFacts | None, wall_ms: int, known: Remembered
+    segment: SegmentFacts,
+    before: SegmentFacts | None,
+    wall_ms: int,
+    cleaner_state: PartitionCleanerState,
 ) -> int:
     """From when on the maximum lag of a dirty segment counts.
 
@@ -167,7 +172,7 @@ def _begun_ms(
     this log: a backfill with old timestamps is not late when it arrives. The segment before was
     last written to before this one was begun; a time that lies ahead says nothing.
     """
-    begun_ms = max(segment.first_batch_timestamp_ms, known.first_seen_ms)
+    begun_ms = max(segment.first_batch_timestamp_ms, cleaner_state.first_seen_ms)
     if before is not None and before.last_modified_ms <= wall_ms:
         begun_ms = max(begun_ms, before.last_modified_ms)
     return begun_ms
@@ -182,7 +187,7 @@ def _newest_ms(segment: SegmentFacts) -> int:
 
 
 def expired_section(
-    facts: LogFacts, clean_below: int, now: Moment, known: Remembered
+    facts: LogFacts, clean_below: int, now: Moment, cleaner_state: PartitionCleanerState
 ) -> tuple[ExpiredSection | None, int | None]:
     """Closed clean segments that can lose something now; else when that will be, if it is known.
 
@@ -199,17 +204,17 @@ def expired_section(
     if not facts.clock_trusted:
         return None, None
     retention_ms = facts.config.delete_retention_ms
-    damaged = (one.base_offset for one in facts.damaged)
+    damaged = (damage.base_offset for damage in facts.damaged)
     limit = min([clean_below, facts.undecided_offset, *damaged])
-    look_ms = known.first_seen_ms + retention_ms
+    look_ms = cleaner_state.first_seen_ms + retention_ms
     due: list[tuple[SegmentFacts, int]] = []
     next_ms: int | None = None
     known_ms: list[int] = []
     rest_until_ms = 0
-    if known.expired_at_ms is not None:
-        rest_until_ms = known.expired_at_ms + retention_ms // EXPIRY_GRACE_SHARE
+    if cleaner_state.expired_at_ms is not None:
+        rest_until_ms = cleaner_state.expired_at_ms + retention_ms // EXPIRY_GRACE_SHARE
     for segment in live_segments(facts)[:-1]:
-        horizon = known.horizon(segment)
+        horizon = cleaner_state.horizon(segment)
         if segment.next_base_offset > limit:
             break
         is_known = horizon != UNKNOWN_HORIZON

@@ -90,11 +90,11 @@ def stages_of(job: CleanJob) -> dict[str, int]:
     """Bytes that each stage of a round reads, in their order."""
     sources = [source for group in job.groups for source in group]
     first = job.first_dirty_offset
-    below = sum(one.size_bytes for one in sources if one.base_offset < first)
+    below = sum(source.size_bytes for source in sources if source.base_offset < first)
     return {
-        "map": sum(one.size_bytes for one in sources if one.next_base_offset > first),
+        "map": sum(source.size_bytes for source in sources if source.next_base_offset > first),
         "rank": 0 if job.order is None else below,
-        "rewrite": sum(one.size_bytes for one in sources),
+        "rewrite": sum(source.size_bytes for source in sources),
     }
 
 

@@ -17,15 +17,15 @@ import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost
-from cleaner.pool.job_run import Run
-from cleaner.pool.lookout import Lookout
+from cleaner.pool.job_run import CleanAttempt
+from cleaner.pool.lookout import PartitionScanner
 from cleaner.pool.registry import CleanerRegistry
 from cleaner.stats import PoolStats
-from cleaner.workers.crew import Worker
+from cleaner.workers.crew import PoolWorker
 from storage.env import Env
 from storage.model import TopicPartition
 
-log = structlog.get_logger("cleaner")
+logger = structlog.get_logger("cleaner")
 
 
 BY_OPERATOR: Final = "an operator gave it up"
@@ -41,26 +41,28 @@ class PartitionBusyError(Exception):
         self.partition = partition
 
 
-class Control:
+class PartitionControl:
     """Who has which partition, and who waits for it."""
 
     def __init__(
         self,
         host: CleanerHost,
         env: Env,
-        lookout: Lookout,
+        scanner: PartitionScanner,
         *,
         registry: CleanerRegistry,
         stats: PoolStats,
         abort_seconds: float,
         wake: Callable[[], None],
-        kill: Callable[[Worker], None],
+        kill: Callable[[PoolWorker], None],
     ) -> None:
-        self.runs: dict[TopicPartition, Run] = {}  # under way
-        self.holds: set[TopicPartition] = set()  # for which a pause of an operator is in force
+        self.attempts: dict[TopicPartition, CleanAttempt] = {}  # under way
+        self.operator_pauses: set[TopicPartition] = (
+            set()
+        )  # for which a pause of an operator is in force
         self._host = host
         self._env = env
-        self._lookout = lookout
+        self._scanner = scanner
         self._registry = registry
         self._stats = stats
         self._abort_seconds = abort_seconds
@@ -76,7 +78,7 @@ class Control:
     def handle(self, partition: TopicPartition, event: states.Event) -> tuple[states.Effect, ...]:
         """Send an event and carry out what it brings about."""
         effects = self._registry.apply(partition, event, self._env.wall_ms())
-        self._lookout.touched(partition)
+        self._scanner.mark_changed(partition)
         for effect in effects:
             self._perform(partition, effect)
         return effects
@@ -86,7 +88,7 @@ class Control:
             case states.StartJob() | states.PublishGroups() | states.DropGroups():
                 pass  # carried out by whoever sent the event: it holds the job or the group
             case states.SignalAbort():
-                run = self.runs[partition]
+                run = self.attempts[partition]
                 run.worker.side.abort(run.number)
                 self._watch(run)
             case states.GrantPause():
@@ -94,11 +96,11 @@ class Control:
                     if not waiter.done():
                         waiter.set_result(None)
             case states.SaveCheckpoint(offset):
-                generation = self.runs[partition].job.generation
-                self._lookout.save_checkpoint(partition, generation, offset)
+                generation = self.attempts[partition].job.generation
+                self._scanner.save_checkpoint(partition, generation, offset)
             case states.ReportFailure(mark):
                 self._stats.failures += 1
-                ended = self.runs.get(partition)
+                ended = self.attempts.get(partition)
                 if ended is not None and ended.report is not None and ended.report.damaged:
                     return  # told with the job's numbers
                 wait_ms = mark.until_ms - int(asyncio.get_running_loop().time() * 1000)
@@ -108,20 +110,20 @@ class Control:
             case _:
                 assert_never(effect)
 
-    def _watch(self, run: Run) -> None:
+    def _watch(self, run: CleanAttempt) -> None:
         loop = asyncio.get_running_loop()
-        run.watch = loop.call_later(self._abort_seconds, self._not_heeded, run)
+        run.abort_timer = loop.call_later(self._abort_seconds, self._abort_timed_out, run)
 
-    def _not_heeded(self, run: Run) -> None:
+    def _abort_timed_out(self, run: CleanAttempt) -> None:
         """The abort was a while ago. A worker that waits for a journal is not to blame."""
         partition = run.job.partition
         state = self.state(partition)
-        if self.runs.get(partition) is not run or not isinstance(state, states.Aborting):
+        if self.attempts.get(partition) is not run or not isinstance(state, states.Aborting):
             return
         if state.publishing:
             self._watch(run)
             return
-        log.warning(
+        logger.warning(
             "abort not heeded, worker killed", partition=str(partition), pid=run.worker.link.pid
         )
         self._kill(run.worker)
@@ -129,7 +131,7 @@ class Control:
     @asynccontextmanager
     async def paused(self, partition: TopicPartition, reason: str) -> AsyncIterator[None]:
         """See CleanerPool.paused."""
-        self._note_asker(partition, reason)
+        self._note_abort_reason(partition, reason)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[partition].append(granted)
         self.handle(partition, states.PauseRequested())
@@ -159,30 +161,30 @@ class Control:
 
     def abort(self, partition: TopicPartition, reason: str) -> bool:
         """Give up a running job, if there is one; the partition may be chosen again at once."""
-        self._note_asker(partition, reason)
-        running = states.held(self.state(partition))
+        self._note_abort_reason(partition, reason)
+        running = states.is_busy(self.state(partition))
         self.handle(partition, states.AbortRequested())
         return running
 
-    def hold(self, partition: TopicPartition) -> bool:
+    def pause(self, partition: TopicPartition) -> bool:
         """An operator's pause; False if there is one already."""
-        if partition in self.holds:
+        if partition in self.operator_pauses:
             return False
-        self.holds.add(partition)
-        self._note_asker(partition, PAUSED_BY_OPERATOR)
+        self.operator_pauses.add(partition)
+        self._note_abort_reason(partition, PAUSED_BY_OPERATOR)
         self.handle(partition, states.PauseRequested())
         return True
 
-    def release(self, partition: TopicPartition) -> bool:
+    def resume(self, partition: TopicPartition) -> bool:
         """The end of an operator's pause; False if there was none."""
-        if partition not in self.holds:
+        if partition not in self.operator_pauses:
             return False
-        self.holds.remove(partition)
+        self.operator_pauses.remove(partition)
         self.handle(partition, states.Resumed())
         return True
 
-    def _note_asker(self, partition: TopicPartition, reason: str) -> None:
+    def _note_abort_reason(self, partition: TopicPartition, reason: str) -> None:
         """Who asked first is the one who ended the job."""
-        run = self.runs.get(partition)
-        if run is not None and not run.asked:
-            run.asked = reason
+        run = self.attempts.get(partition)
+        if run is not None and not run.abort_reason:
+            run.abort_reason = reason

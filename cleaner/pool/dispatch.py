@@ -19,11 +19,11 @@ from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.order import RunningJob
 from cleaner.planning.plan import Verdict
-from cleaner.planning.remembered import damaged_base, learn
-from cleaner.pool.control import Control
+from cleaner.planning.remembered import damaged_base, state_after_job
+from cleaner.pool.control import PartitionControl
 from cleaner.pool.history import History
-from cleaner.pool.job_run import PoolLimits, Run, damage_text, record_of, retry_delay_ms
-from cleaner.pool.keeping import Memory
+from cleaner.pool.job_run import CleanAttempt, PoolLimits, damage_text, record_of, retry_delay_ms
+from cleaner.pool.keeping import CleanerStateStore
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import (
     ChannelError,
@@ -39,7 +39,7 @@ from cleaner.workers.channel import (
     VerifyJob,
     WorkerReady,
 )
-from cleaner.workers.crew import Worker
+from cleaner.workers.crew import PoolWorker
 from cleaner.workers.priority import DEADLINE_GRACE_MS, Priorities
 from cleaner.workers.throttle import TOP_UP_SECONDS, Direction, Throttle, TopicLimit
 from config.settings import CleanerSettings
@@ -48,23 +48,23 @@ from storage.errors import StorageError, SwapRefusedError
 from storage.model import TopicPartition
 from storage.swap import discard_outputs
 
-log = structlog.get_logger("cleaner")
+logger = structlog.get_logger("cleaner")
 
 
-class Runs:
-    """Listens to the workers (crew.CrewListener)."""
+class JobDispatcher:
+    """Listens to the workers (crew.WorkerListener)."""
 
     def __init__(
         self,
         host: CleanerHost,
         env: Env,
-        control: Control,
+        control: PartitionControl,
         *,
         settings: CleanerSettings,
         stats: PoolStats,
         limits: PoolLimits,
         history: History,
-        memory: Memory,
+        memory: CleanerStateStore,
     ) -> None:
         self.settings = settings
         self._host = host
@@ -73,17 +73,17 @@ class Runs:
         self._stats = stats
         self._limits = limits
         self._history = history
-        self._memory = memory
+        self._state_store = memory
         rates = settings.read_bytes_per_second, settings.write_bytes_per_second
         floor = settings.floor_bytes_per_second
         # Its buckets are full: the past adds nothing.
         self.throttle = Throttle(*rates, now=0.0, floor_bytes_per_second=floor)
         self._priorities = Priorities(lambda: self.settings.nice)
-        self._runs = control.runs
+        self._attempts = control.attempts
         self._topic_limits: dict[str, TopicLimit] = {}
         # Partitions of which a job was published too late, and what to expect of the next one.
         self._work_ms: dict[TopicPartition, int] = {}
-        self._run_number = 0
+        self._attempt_number = 0
         self._ticker: asyncio.TimerHandle | None = None
 
     def configure(self, settings: CleanerSettings) -> None:
@@ -95,12 +95,12 @@ class Runs:
 
     def update_topic_limits(self) -> None:
         """Take the rate limits that topics of jobs under way have now."""
-        for run in self._runs.values():
+        for run in self._attempts.values():
             facts = self._host.facts_of(run.job.partition)
             if facts is not None:
                 self.throttle.set_limit(run.worker.index, self._topic_limit(facts))
         now = self._now()
-        for topic in [topic for topic, one in self._topic_limits.items() if one.is_idle(now)]:
+        for topic in [topic for topic, limit in self._topic_limits.items() if limit.is_idle(now)]:
             del self._topic_limits[topic]
 
     def _topic_limit(self, facts: LogFacts) -> TopicLimit | None:
@@ -118,14 +118,14 @@ class Runs:
         if self._ticker is not None:
             self._ticker.cancel()
 
-    def of_worker(self, worker: Worker) -> Run | None:
+    def attempt_of(self, worker: PoolWorker) -> CleanAttempt | None:
         """What a worker is doing."""
-        return next((run for run in self._runs.values() if run.worker is worker), None)
+        return next((run for run in self._attempts.values() if run.worker is worker), None)
 
     def running_jobs(self) -> list[RunningJob]:
         """The jobs under way, as the choice of the next starts sees them."""
         now = self._now()
-        return [run.as_running(now) for run in self._runs.values()]
+        return [run.as_running(now) for run in self._attempts.values()]
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -135,23 +135,23 @@ class Runs:
 
     # Beginning ----------------------------------------------------------------------------
 
-    def begin(self, worker: Worker, facts: LogFacts, verdict: Verdict) -> None:
+    def begin(self, worker: PoolWorker, facts: LogFacts, verdict: Verdict) -> None:
         """Take the partition and hand its job over."""
         partition = facts.partition
-        self._control.handle(partition, states.Grabbed(self._now_ms()))
+        self._control.handle(partition, states.JobStarted(self._now_ms()))
         try:
             run = self._start(worker, facts, verdict)
         except Exception as error:
-            log.exception("clean not started", partition=str(partition))
+            logger.exception("clean not started", partition=str(partition))
             self._control.handle(partition, self._failure(partition, f"not started: {error!r}"))
             return
         worker.busy = True
-        self._runs[partition] = run
+        self._attempts[partition] = run
         if self._ticker is None:
             self._tick()
-        log.debug("clean started", partition=str(partition), run_id=run.job.run_id)
+        logger.debug("clean started", partition=str(partition), run_id=run.job.run_id)
 
-    def _start(self, worker: Worker, facts: LogFacts, verdict: Verdict) -> Run:
+    def _start(self, worker: PoolWorker, facts: LogFacts, verdict: Verdict) -> CleanAttempt:
         now_ms = self._env.wall_ms()
         job = plan_job(
             facts,
@@ -163,10 +163,10 @@ class Runs:
             work_ms_min=self._work_ms.get(facts.partition, 0),
         )
         assert job is not None
-        self._run_number += 1
+        self._attempt_number += 1
         section = verdict.section
-        run = Run.begin(
-            self._run_number,
+        run = CleanAttempt.begin(
+            self._attempt_number,
             job,
             worker,
             self._now(),
@@ -188,39 +188,39 @@ class Runs:
     def _tick(self) -> None:
         """Top the grants up and look for stalled workers, as long as jobs run."""
         self._ticker = None
-        if not self._runs:
+        if not self._attempts:
             return
         now = self._now()
         self.throttle.tick(now, self._host.foreground)
-        busy = ((run.worker, run.is_far_too_late) for run in self._runs.values())
-        self._priorities.look(now, busy, self.throttle.borrowing.floor)
-        for run in list(self._runs.values()):
+        busy = ((run.worker, run.is_far_too_late) for run in self._attempts.values())
+        self._priorities.adjust(now, busy, self.throttle.borrowing.floor)
+        for run in list(self._attempts.values()):
             self._check_stall(run, now)
         self._ticker = asyncio.get_running_loop().call_later(TOP_UP_SECONDS, self._tick)
 
-    def _check_stall(self, run: Run, now: float) -> None:
+    def _check_stall(self, run: CleanAttempt, now: float) -> None:
         state = self._control.state(run.job.partition)
         if isinstance(state, states.Publishing | states.Aborting):
-            run.heard_at = now  # the worker may be waiting for us
+            run.last_message_at = now  # the worker may be waiting for us
         elif run.silent_seconds(now) >= self._limits.stall:
             run.failure = f"no progress for {self._limits.stall:g} s"
             self._control.handle(run.job.partition, states.AbortRequested())
 
     # What workers say ---------------------------------------------------------------------
 
-    def worker_free(self, worker: Worker) -> None:
+    def worker_free(self, worker: PoolWorker) -> None:
         """A worker can be given something to do."""
         del worker
         self._control.wake()
 
-    async def worker_said(self, worker: Worker, message: Message) -> None:
+    async def worker_sent(self, worker: PoolWorker, message: Message) -> None:
         """Handle what a worker says about its run."""
-        run = self.of_worker(worker)
+        run = self.attempt_of(worker)
         if isinstance(message, RunJob | VerifyJob | WorkerReady | OutputsVerified | OutputRefused):
             raise ChannelError(f"an unexpected {type(message).__name__}")
         if run is None or message.run != run.number:
             raise ChannelError(f"an unexpected {type(message).__name__}")
-        run.heard_at = self._now()
+        run.last_message_at = self._now()
         match message:
             case Progressed(_, stage, done_bytes, total_bytes):
                 run.stage, run.done_bytes, run.total_bytes = stage, done_bytes, total_bytes
@@ -230,26 +230,26 @@ class Runs:
                 await self._done(run, report)
             case JobStopped():
                 unasked = "" if self._aborting(run) else "stopped without being asked"
-                await self._let_go(run, unasked)
+                await self._end_attempt(run, unasked)
             case JobFailed(_, reason, traceback, file_missing):
                 if traceback:
                     where = {"partition": str(run.job.partition), "run_id": run.job.run_id}
-                    log.error("clean raised", **where, reason=reason, traceback=traceback)
+                    logger.error("clean raised", **where, reason=reason, traceback=traceback)
                 if file_missing and self._is_outdated(run.job):
-                    run.stale = "its sources have gone"
-                    self._control.abort(run.job.partition, run.stale)
+                    run.stale_reason = "its sources have gone"
+                    self._control.abort(run.job.partition, run.stale_reason)
                     reason = ""
-                await self._let_go(run, reason)
+                await self._end_attempt(run, reason)
             case _:
                 assert_never(message)
 
-    async def worker_gone(self, worker: Worker, how: str) -> None:
+    async def worker_exited(self, worker: PoolWorker, how: str) -> None:
         """The worker is dead; so is its run."""
-        run = self.of_worker(worker)
+        run = self.attempt_of(worker)
         if run is not None:
-            await self._let_go(run, "" if self._aborting(run) else f"its worker ended: {how}")
+            await self._end_attempt(run, "" if self._aborting(run) else f"its worker ended: {how}")
 
-    def _aborting(self, run: Run) -> bool:
+    def _aborting(self, run: CleanAttempt) -> bool:
         return isinstance(self._control.state(run.job.partition), states.Aborting)
 
     def _is_outdated(self, job: CleanJob) -> bool:
@@ -263,7 +263,7 @@ class Runs:
 
     # Publishing ---------------------------------------------------------------------------
 
-    async def _publish(self, run: Run, groups: tuple[CleanedGroup, ...]) -> None:
+    async def _publish(self, run: CleanAttempt, groups: tuple[CleanedGroup, ...]) -> None:
         """Have the host publish groups by one journal, unless the partition is being given back."""
         partition = run.job.partition
         effects = self._control.handle(partition, states.GroupsReady())
@@ -279,7 +279,7 @@ class Runs:
             refusal = run.failure = f"publication refused: {error}"
         except Exception as error:
             if not isinstance(error, OSError | StorageError):  # a mistake of ours: say where
-                log.exception("publication failed", partition=str(partition))
+                logger.exception("publication failed", partition=str(partition))
             refusal = run.failure = f"publication failed: {error}"
             run.keep_files = True
         published = outcomes.count(PublishOutcome.PUBLISHED)
@@ -288,27 +288,29 @@ class Runs:
         self._dropped(run, len(groups) - published)
         if PublishOutcome.STALE in outcomes:
             self._stats.stale += 1
-            refusal = run.stale = "stale generation"
+            refusal = run.stale_reason = "stale generation"
         elif PublishOutcome.LATE in outcomes:
             # Doubled: so the next attempt is not too late though the machine becomes slower still.
             self._work_ms[partition] = 2 * int(1000 * (self._now() - run.started_at))
-            refusal = run.stale = (
+            refusal = run.stale_reason = (
                 "it took so long that its tombstones would be removed before delete.retention.ms"
                 " is over; it is planned again with more time"
             )
         elif PublishOutcome.NEEDED in outcomes:
-            refusal = run.stale = "a compacted view still needs records that the clean would remove"
+            refusal = run.stale_reason = (
+                "a compacted view still needs records that the clean would remove"
+            )
         elif any(
             outcome is PublishOutcome.SOURCES_GONE and self._keeps_a_source(partition, group)
             for group, outcome in zip(groups, outcomes, strict=False)  # none after a failure
         ):
             # A later group may lack a tombstone whose old value stands in what remains of this
             # one: nothing after it may be published. The partition is judged anew at once.
-            refusal = run.stale = "some of its sources have gone"
+            refusal = run.stale_reason = "some of its sources have gone"
         event = states.Refused(refusal) if refusal else states.Published()
         self._control.handle(partition, event)
 
-    def _dropped(self, run: Run, count: int) -> None:
+    def _dropped(self, run: CleanAttempt, count: int) -> None:
         self._stats.groups_dropped += count
         run.unpublished += count
 
@@ -319,7 +321,7 @@ class Runs:
 
     # Ending -------------------------------------------------------------------------------
 
-    async def _done(self, run: Run, report: CleanReport) -> None:
+    async def _done(self, run: CleanAttempt, report: CleanReport) -> None:
         """The job came to its end. What it could not do is told like a failure."""
         job = run.job
         if (report.partition, report.run_id) != (job.partition, job.run_id):
@@ -328,20 +330,20 @@ class Runs:
         reason = ""
         if report.damaged and not self._is_known_damage(job, report):
             reason = damage_text(report)
-        elif self._made_no_progress(job, report):
+        elif self._is_without_progress(job, report):
             reason = "made no progress"
         if not self._aborting(run):
-            run.clean_below = self._learn(run, report)
+            run.clean_below = self._update_state(run, report)
         seconds = self._now() - run.started_at
         if 4000 * seconds < job.delete_retention_ms:
             self._work_ms.pop(job.partition, None)  # it is as fast as others again
         reached = run.clean_below
-        if await self._let_go(run, reason, finished=states.Finished(reached), reached=reached):
+        if await self._end_attempt(run, reason, finished=states.Finished(reached), reached=reached):
             self._stats.count_report(run.worker.index, seconds, report)
             self._stats.expiries += job.expired_only
             self._host.finished(job, report, damage=reason if report.damaged else "")
 
-    def _made_no_progress(self, job: CleanJob, report: CleanReport) -> bool:
+    def _is_without_progress(self, job: CleanJob, report: CleanReport) -> bool:
         if job.expired_only or report.damaged or report.cleaned:
             return False
         return report.next_dirty_offset <= job.first_dirty_offset
@@ -351,39 +353,41 @@ class Runs:
         facts = self._host.facts_of(job.partition)
         if facts is None:
             return False
-        known = {one.path for one in facts.damaged}
-        remembered = self._memory.recall(facts, self._env.wall_ms()).damaged
+        existing = {damage.path for damage in facts.damaged}
+        saved_state = self._state_store.state_of(facts, self._env.wall_ms()).damaged
         sizes = {s.base_offset: s.size_bytes for s in facts.segments}
         return all(
-            path in known or (base, sizes.get(base)) in remembered
+            path in existing or (base, sizes.get(base)) in saved_state
             for path, base in ((path, damaged_base(path)) for path, _, _ in report.damaged)
         )
 
-    def _learn(self, run: Run, report: CleanReport) -> int | None:
+    def _update_state(self, run: CleanAttempt, report: CleanReport) -> int | None:
         """Remember what the job taught; how far the log is clean now, if that was its matter."""
         job = run.job
         facts = self._host.facts_of(job.partition)
         if facts is None or facts.generation != job.generation:
             return None
-        clean_below = self.learn(facts, job, report, run.dirty_bytes)
+        clean_below = self.update_state(facts, job, report, run.dirty_bytes)
         return None if job.expired_only and not report.damaged else clean_below
 
-    def learn(self, facts: LogFacts, job: CleanJob, report: CleanReport, dirty_bytes: int) -> int:
+    def update_state(
+        self, facts: LogFacts, job: CleanJob, report: CleanReport, dirty_bytes: int
+    ) -> int:
         """Remember what a job taught, whoever did it; how far the log is clean now."""
-        known, clean_below = learn(
-            self._memory.recall(facts, self._env.wall_ms()),
+        cleaner_state, clean_below = state_after_job(
+            self._state_store.state_of(facts, self._env.wall_ms()),
             job,
             report,
             facts,
             dirty_bytes=dirty_bytes,
             alpha=self.settings.survivorship_alpha,
         )
-        self._memory.put(facts, known)
+        self._state_store.put(facts, cleaner_state)
         return clean_below
 
-    async def _let_go(
+    async def _end_attempt(
         self,
-        run: Run,
+        run: CleanAttempt,
         reason: str,
         *,
         finished: states.Finished | None = None,
@@ -403,7 +407,7 @@ class Runs:
         return not aborted
 
     def _release(
-        self, run: Run, reason: str, finished: states.Finished | None, reached: int | None
+        self, run: CleanAttempt, reason: str, finished: states.Finished | None, reached: int | None
     ) -> bool:
         partition = run.job.partition
         reason = run.failure or reason
@@ -413,15 +417,15 @@ class Runs:
         aborted = self._aborting(run)
         self._stats.aborted += aborted
         self._control.handle(partition, event)
-        del self._runs[partition]
+        del self._attempts[partition]
         run.disarm()
         run.worker.busy = False
         record = record_of(run, self._env.wall_ms(), reason, aborted=aborted)
         self._history.add(record)
-        self._memory.record(run.data_directory, record)
+        self._state_store.record(run.data_directory, record)
         return aborted
 
-    async def _remove_leftovers(self, run: Run) -> None:
+    async def _remove_leftovers(self, run: CleanAttempt) -> None:
         """While the partition is still held: whoever is granted a pause finds a clean folder."""
         job = run.job
         if run.keep_files:
@@ -430,10 +434,10 @@ class Runs:
             gone = await asyncio.to_thread(discard_outputs, self._env, job.directory, job.run_id)
         except OSError as error:
             # The next start removes them; until then they only take room.
-            log.warning("files of a clean not removed", run_id=job.run_id, reason=str(error))
+            logger.warning("files of a clean not removed", run_id=job.run_id, reason=str(error))
             return
         if gone:
-            log.debug("files of a clean removed", run_id=job.run_id, files=len(gone))
+            logger.debug("files of a clean removed", run_id=job.run_id, files=len(gone))
 
     def _failure(
         self, partition: TopicPartition, reason: str, reached: int | None = None
@@ -443,7 +447,7 @@ class Runs:
         until_ms = self._now_ms() + retry_delay_ms(failures, self.settings)
         return states.Failed(reason, until_ms, reached)
 
-    def _settle(self, run: Run) -> None:
+    def _settle(self, run: CleanAttempt) -> None:
         """Give unspent bytes back and count what was spent and waited."""
         self.throttle.leave(run.worker.index, self._now())
         self._priorities.rest(run.worker)

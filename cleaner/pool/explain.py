@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from cleaner.planning.findings import Finding, NextLook, Reason, Value
+from cleaner.planning.findings import Finding, NextAttempt, Reason, Value
 from cleaner.planning.plan import Verdict
 from cleaner.pool.history import JobRecord
 from cleaner.pool.job_run import WorkerStatus
-from cleaner.pool.registry import StoryEntry
-from cleaner.states import Quarantined, State, held
+from cleaner.pool.registry import TransitionRecord
+from cleaner.states import Quarantined, State, is_busy
 from config.units import about_size, about_span
 from storage.model import TopicPartition
 
@@ -27,24 +27,24 @@ class Explanation:
     at_ms: int
     state: State
     verdict: Verdict | None  # judged now; None where its numbers make no sense
-    story: list[StoryEntry]  # its last transitions, oldest first
+    transitions: list[TransitionRecord]  # its last transitions, oldest first
     queue_position: int | None  # 1 is next; None: it does not wait for a worker
-    next_attempt: NextLook | None  # not before that, and why; None: no time is known
+    next_attempt: NextAttempt | None  # not before that, and why; None: no time is known
     quarantine: Quarantined | None
     last_job: JobRecord | None
-    held: bool  # paused by an operator
-    wanted_offset: int | None = None  # an operator asked for a clean up to here
+    is_paused: bool  # paused by an operator
+    requested_offset: int | None = None  # an operator asked for a clean up to here
     worker: WorkerStatus | None = None  # that has it
 
 
-def next_attempt(verdict: Verdict, now_ms: int) -> NextLook | None:
+def next_attempt(verdict: Verdict, now_ms: int) -> NextAttempt | None:
     """Before which nothing will be tried, and why; now for a candidate; None: no time is known."""
     blocking = {finding.reason for finding in verdict.findings if finding.blocks}
     if not blocking:
-        return NextLook(now_ms, Reason.RUN_NOW if verdict.run_now else Reason.RATIO)
+        return NextAttempt(now_ms, Reason.RUN_NOW if verdict.run_now else Reason.RATIO)
     if blocking & _UNTIMED:
         return None
-    looks = [] if verdict.next_look is None else [verdict.next_look]
+    looks = [] if verdict.next_attempt is None else [verdict.next_attempt]
     if blocking == {Reason.QUARANTINED}:
         looks = []
     elif not looks:
@@ -52,32 +52,43 @@ def next_attempt(verdict: Verdict, now_ms: int) -> NextLook | None:
     for finding in verdict.findings:
         if finding.blocks and finding.reason is Reason.QUARANTINED:
             wait_ms = int(dict(finding.values)["wait_ms"])
-            looks.append(NextLook(now_ms + wait_ms, Reason.QUARANTINED))
+            looks.append(NextAttempt(now_ms + wait_ms, Reason.QUARANTINED))
     return max(looks, key=lambda look: look.at_ms)
 
 
-def blocked_by(verdict: Verdict | None, state: State, *, is_held: bool) -> Reason | None:
+def blocked_by(verdict: Verdict | None, state: State, *, is_paused: bool) -> Reason | None:
     """Return why it is not cleaned now: its state, else the last scan's first obstacle."""
-    if held(state):
+    if is_busy(state):
         return Reason.IN_PROGRESS
-    if is_held:
+    if is_paused:
         return Reason.HELD
     outdated = (Reason.IN_PROGRESS, Reason.HELD)  # no longer true: checked above
     findings = () if verdict is None else verdict.findings
-    return next((one.reason for one in findings if one.blocks and one.reason not in outdated), None)
+    return next(
+        (
+            finding.reason
+            for finding in findings
+            if finding.blocks and finding.reason not in outdated
+        ),
+        None,
+    )
 
 
-def hindrance(explanation: Explanation) -> str | None:
+def obstacle_text(explanation: Explanation) -> str | None:
     """Why not all of it can be cleaned now, in words; None where nothing is dirty, nor damaged."""
     verdict, at_ms = explanation.verdict, explanation.at_ms
     if verdict is None:
         return _answer(explanation)
-    findings = [one for one in verdict.findings if one.blocks or one.reason in _LEFT_AS_IT_IS]
-    if all(one.reason is Reason.NOTHING_DIRTY for one in findings):
+    findings = [
+        finding
+        for finding in verdict.findings
+        if finding.blocks or finding.reason in _LEFT_AS_IT_IS
+    ]
+    if all(finding.reason is Reason.NOTHING_DIRTY for finding in findings):
         return None
     # Nothing is dirty beside a damage: that is not in the way of anything.
-    first = next(one for one in findings if one.reason is not Reason.NOTHING_DIRTY)
-    return said(first, at_ms, verdict)
+    first = next(finding for finding in findings if finding.reason is not Reason.NOTHING_DIRTY)
+    return sentence_of(first, at_ms, verdict)
 
 
 # Reasons for which the cleaner leaves a segment unchanged while it cleans the others.
@@ -108,47 +119,47 @@ _UNTIL: Final[dict[Reason, str]] = {
 
 def sentences(explanation: Explanation) -> list[str]:
     """The chain in plain words, one sentence a link, the answer first."""
-    found = [_answer(explanation)]
+    results = [_answer(explanation)]
     verdict, at_ms = explanation.verdict, explanation.at_ms
     if verdict is not None:
-        found += [
-            _doing(explanation.worker)
+        results += [
+            _progress_sentence(explanation.worker)
             if finding.reason is Reason.IN_PROGRESS and explanation.worker is not None
-            else said(finding, at_ms, verdict)
+            else sentence_of(finding, at_ms, verdict)
             for finding in verdict.findings
         ]
         if verdict.section is not None:
-            found.append(_sizes(verdict))
+            results.append(_sizes(verdict))
     if explanation.queue_position is not None:
         ahead = explanation.queue_position - 1
-        found.append(f"It waits for a worker, with {_count(ahead, 'partition')} before it.")
+        results.append(f"It waits for a worker, with {_count(ahead, 'partition')} before it.")
     if explanation.last_job is not None:
-        found.append(_last(explanation.last_job, at_ms))
-    if explanation.wanted_offset is not None:
-        found.append(f"An operator wants it clean up to offset {explanation.wanted_offset}.")
+        results.append(_last(explanation.last_job, at_ms))
+    if explanation.requested_offset is not None:
+        results.append(f"An operator wants it clean up to offset {explanation.requested_offset}.")
     if explanation.next_attempt is not None:
         wait_ms = explanation.next_attempt.at_ms - at_ms
         when = "as soon as a worker is free"
         if wait_ms > 0:
             when = f"in {about_span(wait_ms)}, {_UNTIL[explanation.next_attempt.cause]}"
-        found.append(f"Next attempt: {when}.")
-    return found
+        results.append(f"Next attempt: {when}.")
+    return results
 
 
 def _answer(explanation: Explanation) -> str:
     name, verdict = explanation.partition, explanation.verdict
-    if held(explanation.state):
+    if is_busy(explanation.state):
         return f"{name} is being cleaned ({type(explanation.state).__name__.lower()})."
     if verdict is None:
         return f"{name} cannot be judged: its numbers make no sense. The broker's log says more."
     if verdict.to_clean:
-        what = "to lose what has expired" if verdict.expired is not None else "to be cleaned"
-        return f"{name} is {what}."
+        subject = "to lose what has expired" if verdict.expired is not None else "to be cleaned"
+        return f"{name} is {subject}."
     first = next(finding for finding in verdict.findings if finding.blocks)
     return f"{name} is not being cleaned: {first.reason.value}."
 
 
-def said(finding: Finding, at_ms: int, verdict: Verdict) -> str:
+def sentence_of(finding: Finding, at_ms: int, verdict: Verdict) -> str:
     """A finding in words."""
     values = dict(finding.values)
     return _TEXTS[finding.reason](values, finding.blocks, at_ms, verdict)
@@ -221,13 +232,13 @@ def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     text = f"From offset {v['end_offset']} on it is the active segment, which is never cleaned"
     if blocks:
         text = f"{text}; nothing else is dirty"
-    held_bytes = int(v["active_bytes"])
-    if not held_bytes:
+    reserved_bytes = int(v["active_bytes"])
+    if not reserved_bytes:
         return f"{text}."
     closes = f"it closes at {about_size(int(v['segment.bytes']))}"
     if "closes_ms" in v:
         closes = f"{closes} or in {about_span(int(v['closes_ms']) - at_ms)}"
-    return f"{text}. {about_size(held_bytes)} are in it; {closes}, and can be cleaned then."
+    return f"{text}. {about_size(reserved_bytes)} are in it; {closes}, and can be cleaned then."
 
 
 def _quarantined(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
@@ -338,7 +349,7 @@ def _sizes(verdict: Verdict) -> str:
     return f"{text}; about {about_size(verdict.live_bytes)} would be left."
 
 
-def _doing(worker: WorkerStatus) -> str:
+def _progress_sentence(worker: WorkerStatus) -> str:
     done = ""
     if worker.total_bytes:
         share = worker.done_bytes / worker.total_bytes

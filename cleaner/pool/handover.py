@@ -30,7 +30,7 @@ UNAVAILABLE: Final = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
-class HandedJob:
+class OffloadedJob:
     """A job on Spark: partitions of one topic."""
 
     partitions: tuple[TopicPartition, ...]
@@ -39,23 +39,23 @@ class HandedJob:
 
 
 @dataclass(slots=True)
-class _Mark:
+class _FailureRecord:
     """What went wrong with a partition, lately. Times are monotonic ms."""
 
     failures: int  # in a row
-    voids: int  # the log went on without the job; in a row, and no failure
+    discards: int  # the log went on without the job; in a row, and no failure
     until_ms: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverStatus:
+class OffloadStatus:
     """For people. `wanted`: Spark is to be used at all."""
 
-    wanted: bool
+    enabled: bool
     master: str
     min_bytes: int
-    job: HandedJob | None
+    job: OffloadedJob | None
     seconds: float  # of that job
     waiting: tuple[TopicPartition, ...]  # most urgent first
     given_up: tuple[TopicPartition, ...]  # that the workers have instead, for a while
@@ -63,21 +63,23 @@ class HandoverStatus:
     wait_ms: int  # until it is tried again
 
 
-def _nobody(reason: str) -> None:
+def _ignore_interrupt(reason: str) -> None:
     """Nothing runs."""
 
 
 @dataclass(slots=True)
-class Handover:
+class SparkOffload:
     """Owned by the pool; all on the loop."""
 
     settings: CleanerSettings
     now_ms: Callable[[], int]  # monotonic
-    job: HandedJob | None = None
-    interrupt: Callable[[str], None] = _nobody  # ends the job, with a reason; set by who runs it
+    job: OffloadedJob | None = None
+    interrupt: Callable[[str], None] = (
+        _ignore_interrupt  # ends the job, with a reason; set by who runs it
+    )
     due: list[TopicPartition] = field(default_factory=list)  # of the last look, most urgent first
     wake: Callable[[], None] = lambda: None  # something is due
-    _marks: dict[TopicPartition, _Mark] = field(default_factory=dict)
+    _failures: dict[TopicPartition, _FailureRecord] = field(default_factory=dict)
     _unavailable: str = ""
     _unavailable_until_ms: int = 0
 
@@ -86,13 +88,13 @@ class Handover:
         before = self.settings
         self.settings = settings
         if (before.engine, before.spark) != (settings.engine, settings.spark):
-            self._marks.clear()
+            self._failures.clear()
             self._unavailable_until_ms = 0
             self._unavailable = ""
 
     # What the pool asks -----------------------------------------------------------------------
 
-    def judged(self, facts: LogFacts, verdict: Verdict) -> Finding | None:
+    def spark_finding(self, facts: LogFacts, verdict: Verdict) -> Finding | None:
         """What there is to say of Spark beside a verdict; None: it is the workers' matter."""
         partition, section = facts.partition, verdict.section
         runs = self.job is not None and partition in self.job.partitions
@@ -102,10 +104,10 @@ class Handover:
         if not runs and not self._is_large(facts.config.varve_cleaner_engine, size):
             return None
         now_ms = self.now_ms()
-        instead = "" if runs else self._instead(partition, now_ms)
+        instead = "" if runs else self._fallback_reason(partition, now_ms)
         if not (verdict.to_clean or runs or instead):
             return None
-        mark = self._marks.get(partition)
+        mark = self._failures.get(partition)
         values: list[tuple[str, Value]] = [
             ("state", RUNNING if runs else WAITING),
             ("bytes", size),
@@ -132,65 +134,65 @@ class Handover:
             return of_topic == "spark"
         return self.settings.engine == "spark" and size_bytes > self.settings.spark.min_bytes
 
-    def _instead(self, partition: TopicPartition, now_ms: int) -> str:
+    def _fallback_reason(self, partition: TopicPartition, now_ms: int) -> str:
         """Why the workers have it at this moment, though it is Spark's; empty if they do not."""
         if now_ms < self._unavailable_until_ms:
             return UNAVAILABLE
-        mark = self._marks.get(partition)
+        mark = self._failures.get(partition)
         if mark is None or mark.failures < self.settings.spark.attempts:
             return ""
         if now_ms < mark.until_ms:
             return GIVEN_UP
-        del self._marks[partition]  # it is tried again, as if for the first time
+        del self._failures[partition]  # it is tried again, as if for the first time
         return ""
 
-    def looked(self, due: Iterable[TopicPartition], seen: frozenset[TopicPartition]) -> None:
+    def update_due(self, due: Iterable[TopicPartition], seen: frozenset[TopicPartition]) -> None:
         """A look is over: who is due, most urgent first; `seen` are all that exist."""
-        for partition in self._marks.keys() - seen:
-            del self._marks[partition]
+        for partition in self._failures.keys() - seen:
+            del self._failures[partition]
         now_ms = self.now_ms()
         busy = () if self.job is None else self.job.partitions
         self.due = [
             partition
             for partition in due
             if partition not in busy
-            and (partition not in self._marks or self._marks[partition].until_ms <= now_ms)
+            and (partition not in self._failures or self._failures[partition].until_ms <= now_ms)
         ]
         if self.due:
             self.wake()
 
-    def give_up(self, partition: TopicPartition, reason: str) -> bool:
+    def abort(self, partition: TopicPartition, reason: str) -> bool:
         """An operator wants the partition left alone: end the job that has it, if there is one."""
         runs = self.job is not None and partition in self.job.partitions
         if runs:
             self.interrupt(reason)
         return runs
 
-    def forgive(self, partition: TopicPartition) -> None:
+    def retry(self, partition: TopicPartition) -> None:
         """Forget failures of this partition, and that no job could be started."""
-        self._marks.pop(partition, None)
+        self._failures.pop(partition, None)
         self._unavailable, self._unavailable_until_ms = "", 0
 
     # What is told by who runs jobs --------------------------------------------------------------
 
-    def began(self, job: HandedJob) -> None:
+    def job_started(self, job: OffloadedJob) -> None:
         """A job is about to be started."""
         assert self.job is None
         self.job = job
         self.due = []
 
-    def ended(self) -> None:
+    def job_ended(self) -> None:
         """It is over; how, is told partition by partition."""
         self.job = None
-        self.interrupt = _nobody
+        self.interrupt = _ignore_interrupt
 
     def succeeded(self, partition: TopicPartition) -> None:
         """Clean, or nothing was dirty."""
-        self._marks.pop(partition, None)
+        self._failures.pop(partition, None)
 
     def failed(self, partition: TopicPartition, reason: str) -> bool:
         """It went wrong; whether the workers have the partition now."""
-        mark = self._marks.setdefault(partition, _Mark(0, 0, 0, ""))
+        mark = self._failures.setdefault(partition, _FailureRecord(0, 0, 0, ""))
         mark.failures += 1
         mark.reason = reason
         given_up = mark.failures >= self.settings.spark.attempts
@@ -200,12 +202,12 @@ class Handover:
         mark.until_ms = self.now_ms() + wait_ms
         return given_up
 
-    def became_void(self, partition: TopicPartition, reason: str) -> None:
+    def job_discarded(self, partition: TopicPartition, reason: str) -> None:
         """The log went on without the job, or somebody else had leased it: no failure."""
-        mark = self._marks.setdefault(partition, _Mark(0, 0, 0, ""))
-        mark.voids += 1
+        mark = self._failures.setdefault(partition, _FailureRecord(0, 0, 0, ""))
+        mark.discards += 1
         mark.reason = reason
-        mark.until_ms = self.now_ms() + retry_delay_ms(mark.voids, self.settings)
+        mark.until_ms = self.now_ms() + retry_delay_ms(mark.discards, self.settings)
 
     def cannot_start(self, reason: str) -> bool:
         """No job can be started: the workers have all for a while. Whether that is news."""
@@ -215,13 +217,13 @@ class Handover:
         self.due = []
         return is_news
 
-    def status(self) -> HandoverStatus:
+    def status(self) -> OffloadStatus:
         """What is going on."""
         now_ms, spark = self.now_ms(), self.settings.spark
         wait_ms = max(0, self._unavailable_until_ms - now_ms)
-        given_up = [p for p in list(self._marks) if self._instead(p, now_ms) == GIVEN_UP]
-        return HandoverStatus(
-            wanted=self.settings.engine == "spark",
+        given_up = [p for p in list(self._failures) if self._fallback_reason(p, now_ms) == GIVEN_UP]
+        return OffloadStatus(
+            enabled=self.settings.engine == "spark",
             master=spark.master,
             min_bytes=spark.min_bytes,
             job=self.job,

@@ -25,7 +25,7 @@ RECORDS_MAX: Final = 2_000  # in memory, over all partitions: some 2 MB
 
 Outcome: TypeAlias = Literal["finished", "damaged", "failed", "aborted", "stale"]
 
-log = structlog.get_logger("cleaner")
+logger = structlog.get_logger("cleaner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ class JobRecord:
 
     def to_json(self) -> dict[str, Any]:
         """For the file and the API."""
-        found = asdict(self)
-        found["topic"], found["partition"] = self.partition
-        return found
+        results = asdict(self)
+        results["topic"], results["partition"] = self.partition
+        return results
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "JobRecord":
+    def from_json(cls, results: Mapping[str, Any]) -> "JobRecord":
         """The record; fields that are not known here are left out. Raises ValueError."""
-        values = {name: found[name] for name in _TYPES if name in found}
+        values = {name: results[name] for name in _TYPES if name in results}
         for name, value in values.items():
             if not isinstance(value, _TYPES[name]) or isinstance(value, bool) != (
                 _TYPES[name] == (bool,)
@@ -106,7 +106,7 @@ class JobRecord:
                 raise ValueError(f"{name} is {value!r:.100}")
         if values.get("outcome") not in get_args(Outcome):
             raise ValueError(f"outcome is {values.get('outcome')!r:.100}")
-        topic, number = found.get("topic"), found.get("partition")
+        topic, number = results.get("topic"), results.get("partition")
         if not isinstance(topic, str) or not isinstance(number, int):
             raise ValueError("names no partition")
         try:
@@ -114,7 +114,7 @@ class JobRecord:
                 (str(path), int(position), str(why))
                 for path, position, why in values.get("damaged", ())[:DAMAGED_MAX]
             )
-            values.setdefault("damaged_segments", len(found.get("damaged", ())))
+            values.setdefault("damaged_segments", len(results.get("damaged", ())))
             return cls(partition=TopicPartition(topic, number), **values)
         except (TypeError, OverflowError) as error:  # an infinite number is JSON to Python
             raise ValueError(str(error)) from error
@@ -128,9 +128,9 @@ _JSON_TYPES: Final[dict[Any, tuple[type, ...]]] = {
     Outcome: (str,),
 }
 _TYPES: Final = {
-    one.name: _JSON_TYPES.get(one.type, (list, tuple))
-    for one in fields(JobRecord)
-    if one.name != "partition"
+    field.name: _JSON_TYPES.get(field.type, (list, tuple))
+    for field in fields(JobRecord)
+    if field.name != "partition"
 }
 
 
@@ -148,7 +148,7 @@ class History:
 
     def load(self, records: Iterable[JobRecord]) -> None:
         """What an earlier process wrote, of any number of directories."""
-        for record in sorted(records, key=lambda one: one.finished_ms):
+        for record in sorted(records, key=lambda record: record.finished_ms):
             self.add(record)
 
     def keep_only(self, partitions: frozenset[TopicPartition]) -> None:
@@ -162,8 +162,8 @@ class History:
 
     def newest(self, partition: TopicPartition | None = None, limit: int = 100) -> list[JobRecord]:
         """Up to `limit` jobs, newest first: of one partition, or of all."""
-        found = (r for r in reversed(self._records) if partition in (None, r.partition))
-        return [record for record, _ in zip(found, range(limit), strict=False)]
+        records = (r for r in reversed(self._records) if partition in (None, r.partition))
+        return [record for record, _ in zip(records, range(limit), strict=False)]
 
 
 # The file ------------------------------------------------------------------------------
@@ -200,12 +200,12 @@ def load_records(env: Env, directory: str) -> list[JobRecord]:
         foreign = 0
         for line in env.read_file(path).splitlines():
             try:
-                found = json.loads(line)
-                if not isinstance(found, dict):
+                document = json.loads(line)
+                if not isinstance(document, dict):
                     raise ValueError("no object")
-                records.append(JobRecord.from_json(found))
+                records.append(JobRecord.from_json(document))
             except (ValueError, RecursionError):
                 foreign += 1
         if foreign:
-            log.warning("lines of the history passed over", path=path, lines=foreign)
+            logger.warning("lines of the history passed over", path=path, lines=foreign)
     return records

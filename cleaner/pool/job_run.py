@@ -9,7 +9,7 @@ from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.order import Lane, RunningJob, is_long
 from cleaner.planning.plan import Verdict
 from cleaner.pool.history import DAMAGED_MAX, JobRecord, Outcome
-from cleaner.workers.crew import ABORT_SECONDS, STALL_SECONDS, CrewLimits, Worker
+from cleaner.workers.crew import ABORT_SECONDS, STALL_SECONDS, PoolWorker, WorkerPoolLimits
 from cleaner.workers.throttle import Direction
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
@@ -21,7 +21,7 @@ class PoolLimits:
 
     abort: float = ABORT_SECONDS
     stall: float = STALL_SECONDS
-    crew: CrewLimits = field(default_factory=CrewLimits)
+    workers: WorkerPoolLimits = field(default_factory=WorkerPoolLimits)
 
 
 # The numbers of the workers beside the regular ones, which are numbered from 0 to 63 at most
@@ -43,14 +43,14 @@ def retry_delay_ms(failures: int, settings: CleanerSettings) -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class CleanAttempt:
     """A job under way."""
 
     number: int
     job: CleanJob
-    worker: Worker
-    started_at: float  # the loop's clock, as `heard_at`
-    heard_at: float
+    worker: PoolWorker
+    started_at: float  # the loop's clock, as `last_message_at`
+    last_message_at: float
     started_ms: int  # wall clock
     dirty_bytes: int  # of the dirty section as planned
     data_directory: str  # that holds its partition
@@ -68,25 +68,25 @@ class Run:
         False  # a journal that failed half-way may need them: the next start's matter
     )
     failure: str = ""  # set where the end is a failure whatever the worker says
-    asked: str = ""  # who wanted the partition while it ran, for people
-    stale: str = ""  # set where it was given up because the log had changed under it: how
+    abort_reason: str = ""  # who wanted the partition while it ran, for people
+    stale_reason: str = ""  # set where it was given up because the log had changed under it: how
     report: CleanReport | None = None
     clean_below: int | None = None  # set with the report: what the checkpoint becomes
     input_bytes: int = 0  # that it was expected to read
     is_far_too_late: bool = False  # its partition was long beyond its deadline when it began
-    watch: asyncio.TimerHandle | None = None
+    abort_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     def begin(
         cls,
         number: int,
         job: CleanJob,
-        worker: Worker,
+        worker: PoolWorker,
         now: float,
         *,
         dirty_bytes: int,
         data_directory: str,
-    ) -> "Run":
+    ) -> "CleanAttempt":
         """A run that starts now."""
         side = worker.side
         return cls(
@@ -94,7 +94,7 @@ class Run:
             job=job,
             worker=worker,
             started_at=now,
-            heard_at=now,
+            last_message_at=now,
             started_ms=job.now_ms,
             dirty_bytes=dirty_bytes,
             data_directory=data_directory,
@@ -116,11 +116,13 @@ class Run:
         A worker that waits for its budget is not silent: a low rate is no fault of its own.
         """
         side = self.worker.side
-        seen = sum(side.spent(one) + side.waited_seconds(one) for one in Direction)
+        seen = sum(
+            side.spent(direction) + side.waited_seconds(direction) for direction in Direction
+        )
         if seen != self.progress_seen:
             self.progress_seen = seen
-            self.heard_at = now
-        return now - self.heard_at
+            self.last_message_at = now
+        return now - self.last_message_at
 
     def settle(self) -> None:
         """It is over: note what it took, as long as its worker's page can be read."""
@@ -137,20 +139,20 @@ class Run:
 
     def disarm(self) -> None:
         """Nobody waits for its end any more."""
-        if self.watch is not None:
-            self.watch.cancel()
+        if self.abort_timer is not None:
+            self.abort_timer.cancel()
 
 
-def record_of(run: Run, finished_ms: int, reason: str, *, aborted: bool) -> JobRecord:
+def record_of(run: CleanAttempt, finished_ms: int, reason: str, *, aborted: bool) -> JobRecord:
     """What is remembered of a run that is over. `reason` makes it a failure."""
     job, report = run.job, run.report
     outcome: Outcome = "finished"
-    if run.stale:
-        outcome, reason = "stale", run.stale
+    if run.stale_reason:
+        outcome, reason = "stale", run.stale_reason
     elif (aborted or report is None) and not (run.failure or reason):
-        outcome, reason = "aborted", run.asked
+        outcome, reason = "aborted", run.abort_reason
     elif aborted and not run.failure:
-        outcome, reason = "aborted", f"{run.asked}; {reason}" if run.asked else reason
+        outcome, reason = "aborted", f"{run.abort_reason}; {reason}" if run.abort_reason else reason
     elif report is not None and report.damaged:
         outcome, reason = "damaged", damage_text(report)
     elif reason:
@@ -225,7 +227,7 @@ class WorkerStatus:
     lane: Lane = Lane.REGULAR
 
 
-def worker_status(worker: Worker, run: Run | None, now: float) -> WorkerStatus:
+def worker_status(worker: PoolWorker, run: CleanAttempt | None, now: float) -> WorkerStatus:
     """A worker, and its run if it has one."""
     lane = lane_of(worker.index)
     if run is None:
@@ -252,5 +254,5 @@ class PoolStatus:
     in_progress: dict[TopicPartition, states.State]
     quarantines: dict[TopicPartition, states.Quarantined]
     verdicts: dict[TopicPartition, Verdict]
-    held: frozenset[TopicPartition]  # paused by an operator
+    paused: frozenset[TopicPartition]  # paused by an operator
     rates: tuple[float | None, float | None]  # bytes read, written per second; None: unlimited

@@ -20,7 +20,7 @@ from typing import Any, Final
 import structlog
 
 from cleaner.host import LogFacts
-from cleaner.planning.remembered import Remembered, recall
+from cleaner.planning.remembered import PartitionCleanerState, state_of_log
 from cleaner.pool.history import JobRecord, append_records, encode_record, load_records
 from storage.env import Env, write_file_atomically
 from storage.errors import StorageError
@@ -34,62 +34,71 @@ SAVE_SECONDS: Final = 5.0  # changes of this long are written together
 CLOSE_SECONDS: Final = 5.0  # for the last write, at the stop
 ANSWER_SECONDS: Final = 5.0  # whoever asks whether a hold is durable waits no longer
 
-log = structlog.get_logger("cleaner")
+logger = structlog.get_logger("cleaner")
 
 
-class Memory:
+class CleanerStateStore:
     """Partition -> Remembered, over all data directories."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
-        self._entries: dict[TopicPartition, Remembered] = {}
-        self._places: dict[TopicPartition, str] = {}  # the data directory of each
-        self._keepers: dict[str, Keeper] = {}
+        self._entries: dict[TopicPartition, PartitionCleanerState] = {}
+        self._directories: dict[TopicPartition, str] = {}  # the data directory of each
+        self._writers: dict[str, StateFileWriter] = {}
 
     async def load(self, directories: Iterable[str]) -> list[JobRecord]:
         """Read what earlier processes left; returns their jobs. Never raises for bad files."""
-        found: list[JobRecord] = []
+        job_records: list[JobRecord] = []
         for directory in directories:
             entries, records = await asyncio.to_thread(_load, self._env, directory)
             self._entries.update(entries)
-            self._places.update(dict.fromkeys(entries, directory))
-            found += records
-        return found
+            self._directories.update(dict.fromkeys(entries, directory))
+            job_records += records
+        return job_records
 
-    def recall(self, facts: LogFacts, now_ms: int) -> Remembered:
+    def state_of(self, facts: LogFacts, now_ms: int) -> PartitionCleanerState:
         """What may be believed of this log; a partition never seen before is begun here."""
-        known = self._entries.get(facts.partition)
-        now = recall(known, facts, now_ms)
-        if known is None and not facts.config.compacts:
+        cleaner_state = self._entries.get(facts.partition)
+        now = state_of_log(cleaner_state, facts, now_ms)
+        if cleaner_state is None and not facts.config.compacts:
             return now  # there is nothing to remember before it is compacted
-        if now is not known or self._places.get(facts.partition) != facts.data_directory:
+        if (
+            now is not cleaner_state
+            or self._directories.get(facts.partition) != facts.data_directory
+        ):
             self.put(facts, now)
         return now
 
-    def entry(self, partition: TopicPartition) -> Remembered | None:
+    def entry(self, partition: TopicPartition) -> PartitionCleanerState | None:
         """What was remembered last, believable or not; for the metrics."""
         return self._entries.get(partition)
 
-    def put(self, facts: LogFacts, known: Remembered, *, at_once: bool = False) -> None:
+    def put(
+        self, facts: LogFacts, cleaner_state: PartitionCleanerState, *, at_once: bool = False
+    ) -> None:
         """Replace what is remembered of a log, and save it soon."""
-        before = self._places.get(facts.partition)
-        self._entries[facts.partition] = known
-        self._places[facts.partition] = facts.data_directory
+        before = self._directories.get(facts.partition)
+        self._entries[facts.partition] = cleaner_state
+        self._directories[facts.partition] = facts.data_directory
         if before is not None and before != facts.data_directory:
-            self._keeper(before).changed()
-        self._keeper(facts.data_directory).changed(at_once=at_once)
+            self._writer_of(before).changed()
+        self._writer_of(facts.data_directory).changed(at_once=at_once)
 
     async def saved(self, partition: TopicPartition) -> bool:
         """Write now what is remembered of a partition; whether it stands on the disk.
 
         False where a write failed, and where none ended within ANSWER_SECONDS.
         """
-        place = self._places.get(partition)
-        return place is None or await self._keeper(place).saved()
+        place = self._directories.get(partition)
+        return place is None or await self._writer_of(place).saved()
 
-    def held(self) -> set[TopicPartition]:
+    def paused_partitions(self) -> set[TopicPartition]:
         """Partitions with an operator's hold."""
-        return {p for p, known in self._entries.items() if known.held_since_ms is not None}
+        return {
+            p
+            for p, cleaner_state in self._entries.items()
+            if cleaner_state.held_since_ms is not None
+        }
 
     def keep_only(
         self, seen: frozenset[TopicPartition], exists: Callable[[TopicPartition], bool]
@@ -102,41 +111,41 @@ class Memory:
         gone = {partition for partition in self._entries.keys() - seen if not exists(partition)}
         if not gone:
             return
-        served = {place for partition, place in self._places.items() if partition in seen}
+        served = {place for partition, place in self._directories.items() if partition in seen}
         for partition in gone:
             del self._entries[partition]
-            place = self._places.pop(partition)
+            place = self._directories.pop(partition)
             if place in served:
-                self._keeper(place).changed()
+                self._writer_of(place).changed()
 
     def record(self, directory: str, record: JobRecord) -> None:
         """Add a job to the directory's history."""
-        self._keeper(directory).record(record)
+        self._writer_of(directory).record(record)
 
     async def close(self) -> None:
         """Write what is left; bounded, and each directory for itself."""
-        keepers = [keeper.close() for keeper in self._keepers.values()]
+        keepers = [writer.close() for writer in self._writers.values()]
         await asyncio.gather(*keepers)
 
-    def _keeper(self, directory: str) -> "Keeper":
-        found = self._keepers.get(directory)
-        if found is None:
-            found = Keeper(self._env, directory, lambda: self._of(directory))
-            self._keepers[directory] = found
-        return found
+    def _writer_of(self, directory: str) -> "StateFileWriter":
+        result = self._writers.get(directory)
+        if result is None:
+            result = StateFileWriter(self._env, directory, lambda: self._of(directory))
+            self._writers[directory] = result
+        return result
 
-    def _of(self, directory: str) -> dict[TopicPartition, Remembered]:
-        return {p: self._entries[p] for p, place in self._places.items() if place == directory}
+    def _of(self, directory: str) -> dict[TopicPartition, PartitionCleanerState]:
+        return {p: self._entries[p] for p, place in self._directories.items() if place == directory}
 
 
-class Keeper:
+class StateFileWriter:
     """Writes one directory's files, one write at a time. An unnamed directory is not written."""
 
     def __init__(
         self,
         env: Env,
         directory: str,
-        entries: Callable[[], Mapping[TopicPartition, Remembered]],
+        entries: Callable[[], Mapping[TopicPartition, PartitionCleanerState]],
     ) -> None:
         self._env = env
         self._directory = directory
@@ -147,7 +156,7 @@ class Keeper:
         self._urgent = asyncio.Event()
         self._waiting: list[asyncio.Future[int]] = []  # for the end of a write
         self._task: asyncio.Task[None] | None = None
-        self._failing = False
+        self._is_failing = False
         self._closing = False
 
     def changed(self, *, at_once: bool = False) -> None:
@@ -157,17 +166,17 @@ class Keeper:
 
     async def saved(self) -> bool:
         """See Memory.saved."""
-        wanted = self._changes
-        if not self._directory or self._saved >= wanted:
+        requested = self._changes
+        if not self._directory or self._saved >= requested:
             return bool(self._directory)
         self._begin(at_once=True)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                while await self._write_ended() < wanted:
+                while await self._write_ended() < requested:
                     pass
         except TimeoutError:
             return False
-        return self._saved >= wanted
+        return self._saved >= requested
 
     async def _write_ended(self) -> int:
         """Wait for the end of a write, good or bad; how many changes it had in it."""
@@ -190,7 +199,7 @@ class Keeper:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await asyncio.shield(self._task)
         except TimeoutError:
-            log.error("what the cleaner remembers is not saved", directory=self._directory)
+            logger.error("what the cleaner remembers is not saved", directory=self._directory)
 
     def _begin(self, *, at_once: bool) -> None:
         if not self._directory:
@@ -217,7 +226,7 @@ class Keeper:
                     break  # it was tried once more
         finally:
             self._task = None
-            self._tell(self._saved)
+            self._log_failure(self._saved)
 
     async def _write_once(self) -> None:
         """Write what there is now; what the memory lacks then is written with the next one."""
@@ -226,34 +235,34 @@ class Keeper:
         lines, self._lines = self._lines, []
         if await self._write(entries, lines):
             self._saved = changes
-        self._tell(changes)
+        self._log_failure(changes)
 
-    def _tell(self, changes: int) -> None:
+    def _log_failure(self, changes: int) -> None:
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if not one.done():
-                one.set_result(changes)
+        for future in waiting:
+            if not future.done():
+                future.set_result(changes)
 
     async def _write(
-        self, entries: Mapping[TopicPartition, Remembered] | None, lines: list[bytes]
+        self, entries: Mapping[TopicPartition, PartitionCleanerState] | None, lines: list[bytes]
     ) -> bool:
         """Whether all of it stands on the disk."""
         try:
             await asyncio.to_thread(_save, self._env, self._directory, entries, lines)
         except OSError as error:
-            if not self._failing:
-                log.warning(
+            if not self._is_failing:
+                logger.warning(
                     "what the cleaner remembers is not saved",
                     directory=self._directory,
                     reason=str(error),
                 )
-            self._failing = True
+            self._is_failing = True
         except Exception:
-            log.exception("what the cleaner remembers is not saved", directory=self._directory)
+            logger.exception("what the cleaner remembers is not saved", directory=self._directory)
         else:
-            if self._failing:
-                log.info("what the cleaner remembers is saved again", directory=self._directory)
-            self._failing = False
+            if self._is_failing:
+                logger.info("what the cleaner remembers is saved again", directory=self._directory)
+            self._is_failing = False
             return True
         return False
 
@@ -264,7 +273,7 @@ class Keeper:
 def _save(
     env: Env,
     directory: str,
-    entries: Mapping[TopicPartition, Remembered] | None,
+    entries: Mapping[TopicPartition, PartitionCleanerState] | None,
     lines: list[bytes],
 ) -> None:
     try:
@@ -272,39 +281,43 @@ def _save(
             append_records(env, directory, lines)
     finally:
         if entries is not None:
-            write_file_atomically(env, f"{directory}/{MEMORY_NAME}", encode_memory(entries))
+            write_file_atomically(env, f"{directory}/{MEMORY_NAME}", encode_cleaner_state(entries))
 
 
-def encode_memory(entries: Mapping[TopicPartition, Remembered]) -> bytes:
+def encode_cleaner_state(entries: Mapping[TopicPartition, PartitionCleanerState]) -> bytes:
     """The sealed file. Entry by entry: one large json.dumps would keep the loop from running."""
     rows = [
-        json.dumps([partition.topic, partition.partition, known.to_json()], separators=(",", ":"))
-        for partition, known in entries.items()
+        json.dumps(
+            [partition.topic, partition.partition, cleaner_state.to_json()], separators=(",", ":")
+        )
+        for partition, cleaner_state in entries.items()
     ]
     return seal_body(MAGIC, VERSION, f'{{"partitions":[{",".join(rows)}]}}'.encode())
 
 
-def decode_memory(data: bytes, path: str) -> dict[TopicPartition, Remembered]:
+def decode_cleaner_state(data: bytes, path: str) -> dict[TopicPartition, PartitionCleanerState]:
     """Raises StorageError, ValueError, KeyError, TypeError for what is not ours."""
-    found: dict[TopicPartition, Remembered] = {}
+    cleaner_states: dict[TopicPartition, PartitionCleanerState] = {}
     rows: list[Any] = unseal(MAGIC, VERSION, data, path)["partitions"]
-    for topic, number, known in rows:
+    for topic, number, existing in rows:
         if not isinstance(topic, str) or not isinstance(number, int):
             raise ValueError(f"{topic!r:.100}, {number!r:.100} is no partition")
-        found[TopicPartition(topic, number)] = Remembered.from_json(known)
-    return found
+        cleaner_states[TopicPartition(topic, number)] = PartitionCleanerState.from_json(existing)
+    return cleaner_states
 
 
-def _load(env: Env, directory: str) -> tuple[dict[TopicPartition, Remembered], list[JobRecord]]:
-    entries: dict[TopicPartition, Remembered] = {}
+def _load(
+    env: Env, directory: str
+) -> tuple[dict[TopicPartition, PartitionCleanerState], list[JobRecord]]:
+    entries: dict[TopicPartition, PartitionCleanerState] = {}
     records: list[JobRecord] = []
     path = f"{directory}/{MEMORY_NAME}"
     try:
         if env.exists(path):
-            entries = decode_memory(env.read_file(path), path)
+            entries = decode_cleaner_state(env.read_file(path), path)
     except (OSError, StorageError, ValueError, KeyError, TypeError, AttributeError) as error:
         # Only work is lost, and holds: say so.
-        log.warning(
+        logger.warning(
             "what the cleaner remembers is not read",
             path=path,
             reason=f"{type(error).__name__}: {error}",
@@ -314,5 +327,5 @@ def _load(env: Env, directory: str) -> tuple[dict[TopicPartition, Remembered], l
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         # Nothing but history is lost: the memory is not to go with it.
         reason = f"{type(error).__name__}: {error}"
-        log.warning("history of the cleaner not read", directory=directory, reason=reason)
+        logger.warning("history of the cleaner not read", directory=directory, reason=reason)
     return entries, records

@@ -1,7 +1,8 @@
 """Looking over all partitions: who is to be cleaned next, and which checkpoints are wrong.
 
 A look takes several turns of the loop, so that thousands of partitions do not hold it up. What
-happened to a partition meanwhile makes its verdict void: `touched` says so, and it is judged anew
+happened to a partition meanwhile makes its verdict void: `mark_changed` says so, and it is judged
+anew
 in the next look.
 """
 
@@ -18,11 +19,11 @@ from cleaner.host import CleanerHost, LogFacts
 from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.order import StartKey, start_key
 from cleaner.planning.plan import Strategy, Verdict, assess
-from cleaner.pool.handover import Handover
-from cleaner.pool.keeping import Memory
+from cleaner.pool.handover import SparkOffload
+from cleaner.pool.keeping import CleanerStateStore
 from cleaner.pool.registry import CleanerRegistry
 from cleaner.pool.waiting import WaitingTimes
-from cleaner.pool.wishes import Wishes
+from cleaner.pool.wishes import CleanRequests
 from cleaner.stats import PoolStats
 from storage.env import Env
 from storage.errors import StorageError
@@ -30,14 +31,14 @@ from storage.model import TopicPartition
 
 # One turn of the loop judges so many partitions, or so long: a log of thousands of segments takes a
 # millisecond or two.
-LOOK_CHUNK: Final = 32
+SCAN_CHUNK: Final = 32
 LOOK_TURN_SECONDS: Final = 0.002
 RANK_CHUNK: Final = 512  # candidates sorted in one turn
 
-log = structlog.get_logger("cleaner")
+logger = structlog.get_logger("cleaner")
 
 
-class _Turns:
+class _ScanTurns:
     """Lets others have the loop now and then, and adds up how long a look had it."""
 
     def __init__(self) -> None:
@@ -48,7 +49,7 @@ class _Turns:
     async def take(self) -> None:
         """One partition is done with."""
         self._count += 1
-        if self._count == LOOK_CHUNK or self._clock() - self._began >= LOOK_TURN_SECONDS:
+        if self._count == SCAN_CHUNK or self._clock() - self._began >= LOOK_TURN_SECONDS:
             await self.end()
 
     async def end(self) -> None:
@@ -62,7 +63,7 @@ class _Turns:
 _NOT_RANKED: Final = frozenset({Reason.IN_PROGRESS, Reason.PAUSED, Reason.HELD, Reason.QUARANTINED})
 
 
-class _Tally:
+class _ScanTotals:
     """What a look found, as numbers."""
 
     def __init__(self) -> None:
@@ -75,14 +76,16 @@ class _Tally:
         self._damaged += verdict.is_damaged
         self._candidates += verdict.to_clean
         if verdict.section is not None:
-            if not any(one.blocks and one.reason in _NOT_RANKED for one in verdict.findings):
+            if not any(
+                finding.blocks and finding.reason in _NOT_RANKED for finding in verdict.findings
+            ):
                 self._ratio_max = max(self._ratio_max, verdict.section.ratio)
             self._dirty_bytes += verdict.section.dirty_bytes
         if verdict.over_lag_ms > 0:
             self._late += 1
             self._late_ms_max = max(self._late_ms_max, verdict.over_lag_ms)
 
-    def tell(self, stats: PoolStats) -> None:
+    def publish(self, stats: PoolStats) -> None:
         """The look is over."""
         stats.scans += 1
         stats.scanned_at = asyncio.get_running_loop().time()
@@ -94,12 +97,12 @@ class _Tally:
         stats.over_lag_ms_max = self._late_ms_max
 
 
-def _is_handed_over(verdict: Verdict) -> bool:
+def _is_offloaded(verdict: Verdict) -> bool:
     """Whether all that keeps the workers from it is that it is Spark's."""
-    return {one.reason for one in verdict.findings if one.blocks} == {Reason.SPARK}
+    return {finding.reason for finding in verdict.findings if finding.blocks} == {Reason.SPARK}
 
 
-class Lookout:
+class PartitionScanner:
     """Verdicts of the last look, and those who wait for a partition to be clean."""
 
     def __init__(
@@ -108,64 +111,64 @@ class Lookout:
         registry: CleanerRegistry,
         env: Env,
         stats: PoolStats,
-        memory: Memory,
+        memory: CleanerStateStore,
         *,
-        handover: Handover,
+        offload: SparkOffload,
     ) -> None:
         self.verdicts: dict[TopicPartition, Verdict] = {}
         self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
         self.queue: list[TopicPartition] = []  # the last look's candidates, in starting order
         self.busy_seconds = 0.0  # of the last look: its own turns of the loop
         self.strategy: Strategy = "dirty-ratio"
-        self.wishes = Wishes()
+        self.requests = CleanRequests()
         self.waiting = WaitingTimes()
-        self._memory = memory
-        self._handover = handover
+        self._state_store = memory
+        self._offload = offload
         self._host = host
         self._registry = registry
         self._env = env
         self._stats = stats
-        self._touched: set[TopicPartition] = set()  # since the last look began
+        self._changed: set[TopicPartition] = set()  # since the last look began
         self._awaiting: list[tuple[TopicPartition, int, asyncio.Future[None]]] = []
 
-    def touched(self, partition: TopicPartition) -> None:
+    def mark_changed(self, partition: TopicPartition) -> None:
         """Its state changed: what was found out about it no longer holds."""
-        self._touched.add(partition)
+        self._changed.add(partition)
 
-    async def look(self) -> list[tuple[Verdict, LogFacts]]:
+    async def scan(self) -> list[tuple[Verdict, LogFacts]]:
         """Judge every partition; candidates that nothing happened to, first to be started first."""
-        self._touched.clear()
+        self._changed.clear()
         verdicts: dict[TopicPartition, Verdict] = {}
-        known: dict[TopicPartition, LogFacts] = {}
+        all_facts: dict[TopicPartition, LogFacts] = {}
         seen: set[TopicPartition] = set()
-        handed: list[Verdict] = []
-        turns, tally = _Turns(), _Tally()
+        staged: list[Verdict] = []
+        turns, tally = _ScanTurns(), _ScanTotals()
         for facts in self._host.facts():
             seen.add(facts.partition)
-            verdict = self._judge(facts)
+            verdict = self._assess_and_notify(facts)
             if verdict is not None:
                 verdicts[facts.partition] = verdict
                 tally.add(verdict)
                 self.waiting.observe(verdict, int(asyncio.get_running_loop().time() * 1000))
                 if verdict.to_clean:
-                    known[facts.partition] = facts
-                elif _is_handed_over(verdict):
-                    handed.append(verdict)
+                    all_facts[facts.partition] = facts
+                elif _is_offloaded(verdict):
+                    staged.append(verdict)
             await turns.take()
-        order = await self._ranked([verdicts[partition] for partition in known], turns)
+        order = await self._ranked([verdicts[partition] for partition in all_facts], turns)
         await turns.end()
         self.verdicts, self.seen = verdicts, frozenset(seen)
-        self.wishes.keep_only(self.seen)
+        self.requests.keep_only(self.seen)
         self.waiting.keep_only(self.seen)
         now_ms = self._env.wall_ms()
-        handed.sort(key=lambda one: self._start_key(one, now_ms))
-        self._handover.looked((one.partition for one in handed), self.seen)
-        tally.tell(self._stats)
+        staged.sort(key=lambda verdict: self._start_key(verdict, now_ms))
+        self._offload.update_due((verdict.partition for verdict in staged), self.seen)
+        tally.publish(self._stats)
         self.queue = [verdict.partition for verdict in order]
         self.busy_seconds = turns.busy_seconds
-        return [(v, known[v.partition]) for v in order if v.partition not in self._touched]
+        return [(v, all_facts[v.partition]) for v in order if v.partition not in self._changed]
 
-    def judge(self, facts: LogFacts) -> Verdict | None:
+    def assess(self, facts: LogFacts) -> Verdict | None:
         """A verdict on one partition at this moment; None where its numbers make no sense."""
         partition = facts.partition
         now = Moment(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
@@ -174,32 +177,34 @@ class Lookout:
                 facts,
                 self._registry.state(partition),
                 now,
-                self._memory.recall(facts, now.wall_ms),
+                self._state_store.state_of(facts, now.wall_ms),
                 strategy=self.strategy,
-                run_now=self.wishes.of(facts) is not None,
+                run_now=self.requests.pending(facts) is not None,
             )
-            found = self._handover.judged(facts, verdict)
+            finding = self._offload.spark_finding(facts, verdict)
         except Exception:
             # One log with impossible numbers must not keep the others from being cleaned.
             self._stats.scan_failures += 1
-            log.exception("log cannot be judged", partition=str(partition))
+            logger.exception("log cannot be judged", partition=str(partition))
             return None
-        return verdict if found is None else replace(verdict, findings=(*verdict.findings, found))
+        return (
+            verdict if finding is None else replace(verdict, findings=(*verdict.findings, finding))
+        )
 
-    def _judge(self, facts: LogFacts) -> Verdict | None:
+    def _assess_and_notify(self, facts: LogFacts) -> Verdict | None:
         """Judge, put the checkpoint right, and tell whoever waits."""
         partition = facts.partition
-        verdict = self.judge(facts)
+        verdict = self.assess(facts)
         if verdict is None:
             return None
-        self.wishes.look(facts, verdict.section)
+        self.requests.discard_completed(facts, verdict.section)
         if verdict.checkpoint_offset is not None:
             self.save_checkpoint(partition, facts.generation, verdict.checkpoint_offset)
-        elif verdict.section is not None and not states.held(self._registry.state(partition)):
-            self._tell(partition, verdict.section.clean_below)
+        elif verdict.section is not None and not states.is_busy(self._registry.state(partition)):
+            self._notify_waiters(partition, verdict.section.clean_below)
         return verdict
 
-    async def _ranked(self, candidates: list[Verdict], turns: "_Turns") -> list[Verdict]:
+    async def _ranked(self, candidates: list[Verdict], turns: "_ScanTurns") -> list[Verdict]:
         """In the order of their starts. To sort ten thousand at a time takes the loop 10 ms."""
         now_ms = self._env.wall_ms()
         await turns.end()
@@ -229,12 +234,14 @@ class Lookout:
             self._host.checkpoint(partition, generation, offset)
         except (OSError, StorageError) as error:
             # Only work is lost: the same section is found dirty again.
-            log.warning("first dirty offset not saved", partition=str(partition), reason=str(error))
+            logger.warning(
+                "first dirty offset not saved", partition=str(partition), reason=str(error)
+            )
             return
-        self.wishes.reached(partition, offset)
-        self._tell(partition, offset)
+        self.requests.cleaned_below(partition, offset)
+        self._notify_waiters(partition, offset)
 
-    def _tell(self, partition: TopicPartition, clean_below: int) -> None:
+    def _notify_waiters(self, partition: TopicPartition, clean_below: int) -> None:
         for waited, offset, done in self._awaiting:
             if waited == partition and offset <= clean_below and not done.done():
                 done.set_result(None)

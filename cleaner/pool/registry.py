@@ -21,7 +21,7 @@ from cleaner.states import (
     Publishing,
     Quarantined,
     State,
-    held,
+    is_busy,
     past_of,
     transition,
 )
@@ -32,7 +32,7 @@ STORY_ENTRIES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class StoryEntry:
+class TransitionRecord:
     """One transition, and when it happened (wall clock ms, for people only)."""
 
     at_ms: int
@@ -46,9 +46,9 @@ class StoryEntry:
 class CleanerRegistry:
     """Partition -> state, by events only."""
 
-    def __init__(self, story_entries: int = STORY_ENTRIES) -> None:
+    def __init__(self, transitions_max: int = STORY_ENTRIES) -> None:
         self._states: dict[TopicPartition, State] = {}
-        self._story: deque[StoryEntry] = deque(maxlen=story_entries)
+        self._transitions: deque[TransitionRecord] = deque(maxlen=transitions_max)
 
     def state(self, partition: TopicPartition) -> State:
         """The partition's present state; Idle for one never heard of."""
@@ -63,20 +63,22 @@ class CleanerRegistry:
         else:
             self._states[partition] = after
         if after != before or effects:
-            self._story.append(StoryEntry(at_ms, partition, before, event, after, effects))
+            self._transitions.append(
+                TransitionRecord(at_ms, partition, before, event, after, effects)
+            )
         return effects
 
-    def story(self, partition: TopicPartition | None = None) -> list[StoryEntry]:
+    def transitions(self, partition: TopicPartition | None = None) -> list[TransitionRecord]:
         """The last transitions, oldest first: of one partition, or of all."""
-        return [e for e in self._story if partition is None or e.partition == partition]
+        return [e for e in self._transitions if partition is None or e.partition == partition]
 
     def in_progress(self) -> dict[TopicPartition, State]:
         """A copy of the map: every partition that is not idle."""
         return dict(self._states)
 
-    def holding(self) -> Iterator[TopicPartition]:
+    def busy_partitions(self) -> Iterator[TopicPartition]:
         """Partitions whose files a worker or a journal has."""
-        return (partition for partition, state in self._states.items() if held(state))
+        return (partition for partition, state in self._states.items() if is_busy(state))
 
     def quarantines(self) -> dict[TopicPartition, Quarantined]:
         """Partitions with failures behind them, also while paused or tried again."""
@@ -90,12 +92,12 @@ class CleanerRegistry:
                 case Idle():
                     raise AssertionError(f"{partition}: idle is stored")
                 case Paused(pauses):
-                    assert pauses >= 1, (partition, self.story(partition))
+                    assert pauses >= 1, (partition, self.transitions(partition))
                 case Adopting(pauses):
-                    assert pauses >= 1, (partition, self.story(partition))
+                    assert pauses >= 1, (partition, self.transitions(partition))
                 case Aborting(pauses):
-                    assert pauses >= 0, (partition, self.story(partition))
+                    assert pauses >= 0, (partition, self.transitions(partition))
                 case Quarantined() | Cleaning() | Publishing():
                     pass
             mark = past_of(state)
-            assert mark is None or mark.failures >= 1, (partition, self.story(partition))
+            assert mark is None or mark.failures >= 1, (partition, self.transitions(partition))

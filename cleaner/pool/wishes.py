@@ -14,54 +14,54 @@ from storage.model import TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class CleanRequest:
     """To have everything below `end_offset` clean, of this log and no other."""
 
     end_offset: int
     topic_id: bytes
 
 
-class Wishes:
+class CleanRequests:
     """Partition -> wish."""
 
     def __init__(self) -> None:
-        self._wishes: dict[TopicPartition, Wish] = {}
+        self._requests: dict[TopicPartition, CleanRequest] = {}
 
-    def ask(self, facts: LogFacts, end_offset: int) -> None:
+    def add(self, facts: LogFacts, end_offset: int) -> None:
         """Have it clean up to there; an earlier wish that goes further stays."""
-        before = self.of(facts)
+        before = self.pending(facts)
         if before is None or before.end_offset < end_offset:
-            self._wishes[facts.partition] = Wish(end_offset, facts.topic_id)
+            self._requests[facts.partition] = CleanRequest(end_offset, facts.topic_id)
 
-    def withdraw(self, partition: TopicPartition) -> bool:
+    def cancel(self, partition: TopicPartition) -> bool:
         """An operator wants it no more; whether there was one."""
-        return self._wishes.pop(partition, None) is not None
+        return self._requests.pop(partition, None) is not None
 
-    def of(self, facts: LogFacts) -> Wish | None:
+    def pending(self, facts: LogFacts) -> CleanRequest | None:
         """The wish for this log."""
-        wish = self._wishes.get(facts.partition)
-        if wish is None or wish.topic_id != facts.topic_id or not facts.config.compacts:
+        request = self._requests.get(facts.partition)
+        if request is None or request.topic_id != facts.topic_id or not facts.config.compacts:
             return None
-        return wish if wish.end_offset <= facts.log_end_offset else None  # it was cut back
+        return request if request.end_offset <= facts.log_end_offset else None  # it was cut back
 
-    def look(self, facts: LogFacts, section: DirtySection | None) -> None:
+    def discard_completed(self, facts: LogFacts, section: DirtySection | None) -> None:
         """Forget the wish if it is fulfilled, or was for another log. `section`: as found now."""
-        wish = self.of(facts)
-        if wish is None:
-            self._wishes.pop(facts.partition, None)
-        elif section is not None and is_clean_below(section, wish.end_offset):
-            del self._wishes[facts.partition]
+        request = self.pending(facts)
+        if request is None:
+            self._requests.pop(facts.partition, None)
+        elif section is not None and is_clean_below(section, request.end_offset):
+            del self._requests[facts.partition]
 
-    def reached(self, partition: TopicPartition, clean_below: int) -> None:
+    def cleaned_below(self, partition: TopicPartition, clean_below: int) -> None:
         """A job is done: everything below the offset is clean."""
-        wish = self._wishes.get(partition)
-        if wish is not None and wish.end_offset <= clean_below:
-            del self._wishes[partition]
+        request = self._requests.get(partition)
+        if request is not None and request.end_offset <= clean_below:
+            del self._requests[partition]
 
     def keep_only(self, seen: frozenset[TopicPartition]) -> None:
         """Forget those for partitions that exist no more."""
-        for partition in self._wishes.keys() - seen:
-            del self._wishes[partition]
+        for partition in self._requests.keys() - seen:
+            del self._requests[partition]
 
 
 def is_clean_below(section: DirtySection, end_offset: int) -> bool:

@@ -248,7 +248,7 @@ def decode_frame(body: bytes) -> Frame:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
-        found = _CLASSES.get((module, name))
-        if found is None:
+        result = _CLASSES.get((module, name))
+        if result is None:
             raise ChannelError(f"{module}.{name} may not be sent")
-        return found
+        return result

@@ -25,11 +25,11 @@ ABORT_SECONDS: Final = 30.0  # for a worker to heed an abort: a buffer, or an fs
 LONG_LIFE_SECONDS: Final = 60.0  # a worker that lived so long is replaced at once
 LOST_MAX: Final = 8  # processes that hang in the kernel before no more are started
 
-log = structlog.get_logger("cleaner")
+logger = structlog.get_logger("cleaner")
 
 
 @dataclass(frozen=True, slots=True)
-class CrewLimits:
+class WorkerPoolLimits:
     """Waits, in seconds."""
 
     start: float = START_SECONDS
@@ -42,7 +42,7 @@ class CrewLimits:
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class PoolWorker:
     """A live worker. `busy` is its employer's to set."""
 
     index: int
@@ -55,24 +55,24 @@ class Worker:
     fault: str = ""  # why it was killed, for people
 
 
-class CrewListener(Protocol):
+class WorkerListener(Protocol):
     """Whoever gives the workers work."""
 
-    def worker_free(self, worker: Worker) -> None:
+    def worker_free(self, worker: PoolWorker) -> None:
         """It can be given something to do."""
 
-    async def worker_said(self, worker: Worker, message: Message) -> None:
+    async def worker_sent(self, worker: PoolWorker, message: Message) -> None:
         """Handle a message. Raises ChannelError if it makes no sense: the worker is then killed."""
 
-    async def worker_gone(self, worker: Worker, how: str) -> None:
+    async def worker_exited(self, worker: PoolWorker, how: str) -> None:
         """It ended; its page can still be read until this returns."""
 
 
-class Crew:
+class WorkerPool:
     """A number of workers, each kept by a task of its own."""
 
     def __init__(
-        self, spawn: Spawn, listener: CrewListener, stats: PoolStats, limits: CrewLimits
+        self, spawn: Spawn, listener: WorkerListener, stats: PoolStats, limits: WorkerPoolLimits
     ) -> None:
         self._spawn = spawn
         self._listener = listener
@@ -83,8 +83,8 @@ class Crew:
         self._nice = 0
         self._stopping = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._lost: list[WorkerLink] = []
-        self.workers: dict[int, Worker] = {}
+        self._lost_workers: list[WorkerLink] = []
+        self.workers: dict[int, PoolWorker] = {}
 
     def resize(self, count: int, nice: int, extra: frozenset[int] = frozenset()) -> None:
         """Keep `count` workers, numbered from 0, and those with the numbers in `extra`.
@@ -94,18 +94,18 @@ class Crew:
         self._wanted, self._extra, self._nice = count, extra, nice
         for index in (*range(count), *sorted(extra)):
             if index not in self._tasks:
-                task = asyncio.create_task(self._keep(index), name=f"cleaner-worker-{index}")
+                task = asyncio.create_task(self._supervise(index), name=f"cleaner-worker-{index}")
                 self._tasks[index] = task
         for worker in self.workers.values():
-            self._look_at(worker)
+            self._check_heartbeat(worker)
 
-    def idle(self) -> list[Worker]:
+    def idle(self) -> list[PoolWorker]:
         """Workers that can be given something to do, lowest number first."""
         free = (w for w in self.workers.values() if w.ready and not (w.busy or w.leaving))
-        kept = (worker for worker in free if self._keeps(worker.index))
-        return sorted(kept, key=lambda worker: worker.index)
+        workers = (worker for worker in free if self._is_wanted(worker.index))
+        return sorted(workers, key=lambda worker: worker.index)
 
-    def kill(self, worker: Worker) -> None:
+    def kill(self, worker: PoolWorker) -> None:
         """End a worker now; if even that takes too long it is given up."""
         self._stats.worker_kills += 1
         worker.link.kill()
@@ -118,13 +118,13 @@ class Crew:
         self._stopping.set()
         for worker in list(self.workers.values()):
             if worker.ready:
-                self._look_at(worker)
+                self._check_heartbeat(worker)
             else:
                 worker.link.kill()  # it may be compiling; it has nothing to lose
         if await self._all_end(self._limits.stop):
             return
         for worker in list(self.workers.values()):
-            log.warning(
+            logger.warning(
                 "worker does not stop and is killed", worker=worker.index, pid=worker.link.pid
             )
             self.kill(worker)
@@ -139,24 +139,24 @@ class Crew:
             await asyncio.wait(self._tasks.values(), timeout=seconds)
         return all(task.done() for task in self._tasks.values())
 
-    def _keeps(self, index: int) -> bool:
-        wanted = index < self._wanted or index in self._extra
-        return wanted and not self._stopping.is_set()
+    def _is_wanted(self, index: int) -> bool:
+        requested = index < self._wanted or index in self._extra
+        return requested and not self._stopping.is_set()
 
-    async def _keep(self, index: int) -> None:
+    async def _supervise(self, index: int) -> None:
         """One worker after the other in this place, until it is not wanted any more."""
         loop = asyncio.get_running_loop()
         pause = self._limits.respawn
-        while self._keeps(index):
+        while self._is_wanted(index):
             began = loop.time()
-            self._lost = [link for link in self._lost if not link.is_gone()]
-            if len(self._lost) < LOST_MAX:
+            self._lost_workers = [link for link in self._lost_workers if not link.is_gone()]
+            if len(self._lost_workers) < LOST_MAX:
                 try:
-                    await self._one_life(index)
+                    await self._run_once(index)
                 except Exception:
                     # Supervised: a mistake of ours costs one worker, not its place.
-                    log.exception("end of a worker not handled", worker=index)
-            if not self._keeps(index):
+                    logger.exception("end of a worker not handled", worker=index)
+            if not self._is_wanted(index):
                 break
             if loop.time() - began >= LONG_LIFE_SECONDS:
                 pause = self._limits.respawn
@@ -169,34 +169,34 @@ class Crew:
             del self._tasks[index]  # its place can be filled again
             self._stats.last.pop(index, None)  # the gauges are over the workers that there are
 
-    async def _one_life(self, index: int) -> None:
+    async def _run_once(self, index: int) -> None:
         try:
             link = await self._spawn(self._nice)
         except OSError as error:
             self._stats.worker_deaths += 1
-            log.error("worker not started", worker=index, reason=str(error))
+            logger.error("worker not started", worker=index, reason=str(error))
             return
         self._stats.worker_starts += 1
-        worker = Worker(index, link, BrokerSide(link.slots))
+        worker = PoolWorker(index, link, BrokerSide(link.slots))
         self.workers[index] = worker
         try:
             watch = asyncio.create_task(self._watch(worker), name=f"cleaner-heartbeat-{index}")
             try:
-                fault = await self._attend(worker) or worker.fault
+                fault = await self._receive_messages(worker) or worker.fault
             finally:
                 watch.cancel()
             if fault:
                 link.kill()
             ended = await link.reap()
             how = fault or ended
-            if self._keeps(index) and (fault or not worker.leaving):
+            if self._is_wanted(index) and (fault or not worker.leaving):
                 self._stats.worker_deaths += 1
-                log.warning("worker died", worker=index, pid=link.pid, reason=how)
-            await self._listener.worker_gone(worker, how)
+                logger.warning("worker died", worker=index, pid=link.pid, reason=how)
+            await self._listener.worker_exited(worker, how)
         finally:
-            self._part_with(worker)
+            self._discard(worker)
 
-    async def _watch(self, worker: Worker) -> None:
+    async def _watch(self, worker: PoolWorker) -> None:
         """Kill a worker whose heartbeat stops."""
         heartbeat = Heartbeat(self._limits.missed)
         while not heartbeat.is_lost(worker.link.beats()):  # noqa: ASYNC110 - a process sets it
@@ -204,7 +204,7 @@ class Crew:
         worker.fault = heartbeat.reason
         self.kill(worker)
 
-    async def _attend(self, worker: Worker) -> str:
+    async def _receive_messages(self, worker: PoolWorker) -> str:
         """Listen until it ends; what was wrong with it, if it did not end by itself."""
         try:
             async with asyncio.timeout(self._limits.start):
@@ -217,36 +217,36 @@ class Crew:
             return ""
         if not isinstance(first, WorkerReady):
             return f"began with {type(first).__name__}"
-        log.debug("worker ready", worker=worker.index, pid=first.pid, s=first.seconds)
+        logger.debug("worker ready", worker=worker.index, pid=first.pid, s=first.seconds)
         worker.ready = True
         try:
-            self._look_at(worker)
+            self._check_heartbeat(worker)
             while (message := await worker.link.receive()) is not None:
-                await self._listener.worker_said(worker, message)
-                self._look_at(worker)
+                await self._listener.worker_sent(worker, message)
+                self._check_heartbeat(worker)
         except ChannelError as error:
             return f"sent junk: {error}"
         except Exception as error:
             # A mistake of ours must not leave the place empty for good: this worker is replaced.
-            log.exception("message of a worker not handled", worker=worker.index)
+            logger.exception("message of a worker not handled", worker=worker.index)
             return f"its message could not be handled: {error!r}"
         return ""
 
-    def _look_at(self, worker: Worker) -> None:
+    def _check_heartbeat(self, worker: PoolWorker) -> None:
         """A free worker is offered, or sent home."""
         if worker.busy or worker.leaving or not worker.ready:
             return
-        if self._keeps(worker.index):
+        if self._is_wanted(worker.index):
             self._listener.worker_free(worker)
         else:
             worker.leaving = True
             worker.link.shutdown()
 
-    def _part_with(self, worker: Worker) -> None:
+    def _discard(self, worker: PoolWorker) -> None:
         if worker.reaper is not None:
             worker.reaper.cancel()
         del self.workers[worker.index]
         worker.link.close()
         if not worker.link.is_gone():
             worker.link.kill()
-            self._lost.append(worker.link)
+            self._lost_workers.append(worker.link)

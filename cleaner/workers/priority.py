@@ -2,7 +2,7 @@
 
 Workers start at the lowest priority: they then get the cores that nobody else wants, and a request
 that comes in does not wait for them. On a machine whose cores are all wanted that can be next to
-nothing. So every LOOK_SECONDS each busy worker is looked at. It goes up one level if it was short
+nothing. So every ADJUST_SECONDS each busy worker is looked at. It goes up one level if it was short
 of a core and did less than its share of the floor though the budget let it, or if it cleans a
 partition that is far beyond its deadline. It comes down one level when it did twice its share, and
 all the way when its job is over.
@@ -20,10 +20,10 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from cleaner.workers.crew import Worker
+from cleaner.workers.crew import PoolWorker
 from cleaner.workers.throttle import Direction
 
-LOOK_SECONDS: Final = 2.0  # a few seconds, so that one long fsync is not a falling behind
+ADJUST_SECONDS: Final = 2.0  # a few seconds, so that one long fsync is not a falling behind
 LEVELS: Final = 3  # from the lowest priority to the broker's own
 DEADLINE_LEVEL: Final = 2  # at once for a partition far beyond its deadline
 DEADLINE_GRACE_MS: Final = 300_000  # a deadline is when a clean begins: it is always passed by some
@@ -31,7 +31,7 @@ SHORT_SHARE: Final = 0.25  # of the time it could have run: waiting for a core
 WAITED_SHARE: Final = 0.1  # of the time: waiting for its budget; then it is not behind
 EASY: Final = 2.0  # times its share: then less priority will do
 
-log = structlog.get_logger("cleaner")
+logger = structlog.get_logger("cleaner")
 
 
 class Pace(NamedTuple):
@@ -44,7 +44,7 @@ class Pace(NamedTuple):
     late: bool  # its partition is far beyond its deadline
 
 
-def judge(level: int, pace: Pace, share_bytes_per_second: float) -> int:
+def next_level(level: int, pace: Pace, share_bytes_per_second: float) -> int:
     """The level to go to, from the level it has; LEVELS is the broker's own priority."""
     assert 0 <= level <= LEVELS
     assert pace.seconds > 0
@@ -67,7 +67,7 @@ def nice_of(level: int, nice: int) -> int:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _UsageSample:
     at: float
     read_bytes: int
     written_bytes: int
@@ -81,11 +81,11 @@ class Priorities:
 
     nice: Callable[[], int]  # of workers at level 0
     levels: dict[int, int] = field(init=False, default_factory=dict)  # of workers; 0 is left out
-    _seen: dict[int, _Seen] = field(init=False, default_factory=dict)
+    _seen: dict[int, _UsageSample] = field(init=False, default_factory=dict)
     _refused: bool = field(init=False, default=False)
 
-    def look(self, now: float, busy: Iterable[tuple[Worker, bool]], floor: float) -> None:
-        """Judge who was busy for LOOK_SECONDS. `busy`: workers, and whether each is far too late.
+    def adjust(self, now: float, busy: Iterable[tuple[PoolWorker, bool]], floor: float) -> None:
+        """Judge who was busy for ADJUST_SECONDS. `busy`: workers, and whether each is far too late.
 
         `floor` is what all workers together should move, bytes per second each way.
         """
@@ -94,18 +94,20 @@ class Priorities:
             seen = self._seen.get(worker.index)
             if seen is None:
                 self._seen[worker.index] = _observe(worker, now)
-            elif now - seen.at >= LOOK_SECONDS:
+            elif now - seen.at >= ADJUST_SECONDS:
                 current = _observe(worker, now)
                 self._seen[worker.index] = current
                 level = self.levels.get(worker.index, 0)
-                self._set(worker, judge(level, _pace(seen, current, late), floor / len(workers)))
+                self._set(
+                    worker, next_level(level, _pace(seen, current, late), floor / len(workers))
+                )
 
-    def rest(self, worker: Worker) -> None:
+    def rest(self, worker: PoolWorker) -> None:
         """Its job is over: it goes back to the lowest priority."""
         self._seen.pop(worker.index, None)
         self._set(worker, 0)
 
-    def _set(self, worker: Worker, level: int) -> None:
+    def _set(self, worker: PoolWorker, level: int) -> None:
         before = self.levels.get(worker.index, 0)
         if level == before or (level > before and self._refused):
             return
@@ -113,7 +115,7 @@ class Priorities:
             worker.link.set_nice(nice_of(level, self.nice()))
         except PermissionError as error:
             self._refused = True
-            log.warning(
+            logger.warning(
                 "priority of workers cannot be raised",
                 reason=str(error),
                 needed="CAP_SYS_NICE, or RLIMIT_NICE of 20 (LimitNICE=20, --ulimit nice=20)",
@@ -122,12 +124,12 @@ class Priorities:
         self.levels[worker.index] = level
         if level == 0:
             del self.levels[worker.index]
-        log.debug("priority of a worker changed", worker=worker.index, level=level)
+        logger.debug("priority of a worker changed", worker=worker.index, level=level)
 
 
-def _observe(worker: Worker, now: float) -> _Seen:
+def _observe(worker: PoolWorker, now: float) -> _UsageSample:
     side = worker.side
-    return _Seen(
+    return _UsageSample(
         now,
         side.spent(Direction.READ),
         side.spent(Direction.WRITE),
@@ -136,7 +138,7 @@ def _observe(worker: Worker, now: float) -> _Seen:
     )
 
 
-def _pace(seen: _Seen, current: _Seen, late: bool) -> Pace:
+def _pace(seen: _UsageSample, current: _UsageSample, late: bool) -> Pace:
     short: float | None = None
     if seen.short_seconds is not None and current.short_seconds is not None:
         short = current.short_seconds - seen.short_seconds

@@ -200,18 +200,18 @@ async def spawn_command(command: Sequence[str]) -> ProcessLink:
     thread that forked for the end of the parent. Raises OSError.
     """
     memory_fd = new_memory()
-    ours, theirs = socket.socketpair()
+    sock, remote = socket.socketpair()
     try:
-        process = _start(command, theirs.fileno(), memory_fd)
+        process = _start(command, remote.fileno(), memory_fd)
         memory = SharedMemory(memory_fd)
     except BaseException:
-        ours.close()
+        sock.close()
         raise
     finally:
-        theirs.close()
+        remote.close()
         os.close(memory_fd)
-    ours.setblocking(False)
-    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    sock.setblocking(False)
+    reader, writer = await asyncio.open_unix_connection(sock=sock)
     return ProcessLink(process, memory, reader, writer)
 
 

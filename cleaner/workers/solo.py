@@ -53,18 +53,18 @@ class CleanedJob:
     groups: tuple[CleanedGroup, ...]
 
 
-Heard = Callable[[str, int, int], None]  # stage, bytes done, bytes of the stage
+OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes of the stage
 
 
-def unheard(stage: str, done_bytes: int, total_bytes: int) -> None:
+def ignore_progress(stage: str, done_bytes: int, total_bytes: int) -> None:
     """For whoever does not want to know."""
 
 
 class JobRunner(Protocol):
     """Runs jobs, one at a time."""
 
-    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
-        """Run a job to its end; `heard` is told how far it is.
+    async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
+        """Run a job to its end; `on_progress` is told how far it is.
 
         Raises CleanAbortedError, JobFailedError.
         """
@@ -116,9 +116,9 @@ class SoloWorker:
             loop = asyncio.get_running_loop()
             self._killer = loop.call_later(ABORT_SECONDS, self.link.kill)
 
-    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
+    async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
         """See JobRunner."""
-        ending, groups = await self._carry_out(RunJob(self._runs + 1, job), heard)
+        ending, groups = await self._carry_out(RunJob(self._runs + 1, job), on_progress)
         if not isinstance(ending, JobDone):
             raise _out_of_place(ending)
         return CleanedJob(ending.report, groups)
@@ -138,7 +138,7 @@ class SoloWorker:
                 raise _out_of_place(other)
 
     async def _carry_out(
-        self, order: RunJob | VerifyJob, heard: Heard = unheard
+        self, order: RunJob | VerifyJob, on_progress: OnProgress = ignore_progress
     ) -> tuple[Message, tuple[CleanedGroup, ...]]:
         """The worker's last word about an order, and the groups it handed over before."""
         if self._aborted:
@@ -150,19 +150,19 @@ class SoloWorker:
         ticker = asyncio.create_task(tick(self.top_up), name="solo-budget")
         try:
             self.link.send(order)
-            return await self._hear(heard)
+            return await self._receive(on_progress)
         except ChannelError as error:
             raise JobFailedError(str(error)) from error
         finally:
             ticker.cancel()
             self.budgets.leave(self.index, loop.time())
 
-    async def _hear(self, heard: Heard) -> tuple[Message, tuple[CleanedGroup, ...]]:
+    async def _receive(self, on_progress: OnProgress) -> tuple[Message, tuple[CleanedGroup, ...]]:
         groups: list[CleanedGroup] = []
         while True:
             match await self._next():
                 case Progressed(_, stage, done_bytes, total_bytes):
-                    heard(stage, done_bytes, total_bytes)
+                    on_progress(stage, done_bytes, total_bytes)
                 case GroupsCleaned(_, cleaned):
                     groups.extend(cleaned)
                 case JobDone() | OutputsVerified() | OutputRefused() as ending:
@@ -200,7 +200,9 @@ class SoloWorker:
     def _progress(self) -> float:
         """Grows with each byte moved, and with each wait for the budgets."""
         side = self.side
-        return sum(side.spent(one) + side.waited_seconds(one) for one in Direction)
+        return sum(
+            side.spent(direction) + side.waited_seconds(direction) for direction in Direction
+        )
 
     def disarm(self) -> None:
         """It is over: nobody has to be killed."""
@@ -209,8 +211,8 @@ class SoloWorker:
 
 
 def _out_of_place(message: Message | None) -> JobFailedError:
-    said = "ended" if message is None else f"said {type(message).__name__}"
-    return JobFailedError(f"the worker {said} in the midst of its job")
+    output = "ended" if message is None else f"said {type(message).__name__}"
+    return JobFailedError(f"the worker {output} in the midst of its job")
 
 
 async def tick(top_up: Callable[[float], None]) -> None:

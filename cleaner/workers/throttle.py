@@ -232,10 +232,10 @@ class TopicLimit:
 
     def room(self, account: _Account) -> int:
         """How many more bytes may be granted to the account now."""
-        left = int(self._bucket.level) - sum(one.unspent for one in self.accounts)
+        remaining = int(self._bucket.level) - sum(account.unspent for account in self.accounts)
         spare_max = int(self._bucket.burst_bytes / (2 * len(self.accounts)))
         jobs = -(-len(self.accounts) // 2)  # each has two accounts and wants one of them now
-        return max(0, min(-(-left // jobs), left, spare_max - account.unspent))
+        return max(0, min(-(-remaining // jobs), remaining, spare_max - account.unspent))
 
 
 @dataclass(slots=True)
@@ -324,9 +324,9 @@ class Budget:
                     self._grant(account, account.limit.room(account))
             return
         spare = [account.unspent for account in accounts]
-        left = max(0, int(self.bucket.level) - sum(spare))
+        remaining = max(0, int(self.bucket.level) - sum(spare))
         spare_max = max(1, int(self.bucket.burst_bytes * SPARE_SHARE))
-        for account, more in zip(accounts, shares(left, spare, spare_max), strict=True):
+        for account, more in zip(accounts, shares(remaining, spare, spare_max), strict=True):
             room = more if account.limit is None else account.limit.room(account)
             self._grant(account, min(more, room))
 
@@ -348,18 +348,19 @@ class Budget:
             account.seen_spent = spent
 
 
-def shares(left: int, spare: Sequence[int], spare_max: int) -> list[int]:
-    """Split `left` bytes evenly among workers that hold `spare` unspent ones, up to `spare_max`.
+def shares(remaining: int, spare: Sequence[int], spare_max: int) -> list[int]:
+    """Split `remaining` bytes evenly among workers that hold `spare` unspent ones, up to
+    `spare_max`.
 
     What a full one cannot take goes to the emptier ones; what nobody can take stays undivided.
     """
-    given = [0] * len(spare)
+    values = [0] * len(spare)
     fullest_first = sorted(range(len(spare)), key=lambda index: -spare[index])
     for done, index in enumerate(fullest_first):
-        fair = left // (len(spare) - done)
-        given[index] = max(0, min(fair, spare_max - spare[index]))
-        left -= given[index]
-    return given
+        fair = remaining // (len(spare) - done)
+        values[index] = max(0, min(fair, spare_max - spare[index]))
+        remaining -= values[index]
+    return values
 
 
 class Throttle:

@@ -66,7 +66,7 @@ class JobLink:
         self._side = side
         self._send = send
         self._clock = clock
-        self._said_at = -PROGRESS_SECONDS
+        self._sent_at = -PROGRESS_SECONDS
 
     def read_bytes(self, count: int) -> None:
         """Charge bytes about to be read; waits for the budget. Raises CleanAbortedError."""
@@ -87,8 +87,8 @@ class JobLink:
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
         """Say how far the job is, unless that was said a moment ago."""
         now = self._clock()
-        if now - self._said_at >= PROGRESS_SECONDS:
-            self._said_at = now
+        if now - self._sent_at >= PROGRESS_SECONDS:
+            self._sent_at = now
             self._send(Progressed(self._run, stage, done_bytes, total_bytes))
 
 
@@ -182,10 +182,10 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
     data = bytearray(count)
     view = memoryview(data)
     while view:
-        got = sock.recv_into(view)
-        if got == 0:
+        actual = sock.recv_into(view)
+        if actual == 0:
             return None
-        view = view[got:]
+        view = view[actual:]
     return bytes(data)
 
 

@@ -11,7 +11,7 @@ from cleaner.handoff import AdoptOutcome, AdoptResult, result_json
 from config import exit_codes
 from config.units import about_size
 from pipeline.command import show, telling, with_broker
-from pipeline.lease import BrokerRuns, LeaseLostError
+from pipeline.lease import LeaseClient, LeaseLostError
 
 # What is refused for good comes before what can be tried again.
 WORST_FIRST: Final = (
@@ -30,12 +30,12 @@ def exit_code_of(outcomes: Collection[AdoptOutcome]) -> int:
     return exit_codes.DONE
 
 
-def result_line(one: AdoptResult) -> str:
+def result_line(result: AdoptResult) -> str:
     """A result for people."""
-    if one.outcome is AdoptOutcome.ADOPTED:
-        before, after = about_size(one.bytes_before), about_size(one.bytes_after)
-        return f"{one.partition} is compacted: {before} to {after}"
-    return f"{one.partition} stays as it was ({one.outcome.value}): {one.reason}"
+    if result.outcome is AdoptOutcome.ADOPTED:
+        before, after = about_size(result.bytes_before), about_size(result.bytes_after)
+        return f"{result.partition} is compacted: {before} to {after}"
+    return f"{result.partition} stays as it was ({result.outcome.value}): {result.reason}"
 
 
 @click.command("adopt", short_help="Publish what `compact --no-adopt` has made.")
@@ -48,7 +48,7 @@ def command(*, run_id: str, abandon: bool, client: ApiClient, as_json: bool) -> 
     """Have the broker check and publish what a run has handed back, or give the run up."""
     if re.fullmatch(r"[0-9A-Za-z-]+", run_id, re.ASCII) is None:
         raise click.BadParameter("expected the id of a run", param_hint="RUN")
-    with BrokerRuns.of(client).again(run_id) as run:
+    with LeaseClient.of(client).reopen(run_id) as run:
         run.status()  # raises where there is none
         if abandon:
             run.abandon()
@@ -57,7 +57,7 @@ def command(*, run_id: str, abandon: bool, client: ApiClient, as_json: bool) -> 
         results = run.try_adopt()
     if not results:
         raise LeaseLostError(f"run {run_id} has nothing that waits for adoption")
-    found = {"run_id": run_id, "partitions": [result_json(one) for one in results]}
-    show(found, as_json, lambda: [result_line(one) for one in results])
-    if (code := exit_code_of({one.outcome for one in results})) != exit_codes.DONE:
+    matches = {"run_id": run_id, "partitions": [result_json(result) for result in results]}
+    show(matches, as_json, lambda: [result_line(result) for result in results])
+    if (code := exit_code_of({result.outcome for result in results})) != exit_codes.DONE:
         raise SystemExit(code)

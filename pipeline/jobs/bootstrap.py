@@ -51,7 +51,7 @@ OVERHEAD_BYTES: Final = 100  # of a batch of one record, besides its key and val
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WriteTarget:
     """Where to, and what may be there."""
 
     bootstrap: str
@@ -95,7 +95,7 @@ def bootstrap_topic(
     spark: "SparkSession",
     table: "DataFrame",
     mapping: RowMapping,
-    target: Target,
+    target: WriteTarget,
     *,
     dry_run: bool = False,
     partitions: int | None = None,
@@ -118,10 +118,10 @@ def bootstrap_topic(
             before = TopicBounds({}, {})
         result = BootstrapResult(target.topic, dry_run, counts)
         if target.resume:
-            left = remaining(
+            rest = remaining(
                 spark, rows, target.bootstrap, target.topic, since=target.since, end=before.end
             )
-            rows, result.superseded = left.rows, left.superseded
+            rows, result.superseded = rest.rows, rest.superseded
         written = _write(rows, mapping, target, partitions, before, dry_run=dry_run)
     result.partitions = {n: PartitionWritten(records) for n, records in sorted(written.items())}
     result.written = sum(written.values())
@@ -132,30 +132,32 @@ def bootstrap_topic(
     return result
 
 
-def _bounds(target: Target) -> TopicBounds:
+def _bounds(target: WriteTarget) -> TopicBounds:
     return bounds_of(target.bootstrap, target.topic, isolation=Isolation.READ_UNCOMMITTED)
 
 
 # Before anything is written -----------------------------------------------------------------
 
 
-def _check_rows(counts: RowCounts, mapping: RowMapping, target: Target) -> None:
+def _check_rows(counts: RowCounts, mapping: RowMapping, target: WriteTarget) -> None:
     if counts.keyless and mapping.keys:
         raise JobError(f"{counts.keyless:,} rows have no key")
     if target.resume and counts.keyless:
         raise JobError("--resume tells records apart by their keys, and these rows have none")
     if not counts.duplicates:
         return
-    what = f"{counts.duplicates:,} rows have a key that another row has"
+    subject = f"{counts.duplicates:,} rows have a key that another row has"
     if not target.allow_duplicates:
-        raise JobError(f"{what}: --allow-duplicates with --order-by writes all, the last one last")
+        raise JobError(
+            f"{subject}: --allow-duplicates with --order-by writes all, the last one last"
+        )
     if not mapping.order_by:
-        raise JobError(f"{what}: --order-by has to say which comes last", exit_codes.USAGE)
+        raise JobError(f"{subject}: --order-by has to say which comes last", exit_codes.USAGE)
     if counts.without_order:
         raise JobError(f"{counts.without_order:,} rows have nothing to be ordered by")
 
 
-def _check_size(counts: RowCounts, target: Target) -> None:
+def _check_size(counts: RowCounts, target: WriteTarget) -> None:
     largest = int(settings_of(target.bootstrap, target.topic).get("max.message.bytes", "0"))
     if largest and counts.largest_bytes + OVERHEAD_BYTES > largest:
         raise JobError(
@@ -164,7 +166,7 @@ def _check_size(counts: RowCounts, target: Target) -> None:
         )
 
 
-def _check_empty(before: TopicBounds, target: Target) -> None:
+def _check_empty(before: TopicBounds, target: WriteTarget) -> None:
     if not before.is_empty and not target.append and not target.resume:
         has = sum(before.end.values()) - sum(before.first.values())
         raise JobError(
@@ -179,7 +181,7 @@ def _check_empty(before: TopicBounds, target: Target) -> None:
 def _write(
     rows: "DataFrame",
     mapping: RowMapping,
-    target: Target,
+    target: WriteTarget,
     partitions: int,
     before: TopicBounds,
     *,
@@ -193,33 +195,33 @@ def _write(
         orders = [f.col(f"order_{n}").asc_nulls_first() for n in range(len(mapping.order_by))]
         rows = rows.repartition("key").sortWithinPartitions(*orders)
     writer = _Writer(target.bootstrap, target.topic, partitions, dry_run=dry_run)
-    told = rows.select("key", "value", "headers", "timestamp_ms").mapInArrow(writer, _WRITTEN)
+    reported = rows.select("key", "value", "headers", "timestamp_ms").mapInArrow(writer, _WRITTEN)
     try:
         with as_job_errors():
             # Straight from the tasks: with a shuffle behind them, an executor that is lost later
             # would have them run again.
-            found = told.collect()
-            if failures := [row.failure for row in found if row.failure is not None]:
+            result = reported.collect()
+            if failures := [row.failure for row in result if row.failure is not None]:
                 raise JobError(failures[0])
     except KeyboardInterrupt as error:
         if dry_run:
             raise
         resume = since_option(target.began(before))
-        said = (
+        message = (
             f"interrupted; the rows written so far stay in the topic, and {resume} writes the rest"
         )
-        raise JobError(said, exit_codes.INTERRUPTED) from error
+        raise JobError(message, exit_codes.INTERRUPTED) from error
     except JobError as error:
         if dry_run:
             raise
         raise JobError(f"{error}; {_what_was_written(target, before)}", error.code) from error
     counts: Counter[int] = Counter()
-    for row in found:
+    for row in result:
         counts[row.partition] += row.records
     return dict(counts)
 
 
-def _what_was_written(target: Target, before: TopicBounds) -> str:
+def _what_was_written(target: WriteTarget, before: TopicBounds) -> str:
     try:
         with as_job_errors():
             after = _bounds(target)
@@ -261,11 +263,11 @@ class _Writer:
         except (pa.ArrowException, OSError, TypeError, ValueError) as error:
             failure = f"{type(error).__name__}: {error}"
         # All of a failure, and otherwise what there is to tell of.
-        told = [n for n, count in enumerate(written) if count or failure is not None]
+        reported = [n for n, count in enumerate(written) if count or failure is not None]
         rows = {
-            "partition": told,
-            "records": [written[n] for n in told],
-            "failure": [failure] * len(told),
+            "partition": reported,
+            "records": [written[n] for n in reported],
+            "failure": [failure] * len(reported),
         }
         fields = [("partition", pa.int32()), ("records", pa.int64()), ("failure", pa.string())]
         yield pa.RecordBatch.from_pydict(rows, schema=pa.schema(fields))
@@ -287,17 +289,17 @@ class _Writer:
     def _places(self, batch: "pa.RecordBatch", spread: int) -> list[int]:
         from pipeline.records.partitioner import partitions_of as places_of
 
-        found = places_of(batch.column("key"), self._partitions).tolist()
+        result = places_of(batch.column("key"), self._partitions).tolist()
         return [
             place if place >= 0 else (spread + n) % self._partitions
-            for n, place in enumerate(found)
+            for n, place in enumerate(result)
         ]
 
     def _send(self, producer: Any, batch: "pa.RecordBatch", places: Sequence[int]) -> None:
         columns = (batch.column(name).to_pylist() for name in
                    ("key", "value", "headers", "timestamp_ms"))  # fmt: skip
         for key, value, headers, timestamp_ms, partition in zip(*columns, places, strict=True):
-            pairs = [(one["key"], one["value"]) for one in headers] if headers else None
+            pairs = [(header["key"], header["value"]) for header in headers] if headers else None
             producer.send(
                 self._topic,
                 key,
@@ -311,12 +313,13 @@ class _Writer:
 def _check_grown(result: BootstrapResult, before: TopicBounds, after: TopicBounds) -> None:
     """Every offset behind the old end is one of ours. Raises JobError."""
     for n, end in after.end.items():
-        one = result.partitions.setdefault(n, PartitionWritten())
-        one.first_offset, one.end_offset = before.end.get(n, 0), end
-        grown = one.end_offset - one.first_offset
-        if grown != one.records:
+        written = result.partitions.setdefault(n, PartitionWritten())
+        written.first_offset, written.end_offset = before.end.get(n, 0), end
+        grown = written.end_offset - written.first_offset
+        if grown != written.records:
             raise JobError(
-                f"{result.topic}-{n} grew by {grown:,} records, and {one.records:,} were written:"
+                f"{result.topic}-{n} grew by {grown:,} records, and {written.records:,} were "
+                f"written:"
                 " did somebody else write to it?",
                 exit_codes.UNVERIFIED,
             )
@@ -327,39 +330,41 @@ def _check_grown(result: BootstrapResult, before: TopicBounds, after: TopicBound
 
 def answer(result: BootstrapResult) -> dict[str, Any]:
     """A result as JSON."""
-    found = asdict(result)
-    found["counts"]["keys"] = result.counts.keys
-    found["partitions"] = [{"partition": n, **one} for n, one in found["partitions"].items()]
-    return found
+    results = asdict(result)
+    results["counts"]["keys"] = result.counts.keys
+    results["partitions"] = [
+        {"partition": n, **partition} for n, partition in results["partitions"].items()
+    ]
+    return results
 
 
 def lines(result: BootstrapResult) -> list[str]:
     """A result for people."""
     counts = result.counts
     verb = "would be written" if result.dry_run else "written"
-    found = [
-        f"{result.topic}-{n}: {one.records:,} records {verb}"
-        + ("" if result.dry_run else f", offsets {one.first_offset} to {one.end_offset}")
-        for n, one in result.partitions.items()
+    results = [
+        f"{result.topic}-{n}: {written.records:,} records {verb}"
+        + ("" if result.dry_run else f", offsets {written.first_offset} to {written.end_offset}")
+        for n, written in result.partitions.items()
     ]
-    what = f"{counts.rows:,} rows, {counts.keys:,} keys, {counts.tombstones:,} deletes"
+    subject = f"{counts.rows:,} rows, {counts.keys:,} keys, {counts.tombstones:,} deletes"
     if result.skipped:
-        what += f", {result.skipped:,} were there already"
+        subject += f", {result.skipped:,} were there already"
     if result.superseded:
-        what += f", {result.superseded:,} of them with other values, written by other producers"
-    return [*found, f"{result.topic}: {result.written:,} records {verb} ({what})"]
+        subject += f", {result.superseded:,} of them with other values, written by other producers"
+    return [*results, f"{result.topic}: {result.written:,} records {verb} ({subject})"]
 
 
 def _pairs(
-    _context: click.Context, _parameter: click.Parameter, given: Sequence[str]
+    _context: click.Context, _parameter: click.Parameter, values: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
-    found = []
-    for text in given:
+    result = []
+    for text in values:
         name, sign, value = text.partition("=")
         if not sign or not name or not value:
             raise click.BadParameter(f"expected NAME=..., not {text[:80]!r}")
-        found.append((name, value))
-    return tuple(found)
+        result.append((name, value))
+    return tuple(result)
 
 
 @click.command("bootstrap", short_help="Write a table to a topic.")
@@ -417,17 +422,17 @@ def command(
     mapping = RowMapping(**columns)
     if since is not None and not resume:
         raise click.UsageError("--since needs --resume")
-    target = Target(bootstrap, topic, append, resume, allow_duplicates)
+    target = WriteTarget(bootstrap, topic, append, resume, allow_duplicates)
     if since is not None:
         target = replace(target, since=read_offsets(since, reach_topic(bootstrap, topic)))
     _check_options(mapping, target, create, dict(topic_settings))
-    with shown(quiet=as_json) as told:
-        told.note("starting Spark")
+    with shown(quiet=as_json) as reporter:
+        reporter.note("starting Spark")
         session = _session(spark_options)
         try:
             table = read_table(session, path, table_format)
             shaped(table, mapping)  # refuses columns before a topic is made
-            told.note("writing")
+            reporter.note("writing")
             if create is not None and not dry_run:
                 create_topic(bootstrap, topic, create, dict(topic_settings))
             made = create if dry_run else None
@@ -444,7 +449,7 @@ def _session(spark_options: SparkOptions) -> "SparkSession":
 
 
 def _check_options(
-    mapping: RowMapping, target: Target, create: int | None, settings: Mapping[str, str]
+    mapping: RowMapping, target: WriteTarget, create: int | None, settings: Mapping[str, str]
 ) -> None:
     if target.topic.endswith(RESERVED_SUFFIX):
         raise click.UsageError("a compacted view is read only: write to the topic itself")

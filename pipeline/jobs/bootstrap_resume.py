@@ -69,8 +69,8 @@ def remaining(
     digests = rows.select("key", f.sha2("value", 256).alias(_DIGEST))
     same = f.col(_DIGEST).eqNullSafe(f.col("topic_digest"))
     written = digests.join(in_topic, "key").groupBy("key").agg(f.max(same).alias("same"))
-    left = rows.join(in_topic.select("key").distinct(), "key", "left_anti")
-    return Remaining(left.select(*rows.columns), written.where("NOT same").count())
+    rest = rows.join(in_topic.select("key").distinct(), "key", "left_anti")
+    return Remaining(rest.select(*rows.columns), written.where("NOT same").count())
 
 
 def _check_there(

@@ -50,10 +50,12 @@ def shaped(table: "DataFrame", mapping: RowMapping) -> "DataFrame":
         *mapping.order_by,
     ]
     if unknown := [name for name in used if name not in kinds]:
-        known = ", ".join(kinds)
-        raise JobError(f"the table has no column {unknown[0]}; there are {known}", exit_codes.USAGE)
-    taken = {*used} - {*mapping.order_by}
-    values = mapping.values or tuple(name for name in kinds if name not in taken)
+        existing = ", ".join(kinds)
+        raise JobError(
+            f"the table has no column {unknown[0]}; there are {existing}", exit_codes.USAGE
+        )
+    consumed = {*used} - {*mapping.order_by}
+    values = mapping.values or tuple(name for name in kinds if name not in consumed)
     if not values:
         raise JobError("no column is left for the value", exit_codes.USAGE)
     key = f.lit(None).cast("binary")
@@ -71,14 +73,16 @@ def shaped(table: "DataFrame", mapping: RowMapping) -> "DataFrame":
 
 
 def _bytes(
-    kinds: dict[str, str], names: Sequence[str], form: str, what: str, *, json_unless_named: bool
+    kinds: dict[str, str], names: Sequence[str], form: str, subject: str, *, json_unless_named: bool
 ) -> "Column":
     from pyspark.sql import functions as f
 
     is_raw = len(names) == 1 and kinds[names[0]] in RAW and not json_unless_named
     if form == "raw" and (len(names) != 1 or kinds[names[0]] not in RAW):
-        told = ", ".join(f"{name} {kinds[name]}" for name in names)
-        raise JobError(f"a raw {what} is one binary or string column, not {told}", exit_codes.USAGE)
+        reported = ", ".join(f"{name} {kinds[name]}" for name in names)
+        raise JobError(
+            f"a raw {subject} is one binary or string column, not {reported}", exit_codes.USAGE
+        )
     if form == "raw" or (form == "auto" and is_raw):
         return f.col(_quoted(names[0])).cast("binary")
     text = f.to_json(f.struct(*(f.col(_quoted(name)) for name in names)),
@@ -159,7 +163,7 @@ def counted(rows: "DataFrame", mapping: RowMapping) -> RowCounts:
         f.count(f.when(unordered, 1)).alias("unordered"),
     )
     keyed = f.col("key").isNotNull()
-    (found,) = groups.agg(
+    (result,) = groups.agg(
         f.sum("rows").alias("rows"),
         f.sum(f.when(~keyed, f.col("rows"))).alias("keyless"),
         f.sum("tombstones").alias("tombstones"),
@@ -167,4 +171,4 @@ def counted(rows: "DataFrame", mapping: RowMapping) -> RowCounts:
         f.max("largest").alias("largest"),
         f.sum("unordered").alias("unordered"),
     ).collect()
-    return RowCounts(*(int(number or 0) for number in found))
+    return RowCounts(*(int(number or 0) for number in result))

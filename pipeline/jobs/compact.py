@@ -33,10 +33,10 @@ from pipeline.command import (
 from pipeline.engines import Engine
 from pipeline.errors import JobError
 from pipeline.jobs.adopt import exit_code_of
-from pipeline.lease import BrokerRuns, Run
+from pipeline.lease import Lease, LeaseClient
 from pipeline.leased_work import choose_transport, interrupts_wait, told_when_lost
-from pipeline.progress import Told, shown
-from pipeline.stages.cleaning import Cleaned, clean_partitions
+from pipeline.progress import ProgressReporter, shown
+from pipeline.stages.cleaning import CleanedPartition, clean_partitions
 from pipeline.stages.indexing import index_partitions
 from pipeline.stages.planning import Limits
 
@@ -80,30 +80,39 @@ class CompactResult:
     @property
     def exit_code(self) -> int:
         """See config/exit_codes.py: that of the worst of the partitions."""
-        known = {one.value: one for one in AdoptOutcome}
-        return exit_code_of({known[one.outcome] for one in self.partitions if one.outcome in known})
+        outcomes = {outcome.value: outcome for outcome in AdoptOutcome}
+        return exit_code_of(
+            {outcomes[result.outcome] for result in self.partitions if result.outcome in outcomes}
+        )
 
 
 def compact(
-    run: Run, engine: Engine, limits: Limits, *, transport: str, adopt: bool, told: Told
+    run: Lease,
+    engine: Engine,
+    limits: Limits,
+    *,
+    transport: str,
+    adopt: bool,
+    reporter: ProgressReporter,
 ) -> CompactResult:
     """Clean the partitions of a run, hand them back, and have them adopted.
 
-    `transport`: "disk" or "http", as the engine's workers can. Raises StageFailedError, RunError.
+    `transport`: "disk" or "http", as the engine's workers can. Raises StageFailedError,
+    LeaseRequestError.
     """
     plan = run.plan
     result = CompactResult(plan.run_id, plan.topic, engine.name, transport, dry_run=False)
     started = time.monotonic()
-    jobs = [one.job for one in plan.partitions]
+    jobs = [planned.job for planned in plan.partitions]
     source = run.source(transport)
     with told_when_lost(run):
-        cleaned = clean_partitions(engine, jobs, lambda _: source, limits, progress=told)
+        cleaned = clean_partitions(engine, jobs, lambda _: source, limits, progress=reporter)
     result.seconds["stages"] = time.monotonic() - started
-    for job, one in zip(jobs, cleaned, strict=True):
-        run.hand_back(job, one.groups, one.folders, one.report, engine=engine.name)
+    for job, partition in zip(jobs, cleaned, strict=True):
+        run.submit(job, partition.groups, partition.folders, partition.report, engine=engine.name)
     adopted: dict[int, AdoptResult] = {}
     if adopt and jobs:
-        told.note("the broker checks and publishes")
+        reporter.note("the broker checks and publishes")
         started = time.monotonic()
         try:
             results = run.try_adopt()
@@ -113,16 +122,16 @@ def compact(
                 f" the same: varve pipeline adopt {plan.run_id} tells",
                 exit_codes.INTERRUPTED,
             ) from error
-        adopted = {one.partition.partition: one for one in results}
+        adopted = {result.partition.partition: result for result in results}
         result.seconds["adoption"] = time.monotonic() - started
-    for planned, one in zip(plan.partitions, cleaned, strict=True):
+    for planned, partition in zip(plan.partitions, cleaned, strict=True):
         number = planned.job.partition.partition
-        result.partitions.append(_partition_result(planned, one, adopted.get(number)))
+        result.partitions.append(_partition_result(planned, partition, adopted.get(number)))
     return result
 
 
 def _partition_result(
-    planned: PartitionPlan, cleaned: Cleaned, adopted: AdoptResult | None
+    planned: PartitionPlan, cleaned: CleanedPartition, adopted: AdoptResult | None
 ) -> PartitionResult:
     job, report = planned.job, cleaned.report
     return PartitionResult(
@@ -142,24 +151,26 @@ def _partition_result(
     )
 
 
-def look(run: Run, engine: Engine, limits: Limits, *, transport: str, told: Told) -> CompactResult:
+def dry_run_compact(
+    run: Lease, engine: Engine, limits: Limits, *, transport: str, reporter: ProgressReporter
+) -> CompactResult:
     """What a compaction of the run's partitions would come to, by an index of their survivors.
 
-    Raises StageFailedError, RunError.
+    Raises StageFailedError, LeaseRequestError.
     """
     plan = run.plan
     result = CompactResult(plan.run_id, plan.topic, engine.name, transport, dry_run=True)
     started = time.monotonic()
     source = run.source(transport)
-    jobs = [one.job for one in plan.partitions]
+    jobs = [planned.job for planned in plan.partitions]
     with told_when_lost(run):
-        indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=told)
+        indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=reporter)
     for index in indexes:
-        bytes_before = sum(one.size_bytes for one in index.counts)
-        stay = [one.live + one.tombstones for one in index.counts]
+        bytes_before = sum(counts.size_bytes for counts in index.counts)
+        stay = [counts.live + counts.tombstones for counts in index.counts]
         bytes_after = sum(
-            one.size_bytes * kept // one.records if one.records else one.size_bytes
-            for one, kept in zip(index.counts, stay, strict=True)
+            counts.size_bytes * retained // counts.records if counts.records else counts.size_bytes
+            for counts, retained in zip(index.counts, stay, strict=True)
         )
         result.partitions.append(
             PartitionResult(
@@ -171,10 +182,12 @@ def look(run: Run, engine: Engine, limits: Limits, *, transport: str, told: Told
                 segments_after=None,
                 bytes_before=bytes_before,
                 bytes_after=bytes_after,
-                records_before=sum(one.records for one in index.counts),
+                records_before=sum(counts.records for counts in index.counts),
                 records_after=sum(stay),
                 keys=index.keys,
-                damaged=tuple((one.path, one.position, one.reason) for one in index.damaged),
+                damaged=tuple(
+                    (damage.path, damage.position, damage.reason) for damage in index.damaged
+                ),
             )
         )
     run.check()
@@ -186,31 +199,36 @@ def lines(result: CompactResult) -> list[str]:
     """A result for people."""
     if not result.partitions:
         return [f"{result.topic}: nothing to compact"]
-    found = []
-    for one in result.partitions:
-        name = f"{result.topic}-{one.partition}"
-        sizes = f"{about_size(one.bytes_before)} to {about_size(one.bytes_after)}"
-        records = f"{one.records_before:,} to {one.records_after:,} records"
-        match one.outcome:
+    match = []
+    for partition in result.partitions:
+        name = f"{result.topic}-{partition.partition}"
+        sizes = f"{about_size(partition.bytes_before)} to {about_size(partition.bytes_after)}"
+        records = f"{partition.records_before:,} to {partition.records_after:,} records"
+        match partition.outcome:
             case "would":
-                found.append(f"{name} would go from {sizes} or so, {records}, {one.keys:,} keys")
+                match.append(
+                    f"{name} would go from {sizes} or so, {records}, {partition.keys:,} keys"
+                )
             case "adopted":
-                found.append(
-                    f"{name} is compacted up to offset {one.end_offset}: {sizes}, {records}"
+                match.append(
+                    f"{name} is compacted up to offset {partition.end_offset}: {sizes}, {records}"
                 )
             case "handed back":
-                found.append(f"{name} waits for adoption: {sizes}, {records}")
+                match.append(f"{name} waits for adoption: {sizes}, {records}")
             case other:
-                found.append(f"{name} stays as it was ({other}): {one.reason}")
-        found += [f"{name}: damaged, left as it is: {what}" for what in map(_damage, one.damaged)]
-    if any(one.outcome == HANDED_BACK for one in result.partitions):
-        found.append(f"for an hour: varve pipeline adopt {result.run_id}")
+                match.append(f"{name} stays as it was ({other}): {partition.reason}")
+        match += [
+            f"{name}: damaged, left as it is: {subject}"
+            for subject in map(_damage, partition.damaged)
+        ]
+    if any(result.outcome == HANDED_BACK for result in result.partitions):
+        match.append(f"for an hour: varve pipeline adopt {result.run_id}")
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
-    return [*found, f"by {result.engine} over {result.transport}: {spent}"]
+    return [*match, f"by {result.engine} over {result.transport}: {spent}"]
 
 
-def _damage(one: tuple[str, int, str]) -> str:
-    return f"{one[0]} at byte {one[1]}: {one[2]}"
+def _damage(item: tuple[str, int, str]) -> str:
+    return f"{item[0]} at byte {item[1]}: {item[2]}"
 
 
 def answer(result: CompactResult) -> dict[str, Any]:
@@ -261,21 +279,21 @@ def command(
     purpose = Purpose.READ if dry_run else Purpose.COMPACT
     roll = not (no_roll or dry_run)
     started = time.monotonic()
-    with ExitStack() as held:
-        told = held.enter_context(shown(quiet=as_json))
-        engine = held.enter_context(engine_of(engine_name, processes, spark_options, told))
+    with ExitStack() as stack:
+        reporter = stack.enter_context(shown(quiet=as_json))
+        engine = stack.enter_context(engine_of(engine_name, processes, spark_options, reporter))
         session_seconds = time.monotonic() - started
         with interrupts_wait():
-            runs = BrokerRuns.of(client)
+            runs = LeaseClient.of(client)
             opened = runs.open(topic, partitions, purpose=purpose, roll=roll)
-            run = held.enter_context(opened)
+            run = stack.enter_context(opened)
         way = choose_transport(transport, engine_name, spark_options.master, run)
         limits = Limits(task_memory, task_size, engine.parallelism)
         if dry_run:
-            result = look(run, engine, limits, transport=way, told=told)
+            result = dry_run_compact(run, engine, limits, transport=way, reporter=reporter)
         else:
             adopt = not no_adopt
-            result = compact(run, engine, limits, transport=way, adopt=adopt, told=told)
+            result = compact(run, engine, limits, transport=way, adopt=adopt, reporter=reporter)
             if no_adopt and result.partitions:
                 run.leave()
     result.seconds = {"session": session_seconds, **result.seconds}

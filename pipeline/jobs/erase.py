@@ -24,7 +24,7 @@ from config.topic_names import view_name
 from pipeline.command import SparkOptions, on_spark, show, telling, with_broker
 from pipeline.errors import JobError
 from pipeline.java import write_whole
-from pipeline.jobs.erase_cleaning import Cleaning, pinned_runs
+from pipeline.jobs.erase_cleaning import TombstoneClean, pinned_leases
 from pipeline.jobs.erase_files import scan_files
 from pipeline.jobs.erase_keys import (
     COLUMNS,
@@ -47,7 +47,7 @@ from pipeline.jobs.erase_receipt import (
 )
 from pipeline.jobs.table_reading import FORMATS
 from pipeline.producing import BulkProducer
-from pipeline.progress import Told, shown
+from pipeline.progress import ProgressReporter, shown
 from pipeline.topics import (
     as_job_errors,
     bounds_of,
@@ -112,7 +112,7 @@ class Eraser:
         bootstrap: str,
         topic: str,
         *,
-        told: Told,
+        reporter: ProgressReporter,
         data: str | None = None,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
@@ -121,7 +121,7 @@ class Eraser:
         self._client = client
         self._bootstrap = bootstrap
         self._topic = topic
-        self._told = told
+        self._reporter = reporter
         self._data = data
         self._wait_seconds = wait_seconds
         self._rules = Rules.of(topic, settings_of(bootstrap, topic))
@@ -130,13 +130,13 @@ class Eraser:
         """Erase them, or count what would go. Raises JobError, UnreachableError."""
         receipt = Receipt(self._topic, keys, DRY_RUN if dry_run else COMPLETE, now_ms())
         with as_job_errors():
-            self._told.note("looking for the keys")
+            self._reporter.note("looking for the keys")
             in_log, in_view = self._log(keys), self._view(keys)
-            found = joined(in_log, in_view)
-            self._tell_found(receipt, in_log, in_view)
-            if not dry_run and found:
+            results = joined(in_log, in_view)
+            self._report_found(receipt, in_log, in_view)
+            if not dry_run and results:
                 try:
-                    self._erase(receipt, keys, list(found.values()))
+                    self._erase(receipt, keys, list(results.values()))
                 except KeyboardInterrupt as error:
                     raise JobError(
                         "interrupted; tombstones that were written stay, and there is no receipt:"
@@ -146,19 +146,19 @@ class Eraser:
         receipt.finished_ms = now_ms()
         return receipt
 
-    def _tell_found(
+    def _report_found(
         self, receipt: Receipt, in_log: Sequence[Holding], in_view: Sequence[Holding]
     ) -> None:
         present = set()
-        for one in in_log:
-            part = receipt.partitions.setdefault(one.partition, PartitionErased())
-            part.records_found += one.values
-            part.tombstones_found += one.tombstones
-            present.add((one.partition, one.key))
-        for one in in_view:
-            part = receipt.partitions.setdefault(one.partition, PartitionErased())
-            part.view_records_found += one.values
-            present.add((one.partition, one.key))
+        for holding in in_log:
+            part = receipt.partitions.setdefault(holding.partition, PartitionErased())
+            part.records_found += holding.values
+            part.tombstones_found += holding.tombstones
+            present.add((holding.partition, holding.key))
+        for holding in in_view:
+            part = receipt.partitions.setdefault(holding.partition, PartitionErased())
+            part.view_records_found += holding.values
+            present.add((holding.partition, holding.key))
         for partition, _ in present:
             receipt.partitions[partition].keys += 1
         receipt.absent = len(receipt.keys) - len({key for _, key in present})
@@ -167,7 +167,7 @@ class Eraser:
 
     def _log(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[Holding]:
         bounds = bounds_of(self._bootstrap, self._topic, isolation=Isolation.READ_UNCOMMITTED)
-        return self._look(self._topic, bounds.first, bounds.end, keys, below)
+        return self._search(self._topic, bounds.first, bounds.end, keys, below)
 
     def _view(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[Holding]:
         """In the ledgers of the view: behind them it is the log, which is looked at anyway."""
@@ -177,9 +177,9 @@ class Eraser:
         name = view_name(self._topic)
         bounds = bounds_of(self._bootstrap, name, isolation=Isolation.READ_UNCOMMITTED)
         end = {row["partition"]: row["horizon"] for row in rows}
-        return self._look(name, bounds.first, end, keys, below)
+        return self._search(name, bounds.first, end, keys, below)
 
-    def _look(
+    def _search(
         self,
         topic: str,
         first: Offsets,
@@ -197,27 +197,33 @@ class Eraser:
 
     # Erasing --------------------------------------------------------------------------------
 
-    def _erase(self, receipt: Receipt, keys: Sequence[bytes], found: Sequence[Holding]) -> None:
+    def _erase(
+        self, receipt: Receipt, keys: Sequence[bytes], key_recordses: Sequence[Holding]
+    ) -> None:
         until = time.monotonic() + self._wait_seconds
-        held = [one for one in found if one.values]
-        wanted = self._write_tombstones(receipt, held)
-        cleaning = Cleaning(self._client, self._topic, has_view=self._rules.has_view, until=until)
-        for n, one in cleaning.up_to(wanted, self._told).items():
+        owned = [holding for holding in key_recordses if holding.values]
+        requested = self._write_tombstones(receipt, owned)
+        cleaning = TombstoneClean(
+            self._client, self._topic, has_view=self._rules.has_view, until=until
+        )
+        for n, cleaned in cleaning.up_to(requested, self._reporter).items():
             part = receipt.partitions[n]
-            part.cleaned_offset, part.view_horizon = one.cleaned_offset, one.view_horizon
-            part.reason = one.reason
-        self._told.note("looking whether they are gone")
-        self._prove(receipt, keys, wanted)
-        if self._data is not None and wanted:
-            self._prove_files(receipt, keys, wanted, until)
+            part.cleaned_offset, part.view_horizon = cleaned.cleaned_offset, cleaned.view_horizon
+            part.reason = cleaned.reason
+        self._reporter.note("looking whether they are gone")
+        self._verify_erased(receipt, keys, requested)
+        if self._data is not None and requested:
+            self._verify_files(receipt, keys, requested, until)
         receipt.copies += self._copies(receipt)
         receipt.state = PENDING if receipt.reasons else COMPLETE
 
-    def _write_tombstones(self, receipt: Receipt, held: Sequence[Holding]) -> dict[int, int]:
+    def _write_tombstones(
+        self, receipt: Receipt, key_recordses: Sequence[Holding]
+    ) -> dict[int, int]:
         """Write them -> where they end, by partition."""
-        if not held:
+        if not key_recordses:
             return {}
-        numbers = sorted({one.partition for one in held})
+        numbers = sorted({key_records.partition for key_records in key_recordses})
 
         def ends() -> dict[int, int]:
             return bounds_of(
@@ -227,89 +233,93 @@ class Eraser:
 
         before = ends()
         with BulkProducer(self._bootstrap) as producer:
-            for one in sorted(held, key=lambda one: (one.partition, one.key)):
+            for holding in sorted(
+                key_recordses, key=lambda key_records: (key_records.partition, key_records.key)
+            ):
                 producer.send(
                     self._topic,
-                    one.key,
+                    holding.key,
                     None,
-                    partition=one.partition,
-                    headers=self._version_of(one),
-                    timestamp_ms=self._time_of(one),
+                    partition=holding.partition,
+                    headers=self._version_of(holding),
+                    timestamp_ms=self._time_of(holding),
                 )
-                receipt.partitions[one.partition].tombstones_written += 1
+                receipt.partitions[holding.partition].tombstones_written += 1
         after = ends()
         for n in numbers:
             receipt.partitions[n].tombstone_offsets = (before[n], after[n])
         return after
 
-    def _version_of(self, one: Holding) -> list[tuple[str, bytes | None]] | None:
+    def _version_of(self, holding: Holding) -> list[tuple[str, bytes | None]] | None:
         """As large as any of the key: of equals the later offset counts."""
-        if one.version is None:
+        if holding.version is None:
             return None
-        version = one.version.to_bytes(VERSION_BYTES, "big", signed=True)
+        version = holding.version.to_bytes(VERSION_BYTES, "big", signed=True)
         return [(self._rules.version_header, version)]
 
-    def _time_of(self, one: Holding) -> int | None:
+    def _time_of(self, holding: Holding) -> int | None:
         if self._rules.strategy != "timestamp":
             return None
-        return max(one.latest_ms, now_ms())
+        return max(holding.latest_ms, now_ms())
 
     # Proving --------------------------------------------------------------------------------
 
-    def _prove(self, receipt: Receipt, keys: Sequence[bytes], wanted: Offsets) -> None:
-        for one in self._log(keys, wanted):
-            part = receipt.partitions.setdefault(one.partition, PartitionErased())
-            part.records_left += one.older
-            part.written_since += one.values - one.older
-            part.tombstones_left += one.tombstones
-        for one in self._view(keys, wanted):
-            part = receipt.partitions.setdefault(one.partition, PartitionErased())
-            part.view_records_left += one.older
+    def _verify_erased(self, receipt: Receipt, keys: Sequence[bytes], requested: Offsets) -> None:
+        for holding in self._log(keys, requested):
+            part = receipt.partitions.setdefault(holding.partition, PartitionErased())
+            part.records_left += holding.older
+            part.written_since += holding.values - holding.older
+            part.tombstones_left += holding.tombstones
+        for holding in self._view(keys, requested):
+            part = receipt.partitions.setdefault(holding.partition, PartitionErased())
+            part.view_records_left += holding.older
         for n, part in sorted(receipt.partitions.items()):
             if part.records_left or part.view_records_left or part.reason:
                 why = part.reason or "they were compacted, and are there: was the log damaged?"
-                left = records_text(part.records_left, part.view_records_left)
-                receipt.reasons.append(f"partition {n}: left are {left}: {why}")
+                remaining = records_text(part.records_left, part.view_records_left)
+                receipt.reasons.append(f"partition {n}: left are {remaining}: {why}")
 
-    def _prove_files(
-        self, receipt: Receipt, keys: Sequence[bytes], wanted: Offsets, until: float
+    def _verify_files(
+        self, receipt: Receipt, keys: Sequence[bytes], requested: Offsets, until: float
     ) -> None:
         """Until nothing of it is in any file, or the time is over."""
         assert self._data is not None
-        self._told.note("waiting until replaced files are gone")
+        self._reporter.note("waiting until replaced files are gone")
         while True:
-            count, found = scan_files(self._data, self._topic, wanted, keys)
+            count, findings = scan_files(self._data, self._topic, requested, keys)
             # Where the log itself waits for something, so do its files.
-            if not found or receipt.reasons or time.monotonic() >= until:
+            if not findings or receipt.reasons or time.monotonic() >= until:
                 break
             time.sleep(FILES_POLL_SECONDS)
         receipt.files_looked_at = count
-        for one in found:
-            receipt.reasons.append(f"{one.path} holds {one.records:,} records of the keys")
+        for finding in findings:
+            receipt.reasons.append(f"{finding.path} holds {finding.records:,} records of the keys")
 
     def _copies(self, receipt: Receipt) -> list[Copy]:
-        found = []
+        result = []
         now, rules = now_ms(), self._rules
         if any(part.removed for part in receipt.partitions.values()):
             until = now + rules.file_delete_delay_ms
             text = "replaced segment files, until file.delete.delay.ms is over"
             if receipt.files_looked_at is None or receipt.reasons:
-                found.append(Copy("replaced_files", text, until))
+                result.append(Copy("replaced_files", text, until))
         if any(part.tombstones_left for part in receipt.partitions.values()):
             until = now + rules.delete_retention_ms
             text = "tombstones: they name the keys until a clean after delete.retention.ms"
-            found.append(Copy("tombstones", text, until))
-        runs = pinned_runs(self._client, self._topic)
+            result.append(Copy("tombstones", text, until))
+        runs = pinned_leases(self._client, self._topic)
         if runs is None:
-            found.append(Copy("offline_runs", "runs outside of the broker: it did not tell of any"))
+            result.append(
+                Copy("offline_runs", "runs outside of the broker: it did not tell of any")
+            )
         elif runs:
             text = f"files that are pinned by runs outside of the broker: {', '.join(runs)}"
-            found.append(Copy("offline_runs", text))
+            result.append(Copy("offline_runs", text))
         if rules.has_view:
             text = "earlier versions of the view, as long as a reader that began in one goes on"
-            found.append(Copy("retired_views", text))
+            result.append(Copy("retired_views", text))
         text = "whatever consumers, replicas, tables and backups took from the topic"
-        return [*found, Copy("elsewhere", text)]
+        return [*result, Copy("elsewhere", text)]
 
 
 # The command --------------------------------------------------------------------------------
@@ -364,14 +374,14 @@ def command(
     reach_topic(bootstrap, topic)
     Rules.of(topic, settings_of(bootstrap, topic))  # refuses before Spark is started
     keys = [] if key_file is None else keys_of_lines(key_file, key_encoding)
-    with shown(quiet=as_json) as told:
-        told.note("starting Spark")
+    with shown(quiet=as_json) as reporter:
+        reporter.note("starting Spark")
         session = _session(spark_options)
         try:
             if key_file is None:
                 keys = keys_of_table(session, str(table), table_format, column)
             eraser = Eraser(
-                session, client, bootstrap, topic, told=told, data=data, wait_seconds=wait
+                session, client, bootstrap, topic, reporter=reporter, data=data, wait_seconds=wait
             )
             receipt = eraser.run(keys, dry_run=dry_run)
         finally:

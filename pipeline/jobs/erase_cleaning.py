@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from broker.api_client import ApiClient, ApiRefusedError, UnreachableError, partition_path
-from pipeline.progress import Told
+from pipeline.progress import ProgressReporter
 
 VIEWS: Final = "/api/v1/view"
 POLL_SECONDS: Final = 0.2
@@ -20,7 +20,7 @@ _ALIVE: Final = ("open", "adopting")  # and of a run
 
 
 @dataclass(slots=True)
-class Cleaned:
+class CleanedPartition:
     """How far one partition came. `reason` is empty where that is far enough."""
 
     wanted_offset: int
@@ -29,7 +29,7 @@ class Cleaned:
     reason: str = ""
 
 
-class Cleaning:
+class TombstoneClean:
     """Compacts partitions of one topic."""
 
     def __init__(self, client: ApiClient, topic: str, *, has_view: bool, until: float) -> None:
@@ -40,24 +40,26 @@ class Cleaning:
         self._has_view = has_view
         self._until = until
 
-    def up_to(self, wanted: Mapping[int, int], told: Told) -> dict[int, Cleaned]:
+    def up_to(
+        self, requested: Mapping[int, int], reporter: ProgressReporter
+    ) -> dict[int, CleanedPartition]:
         """Have everything below these offsets compacted. Raises UnreachableError."""
-        found = {n: Cleaned(offset) for n, offset in wanted.items()}
-        for done, (n, one) in enumerate(sorted(found.items())):
-            told("cleaning", done, len(found))
+        cleaneds = {n: CleanedPartition(offset) for n, offset in requested.items()}
+        for done, (n, cleaned) in enumerate(sorted(cleaneds.items())):
+            reporter("cleaning", done, len(cleaneds))
             if self._has_view:
-                one.reason = self._until_done(n, one, self._view)
-            if not one.reason:
-                one.reason = self._until_done(n, one, self._log)
-        told("cleaning", len(found), len(found))
-        return found
+                cleaned.reason = self._until_done(n, cleaned, self._view)
+            if not cleaned.reason:
+                cleaned.reason = self._until_done(n, cleaned, self._log)
+        reporter("cleaning", len(cleaneds), len(cleaneds))
+        return cleaneds
 
-    def _until_done(self, partition: int, one: Cleaned, attempt: Any) -> str:
+    def _until_done(self, partition: int, cleaned: CleanedPartition, attempt: Any) -> str:
         """Try until nothing stands in the way any more -> what does when the time is over."""
         first = True
         while True:
             try:
-                reason: str = attempt(partition, one, first)
+                reason: str = attempt(partition, cleaned, first)
             except ApiRefusedError as error:
                 reason = str(error)
             if not reason or time.monotonic() >= self._until:
@@ -65,31 +67,32 @@ class Cleaning:
             time.sleep(min(AGAIN_SECONDS, POLL_SECONDS if first else AGAIN_SECONDS))
             first = False
 
-    def _view(self, partition: int, one: Cleaned, _: bool) -> str:
+    def _view(self, partition: int, cleaned: CleanedPartition, _: bool) -> str:
         path = partition_path(self._topic, partition)
         self._views.post(f"{path}/compact")
         status = self._wait(lambda: self._views.get(path), lambda row: row["state"] not in _BUSY)
-        one.view_horizon = int(status["horizon"])
-        if one.view_horizon >= one.wanted_offset:
+        cleaned.view_horizon = int(status["horizon"])
+        if cleaned.view_horizon >= cleaned.wanted_offset:
             return ""
         if status["error"]:
             return f"the view was not compacted: {status['error']}"
         return (
-            f"the view is compacted up to offset {one.view_horizon}: behind it nothing is decided"
+            f"the view is compacted up to offset {cleaned.view_horizon}: behind it nothing is "
+            f"decided"
         )
 
-    def _log(self, partition: int, one: Cleaned, first: bool) -> str:
+    def _log(self, partition: int, cleaned: CleanedPartition, first: bool) -> str:
         path = partition_path(self._topic, partition)
         self._client.post(f"{path}/run", {"roll": first})
 
         def is_settled(row: dict[str, Any]) -> bool:
-            return _clean_below(row) >= one.wanted_offset or row["wanted_offset"] is None
+            return _clean_below(row) >= cleaned.wanted_offset or row["requested_offset"] is None
 
         status = self._wait(lambda: self._client.get(path), is_settled)
-        one.cleaned_offset = _clean_below(status)
-        if one.cleaned_offset >= one.wanted_offset:
+        cleaned.cleaned_offset = _clean_below(status)
+        if cleaned.cleaned_offset >= cleaned.wanted_offset:
             return ""
-        return str(status["hindrance"] or status["sentences"][0])
+        return str(status["obstacle"] or status["sentences"][0])
 
     def _wait(self, ask: Any, is_over: Any) -> dict[str, Any]:
         while True:
@@ -103,12 +106,12 @@ def _clean_below(row: dict[str, Any]) -> int:
     return int(row["first_dirty_offset"] or 0)
 
 
-def pinned_runs(client: ApiClient, topic: str) -> list[str] | None:
+def pinned_leases(client: ApiClient, topic: str) -> list[str] | None:
     """Runs outside of the broker that have files of the topic; None where it cannot tell."""
     try:
-        found = client.below("/api/v1/offline-runs").get("")["runs"]
+        result = client.below("/api/v1/offline-runs").get("")["runs"]
     except (ApiRefusedError, UnreachableError):
         return None
     # Those that ended lately are told of, too.
-    alive = [run for run in found if run["state"] in _ALIVE]
+    alive = [run for run in result if run["state"] in _ALIVE]
     return [str(run["run_id"]) for run in alive if run["topic"] == topic]

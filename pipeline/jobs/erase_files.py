@@ -33,7 +33,7 @@ def scan_files(
 
     `below`: of each partition, the offset from which on nothing is looked for. Raises JobError.
     """
-    count, found = 0, []
+    count, result = 0, []
     for partition in sorted(below):
         folder = Path(data) / f"{topic}-{partition}"
         if not folder.is_dir():
@@ -47,8 +47,8 @@ def scan_files(
                 raise JobError(f"{path} cannot be looked through: {error}") from error
             count += 1
             if records:
-                found.append(FileFinding(str(path), partition, records))
-    return count, found
+                result.append(FileFinding(str(path), partition, records))
+    return count, result
 
 
 def _log_files(folder: Path) -> Iterator[Path]:
@@ -64,17 +64,17 @@ def _records_in(path: Path, below: int, keys: Sequence[bytes]) -> int:
 
     from pipeline.records.decode import decode_batches
 
-    wanted = pa.array(keys, pa.binary())
+    requested = pa.array(keys, pa.binary())
     count = 0
     with path.open("rb") as file:
         for data in _whole_batches(file):
             columns = ("key", "value", "offset")
             for rows in decode_batches(data, topic="", partition=0, columns=columns):
-                held = pc.and_(
-                    pc.is_in(rows.column("key"), value_set=wanted),
+                owned = pc.and_(
+                    pc.is_in(rows.column("key"), value_set=requested),
                     pc.and_(rows.column("value").is_valid(), pc.less(rows.column("offset"), below)),
                 )
-                count += pc.sum(held.fill_null(False)).as_py() or 0
+                count += pc.sum(owned.fill_null(False)).as_py() or 0
     return count
 
 

@@ -29,8 +29,8 @@ def keys_of_table(spark: "SparkSession", path: str, table_format: str, column: s
     """The keys in a column of a table. Raises JobError."""
     table = read_table(spark, path, table_format)
     if column not in table.columns:
-        known = ", ".join(table.columns)
-        raise JobError(f"{path} has no column {column}; there are {known}", exit_codes.USAGE)
+        existing = ", ".join(table.columns)
+        raise JobError(f"{path} has no column {column}; there are {existing}", exit_codes.USAGE)
     keys = table.select(table[column].alias("key"))
     kind = keys.dtypes[0][1]
     if kind not in ("binary", "string"):
@@ -57,9 +57,9 @@ def _decoded(line: bytes, encoding: str) -> bytes:
     return unhexlify(line) if encoding == "hex" else line
 
 
-def _checked(found: Iterable[bytes | None], path: str) -> list[bytes]:
+def _checked(value: Iterable[bytes | None], path: str) -> list[bytes]:
     keys: set[bytes] = set()
-    for key in found:
+    for key in value:
         if key is None:
             raise JobError(f"{path} has a row without a key")
         keys.add(bytes(key))
@@ -86,7 +86,7 @@ class Holding:
         self.older += other.older
         self.tombstones += other.tombstones
         self.latest_ms = max(self.latest_ms, other.latest_ms)
-        versions = [one for one in (self.version, other.version) if one is not None]
+        versions = [item for item in (self.version, other.version) if item is not None]
         self.version = max(versions, default=None)
 
 
@@ -105,14 +105,14 @@ def holdings(
     if not keys:
         return []
     spark = records.sparkSession
-    wanted = spark.createDataFrame([(key,) for key in keys], "key binary")
+    requested = spark.createDataFrame([(key,) for key in keys], "key binary")
     has_value = f.col("value").isNotNull()
     older = f.lit(below is None)
     if below:
-        pairs = [f.lit(one) for item in sorted(below.items()) for one in item]
+        pairs = [f.lit(element) for item in sorted(below.items()) for element in item]
         limit = f.try_element_at(f.create_map(*pairs), f.col("partition")).cast("bigint")
         older = f.col("offset") < f.coalesce(limit, f.lit(0).cast("bigint"))
-    found = records.join(wanted, "key", "left_semi").groupBy("partition", "key").agg(
+    result = records.join(requested, "key", "left_semi").groupBy("partition", "key").agg(
         f.count(f.when(has_value, 1)).alias("with_value"),
         f.count(f.when(has_value & older, 1)).alias("older"),
         f.count(f.when(~has_value, 1)).alias("tombstones"),
@@ -122,7 +122,7 @@ def holdings(
     return [
         Holding(row.partition, bytes(row.key), row.with_value, row.older, row.tombstones,
                 max(row.latest_ms or 0, 0), row.version)
-        for row in found.collect()
+        for row in result.collect()
     ]  # fmt: skip
 
 
@@ -131,17 +131,17 @@ def _version(header: str) -> "Column":
 
     if not header:
         return f.lit(None).cast("bigint")
-    named = f.filter("headers", lambda one: one["key"] == f.lit(header))
+    named = f.filter("headers", lambda item: item["key"] == f.lit(header))
     version = f.try_element_at(named, f.lit(-1))["value"]
     return f.when(f.length(version) == 8, f.conv(f.hex(version), 16, -10).cast("bigint"))
 
 
 def joined(*places: Iterable[Holding]) -> dict[tuple[int, bytes], Holding]:
     """What several places have, by partition and key."""
-    found: dict[tuple[int, bytes], Holding] = {}
-    for holding in (one for place in places for one in place):
-        known = found.setdefault(
+    results: dict[tuple[int, bytes], Holding] = {}
+    for holding in (holding for place in places for holding in place):
+        key_records = results.setdefault(
             (holding.partition, holding.key), Holding(holding.partition, holding.key)
         )
-        known.add(holding)
-    return found
+        key_records.add(holding)
+    return results

@@ -83,31 +83,37 @@ class Receipt:
                 "absent": self.absent,
                 "sha256": [digest_of(key) for key in self.keys],
             },
-            "partitions": [_partition_json(n, one) for n, one in sorted(self.partitions.items())],
+            "partitions": [
+                _partition_json(n, erased) for n, erased in sorted(self.partitions.items())
+            ],
             "copies": [
-                {"kind": one.kind, "until_ms": one.until_ms, "text": one.text}
-                for one in self.copies
+                {
+                    "kind": surviving_copy.kind,
+                    "until_ms": surviving_copy.until_ms,
+                    "text": surviving_copy.text,
+                }
+                for surviving_copy in self.copies
             ],
             "files_looked_at": self.files_looked_at,
         }
 
 
-def _partition_json(number: int, one: PartitionErased) -> dict[str, Any]:
+def _partition_json(number: int, erased: PartitionErased) -> dict[str, Any]:
     return {
         "partition": number,
-        "keys": one.keys,
-        "records_found": one.records_found,
-        "records_removed": one.removed,
-        "records_left": one.records_left,
-        "view_records_found": one.view_records_found,
-        "view_records_left": one.view_records_left,
-        "tombstones_written": one.tombstones_written,
-        "tombstone_offsets": one.tombstone_offsets,
-        "tombstones_left": one.tombstones_left,
-        "cleaned_offset": one.cleaned_offset,
-        "view_horizon": one.view_horizon,
-        "written_since": one.written_since,
-        "reason": one.reason,
+        "keys": erased.keys,
+        "records_found": erased.records_found,
+        "records_removed": erased.removed,
+        "records_left": erased.records_left,
+        "view_records_found": erased.view_records_found,
+        "view_records_left": erased.view_records_left,
+        "tombstones_written": erased.tombstones_written,
+        "tombstone_offsets": erased.tombstone_offsets,
+        "tombstones_left": erased.tombstones_left,
+        "cleaned_offset": erased.cleaned_offset,
+        "view_horizon": erased.view_horizon,
+        "written_since": erased.written_since,
+        "reason": erased.reason,
     }
 
 
@@ -120,21 +126,21 @@ def records_text(in_log: int, in_view: int) -> str:
 
 def lines(receipt: Receipt) -> list[str]:
     """A receipt for people."""
-    found = []
-    for n, one in sorted(receipt.partitions.items()):
+    result = []
+    for n, erased in sorted(receipt.partitions.items()):
         name = f"{receipt.topic}-{n}"
         if receipt.state == DRY_RUN:
-            records = records_text(one.records_found, one.view_records_found)
-            found.append(f"{name}: {records} of {one.keys:,} keys would go")
+            records = records_text(erased.records_found, erased.view_records_found)
+            result.append(f"{name}: {records} of {erased.keys:,} keys would go")
             continue
-        removed = one.removed, max(one.view_records_found - one.view_records_left, 0)
+        removed = erased.removed, max(erased.view_records_found - erased.view_records_left, 0)
         records = records_text(*removed)
-        total = records_text(one.records_found, one.view_records_found)
-        if removed != (one.records_found, one.view_records_found):
+        total = records_text(erased.records_found, erased.view_records_found)
+        if removed != (erased.records_found, erased.view_records_found):
             records += f" (of {total})"
-        stay = f"{one.tombstones_left:,} tombstones stay for a while"
-        found.append(f"{name}: {records} of {one.keys:,} keys are gone, {stay}")
-    found += [f"pending: {reason}" for reason in receipt.reasons]
-    found += [f"may hold copies: {one.text}" for one in receipt.copies]
+        stay = f"{erased.tombstones_left:,} tombstones stay for a while"
+        result.append(f"{name}: {records} of {erased.keys:,} keys are gone, {stay}")
+    result += [f"pending: {reason}" for reason in receipt.reasons]
+    result += [f"may hold copies: {surviving_copy.text}" for surviving_copy in receipt.copies]
     keys = f"{len(receipt.keys):,} keys, {receipt.absent:,} of them in no record"
-    return [*found, f"{receipt.topic}: {receipt.state} ({keys})"]
+    return [*result, f"{receipt.topic}: {receipt.state} ({keys})"]

@@ -93,13 +93,15 @@ def command(
         raise JobError("--available-now and --checkpoint go with --stream", exit_codes.USAGE)
     place = target(out, table_format, overwrite=overwrite)
     reach_topic(bootstrap, topic)
-    with shown(quiet=as_json) as told:
+    with shown(quiet=as_json) as reporter:
         started = time.monotonic()
-        told.note("starting Spark")
+        reporter.note("starting Spark")
         spark = spark_options.session("varve latest")
         session = time.monotonic() - started
         try:
-            result = make_table(spark, broker, topic, place, forms=forms, told=told, **options)
+            result = make_table(
+                spark, broker, topic, place, forms=forms, reporter=reporter, **options
+            )
         finally:
             spark.stop()
     result.seconds = {"session": session, **result.seconds}

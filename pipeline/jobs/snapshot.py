@@ -18,7 +18,7 @@ from broker.api_client import ApiClient
 from config import exit_codes
 from pipeline.command import SparkOptions, show, telling
 from pipeline.errors import JobError
-from pipeline.progress import Told, shown
+from pipeline.progress import ProgressReporter, shown
 from pipeline.tables.as_of import (
     Moved,
     check_offsets,
@@ -68,28 +68,30 @@ def snapshot(
     as_of: AsOf,
     *,
     forms: Forms | None = None,
-    told: Told,
+    reporter: ProgressReporter,
     **options: Any,
 ) -> SnapshotResult:
     """Publish a topic as it was. `options` as in `opened`. Raises JobError, as `make_table`."""
     started = time.monotonic()
-    asked = as_of.offsets
+    requested = as_of.offsets
     if as_of.time_ms is not None:
         # Before segments are closed: a closed one may be cleaned, and then begins at a later time.
-        known = bounds_of(broker.bootstrap, topic, partitions=options.get("partitions"))
-        asked = offsets_at(broker.bootstrap, topic, known, as_of.time_ms)
-    with opened(spark, broker, topic, told=told, **options) as (reading, bounds):
+        topic_bounds = bounds_of(broker.bootstrap, topic, partitions=options.get("partitions"))
+        requested = offsets_at(broker.bootstrap, topic, topic_bounds, as_of.time_ms)
+    with opened(spark, broker, topic, reporter=reporter, **options) as (reading, bounds):
         moved: list[Moved] = []
-        if asked is not None:
-            asked = {number: asked.get(number, bounds.first[number]) for number in bounds.end}
-            asked, moved = check_offsets(
-                reading, broker.client, bounds, asked, nearest=as_of.nearest
+        if requested is not None:
+            requested = {
+                number: requested.get(number, bounds.first[number]) for number in bounds.end
+            }
+            requested, moved = check_offsets(
+                reading, broker.client, bounds, requested, nearest=as_of.nearest
             )
         read = all_records if as_of.all_records else state_of
-        state = read(reading, bounds, COLUMNS, as_of=asked)
+        state = read(reading, bounds, COLUMNS, as_of=requested)
         frame = state.frame if forms is None else forms.applied(state.frame)
         indexed = time.monotonic()
-        told.note("writing the table")
+        reporter.note("writing the table")
         made = publish(
             frame,
             place,
@@ -104,7 +106,7 @@ def snapshot(
         return SnapshotResult(table, state.end_offsets, moved)
 
 
-def _asked(
+def _parse_as_of(
     broker: Broker, topic: str, partitions: Sequence[int] | None, offsets: str | None,
     moment: str | None, *, nearest: bool, every_record: bool,
 ) -> AsOf:  # fmt: skip
@@ -114,11 +116,11 @@ def _asked(
         raise JobError("--nearest goes with --as-of-offsets or --as-of", exit_codes.USAGE)
     time_ms = None if moment is None else parse_time(moment)
     reach_topic(broker.bootstrap, topic)
-    found = None
+    result = None
     if offsets is not None:
         bounds = bounds_of(broker.bootstrap, topic, partitions=partitions)
-        found = parse_offsets(offsets, sorted(bounds.end))
-    return AsOf(found, time_ms, nearest, every_record)
+        result = parse_offsets(offsets, sorted(bounds.end))
+    return AsOf(result, time_ms, nearest, every_record)
 
 
 @click.command("snapshot", short_help="A topic as a table, as of offsets or a time.")
@@ -167,39 +169,39 @@ def command(
     them, or all records.
     """
     broker = Broker(client, bootstrap)
-    as_of = _asked(
+    as_of = _parse_as_of(
         broker, topic, partitions, offsets, moment, nearest=nearest, every_record=every_record
     )
     place = target(out, table_format, overwrite=overwrite)
-    with shown(quiet=as_json) as told:
+    with shown(quiet=as_json) as reporter:
         started = time.monotonic()
-        told.note("starting Spark")
+        reporter.note("starting Spark")
         spark = spark_options.session("varve snapshot")
         session = time.monotonic() - started
         try:
             result = snapshot(
                 spark, broker, topic, place, as_of, forms=Forms(key_as, value_as, null_malformed),
-                told=told, partitions=partitions, transport=transport,
+                reporter=reporter, partitions=partitions, transport=transport,
                 master=spark_options.master, task_memory=task_memory, task_bytes=task_size,
             )  # fmt: skip
         finally:
             spark.stop()
     result.table.seconds = {"session": session, **result.table.seconds}
-    show(answer(result), as_json, lambda: told_lines(result))
+    show(answer(result), as_json, lambda: summary_lines(result))
 
 
 def answer(result: SnapshotResult) -> dict[str, Any]:
     """A result as JSON."""
-    found = asdict(result)
-    return {**found.pop("table"), **found}
+    entry = asdict(result)
+    return {**entry.pop("table"), **entry}
 
 
-def told_lines(result: SnapshotResult) -> list[str]:
+def summary_lines(result: SnapshotResult) -> list[str]:
     """A result for people."""
     return [
         *(
-            f"partition {one.partition}: as of {one.asked} is gone, {one.taken} was taken"
-            for one in result.moved
+            f"partition {moved.partition}: as of {moved.asked} is gone, {moved.taken} was taken"
+            for moved in result.moved
         ),
         *lines(result.table),
         f"as of the offsets {offsets_text(result.end_offsets)}",

@@ -24,9 +24,9 @@ from broker.api_client import ApiRefusedError, UnreachableError
 from config import exit_codes
 from pipeline.command import SparkOptions, show
 from pipeline.errors import JobError
-from pipeline.progress import Told, shown
+from pipeline.progress import ProgressReporter, shown
 from pipeline.tables.columns import Forms
-from pipeline.tables.delete_guard import DeleteGuard, look_at_cleaner, safe_ms_in
+from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, safe_ms_in
 from pipeline.tables.opening import Broker
 from pipeline.tables.state import COLUMNS
 from pipeline.tables.state_table import make_table
@@ -84,14 +84,22 @@ def follow_command(
         raise JobError("--stream does not go by Spark Connect", exit_codes.USAGE)
     forms = check_forms(forms)
     reach_topic(broker.bootstrap, topic)
-    with shown(quiet=as_json) as told:
-        told.note("starting Spark")
+    with shown(quiet=as_json) as reporter:
+        reporter.note("starting Spark")
         spark = spark_options.session("varve latest")
         try:
             result = follow(
-                spark, broker, topic, out, overwrite=overwrite, forms=forms,
-                checkpoint=checkpoint, every_seconds=every_seconds, options=options, told=told,
-            )  # fmt: skip
+                spark,
+                broker,
+                topic,
+                out,
+                overwrite=overwrite,
+                forms=forms,
+                checkpoint=checkpoint,
+                every_seconds=every_seconds,
+                options=options,
+                reporter=reporter,
+            )
         finally:
             spark.stop()
     show(asdict(result), as_json, lambda: lines(result))
@@ -115,7 +123,7 @@ def follow(
     checkpoint: str | None = None,
     every_seconds: float | None = None,
     options: Mapping[str, Any] | None = None,
-    told: Told,
+    reporter: ProgressReporter,
 ) -> StreamResult:
     """Bring a table up to date, and keep it so until this is interrupted.
 
@@ -131,25 +139,25 @@ def follow(
     if overwrite or not _is_there(path):
         result.was_made = True
         _make(spark, broker, topic, _target(out, overwrite=overwrite), places,
-              forms=forms, told=told, options=options or {})  # fmt: skip
+              forms=forms, reporter=reporter, options=options or {})  # fmt: skip
     result.seconds["table"] = time.monotonic() - started
     versions = check_table(topic, path, places, numbers)
     guard = DeleteGuard(
         topic, numbers, versions, safe_ms_in(_table(path), topic),
-        look=lambda number: look_at_cleaner(broker.client, topic, number),
+        look=lambda number: read_cleaner_progress(broker.client, topic, number),
         delete_retention_ms=lambda: _delete_retention_ms(broker, topic),
         now_ms=now_ms,
     )  # fmt: skip
     guard.check()
     upserts = Upserts(path, topic, forms, COLUMNS, guard)
-    told.note("following the topic")
+    reporter.note("following the topic")
     started = time.monotonic()
     _run(
         spark, broker, topic, upserts, guard, checkpoint=places, versions=versions,
         partitions=numbers, every_seconds=every_seconds,
     )  # fmt: skip
     result.seconds["stream"] = time.monotonic() - started
-    _tell(result, upserts, topic, numbers)
+    _log_result(result, upserts, topic, numbers)
     return result
 
 
@@ -169,7 +177,7 @@ def _make(
     checkpoint: Path,
     *,
     forms: Forms,
-    told: Told,
+    reporter: ProgressReporter,
     options: Mapping[str, Any],
 ) -> None:
     """Make the table anew. A checkpoint of one before would pass over what it has not."""
@@ -180,7 +188,7 @@ def _make(
             f"{checkpoint} is the checkpoint of a table that is gone: remove it, too",
             exit_codes.USAGE,
         )
-    make_table(spark, broker, topic, place, forms=forms, told=told, **options)
+    make_table(spark, broker, topic, place, forms=forms, reporter=reporter, **options)
     if checkpoint.exists():
         shutil.rmtree(checkpoint)
 
@@ -258,38 +266,38 @@ def _run(
         writer = writer.trigger(processingTime=f"{round(every_seconds * 1000)} milliseconds")
     query = writer.start()
     try:
-        with _asked_to_stop() as asked:
-            while query.isActive and not asked.wait(POLL_SECONDS):
+        with _stop_signal() as event:
+            while query.isActive and not event.wait(POLL_SECONDS):
                 # What fails here is tried again by the next batch, which has to have an answer.
                 with suppress(JobError, ApiRefusedError, UnreachableError):
-                    guard.look_again()
+                    guard.refresh()
         query.stop()
-        if (error := query.exception()) is not None and not asked.is_set():
+        if (error := query.exception()) is not None and not event.is_set():
             raise failed[0] if failed else error
     finally:
         query.stop()
-    if asked.is_set() and every_seconds is None:
+    if event.is_set() and every_seconds is None:
         raise KeyboardInterrupt
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[threading.Event]:
+def _stop_signal() -> Iterator[threading.Event]:
     """Set by Ctrl-C or SIGTERM within the block: an exception in the midst of a word with the JVM
     would be told as an error of it."""
-    asked = threading.Event()
+    event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked
+        yield event
         return
     numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in numbers}
+    before = {number: signal.signal(number, lambda *_: event.set()) for number in numbers}
     try:
-        yield asked
+        yield event
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _tell(result: StreamResult, upserts: Upserts, topic: str, partitions: list[int]) -> None:
+def _log_result(result: StreamResult, upserts: Upserts, topic: str, partitions: list[int]) -> None:
     import pyarrow as pa
 
     table = _table(upserts.path)

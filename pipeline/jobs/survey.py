@@ -26,9 +26,9 @@ from pipeline.command import SparkOptions, engine_of, of_size, on_engine, show, 
 from pipeline.engines import Engine
 from pipeline.errors import JobError
 from pipeline.jobs.key_text import key_text
-from pipeline.lease import BrokerRuns
+from pipeline.lease import LeaseClient
 from pipeline.leased_work import choose_transport, interrupts_wait, told_when_lost
-from pipeline.progress import Told, shown
+from pipeline.progress import ProgressReporter, shown
 from pipeline.report.figures import (
     PartitionFigures,
     SegmentFigures,
@@ -42,7 +42,7 @@ from pipeline.report.policy import advise
 from pipeline.stages.histories import HistoriesResult, HistoriesTask
 from pipeline.stages.indexing import PartitionIndex, index_partitions
 from pipeline.stages.planning import Limits
-from pipeline.stages.running import StageRuns
+from pipeline.stages.running import StageRunner
 from pipeline.tables.opening import Broker
 from pipeline.topics import (
     TopicBounds,
@@ -76,21 +76,22 @@ def survey_topic(
     master: str = "",
     transport: str = "auto",
     roll: bool = True,
-    told: Told,
+    reporter: ProgressReporter,
 ) -> TopicFigures:
-    """Survey one topic. Raises UnknownTopicError, WireError, RunError, StageFailedError."""
+    """Survey one topic. Raises UnknownTopicError, WireError, LeaseRequestError, "
+    "StageFailedError."""
     bounds = bounds_of(broker.bootstrap, topic)
     figures = TopicFigures(topic, settings=settings_of(broker.bootstrap, topic))
-    with ExitStack() as held:
+    with ExitStack() as stack:
         with interrupts_wait():
-            runs = BrokerRuns.of(broker.client)
-            run = held.enter_context(runs.open(topic, purpose=Purpose.READ, roll=roll))
+            runs = LeaseClient.of(broker.client)
+            run = stack.enter_context(runs.open(topic, purpose=Purpose.READ, roll=roll))
         way = choose_transport(transport, engine_name, master, run)
         source = run.source(way)
-        jobs = [one.job for one in run.plan.partitions]
+        jobs = [planned.job for planned in run.plan.partitions]
         with told_when_lost(run):
-            indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=told)
-            histories = _histories(engine, indexes, source, limits, told)
+            indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=reporter)
+            histories = _histories(engine, indexes, source, limits, reporter)
         run.check()
     by_partition = {index.job.partition.partition: index for index in indexes}
     for number in sorted(bounds.end):
@@ -106,7 +107,7 @@ def _histories(
     indexes: Sequence[PartitionIndex],
     source: dict[str, Any],
     limits: Limits,
-    told: Told,
+    reporter: ProgressReporter,
 ) -> list[HistoriesResult]:
     """Follow the keys where nothing was cleaned; all of a partition where everything was."""
     tasks, sizes = [], []
@@ -115,8 +116,8 @@ def _histories(
         if first >= index.job.end_offset:
             first = index.job.log_start_offset
         tasks.append(HistoriesTask(source, index.job, first, limits.memory_bytes, TOP_KEYS))
-        sizes.append(sum(one.size_bytes for one in index.counts))
-    return StageRuns(engine, told).run("histories", tasks, sizes, HistoriesResult)
+        sizes.append(sum(counts.size_bytes for counts in index.counts))
+    return StageRunner(engine, reporter).run("histories", tasks, sizes, HistoriesResult)
 
 
 def _add_partition(
@@ -137,7 +138,10 @@ def _add_partition(
             whole_from=whole_from(counts, first),
             damaged=[]
             if index is None
-            else [f"{one.path} at byte {one.position}: {one.reason}" for one in index.damaged],
+            else [
+                f"{damage.path} at byte {damage.position}: {damage.reason}"
+                for damage in index.damaged
+            ],
         )
     )
 
@@ -147,20 +151,20 @@ _SUMMED: Final = ("records", "live", "tombstones", "garbage", "keyless", "aborte
 
 
 def _sum(segments: Sequence[SegmentFigures], name: str) -> int:
-    return sum(int(getattr(one, name)) for one in segments)
+    return sum(int(getattr(segment, name)) for segment in segments)
 
 
 def answer(result: SurveyResult) -> dict[str, Any]:
     """A result as JSON. Keys are in Base64, with their text beside."""
     topics = []
     for topic in result.topics:
-        told = asdict(topic)
-        told["totals"] = {name: topic.total(name) for name in (*_SUMMED, "keys")}
-        told["skew"]["top"] = [
+        reported = asdict(topic)
+        reported["totals"] = {name: topic.total(name) for name in (*_SUMMED, "keys")}
+        reported["skew"]["top"] = [
             {"key": key, "key_text": key_text(b64decode(key)), "records": count, "share": share}
             for key, count, share in topic.skew.top
         ]
-        topics.append(told)
+        topics.append(reported)
     return {"topics": topics, "seconds": result.seconds}
 
 
@@ -190,14 +194,14 @@ def print_tables(result: SurveyResult) -> None:
     console.print(table)
     for topic in result.topics:
         console.print(f"\n[bold]{escape(topic.topic)}[/]: {escape(topic.policy_why)}")
-        for one in topic.advice[1:]:
-            what = f"{one.setting}={one.advised} (now {one.now})"
-            console.print(f"  [bold]{escape(what)}[/] {escape(one.why)}")
+        for advice in topic.advice[1:]:
+            subject = f"{advice.setting}={advice.advised} (now {advice.now})"
+            console.print(f"  [bold]{escape(subject)}[/] {escape(advice.why)}")
         console.print(f"  [bold]slack[/] {escape(topic.slack.why)}")
         for key, count, share in topic.skew.top[:3]:
             name = escape(key_text(b64decode(key)))
             console.print(f"  key {name} has {count:,} records, {percent(share)}")
-        for text in (text for one in topic.partitions for text in one.damaged):
+        for text in (text for figures in topic.partitions for text in figures.damaged):
             console.print(f"  [red]damaged[/] {escape(text)}")
 
 
@@ -206,10 +210,13 @@ def write_segments(result: SurveyResult, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [asdict(one) for topic in result.topics for one in topic.segments]
+    rows = [asdict(segment) for topic in result.topics for segment in topic.segments]
     kinds = {"topic": pa.string(), "partition": pa.int32(), "live_share": pa.float64()}
     schema = pa.schema(
-        [(one.name, kinds.get(one.name, pa.int64())) for one in fields(SegmentFigures)]
+        [
+            (dataclass_field.name, kinds.get(dataclass_field.name, pa.int64()))
+            for dataclass_field in fields(SegmentFigures)
+        ]
     )
     _write_whole(path, lambda beside: pq.write_table(pa.Table.from_pylist(rows, schema), beside))
 
@@ -231,7 +238,7 @@ def _write_whole(path: Path, write: Any) -> None:
         beside.unlink(missing_ok=True)
 
 
-def _wanted(topics: Sequence[str], is_all: bool, bootstrap: str) -> list[str]:
+def _selected_topics(topics: Sequence[str], is_all: bool, bootstrap: str) -> list[str]:
     if bool(topics) == is_all:
         raise JobError("name topics, or say --all", exit_codes.USAGE)
     if not is_all:
@@ -240,7 +247,7 @@ def _wanted(topics: Sequence[str], is_all: bool, bootstrap: str) -> list[str]:
         return list(dict.fromkeys(topics))
     reach_cluster(bootstrap)
     with WireClient(bootstrap) as client:
-        return [one for one in client.topics() if not one.endswith(".compacted")]
+        return [topic for topic in client.topics() if not topic.endswith(".compacted")]
 
 
 @click.command("survey", short_help="What topics hold, and how they should be kept.")
@@ -284,7 +291,7 @@ def command(
     """Count what topics hold: live records, garbage, deletes, keys; see how long records stay live;
     and say which cleanup policy fits, with which settings, and why.
     """
-    wanted = _wanted(topics, is_all, bootstrap)
+    requested = _selected_topics(topics, is_all, bootstrap)
     for path in (html_path, out):
         if path is not None and not Path(path).absolute().parent.is_dir():
             raise JobError(f"{Path(path).absolute().parent} is no folder", exit_codes.USAGE)
@@ -292,11 +299,11 @@ def command(
             raise JobError(f"{path} is a folder", exit_codes.USAGE)
     result = SurveyResult([])
     with (
-        shown(quiet=as_json) as told,
-        engine_of(engine_name, processes, spark_options, told) as engine,
+        shown(quiet=as_json) as reporter,
+        engine_of(engine_name, processes, spark_options, reporter) as engine,
     ):
         limits = Limits(task_memory, task_size, engine.parallelism)
-        for topic in wanted:
+        for topic in requested:
             started = time.monotonic()
             result.topics.append(
                 survey_topic(
@@ -308,7 +315,7 @@ def command(
                     master=spark_options.master,
                     transport=transport,
                     roll=not no_roll,
-                    told=told,
+                    reporter=reporter,
                 )
             )
             result.seconds[topic] = time.monotonic() - started
@@ -320,5 +327,5 @@ def command(
         show(answer(result), as_json, list)
     else:
         print_tables(result)
-    if any(one.damaged for topic in result.topics for one in topic.partitions):
+    if any(figures.damaged for topic in result.topics for figures in topic.partitions):
         raise SystemExit(exit_codes.UNVERIFIED)

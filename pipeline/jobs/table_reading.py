@@ -123,10 +123,10 @@ def _only(table: Any, rows: "DataFrame") -> "DataFrame":
 def _newest_metadata(path: str) -> str:
     if path.endswith(".metadata.json"):
         return path
-    found = list(Path(path).glob("metadata/*.metadata.json"))
-    if not found:
+    paths = list(Path(path).glob("metadata/*.metadata.json"))
+    if not paths:
         raise JobError(f"{path} is no Iceberg table: it has no metadata", exit_codes.FAILED)
-    return str(max(found, key=lambda one: (one.stat().st_mtime_ns, one.name)))
+    return str(max(paths, key=lambda path: (path.stat().st_mtime_ns, path.name)))
 
 
 def _schema(arrow: Any) -> Any:

@@ -23,7 +23,7 @@ from pipeline.command import SparkOptions, of_partitions, on_spark, show, tellin
 from pipeline.errors import JobError
 from pipeline.jobs.key_text import key_json, key_text
 from pipeline.jobs.table_reading import FORMATS, reach_of, read_table
-from pipeline.jobs.verify_batches import BatchFault, Walk, walk_all
+from pipeline.jobs.verify_batches import BatchFault, BatchWalk, walk_all
 from pipeline.jobs.verify_rules import (
     COLUMNS,
     COMPARED,
@@ -33,7 +33,7 @@ from pipeline.jobs.verify_rules import (
     faults_alone,
     faults_of,
 )
-from pipeline.progress import Told, shown
+from pipeline.progress import ProgressReporter, shown
 from pipeline.topics import (
     Bounds,
     TopicBounds,
@@ -93,8 +93,8 @@ class VerifyResult:
     def kinds(self) -> dict[str, int]:
         """All that was found, by kind."""
         total: Counter[str] = Counter()
-        for one in self.partitions.values():
-            total.update(one.found)
+        for counts in self.partitions.values():
+            total.update(counts.found)
         return dict(sorted(total.items()))
 
     @property
@@ -125,15 +125,15 @@ def compare(
         f.sum("copies").alias("copies"),
     )
     for row in totals.collect():
-        one = counts.setdefault(row.partition, Counts())
-        one.originals += row.originals
-        one.copies += row.copies
-        one.keys += row["keys"]
+        count = counts.setdefault(row.partition, Counts())
+        count.originals += row.originals
+        count.copies += row.copies
+        count.keys += row["keys"]
         if row.found in SOUND:
-            one.found[row.found] += row["keys"]
+            count.found[row.found] += row["keys"]
         else:
-            one.found["?"] = 1
-    if not any("?" in one.found for one in counts.values()):
+            count.found["?"] = 1
+    if not any("?" in counts.found for counts in counts.values()):
         return counts, []
     faults = faults_of(rows).persist()  # a second look at the records, where there is a reason
     try:
@@ -145,8 +145,8 @@ def compare(
 def _with_faults(
     counts: dict[int, Counts], faults: "DataFrame", examples: int
 ) -> tuple[dict[int, Counts], list[Example]]:
-    for one in counts.values():
-        one.found.pop("?", None)
+    for count in counts.values():
+        count.found.pop("?", None)
     for row in faults.groupBy("partition", "found").count().collect():
         counts.setdefault(row.partition, Counts()).found[row.found] += row["count"]
     first = faults.orderBy("partition", "wanted_offset", "served_offset", "found").limit(examples)
@@ -160,11 +160,18 @@ def _example(row: Any) -> Example:
 
 def add_batch_faults(result: VerifyResult, faults: Sequence[BatchFault], examples: int) -> None:
     """Take over what the look at batches has found."""
-    for one in faults:
-        result.partitions.setdefault(one.partition, Counts()).found[one.found] += 1
+    for fault in faults:
+        result.partitions.setdefault(fault.partition, Counts()).found[fault.found] += 1
         if len(result.examples) < examples:
-            result.examples.append(Example(one.found, one.partition, one.key, one.wanted_offset,
-                                           one.served_offset))  # fmt: skip
+            result.examples.append(
+                Example(
+                    fault.found,
+                    fault.partition,
+                    fault.key,
+                    fault.wanted_offset,
+                    fault.served_offset,
+                )
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,20 +209,20 @@ class Verifier:
 
     def _views(self) -> dict[int, tuple[int, str, str, str, int]]:
         """What matters of the view of each partition: horizon, rule, time."""
-        found = {}
+        result = {}
         for row in self.client.below(VIEWS).get("", topic=self.topic)["views"]:
             if self.partitions is not None and row["partition"] not in self.partitions:
                 continue
             if not row["is_usable"]:
                 reason = f"{self.topic}-{row['partition']}: the view is unusable: {row['error']}"
                 raise JobError(reason, exit_codes.UNVERIFIED)
-            found[row["partition"]] = (
+            result[row["partition"]] = (
                 row["horizon"], row["strategy"], row["version_header"], row["null_key"],
                 row["made_ms"],
             )  # fmt: skip
-        if not found:
+        if not result:
             raise JobError(f"topic {self.topic} has no view", exit_codes.USAGE)
-        return found
+        return result
 
     def _view(
         self,
@@ -240,13 +247,15 @@ class Verifier:
             served_end = {n: views[n][0] for n in numbers}
             original = self._read(self.topic, bounds.first, end)
             served = self._read(view_name(self.topic), dict.fromkeys(numbers, EARLIEST), served_end)
-            wanted = TopicBounds({n: bounds.first[n] for n in numbers}, served_end)
-            counts, examples = compare(original, served, rule, wanted, self.examples)
+            topic_bounds = TopicBounds({n: bounds.first[n] for n in numbers}, served_end)
+            counts, examples = compare(original, served, rule, topic_bounds, self.examples)
             result.partitions |= counts
             result.examples += examples[: self.examples - len(result.examples)]
-        walks = [Walk(view_name(self.topic), n, 0, one[0]) for n, one in views.items() if one[0]]
+        walks = [
+            BatchWalk(view_name(self.topic), n, 0, view[0]) for n, view in views.items() if view[0]
+        ]
         add_batch_faults(result, walk_all(self.spark, self.bootstrap, walks), self.examples)
-        if unmade := [n for n, one in sorted(views.items()) if one[0] == 0]:
+        if unmade := [n for n, item in sorted(views.items()) if item[0] == 0]:
             result.notes.append(f"nothing was compacted yet of partitions {_listed(unmade)}")
         for n, begin in bounds.first.items():
             if begin > 0:
@@ -325,15 +334,15 @@ class Verifier:
         raise JobError(f"the start of {self.topic} moved whenever it was read", exit_codes.STALE)
 
     def _cleaned(self, bounds: TopicBounds) -> dict[int, dict[str, Any]]:
-        found = {}
+        result = {}
         for n in bounds.end:
             row = self.client.get(partition_path(self.topic, n))
             if "compact" not in row["cleanup_policy"]:
                 policy = ",".join(row["cleanup_policy"]) or "empty"
                 reason = f"{self.topic} has neither a view nor is it compacted: its policy is"
                 raise JobError(f"{reason} {policy}", exit_codes.USAGE)
-            found[n] = row
-        return found
+            result[n] = row
+        return result
 
     def _alone(self, cleaned: dict[int, dict[str, Any]], bounds: TopicBounds) -> VerifyResult:
         from pyspark.sql import functions as f
@@ -348,9 +357,9 @@ class Verifier:
         for row in records.groupBy("partition").agg(
             f.count(f.lit(1)).alias("rows"), f.count_distinct("key").alias("distinct")
         ).collect():  # fmt: skip
-            one = counts[row.partition]
-            one.originals = one.copies = row.rows
-            one.keys = row.distinct
+            item = counts[row.partition]
+            item.originals = item.copies = row.rows
+            item.keys = row.distinct
         faults = faults_alone(records).persist()
         try:
             counts, examples = _with_faults(counts, faults, self.examples)
@@ -358,7 +367,7 @@ class Verifier:
             faults.unpersist()
         result = VerifyResult(self.topic, self.topic, "alone", counts, examples)
         walks = [
-            Walk(self.topic, n, bounds.first[n], end, _expired_before(cleaned[n], end))
+            BatchWalk(self.topic, n, bounds.first[n], end, _expired_before(cleaned[n], end))
             for n, end in ends.items()
             if end > bounds.first[n]
         ]
@@ -371,10 +380,10 @@ def _by_rule(
     views: dict[int, tuple[int, str, str, str, int]],
 ) -> dict[tuple[str, str, str], list[int]]:
     """Partitions whose ledgers were made by the same rule are compared together."""
-    found: dict[tuple[str, str, str], list[int]] = {}
+    results: dict[tuple[str, str, str], list[int]] = {}
     for n, (_, strategy, header, null_key, _) in sorted(views.items()):
-        found.setdefault((strategy, header, null_key), []).append(n)
-    return found
+        results.setdefault((strategy, header, null_key), []).append(n)
+    return results
 
 
 def _until(bounds: TopicBounds, as_of: Bounds | None) -> TopicBounds:
@@ -391,7 +400,7 @@ def _until(bounds: TopicBounds, as_of: Bounds | None) -> TopicBounds:
 def _compared(columns: Sequence[str]) -> Iterator[str]:
     for name in COMPARED:
         needed = ("timestamp", "timestampType") if name == "timestamp" else (name,)
-        if all(one in columns for one in needed):
+        if all(item in columns for item in needed):
             yield name
 
 
@@ -433,13 +442,13 @@ def answer(result: VerifyResult) -> dict[str, Any]:
         "faults": result.faults,
         "kinds": result.kinds,
         "partitions": [
-            {"partition": n, **asdict(one), "found": dict(one.found)}
-            for n, one in sorted(result.partitions.items())
+            {"partition": n, **asdict(counts), "found": dict(counts.found)}
+            for n, counts in sorted(result.partitions.items())
         ],
         "examples": [
-            {"found": one.found, "partition": one.partition, **key_json(one.key),
-             "wanted_offset": one.wanted_offset, "served_offset": one.served_offset}
-            for one in result.examples
+            {"found": example.found, "partition": example.partition, **key_json(example.key),
+             "wanted_offset": example.wanted_offset, "served_offset": example.served_offset}
+            for example in result.examples
         ],
         "notes": result.notes,
     }  # fmt: skip
@@ -447,22 +456,22 @@ def answer(result: VerifyResult) -> dict[str, Any]:
 
 def lines(result: VerifyResult) -> list[str]:
     """A result for people."""
-    found = []
-    for n, one in sorted(result.partitions.items()):
-        bad = sum(count for kind, count in one.found.items() if kind not in SOUND)
-        said = "all as it has to be" if not bad else f"{bad:,} faults"
-        what = f"{one.keys:,} keys, {one.originals:,} records, {one.copies:,} served"
-        found.append(f"{result.topic}-{n} up to offset {one.end_offset}: {said} ({what})")
+    match = []
+    for n, counts in sorted(result.partitions.items()):
+        bad = sum(count for kind, count in counts.found.items() if kind not in SOUND)
+        message = "all as it has to be" if not bad else f"{bad:,} faults"
+        subject = f"{counts.keys:,} keys, {counts.originals:,} records, {counts.copies:,} served"
+        match.append(f"{result.topic}-{n} up to offset {counts.end_offset}: {message} ({subject})")
     for kind, count in result.kinds.items():
         if kind != "same":
-            found.append(f"  {kind.replace('_', ' ')}: {count:,}")
+            match.append(f"  {kind.replace('_', ' ')}: {count:,}")
     for fault in result.examples:
-        wanted, served = _or_none(fault.wanted_offset), _or_none(fault.served_offset)
-        what = f"{key_text(fault.key)}: {fault.found.replace('_', ' ')}"
-        offsets = f"wanted offset {wanted}, served {served}"
-        found.append(f"  {result.topic}-{fault.partition} {what}, {offsets}")
+        requested, served = _or_none(fault.wanted_offset), _or_none(fault.served_offset)
+        subject = f"{key_text(fault.key)}: {fault.found.replace('_', ' ')}"
+        offsets = f"wanted offset {requested}, served {served}"
+        match.append(f"  {result.topic}-{fault.partition} {subject}, {offsets}")
     verdict = "is not what it has to be" if result.faults else "is what it has to be"
-    return [*found, *(f"note: {note}" for note in result.notes), f"{result.against} {verdict}"]
+    return [*match, *(f"note: {note}" for note in result.notes), f"{result.against} {verdict}"]
 
 
 def _or_none(offset: int | None) -> str:
@@ -517,8 +526,8 @@ def command(
     if as_of is not None and mode in ("view", "alone"):
         raise click.UsageError("--as-of is for tables and other topics: a view has one state only")
     ends = None if as_of is None else read_offsets(as_of, there)
-    with shown(quiet=as_json) as told:
-        session = _started(spark_options, told)
+    with shown(quiet=as_json) as reporter:
+        session = _started(spark_options, reporter)
         try:
             verifier = Verifier(session, client, bootstrap, topic, partitions, examples)
             match mode:
@@ -538,10 +547,10 @@ def command(
         raise SystemExit(result.exit_code)
 
 
-def _started(spark_options: SparkOptions, told: Told) -> "SparkSession":
-    told.note("starting Spark")
+def _started(spark_options: SparkOptions, reporter: ProgressReporter) -> "SparkSession":
+    reporter.note("starting Spark")
     session = spark_options.session("varve-verify")
-    told.note("reading and comparing")
+    reporter.note("reading and comparing")
     return session
 
 

@@ -26,7 +26,7 @@ _SCHEMA: Final = "partition int, key binary, found string, wanted_offset long, s
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class BatchWalk:
     """What is looked at of one partition: batches of [first_offset, end_offset)."""
 
     topic: str
@@ -47,48 +47,55 @@ class BatchFault:
     served_offset: int
 
 
-def walk(client: WireClient, what: Walk) -> Iterator[BatchFault]:
+def walk(client: WireClient, batch_walk: BatchWalk) -> Iterator[BatchFault]:
     """The faults of one partition. Raises WireError, CorruptBatchError."""
-    where = TopicPartition(what.topic, what.partition)
-    position = what.first_offset
+    partition = TopicPartition(batch_walk.topic, batch_walk.partition)
+    position = batch_walk.first_offset
     reached = -1  # the last offset of the batches so far
-    while position < what.end_offset:
-        fetched = client.fetch(where, position, isolation=Isolation.READ_UNCOMMITTED)
+    while position < batch_walk.end_offset:
+        fetched = client.fetch(partition, position, isolation=Isolation.READ_UNCOMMITTED)
         before = position
         for at, header in walk_headers(fetched.records):
             if header.last_offset < before:
-                yield BatchFault(what.partition, None, DISORDER, before, header.last_offset)
+                yield BatchFault(batch_walk.partition, None, DISORDER, before, header.last_offset)
                 continue
-            if header.base_offset >= what.end_offset:
+            if header.base_offset >= batch_walk.end_offset:
                 return
             if header.base_offset <= reached:
-                yield BatchFault(what.partition, None, DISORDER, reached + 1, header.base_offset)
-            yield from _expired(what, fetched.records, at, header)
+                yield BatchFault(
+                    batch_walk.partition, None, DISORDER, reached + 1, header.base_offset
+                )
+            yield from _expired(batch_walk, fetched.records, at, header)
             reached = max(reached, header.last_offset)
             position = max(position, header.next_offset)
         if position == before:
             return  # what is left is no batch: the log ends here
 
 
-def _expired(what: Walk, data: bytes, at: int, header: BatchHeader) -> Iterator[BatchFault]:
+def _expired(
+    batch_walk: BatchWalk, data: bytes, at: int, header: BatchHeader
+) -> Iterator[BatchFault]:
     if not header.has_delete_horizon or header.is_control:
         return
-    if header.base_timestamp >= what.expired_before_ms:
+    if header.base_timestamp >= batch_walk.expired_before_ms:
         return
     for record in decode_records(data, header, at):
-        if record.value is None and what.first_offset <= record.offset < what.end_offset:
-            yield BatchFault(what.partition, record.key, EXPIRED, None, record.offset)
+        if (
+            record.value is None
+            and batch_walk.first_offset <= record.offset < batch_walk.end_offset
+        ):
+            yield BatchFault(batch_walk.partition, record.key, EXPIRED, None, record.offset)
 
 
-def walk_all(spark: "SparkSession", bootstrap: str, walks: Sequence[Walk]) -> list[BatchFault]:
+def walk_all(spark: "SparkSession", bootstrap: str, walks: Sequence[BatchWalk]) -> list[BatchFault]:
     """The faults of all of them, each partition in a task of its own, FAULTS_MAX of each."""
     if not walks:
         return []
-    rows = [tuple(asdict(one).values()) for one in walks]
+    rows = [tuple(asdict(batch_walk).values()) for batch_walk in walks]
     names = "topic string, partition int, first long, end long, expired long"
     frame = spark.createDataFrame(rows, names).repartition(len(rows), "partition")
-    found = frame.mapInArrow(_Walker(bootstrap), _SCHEMA).collect()
-    return [BatchFault(*row) for row in found]
+    result = frame.mapInArrow(_Walker(bootstrap), _SCHEMA).collect()
+    return [BatchFault(*row) for row in result]
 
 
 class _Walker:
@@ -113,7 +120,7 @@ class _Walker:
             for row in batch.to_pylist():
                 rows: list[dict[str, Any]] = []
                 with WireClient(self._bootstrap) as client:
-                    for fault in walk(client, Walk(*row.values())):
+                    for fault in walk(client, BatchWalk(*row.values())):
                         rows.append(asdict(fault))
                         if len(rows) == FAULTS_MAX:
                             break

@@ -66,19 +66,19 @@ def prepared(records: "DataFrame", rule: Rule, side: int) -> "DataFrame":
     """Records as they are compared; `side` is 0 for the original, 1 for what is served."""
     from pyspark.sql import functions as f
 
-    given = set(records.columns)
-    moment = f.unix_micros("timestamp") if "timestamp" in given else f.lit(None).cast("bigint")
-    kind = f.col("timestampType") if "timestampType" in given else f.lit(None).cast("int")
+    values = set(records.columns)
+    moment = f.unix_micros("timestamp") if "timestamp" in values else f.lit(None).cast("bigint")
+    kind = f.col("timestampType") if "timestampType" in values else f.lit(None).cast("int")
     names = f.lit("")
-    if "headers" in given:
+    if "headers" in values:
         names = f.coalesce(f.to_json("headers"), f.lit("[]"))
-    value = f.col("value") if "value" in given else f.lit(b"")
+    value = f.col("value") if "value" in values else f.lit(b"")
     return records.select(
         "partition",
         f.col("key").cast("binary").alias("key"),
         # A record without a key is its own group.
         f.when(f.col("key").isNull(), f.col("offset")).alias("own"),
-        _rank(rule, given).alias("rank"),
+        _rank(rule, values).alias("rank"),
         "offset",
         moment.alias("moment"),
         kind.alias("kind"),
@@ -88,14 +88,14 @@ def prepared(records: "DataFrame", rule: Rule, side: int) -> "DataFrame":
     )
 
 
-def _rank(rule: Rule, given: set[str]) -> "Column":
+def _rank(rule: Rule, values: set[str]) -> "Column":
     from pyspark.sql import functions as f
 
     if rule.strategy == "timestamp":
         return f.unix_micros("timestamp")
-    if rule.strategy != "header" or "headers" not in given:
+    if rule.strategy != "header" or "headers" not in values:
         return f.lit(0).cast("bigint")
-    named = f.filter("headers", lambda one: one["key"] == f.lit(rule.version_header))
+    named = f.filter("headers", lambda item: item["key"] == f.lit(rule.version_header))
     version = f.try_element_at(named, f.lit(-1))["value"]
     number = f.conv(f.hex(version), 16, -10).cast("bigint")
     return f.when(f.length(version) == 8, number).otherwise(f.lit(LOWEST))
@@ -132,17 +132,17 @@ def classified(original: "DataFrame", served: "DataFrame", rule: Rule) -> "DataF
 def _of_partition(numbers: Mapping[int, int]) -> "Column":
     from pyspark.sql import functions as f
 
-    pairs = [f.lit(one) for item in sorted(numbers.items()) for one in item]
-    found = f.try_element_at(f.create_map(*pairs), f.col("partition"))
-    return f.coalesce(found.cast("bigint"), f.lit(0).cast("bigint"))
+    pairs = [f.lit(element) for item in sorted(numbers.items()) for element in item]
+    result = f.try_element_at(f.create_map(*pairs), f.col("partition"))
+    return f.coalesce(result.cast("bigint"), f.lit(0).cast("bigint"))
 
 
 def _found(rule: Rule) -> "Column":
     """The kind of one row of `classified`."""
     from pyspark.sql import functions as f
 
-    wanted, served = f.col("wanted"), f.col("served")
-    nothing_wanted = wanted.isNull() | wanted["value"].isNull()
+    requested, served = f.col("wanted"), f.col("served")
+    nothing_wanted = requested.isNull() | requested["value"].isNull()
     nothing_served = served.isNull() | served["value"].isNull()
     # By another rule than the offset, something that is gone might have been the latest.
     lost = f.lit(False)
@@ -161,8 +161,8 @@ def _found(rule: Rule) -> "Column":
         (nothing_served & nothing_wanted, SAME),
         (nothing_served & lost, UNVERIFIABLE),
         (nothing_served, MISSING),
-        (_is_later(served, wanted) & lost, UNVERIFIABLE),
-        (wanted.isNull(), EXTRA),
+        (_is_later(served, requested) & lost, UNVERIFIABLE),
+        (requested.isNull(), EXTRA),
         (nothing_wanted & _may_be_forgotten(rule), FORGOTTEN),
         (nothing_wanted, DELETED),
     ]
@@ -173,10 +173,10 @@ def _of_two_records(rule: Rule) -> "list[tuple[Column, str]]":
     """What is wrong with the record that is served for a key that is to be served."""
     from pyspark.sql import functions as f
 
-    wanted, served = f.col("wanted"), f.col("served")
+    requested, served = f.col("wanted"), f.col("served")
 
     def differs(name: str) -> "Column":
-        return ~wanted[name].eqNullSafe(served[name])
+        return ~requested[name].eqNullSafe(served[name])
 
     checks: list[tuple[Column, str]] = []
     moments = differs("moment") | differs("kind")
@@ -189,7 +189,7 @@ def _of_two_records(rule: Rule) -> "list[tuple[Column, str]]":
         elsewhere = differs("offset")
         checks += [
             (elsewhere & ~contents, WRONG_OFFSET),
-            (elsewhere & _is_later(wanted, served), OLDER),
+            (elsewhere & _is_later(requested, served), OLDER),
             (elsewhere, UNKNOWN),
         ]
     checks.append((differs("value"), WRONG_VALUE))
@@ -198,18 +198,18 @@ def _of_two_records(rule: Rule) -> "list[tuple[Column, str]]":
     if "headers" in rule.compares:
         checks.append((differs("headers"), WRONG_HEADERS))
     if rule.starts:
-        checks.append((wanted["offset"] < _of_partition(rule.starts), UNVERIFIABLE))
+        checks.append((requested["offset"] < _of_partition(rule.starts), UNVERIFIABLE))
     return [*checks, (f.lit(True), SAME)]
 
 
-def _is_later(one: "Column", other: "Column") -> "Column":
+def _is_later(item: "Column", other: "Column") -> "Column":
     """Whether a record is a later one of its key than another; also where there is no other."""
     from pyspark.sql import functions as f
 
-    ranked = (one["rank"] > other["rank"]) | (
-        (one["rank"] == other["rank"]) & (one["offset"] > other["offset"])
+    ranked = (item["rank"] > other["rank"]) | (
+        (item["rank"] == other["rank"]) & (item["offset"] > other["offset"])
     )
-    return f.coalesce(ranked, one.isNotNull())
+    return f.coalesce(ranked, item.isNotNull())
 
 
 def _may_be_forgotten(rule: Rule) -> "Column":
@@ -218,18 +218,18 @@ def _may_be_forgotten(rule: Rule) -> "Column":
 
     if not rule.ranks or rule.forget_before_ms is None:
         return f.lit(False)
-    wanted, served = f.col("wanted"), f.col("served")
-    old = wanted["moment"] < f.lit(rule.forget_before_ms * 1000)
-    return f.coalesce(old & (served["offset"] > wanted["offset"]), f.lit(False))
+    requested, served = f.col("wanted"), f.col("served")
+    old = requested["moment"] < f.lit(rule.forget_before_ms * 1000)
+    return f.coalesce(old & (served["offset"] > requested["offset"]), f.lit(False))
 
 
 def _chosen(checks: "Sequence[tuple[Column, str]]") -> "Column":
     from pyspark.sql import functions as f
 
-    found: Any = None
+    result: Any = None
     for condition, kind in checks:
-        found = f.when(condition, kind) if found is None else found.when(condition, kind)
-    return found
+        result = f.when(condition, kind) if result is None else result.when(condition, kind)
+    return result
 
 
 def faults_of(rows: "DataFrame") -> "DataFrame":
@@ -260,8 +260,8 @@ def faults_of(rows: "DataFrame") -> "DataFrame":
     )
     moved = f.col("is_missing") & f.col("is_extra")
     faults = faults.where(~moved | (f.col("found") != MISSING))
-    found = f.when(moved & (f.col("found") == EXTRA), ELSEWHERE).otherwise(f.col("found"))
-    return faults.withColumn("found", found).select(
+    result = f.when(moved & (f.col("found") == EXTRA), ELSEWHERE).otherwise(f.col("found"))
+    return faults.withColumn("found", result).select(
         "partition", "key", "found", "wanted_offset", "served_offset"
     )
 

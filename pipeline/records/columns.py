@@ -43,13 +43,13 @@ _FIRST_BYTES: Final = 1 << 16
 
 def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     """The schema of these columns, in this order. Raises ValueError for one that is unknown."""
-    known = {field.name: field for field in FIELDS}
+    existing = {field.name: field for field in FIELDS}
     for name in columns:
-        if name not in known:
+        if name not in existing:
             raise ValueError(f"no column {name!r}; there are {', '.join(ALL_COLUMNS)}")
     if len(set(columns)) != len(columns):
         raise ValueError("a column is named twice")
-    return pa.schema([known[name] for name in columns])
+    return pa.schema([existing[name] for name in columns])
 
 
 class BinaryColumn:

@@ -228,9 +228,9 @@ class BatchDecoder:
         count = int(self._state[COUNT])
         self._state[COUNT] = 0
         if self._keep is not None and count:
-            kept = np.ascontiguousarray(self._keep(rows.offsets[:count]), dtype=np.bool_)
-            assert kept.shape == (count,)
-            count = keep_rows(rows, kept, count)
+            keep = np.ascontiguousarray(self._keep(rows.offsets[:count]), dtype=np.bool_)
+            assert keep.shape == (count,)
+            count = keep_rows(rows, keep, count)
         first = 0
         while first < count:
             end = self._fitting(first, min(count, first + self._batch_rows - self._count))
@@ -465,7 +465,7 @@ def warm_up() -> None:
     """Compile the kernels of this package, or load them from the cache (seconds when cold)."""
     batch = bytes(build_batch([Record(n, 0, b"k", b"v", (("h", b"1"),)) for n in range(3)]))
     for rows in (2, 16):  # a batch that does not fit into the table takes another way
-        found = decode_batches(
+        result = decode_batches(
             batch,
             topic="t",
             partition=0,
@@ -473,7 +473,7 @@ def warm_up() -> None:
             keep=lambda offsets: offsets >= 0,
             batch_rows=rows,
         )
-        assert sum(part.num_rows for part in found) == 3
+        assert sum(part.num_rows for part in result) == 3
     offset_behind(with_slack(batch), len(batch))
     fingerprints(pa.array([b"k"], pa.binary()), bytes(16))
     partition_of(b"k", 1)

@@ -13,9 +13,9 @@ Words = npt.NDArray[np.uint64]
 
 
 @kernel
-def _hash_all(data: Bytes, ends: Ints, words: Words, one: int, two: int) -> None:
-    k0 = np.uint64(one)
-    k1 = np.uint64(two)
+def _hash_all(data: Bytes, ends: Ints, words: Words, key_low: int, key_high: int) -> None:
+    k0 = np.uint64(key_low)
+    k1 = np.uint64(key_high)
     for row in range(words.shape[0]):
         begin = ends[row]
         words[row], _ = siphash128(data, begin, ends[row + 1] - begin, k0, k1)
@@ -29,6 +29,8 @@ def fingerprints(keys: pa.Array, hash_key: bytes) -> Words:
     data: Bytes = np.zeros(int(ends[-1]) + SLACK_BYTES, dtype=np.uint8)
     if ends[-1]:
         data[: ends[-1]] = np.frombuffer(keys.buffers()[2], dtype=np.uint8)[: ends[-1]]
-    one, two = (int.from_bytes(hash_key[at : at + 8], "little", signed=True) for at in (0, 8))
-    _hash_all(data, places, words, one, two)
+    key_low, key_high = (
+        int.from_bytes(hash_key[at : at + 8], "little", signed=True) for at in (0, 8)
+    )
+    _hash_all(data, places, words, key_low, key_high)
     return words

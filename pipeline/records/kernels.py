@@ -201,11 +201,11 @@ def _gives_rows(buf: Bytes, at: int, aborted: Ints) -> bool:
 
 
 @kernel
-def keep_rows(rows: Rows, kept: npt.NDArray[np.bool_], count: int) -> int:
-    """Close the gaps of the rows that are not `kept` -> how many are left."""
+def keep_rows(rows: Rows, retained: npt.NDArray[np.bool_], count: int) -> int:
+    """Close the gaps of the rows that are not `retained` -> how many are left."""
     row = 0
     for i in range(count):
-        if kept[i]:
+        if retained[i]:
             rows.offsets[row] = rows.offsets[i]
             rows.times_ms[row] = rows.times_ms[i]
             rows.kinds[row] = rows.kinds[i]

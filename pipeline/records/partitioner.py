@@ -44,10 +44,10 @@ def _murmur2(data: Bytes, at: int, end: int) -> np.uint32:
 
 
 @kernel
-def _partitions(data: Bytes, ends: Ints32, count: int, found: Ints32) -> None:
-    for row in range(found.shape[0]):
+def _partitions(data: Bytes, ends: Ints32, count: int, partitions: Ints32) -> None:
+    for row in range(partitions.shape[0]):
         h = _murmur2(data, ends[row], ends[row + 1])
-        found[row] = (np.int64(h) & 0x7FFFFFFF) % count
+        partitions[row] = (np.int64(h) & 0x7FFFFFFF) % count
 
 
 def partitions_of(keys: pa.Array, count: int) -> Ints32:
@@ -55,14 +55,14 @@ def partitions_of(keys: pa.Array, count: int) -> Ints32:
     if not pa.types.is_binary(keys.type):
         raise ValueError(f"keys have to be binary, not {keys.type}")
     _, ends, data = keys.buffers()
-    found: Ints32 = np.empty(len(keys), dtype=np.int32)
+    partitions: Ints32 = np.empty(len(keys), dtype=np.int32)
     bounds = np.frombuffer(ends, dtype=np.int32)[keys.offset : keys.offset + len(keys) + 1]
     raw = np.frombuffer(data, dtype=np.uint8) if data else np.zeros(0, dtype=np.uint8)
     if len(keys):
-        _partitions(raw, bounds, count, found)
+        _partitions(raw, bounds, count, partitions)
     if keys.null_count:
-        found[np.asarray(keys.is_null())] = NO_PARTITION
-    return found
+        partitions[np.asarray(keys.is_null())] = NO_PARTITION
+    return partitions
 
 
 def partition_of(key: bytes, count: int) -> int:

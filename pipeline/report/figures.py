@@ -125,7 +125,7 @@ class TopicFigures:
 
     def total(self, name: str) -> int:
         """The sum of a count over the partitions."""
-        return sum(int(getattr(one, name)) for one in self.partitions)
+        return sum(int(getattr(figures, name)) for figures in self.partitions)
 
     def share(self, name: str) -> float:
         """A count as a share of the records; 0 where there are none."""
@@ -135,61 +135,63 @@ class TopicFigures:
     @property
     def first_ms(self) -> int:
         """The earliest timestamp; -1 where there is none."""
-        return min((one.first_ms for one in self.segments if one.first_ms >= 0), default=-1)
+        return min(
+            (segment.first_ms for segment in self.segments if segment.first_ms >= 0), default=-1
+        )
 
     @property
     def last_ms(self) -> int:
         """The latest timestamp; -1 where there is none."""
-        return max((one.last_ms for one in self.segments), default=-1)
+        return max((segment.last_ms for segment in self.segments), default=-1)
 
     @property
     def is_cleaned(self) -> bool:
         """Whether something was taken out of it already."""
-        return any(one.whole_from > one.first_offset for one in self.partitions)
+        return any(figures.whole_from > figures.first_offset for figures in self.partitions)
 
 
 def segment_figures(
     topic: str, partition: int, counts: Sequence[SegmentCounts]
 ) -> list[SegmentFigures]:
     """What the segments of a partition hold."""
-    end_ms = max((one.last_ms for one in counts), default=-1)
-    found = []
-    for one in counts:
-        middle_ms = (one.first_ms + one.last_ms) // 2
-        records = one.records + one.control
-        share = one.live / one.records if one.records else 0.0
-        found.append(
+    end_ms = max((counts.last_ms for counts in counts), default=-1)
+    segments = []
+    for count in counts:
+        middle_ms = (count.first_ms + count.last_ms) // 2
+        records = count.records + count.control
+        share = count.live / count.records if count.records else 0.0
+        segments.append(
             SegmentFigures(
                 topic=topic,
                 partition=partition,
-                base_offset=one.base_offset,
-                next_base_offset=one.next_base_offset,
-                size_bytes=one.size_bytes,
-                records=one.records,
-                live=one.live,
-                tombstones=one.tombstones,
-                garbage=max(one.garbage - one.aborted, 0),
-                keyless=one.keyless,
-                aborted=one.aborted,
-                first_ms=one.first_ms,
-                last_ms=one.last_ms,
-                age_ms=end_ms - middle_ms if one.last_ms >= 0 else 0,
+                base_offset=count.base_offset,
+                next_base_offset=count.next_base_offset,
+                size_bytes=count.size_bytes,
+                records=count.records,
+                live=count.live,
+                tombstones=count.tombstones,
+                garbage=max(count.garbage - count.aborted, 0),
+                keyless=count.keyless,
+                aborted=count.aborted,
+                first_ms=count.first_ms,
+                last_ms=count.last_ms,
+                age_ms=end_ms - middle_ms if count.last_ms >= 0 else 0,
                 live_share=share,
-                live_bytes=one.size_bytes * one.live // records if records else 0,
+                live_bytes=count.size_bytes * count.live // records if records else 0,
             )
         )
-    return found
+    return segments
 
 
 def whole_from(counts: Sequence[SegmentCounts], log_start_offset: int) -> int:
     """The base offset from which on no segment lacks an offset; the end where the last one does."""
-    found = counts[-1].next_base_offset if counts else log_start_offset
-    for one in reversed(counts):
-        start = max(one.base_offset, log_start_offset)
-        if one.records + one.control < one.next_base_offset - start:
+    first_whole = counts[-1].next_base_offset if counts else log_start_offset
+    for count in reversed(counts):
+        start = max(count.base_offset, log_start_offset)
+        if count.records + count.control < count.next_base_offset - start:
             break
-        found = start
-    return found
+        first_whole = start
+    return first_whole
 
 
 def survival_of(results: Sequence[HistoriesResult]) -> Survival:
@@ -197,15 +199,15 @@ def survival_of(results: Sequence[HistoriesResult]) -> Survival:
     for."""
 
     def bins(name: str) -> dict[int, float]:
-        found: dict[int, float] = {}
-        for one in results:
-            for place, count in getattr(one, name).items():
-                found[int(place)] = found.get(int(place), 0) + count * 2**one.sampled_bits
-        return found
+        totals: dict[int, float] = {}
+        for result in results:
+            for place, count in getattr(result, name).items():
+                totals[int(place)] = totals.get(int(place), 0) + count * 2**result.sampled_bits
+        return totals
 
     ages = survival_curve(bins("ages_ended"), bins("ages_cut"))
     distances = survival_curve(bins("distances_ended"), bins("distances_cut"))
-    most = max((one.sampled_bits for one in results), default=0)
+    most = max((result.sampled_bits for result in results), default=0)
     return Survival(
         by_age=ages,
         by_distance=distances,
@@ -257,19 +259,20 @@ def level_at(curve: Curve, at: float) -> float:
 
 def skew_of(results: Sequence[HistoriesResult], top: int) -> KeySkew:
     """The keys of a topic, partitions together: a key in two of them counts as two."""
-    records = sum(one.records for one in results)
+    records = sum(histories_result.records for histories_result in results)
     named = sorted(
-        ((key.key, key.records) for one in results for key in one.top), key=lambda one: -one[1]
+        ((key.key, key.records) for histories_result in results for key in histories_result.top),
+        key=lambda item: -item[1],
     )
     bins: dict[int, list[int]] = {}
-    for one in results:
-        for place, (keys, count) in one.by_records.items():
+    for result in results:
+        for place, (keys, count) in result.by_records.items():
             both = bins.setdefault(int(place), [0, 0])
             both[0] += keys
             both[1] += count
-    missed = max((one.missed_max for one in results), default=0)
+    missed = max((histories_result.missed_max for histories_result in results), default=0)
     return KeySkew(
-        keys=sum(one.keys for one in results),
+        keys=sum(histories_result.keys for histories_result in results),
         records=records,
         missed_max=missed,
         is_exact=missed == 0,
@@ -281,21 +284,21 @@ def skew_of(results: Sequence[HistoriesResult], top: int) -> KeySkew:
 
 def _shares(bins: Mapping[int, Sequence[int]], records: int) -> dict[str, float]:
     """The share of the records that belongs to the busiest part of the keys."""
-    keys = sum(one[0] for one in bins.values())
+    keys = sum(item[0] for item in bins.values())
     if not keys or not records:
         return {}
-    found = {}
+    shares = {}
     for part in (0.001, 0.01, 0.1, 0.5):
-        wanted, held = keys * part, 0.0
+        keys_left, covered_records = keys * part, 0.0
         for place in sorted(bins, reverse=True):
             count, together = bins[place]
-            taken = min(count, wanted)
-            held += together * taken / count
-            wanted -= taken
-            if wanted <= 0:
+            taken_keys = min(count, keys_left)
+            covered_records += together * taken_keys / count
+            keys_left -= taken_keys
+            if keys_left <= 0:
                 break
-        found[f"{part:.1%}"] = held / records
-    return found
+        shares[f"{part:.1%}"] = covered_records / records
+    return shares
 
 
 def percent(share: float) -> str:

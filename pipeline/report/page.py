@@ -103,10 +103,10 @@ def _topic(topic: TopicFigures, place: int) -> str:
     if topic.advice:
         parts.append("<h3>Settings</h3>")
         rows = [
-            [f'<code class="name">{_text(one.setting)}</code>',
-             _text(_setting(one.setting, one.now)),
-             f"<b>{_text(_setting(one.setting, one.advised))}</b>", _text(one.why)]
-            for one in topic.advice
+            [f'<code class="name">{_text(advice.setting)}</code>',
+             _text(_setting(advice.setting, advice.now)),
+             f"<b>{_text(_setting(advice.setting, advice.advised))}</b>", _text(advice.why)]
+            for advice in topic.advice
         ]  # fmt: skip
         parts.append(_table(["setting", "now", "advised", "why"], rows))
     parts.append(f"<h3>Slack</h3><p>{_text(topic.slack.why)}</p>")
@@ -157,25 +157,25 @@ def _shares(topic: TopicFigures) -> str:
 
 
 def _damage(topic: TopicFigures) -> str:
-    found = [text for one in topic.partitions for text in one.damaged]
-    rows = "".join(f"<li>{_text(text)}</li>" for text in found)
+    results = [text for figures in topic.partitions for text in figures.damaged]
+    rows = "".join(f"<li>{_text(text)}</li>" for text in results)
     return f'<p class="warn">Damaged; what stands behind is not counted:</p><ul>{rows}</ul>' * (
-        len(found) > 0
+        len(results) > 0
     )
 
 
 def _survival_words(topic: TopicFigures) -> str:
-    found = topic.survival
-    if not found.by_age:
+    survival = topic.survival
+    if not survival.by_age:
         return ""
     half = (
-        f"Half of the records are superseded within <b>{about_span(int(found.half_life_ms))}</b>"
-        if found.half_life_ms is not None
-        else f"After {about_span(int(found.by_age[-1][0]))}, as far as can be seen,"
-        f" <b>{percent(found.by_age[-1][1])}</b> of the records are still live"
+        f"Half of the records are superseded within <b>{about_span(int(survival.half_life_ms))}</b>"
+        if survival.half_life_ms is not None
+        else f"After {about_span(int(survival.by_age[-1][0]))}, as far as can be seen,"
+        f" <b>{percent(survival.by_age[-1][1])}</b> of the records are still live"
     )
-    how = "All keys were followed" if found.keys_share == 1 else (
-        f"One key in {round(1 / found.keys_share)} was followed"
+    how = "All keys were followed" if survival.keys_share == 1 else (
+        f"One key in {round(1 / survival.keys_share)} was followed"
     )  # fmt: skip
     cleaned = (
         " Only what was never cleaned was looked at: where records were taken out, lives cannot be"
@@ -184,7 +184,8 @@ def _survival_words(topic: TopicFigures) -> str:
         else ""
     )
     return (
-        f"<p>{half}. {how}: {found.ended:,} records were superseded, {found.cut:,} are live at the"
+        f"<p>{half}. {how}: {survival.ended:,} records were superseded, {survival.cut:,} are "
+        f"live at the"
         f" end of the log, and count as living on.{cleaned}</p>"
     )
 
@@ -212,8 +213,8 @@ def _keys(topic: TopicFigures) -> str:
 def _segments(topic: TopicFigures) -> str:
     if not topic.segments:
         return ""
-    shown = sorted(topic.segments, key=lambda one: -(one.size_bytes - one.live_bytes))
-    rows = [_segment(one) for one in shown[:SEGMENTS_SHOWN]]
+    shown = sorted(topic.segments, key=lambda segment: -(segment.size_bytes - segment.live_bytes))
+    rows = [_segment(segment) for segment in shown[:SEGMENTS_SHOWN]]
     more = f", the {SEGMENTS_SHOWN} with the most garbage" if len(shown) > SEGMENTS_SHOWN else ""
     heads = ["partition", "first offset", "size", "records", "live", "superseded", "deletes", "age"]
     return (
@@ -222,11 +223,11 @@ def _segments(topic: TopicFigures) -> str:
     )
 
 
-def _segment(one: SegmentFigures) -> list[str]:
+def _segment(segment: SegmentFigures) -> list[str]:
     return [
-        str(one.partition), _number(one.base_offset), about_size(one.size_bytes),
-        _number(one.records), percent(one.live_share), _number(one.garbage),
-        _number(one.tombstones), about_span(one.age_ms),
+        str(segment.partition), _number(segment.base_offset), about_size(segment.size_bytes),
+        _number(segment.records), percent(segment.live_share), _number(segment.garbage),
+        _number(segment.tombstones), about_span(segment.age_ms),
     ]  # fmt: skip
 
 

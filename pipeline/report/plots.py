@@ -55,7 +55,7 @@ Draw = Callable[[Any, TopicFigures], None]
 def survival_by_age(axes: Any, topic: TopicFigures) -> None:
     """The product-limit estimate, and each segment as a dot."""
     curve = topic.survival.by_age
-    whole = {one.partition: one.whole_from for one in topic.partitions}
+    whole = {figures.partition: figures.whole_from for figures in topic.partitions}
     if curve:
         _steps(axes, [(at / 1000, share) for at, share in curve], "records, estimated")
     for is_whole, colour, label in (
@@ -63,9 +63,9 @@ def survival_by_age(axes: Any, topic: TopicFigures) -> None:
         (False, GARBAGE, "segments that were cleaned"),
     ):
         dots = [
-            (max(one.age_ms / 1000, 0.001), one.live_share, one.size_bytes)
-            for one in topic.segments
-            if one.records and (one.base_offset >= whole[one.partition]) == is_whole
+            (max(segment.age_ms / 1000, 0.001), segment.live_share, segment.size_bytes)
+            for segment in topic.segments
+            if segment.records and (segment.base_offset >= whole[segment.partition]) == is_whole
         ]
         if dots:
             ages, shares, _ = zip(*dots, strict=True)
@@ -98,7 +98,10 @@ def _steps(axes: Any, curve: Sequence[tuple[float, float]], label: str) -> None:
 
 def where_garbage_is(axes: Any, topic: TopicFigures) -> None:
     """Bytes by what they are, along the log: neighbours together where there are many segments."""
-    ordered = sorted(topic.segments, key=lambda one: (one.first_ms, one.partition, one.base_offset))
+    ordered = sorted(
+        topic.segments,
+        key=lambda segment: (segment.first_ms, segment.partition, segment.base_offset),
+    )
     step = -(-len(ordered) // BARS_MAX) or 1
     parts = [ordered[at : at + step] for at in range(0, len(ordered), step)]
     base = [0.0] * len(parts)
@@ -111,7 +114,10 @@ def where_garbage_is(axes: Any, topic: TopicFigures) -> None:
     )
     for name, colour in kinds:
         heights = [
-            sum(one.size_bytes * getattr(one, name) / max(one.records, 1) for one in part)
+            sum(
+                segment.size_bytes * getattr(segment, name) / max(segment.records, 1)
+                for segment in part
+            )
             for part in parts
         ]
         if any(heights):
@@ -136,15 +142,17 @@ _KINDS: Final = {
 
 def bytes_over_time(axes: Any, topic: TopicFigures) -> None:
     """What is in the log by when it was written, and how much of it is live: running sums."""
-    ordered = sorted((one for one in topic.segments if one.last_ms >= 0), key=lambda o: o.last_ms)
+    ordered = sorted(
+        (figures for figures in topic.segments if figures.last_ms >= 0), key=lambda o: o.last_ms
+    )
     if not ordered:
         return
     begin_ms = topic.first_ms
     times, all_bytes, live_bytes = [0.0], [0.0], [0.0]
-    for one in ordered:
-        times.append((one.last_ms - begin_ms) / 1000)
-        all_bytes.append(all_bytes[-1] + one.size_bytes)
-        live_bytes.append(live_bytes[-1] + one.live_bytes)
+    for segment in ordered:
+        times.append((segment.last_ms - begin_ms) / 1000)
+        all_bytes.append(all_bytes[-1] + segment.size_bytes)
+        live_bytes.append(live_bytes[-1] + segment.live_bytes)
     axes.fill_between(times, all_bytes, step="post", color=GARBAGE, alpha=0.35, lw=0,
                       label="in the log")  # fmt: skip
     axes.fill_between(times, live_bytes, step="post", color=LIVE, alpha=0.7, lw=0,
@@ -162,15 +170,15 @@ def keys_by_records(axes: Any, topic: TopicFigures) -> None:
     rows = topic.skew.by_records
     if not rows:
         return
-    records = sum(one[2] for one in rows) or 1
-    keys = sum(one[1] for one in rows) or 1
+    records = sum(row[2] for row in rows) or 1
+    keys = sum(row[1] for row in rows) or 1
     places = range(len(rows))
-    axes.bar([place - 0.2 for place in places], [one[1] / keys for one in rows], 0.4, color=LIVE,
+    axes.bar([place - 0.2 for place in places], [row[1] / keys for row in rows], 0.4, color=LIVE,
              label="of the keys", lw=0)  # fmt: skip
-    axes.bar([place + 0.2 for place in places], [one[2] / records for one in rows], 0.4,
+    axes.bar([place + 0.2 for place in places], [row[2] / records for row in rows], 0.4,
              color=ACCENT, label="of the records", lw=0)  # fmt: skip
-    wanted = range(0, len(rows), max(len(rows) // 10, 1))
-    axes.set_xticks(list(wanted), [_count(-(-rows[place][0] // 1)) for place in wanted])
+    ticks = range(0, len(rows), max(len(rows) // 10, 1))
+    axes.set_xticks(list(ticks), [_count(-(-rows[place][0] // 1)) for place in ticks])
     axes.set_xlabel("records of a key, from … on")
     axes.grid(visible=False, axis="x")
     _share_axis(axes, "")

@@ -25,7 +25,7 @@ _NOT_SAID: Final = "not known"
 
 def advise(topic: TopicFigures) -> None:
     """Fill in the policy, the advice and the slack of a topic."""
-    written = sum(one.end_offset - one.first_offset for one in topic.partitions)
+    written = sum(figures.end_offset - figures.first_offset for figures in topic.partitions)
     live_bytes, size_bytes = topic.total("live_bytes"), topic.total("size_bytes")
     topic.slack.now_bytes = max(size_bytes - live_bytes, 0)
     if written < RECORDS_MIN or not topic.total("records"):
@@ -105,24 +105,24 @@ def _dirty_ratio(topic: TopicFigures) -> float:
 
 def _segment_bytes(topic: TopicFigures) -> int:
     live = topic.total("live_bytes") // max(len(topic.partitions), 1)
-    wanted = min(max(live // 10, SEGMENT_MIN), SEGMENT_MAX)
-    wanted = 1 << (wanted - 1).bit_length()
+    segment_bytes = min(max(live // 10, SEGMENT_MIN), SEGMENT_MAX)
+    segment_bytes = 1 << (segment_bytes - 1).bit_length()
     spent_ms = topic.last_ms - topic.first_ms
     size = topic.total("size_bytes") // max(len(topic.partitions), 1)
     fills = ""
     if size and spent_ms > 0:
-        span = about_span(int(spent_ms * wanted / size))
+        span = about_span(int(spent_ms * segment_bytes / size))
         fills = f" At the rate of this log one fills in {span}."
     topic.advice.append(
         Advice(
             "segment.bytes",
             topic.settings.get("segment.bytes", _NOT_SAID),
-            str(wanted),
+            str(segment_bytes),
             "The active segment is never cleaned, so it should be small beside the state of a"
             f" partition, which is {about_size(live)}.{fills}",
         )
     )
-    return wanted
+    return segment_bytes
 
 
 def _lag(topic: TopicFigures) -> int:

@@ -27,7 +27,7 @@ from pipeline.stages.planning import (
     over_groups,
     over_segments,
 )
-from pipeline.stages.running import Progress, Source, StageRuns
+from pipeline.stages.running import Progress, Source, StageRunner
 from pipeline.stages.tasks import (
     CombineResult,
     CombineTask,
@@ -47,7 +47,7 @@ _EVERY: Final = -1  # the reader of what all readers of a partition read
 
 
 @dataclass(frozen=True, slots=True)
-class Cleaned:
+class CleanedPartition:
     """A cleaned partition. `folders`: for each group, the folder of the run with its files."""
 
     groups: tuple[CleanedGroup, ...]
@@ -67,7 +67,7 @@ class _Partition:
 
     @property
     def damaged(self) -> tuple[DamageFound, ...]:
-        return tuple(one for result in self.combined for one in result.damaged)
+        return tuple(damage for result in self.combined for damage in result.damaged)
 
     @property
     def keyless_met(self) -> bool:
@@ -92,15 +92,15 @@ def clean_partitions(
     limits: Limits,
     *,
     progress: Progress | None = None,
-) -> list[Cleaned]:
+) -> list[CleanedPartition]:
     """Clean each of `jobs`, whose inputs lie at `source_of` -> in the order of the jobs.
 
     Raises StageFailedError.
     """
     jobs = [replace(job, dedupe_buffer_bytes=limits.memory_bytes) for job in jobs]
     sources = [dict(source_of(job)) for job in jobs]
-    stages = StageRuns(engine, progress)
-    done: dict[int, Cleaned] = {}
+    stages = StageRunner(engine, progress)
+    done: dict[int, CleanedPartition] = {}
     whole = [place for place, job in enumerate(jobs) if is_one_task(job, limits)]
     results = stages.run(
         "whole",
@@ -111,34 +111,34 @@ def clean_partitions(
     for place, result in zip(whole, results, strict=True):
         if result.report is not None:
             folders = (result.folder,) * len(result.groups)
-            done[place] = Cleaned(result.groups, folders, result.report)
-    left = [place for place in range(len(jobs)) if place not in done]
+            done[place] = CleanedPartition(result.groups, folders, result.report)
+    remaining = [place for place in range(len(jobs)) if place not in done]
     partitions = [
         _Partition(jobs[place], sources[place], cut_up(jobs[place], limits), [], [])
-        for place in left
+        for place in remaining
     ]
     _combine(stages, partitions, limits)
     _merge(stages, partitions, limits)
-    done.update(zip(left, _rewrite(stages, partitions), strict=True))
+    done.update(zip(remaining, _rewrite(stages, partitions), strict=True))
     return [done[place] for place in range(len(jobs))]
 
 
-def _combine(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits) -> None:
+def _combine(stages: StageRunner, partitions: Sequence[_Partition], limits: Limits) -> None:
     tasks = [
         CombineTask(
-            one.source,
-            over_segments(one.job, bases),
-            one.cut.shards,
+            partition_work.source,
+            over_segments(partition_work.job, bases),
+            partition_work.cut.shards,
             int(limits.memory_bytes * COMBINE_SHARE),
         )
-        for one in partitions
-        for bases in one.cut.combines
+        for partition_work in partitions
+        for bases in partition_work.cut.combines
     ]
     results = iter(
-        stages.run("combine", tasks, [bytes_of(one.job) for one in tasks], CombineResult)
+        stages.run("combine", tasks, [bytes_of(task.job) for task in tasks], CombineResult)
     )
-    for one in partitions:
-        one.combined = [next(results) for _ in one.cut.combines]
+    for partition in partitions:
+        partition.combined = [next(results) for _ in partition.cut.combines]
 
 
 def rows_read_by(task: MergeTask) -> int:
@@ -148,49 +148,51 @@ def rows_read_by(task: MergeTask) -> int:
 
 def rows_of(combined: Sequence[CombineResult], shard: int) -> tuple[RowSource, ...]:
     """The files that hold rows of a shard, in order."""
-    found = (
-        RowSource(one.folder, one.dirty.get(str(shard)), one.clean.get(str(shard)))
-        for one in combined
+    sources = (
+        RowSource(result.folder, result.dirty.get(str(shard)), result.clean.get(str(shard)))
+        for result in combined
     )
-    return tuple(one for one in found if one.dirty is not None or one.clean is not None)
+    return tuple(
+        source for source in sources if source.dirty is not None or source.clean is not None
+    )
 
 
-def _merge(stages: StageRuns, partitions: Sequence[_Partition], limits: Limits) -> None:
+def _merge(stages: StageRunner, partitions: Sequence[_Partition], limits: Limits) -> None:
     tasks: list[MergeTask] = []
     owners: list[_Partition] = []
-    for one in partitions:
+    for partition in partitions:
         ranges = tuple(
             tuple(
                 (source.base_offset, source.next_base_offset)
                 for place in places
-                for source in one.job.groups[place]
+                for source in partition.job.groups[place]
             )
-            for places in one.readers
+            for places in partition.readers
         )
-        for shard in range(one.cut.shards):
-            rows = rows_of(one.combined, shard)
+        for shard in range(partition.cut.shards):
+            rows = rows_of(partition.combined, shard)
             if rows:
                 tasks.append(
                     MergeTask(
-                        one.source,
-                        over_groups(one.job, ()),
+                        partition.source,
+                        over_groups(partition.job, ()),
                         shard,
                         rows,
                         ranges,
                         limits.memory_bytes,
                     )
                 )
-                owners.append(one)
+                owners.append(partition)
     results = stages.run("merge", tasks, [rows_read_by(task) for task in tasks], MergeResult)
     for owner, result in zip(owners, results, strict=True):
         owner.merged.append(result)
 
 
-def _rewrite_task(one: _Partition, reader: int, places: tuple[int, ...]) -> RewriteTask:
+def _rewrite_task(partition: _Partition, reader: int, places: tuple[int, ...]) -> RewriteTask:
     """One task; with all groups it reads what all readers would."""
     survivors = tuple(
         SurvivorFiles(result.folder, names)
-        for result in one.merged
+        for result in partition.merged
         if (
             names := tuple(
                 name
@@ -201,62 +203,65 @@ def _rewrite_task(one: _Partition, reader: int, places: tuple[int, ...]) -> Rewr
         )
     )
     return RewriteTask(
-        one.source,
-        over_groups(one.job, places),
+        partition.source,
+        over_groups(partition.job, places),
         survivors,
-        one.damaged,
-        one.keyless_met,
-        one.in_order,
+        partition.damaged,
+        partition.keyless_met,
+        partition.in_order,
     )
 
 
-def _rewrite(stages: StageRuns, partitions: Sequence[_Partition]) -> list[Cleaned]:
+def _rewrite(stages: StageRunner, partitions: Sequence[_Partition]) -> list[CleanedPartition]:
     tasks = [
-        _rewrite_task(one, reader, places)
-        for one in partitions
-        for reader, places in enumerate(one.readers)
+        _rewrite_task(partition, reader, places)
+        for partition in partitions
+        for reader, places in enumerate(partition.readers)
     ]
     results = iter(_run_rewrites(stages, tasks))
-    found = [[next(results) for _ in one.readers] for one in partitions]
+    resultses = [[next(results) for _ in partition.readers] for partition in partitions]
     # Damage that nobody had met before: what comes behind it must know.
     surprised = [
         place
-        for place, ones in enumerate(found)
-        if len(ones) > 1 and any(one.damaged for one in ones)
+        for place, results in enumerate(resultses)
+        if len(results) > 1 and any(result.damaged for result in results)
     ]
     again = [
-        _rewrite_task(one, _EVERY, tuple(range(len(one.job.groups))))
-        for one in (partitions[place] for place in surprised)
+        _rewrite_task(partition, _EVERY, tuple(range(len(partition.job.groups))))
+        for partition in (partitions[place] for place in surprised)
     ]
     for place, result in zip(surprised, _run_rewrites(stages, again), strict=True):
-        found[place] = [result]
-    return [_cleaned(one, ones) for one, ones in zip(partitions, found, strict=True)]
+        resultses[place] = [result]
+    return [
+        _cleaned(partition, results)
+        for partition, results in zip(partitions, resultses, strict=True)
+    ]
 
 
-def _run_rewrites(stages: StageRuns, tasks: Sequence[RewriteTask]) -> list[RewriteResult]:
+def _run_rewrites(stages: StageRunner, tasks: Sequence[RewriteTask]) -> list[RewriteResult]:
     return stages.run("rewrite", tasks, [bytes_of(task.job) for task in tasks], RewriteResult)
 
 
-def _cleaned(one: _Partition, results: Sequence[RewriteResult]) -> Cleaned:
+def _cleaned(partition: _Partition, results: Sequence[RewriteResult]) -> CleanedPartition:
     totals = RewriteTotals()
     for result in results:
         totals.add(result.totals)
-    told = (*one.damaged, *(found for result in results for found in result.damaged))
-    damaged = {broken.base_offset: broken.damage for broken in told}
+    damages = (*partition.damaged, *(damage for result in results for damage in result.damaged))
+    damaged = {broken.base_offset: broken.damage for broken in damages}
     outcome = CleanOutcome(
         totals=totals,
         damaged=damaged,
-        map_seconds=sum(found.seconds for found in one.combined)
-        + sum(found.seconds for found in one.merged),
+        map_seconds=sum(result.seconds for result in partition.combined)
+        + sum(result.seconds for result in partition.merged),
         rewrite_seconds=sum(result.seconds for result in results),
     )
-    keys = sum(found.keys for found in one.merged)
-    keys_at_limit = max(one.job.dedupe_buffer_bytes // SLOT_BYTES, SLOTS_MIN) * 9 // 10
-    indexed = Indexed(one.job.end_offset, keys, min(keys / keys_at_limit, 1.0))
-    bytes_read = sum(found.bytes_read for found in one.combined)
+    keys = sum(result.keys for result in partition.merged)
+    keys_at_limit = max(partition.job.dedupe_buffer_bytes // SLOT_BYTES, SLOTS_MIN) * 9 // 10
+    indexed = Indexed(partition.job.end_offset, keys, min(keys / keys_at_limit, 1.0))
+    bytes_read = sum(result.bytes_read for result in partition.combined)
     bytes_read += sum(result.bytes_read for result in results)
-    return Cleaned(
+    return CleanedPartition(
         groups=tuple(group for result in results for group in result.groups),
         folders=tuple(result.folder for result in results for _ in result.groups),
-        report=make_report(one.job, outcome, indexed, bytes_read=bytes_read),
+        report=make_report(partition.job, outcome, indexed, bytes_read=bytes_read),
     )

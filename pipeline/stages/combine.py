@@ -31,7 +31,7 @@ from pipeline.stages.tasks import (
     decode,
     encode,
 )
-from pipeline.stages.workplace import Collected, workplace
+from pipeline.stages.workplace import GroupCollector, open_task_files
 from storage.env import Env, RealEnv
 from storage.errors import DamagedSegmentError
 
@@ -44,7 +44,7 @@ def run_task(task: bytes) -> bytes:
 def combine(env: Env, task: CombineTask) -> CombineResult:
     """Write the rows of the task's segments. Raises StorageError, InputsGoneError, OSError."""
     started = env.monotonic()
-    with workplace(env, task.source, task.job) as place:
+    with open_task_files(env, task.source, task.job) as place:
         bases = [source.base_offset for source in sources_of(task.job)]
         local = place.job_over(bases)
         name, path = place.folder("combine", scratch=True)
@@ -54,13 +54,13 @@ def combine(env: Env, task: CombineTask) -> CombineResult:
         finally:
             files = work.close()
         place.check_inputs(local, bases)
-        place.deliver(name, [file.name for one in files for file in one.values()])
+        place.deliver(name, [file.name for row_files in files for file in row_files.values()])
         state = work.context.state
         return CombineResult(
             folder=name,
             dirty=files[0],
             clean=files[1],
-            damaged=place.told(work.damaged, work.indexing),
+            damaged=place.damage_reports(work.damaged, work.indexing),
             keyless_met=bool(state[fields.KEYLESS_MET]),
             transactions_met=bool(state[fields.TRANSACTIONS_MET]),
             bytes_read=work.context.reader.bytes_read,
@@ -78,7 +78,7 @@ class _Combination:
         self._clean = RowWriter(env, path, "clean", task.shards)
         section = max(job.end_offset - job.first_dirty_offset, 0)
         self._map = SpillingMap(job, task.memory_bytes, section, self._dirty.add)
-        self.context = CleanContext(env, job, Collected(), key_map=self._map)
+        self.context = CleanContext(env, job, GroupCollector(), key_map=self._map)
         self.damaged: dict[int, Damage] = {}
         self.indexing: set[int] = set()  # of them, those found in the dirty section
 

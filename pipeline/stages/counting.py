@@ -81,7 +81,7 @@ def survey_segment(
     except DamagedSegmentError as error:
         damaged[source.base_offset] = Damage.of(error)
         context.transactions.forget_open(context.state)
-    counts = [int(one) for one in taker.counts]
+    counts = [int(count) for count in taker.counts]
     has_times = counts[survey.LAST_MS] >= counts[survey.FIRST_MS]
     return SegmentCounts(
         base_offset=source.base_offset,

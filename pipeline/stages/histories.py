@@ -24,7 +24,7 @@ from pipeline.records.decode import decode_segment
 from pipeline.records.fingerprints import Words, fingerprints
 from pipeline.stages.planning import sources_of
 from pipeline.stages.tasks import decode, encode
-from pipeline.stages.workplace import workplace
+from pipeline.stages.workplace import open_task_files
 from storage.env import Env, RealEnv
 from storage.errors import DamagedSegmentError
 from storage.filenames import LOG, file_name
@@ -99,15 +99,17 @@ def run_task(task: bytes) -> bytes:
 def follow_partition(env: Env, task: HistoriesTask) -> HistoriesResult:
     """Raises InputsGoneError, TransportError, OSError."""
     started = env.monotonic()
-    sources = [one for one in sources_of(task.job) if one.next_base_offset > task.first_offset]
+    sources = [
+        source for source in sources_of(task.job) if source.next_base_offset > task.first_offset
+    ]
     lives = _Lives(task.memory_bytes // 2 // ROW_BYTES)
     keys = _Counts(task.memory_bytes // 2 // KEY_BYTES)
-    with workplace(env, task.source, task.job) as place:
-        local = place.job_over(one.base_offset for one in sources)
+    with open_task_files(env, task.source, task.job) as place:
+        local = place.job_over(source.base_offset for source in sources)
         for source in sources:
             for batch in _batches(env, task, source, local.directory):
                 _take(batch, task.job.hash_key, lives, keys)
-        place.check_inputs(local, [one.base_offset for one in sources])
+        place.check_inputs(local, [source.base_offset for source in sources])
         keys.settle()
         lives.settle()
         named = [
@@ -119,7 +121,7 @@ def follow_partition(env: Env, task: HistoriesTask) -> HistoriesResult:
         records=keys.records,
         sampled_bits=lives.bits,
         missed_max=keys.missed_max,
-        **lives.told(),
+        **lives.finish(),
         by_records=keys.by_records(),
         ranks=keys.ranks(),
         top=tuple(named),
@@ -173,11 +175,13 @@ def _named(
     task: HistoriesTask,
     sources: list[SourceSegment],
     directory: str,
-    wanted: list[tuple[int, int]],
+    requested: list[tuple[int, int]],
 ) -> Any:
     """(records, key) of keys by (records, an offset of theirs)."""
-    for count, offset in wanted:
-        (source,) = (one for one in sources if one.base_offset <= offset < one.next_base_offset)
+    for count, offset in requested:
+        (source,) = (
+            source for source in sources if source.base_offset <= offset < source.next_base_offset
+        )
         for batch in _batches(env, task, source, directory, first=offset, end=offset + 1):
             for key in batch.column("key").to_pylist():
                 yield count, key
@@ -209,29 +213,29 @@ class _Counts:
             return
         new = np.concatenate([words for words, _ in self._waiting])
         words = np.concatenate([self.words, new])
-        ones = np.concatenate([self._counts, np.ones(len(new), dtype=np.int64)])
+        counts = np.concatenate([self._counts, np.ones(len(new), dtype=np.int64)])
         last = np.concatenate([self._last, *(offsets for _, offsets in self._waiting)])
         self._waiting, self._waiting_rows = [], 0
         order = np.argsort(words, kind="stable")
-        words, ones, last = words[order], ones[order], last[order]
+        words, counts, last = words[order], counts[order], last[order]
         starts = np.flatnonzero(np.concatenate([[True], words[1:] != words[:-1]]))
         self.words = words[starts]
-        self._counts = np.add.reduceat(ones, starts)
+        self._counts = np.add.reduceat(counts, starts)
         self._last = last[np.concatenate([starts[1:], [len(words)]]) - 1]
         if len(self.words) > self._keys_max:
             self._forget()
 
     def _forget(self) -> None:
-        left = np.argpartition(self._counts, -(self._keys_max // 2 or 1))
-        gone, kept = np.split(left, [len(left) - (self._keys_max // 2 or 1)])
+        remaining = np.argpartition(self._counts, -(self._keys_max // 2 or 1))
+        gone, retained = np.split(remaining, [len(remaining) - (self._keys_max // 2 or 1)])
         self.missed_max += int(self._counts[gone].max())
-        kept.sort()
-        self.words, self._counts = self.words[kept], self._counts[kept]
-        self._last = self._last[kept]
+        retained.sort()
+        self.words, self._counts = self.words[retained], self._counts[retained]
+        self._last = self._last[retained]
 
     def top(self, count: int) -> list[tuple[int, int]]:
         order = np.argsort(-self._counts, kind="stable")[:count]
-        return [(int(self._counts[one]), int(self._last[one])) for one in order]
+        return [(int(self._counts[item]), int(self._last[item])) for item in order]
 
     def ranks(self) -> dict[str, int]:
         sums = np.cumsum(np.sort(self._counts)[::-1])
@@ -240,8 +244,8 @@ class _Counts:
     def by_records(self) -> dict[str, tuple[int, int]]:
         bins = bin_of(self._counts)
         return {
-            str(one): (int((bins == one).sum()), int(self._counts[bins == one].sum()))
-            for one in np.unique(bins).tolist()
+            str(item): (int((bins == item).sum()), int(self._counts[bins == item].sum()))
+            for item in np.unique(bins).tolist()
         }
 
 
@@ -289,7 +293,7 @@ class _Lives:
         order = np.argsort(words, kind="stable")
         self._parts = [(words[order], offsets[order], times[order], deletes[order])]
 
-    def told(self) -> dict[str, dict[str, int]]:
+    def finish(self) -> dict[str, dict[str, int]]:
         """The bins of a result."""
         ((words, offsets, times_ms, is_delete),) = self._parts
         has_next = np.concatenate([words[1:] == words[:-1], [False]]) if len(words) else is_delete

@@ -21,7 +21,7 @@ from pipeline.stages.planning import (
     over_segments,
     sources_of,
 )
-from pipeline.stages.running import Progress, Source, StageRuns
+from pipeline.stages.running import Progress, Source, StageRunner
 from pipeline.stages.tasks import (
     CombineResult,
     CombineTask,
@@ -61,7 +61,7 @@ def index_partitions(
 
     Raises StageFailedError.
     """
-    stages = StageRuns(engine, progress)
+    stages = StageRunner(engine, progress)
     sources = [dict(source_of(job)) for job in jobs]
     done: dict[int, PartitionIndex] = {}
     whole = [
@@ -80,14 +80,14 @@ def index_partitions(
             done[place] = PartitionIndex(
                 jobs[place], (result.survivors,), result.counts, result.damaged, result.keys
             )
-    left = [place for place in range(len(jobs)) if place not in done]
-    pairs = [(jobs[place], sources[place]) for place in left]
-    done.update(zip(left, _index_in_shards(stages, pairs, limits), strict=True))
+    remaining = [place for place in range(len(jobs)) if place not in done]
+    pairs = [(jobs[place], sources[place]) for place in remaining]
+    done.update(zip(remaining, _index_in_shards(stages, pairs, limits), strict=True))
     return [done[place] for place in range(len(jobs))]
 
 
 def _index_in_shards(
-    stages: StageRuns, pairs: Sequence[tuple[CleanJob, dict[str, str]]], limits: Limits
+    stages: StageRunner, pairs: Sequence[tuple[CleanJob, dict[str, str]]], limits: Limits
 ) -> list[PartitionIndex]:
     cuts = [cut_up(job, limits, first_offset=job.log_start_offset) for job, _ in pairs]
     tasks = [
@@ -102,18 +102,18 @@ def _index_in_shards(
         for bases in cut.combines
     ]
     results = iter(
-        stages.run("combine", tasks, [bytes_of(one.job) for one in tasks], CombineResult)
+        stages.run("combine", tasks, [bytes_of(task.job) for task in tasks], CombineResult)
     )
     combined = [[next(results) for _ in cut.combines] for cut in cuts]
     merges = [
-        _merges(job, source, cut, found, limits)
-        for (job, source), cut, found in zip(pairs, cuts, combined, strict=True)
+        _merges(job, source, cut, results, limits)
+        for (job, source), cut, results in zip(pairs, cuts, combined, strict=True)
     ]
-    flat = [task for ones in merges for task in ones]
+    flat = [task for tasks in merges for task in tasks]
     merged = iter(stages.run("merge", flat, [rows_read_by(task) for task in flat], MergeResult))
     return [
-        _indexed(job, found, [next(merged) for _ in ones])
-        for (job, _), found, ones in zip(pairs, combined, merges, strict=True)
+        _indexed(job, results, [next(merged) for _ in tasks])
+        for (job, _), results, tasks in zip(pairs, combined, merges, strict=True)
     ]
 
 
@@ -124,7 +124,7 @@ def _merges(
     combined: Sequence[CombineResult],
     limits: Limits,
 ) -> list[MergeTask]:
-    ranges = (tuple((one.base_offset, one.next_base_offset) for one in sources_of(job)),)
+    ranges = (tuple((source.base_offset, source.next_base_offset) for source in sources_of(job)),)
     by_shard = ((shard, rows_of(combined, shard)) for shard in range(cut.shards))
     return [
         MergeTask(source, over_groups(job, ()), shard, rows, ranges, limits.memory_bytes)
@@ -136,21 +136,23 @@ def _merges(
 def _indexed(
     job: CleanJob, combined: Sequence[CombineResult], merged: Sequence[MergeResult]
 ) -> PartitionIndex:
-    counts = [one for result in combined for one in result.counts]
+    counts = [counts for result in combined for counts in result.counts]
     return PartitionIndex(
         job=job,
         survivors=tuple(
-            SurvivorFiles(one.folder, tuple(name for names in one.files for name in names))
-            for one in merged
+            SurvivorFiles(result.folder, tuple(name for names in result.files for name in names))
+            for result in merged
         ),
         counts=tuple(
             replace(
-                one,
-                live=sum(result.live.get(str(one.base_offset), 0) for result in merged),
-                tombstones=sum(result.tombstones.get(str(one.base_offset), 0) for result in merged),
+                counts,
+                live=sum(result.live.get(str(counts.base_offset), 0) for result in merged),
+                tombstones=sum(
+                    result.tombstones.get(str(counts.base_offset), 0) for result in merged
+                ),
             )
-            for one in counts
+            for counts in counts
         ),
-        damaged=tuple(one for result in combined for one in result.damaged),
-        keys=sum(one.keys for one in merged),
+        damaged=tuple(damage for result in combined for damage in result.damaged),
+        keys=sum(result.keys for result in merged),
     )

@@ -20,7 +20,7 @@ from cleaner.engine.offset_map import OffsetMap
 from pipeline.stages.rows import CHUNK_ROWS, read_rows
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
 from pipeline.stages.tasks import MergeResult, MergeTask, RowFile, RowSource, decode, encode
-from pipeline.stages.workplace import Workplace, workplace
+from pipeline.stages.workplace import TaskFiles, open_task_files
 from storage.env import Env, RealEnv
 
 # Of the memory, for the table; what is left are its entries' offsets while they are sorted.
@@ -36,7 +36,7 @@ def run_task(task: bytes) -> bytes:
 def merge(env: Env, task: MergeTask) -> MergeResult:
     """Write the survivors of a shard. Raises CorruptRowsError, OSError."""
     started = env.monotonic()
-    with workplace(env, task.source, task.job) as place:
+    with open_task_files(env, task.source, task.job) as place:
         paths = [place.fetch(rows.folder, _names(rows)) for rows in task.rows]
         rounds = 1
         while (done := _try(env, task, paths, rounds)) is None:
@@ -56,7 +56,7 @@ def merge(env: Env, task: MergeTask) -> MergeResult:
 
 
 def _names(rows: RowSource) -> list[str]:
-    return [one.name for one in (rows.dirty, rows.clean) if one is not None]
+    return [row_file.name for row_file in (rows.dirty, rows.clean) if row_file is not None]
 
 
 class _Merged:
@@ -70,20 +70,20 @@ class _Merged:
     def add(self, task: MergeTask, kind: Kind, offsets: Ints) -> None:
         offsets.sort()
         for reader, ranges in enumerate(task.ranges):
-            for found in cut(offsets, ranges):
-                self.sets[reader].append((kind, found))
-                self.counts[kind][found.base_offset] += found.count
+            for survivors in cut(offsets, ranges):
+                self.sets[reader].append((kind, survivors))
+                self.counts[kind][survivors.base_offset] += survivors.count
 
 
 def _try(env: Env, task: MergeTask, paths: list[str], rounds: int) -> _Merged | None:
     """Go through all rounds; None if a table was full."""
-    rows = sum(one.dirty.rows for one in task.rows if one.dirty is not None)
+    rows = sum(source.dirty.rows for source in task.rows if source.dirty is not None)
     merged = _Merged(len(task.ranges))
     for number in range(rounds):
         limit_bytes = int(task.memory_bytes * _TABLE_SHARE)
         table = OffsetMap(limit_bytes, rows, task.job.hash_key)
-        for path, told in _files(task, paths, clean=False):
-            for piece, count in read_rows(env, path, told):
+        for path, row_file in _files(task, paths, clean=False):
+            for piece, count in read_rows(env, path, row_file):
                 table.reserve(count)
                 if not merge_rows(piece, count, number, rounds, table.table, table.state):
                     return None
@@ -106,24 +106,24 @@ def _list_survivors(
     count = int(list_entries(table.table, table.state, values, deletes))
     merged.add(task, Kind.LIVE, values[:count])
     merged.add(task, Kind.DELETES, deletes[: table.entries - count])
-    found: Ints = np.empty(CHUNK_ROWS, dtype=np.int64)
-    for path, told in _files(task, paths, clean=True):
+    result: Ints = np.empty(CHUNK_ROWS, dtype=np.int64)
+    for path, row_file in _files(task, paths, clean=True):
         pieces: list[Ints] = []
-        for piece, rows in read_rows(env, path, told):
-            unknown = int(list_unknown(piece, rows, *turn, table.table, table.state, found))
-            pieces.append(found[:unknown].copy())
+        for piece, rows in read_rows(env, path, row_file):
+            unknown = int(list_unknown(piece, rows, *turn, table.table, table.state, result))
+            pieces.append(result[:unknown].copy())
         merged.add(task, Kind.LIVE, np.concatenate(pieces))
 
 
 def _files(task: MergeTask, paths: list[str], *, clean: bool) -> Iterator[tuple[str, RowFile]]:
     for rows, path in zip(task.rows, paths, strict=True):
-        told = rows.clean if clean else rows.dirty
-        if told is not None:
-            yield f"{path}/{told.name}", told
+        row_file = rows.clean if clean else rows.dirty
+        if row_file is not None:
+            yield f"{path}/{row_file.name}", row_file
 
 
 def _write(
-    place: Workplace, folder: str, path: str, task: MergeTask, merged: _Merged
+    place: TaskFiles, folder: str, path: str, task: MergeTask, merged: _Merged
 ) -> tuple[tuple[str, ...], ...]:
     """Write one file for each reader that has anything to read -> the names, by reader."""
     names: list[tuple[str, ...]] = []
@@ -132,5 +132,5 @@ def _write(
         if sets:
             write_survivors(place.env, f"{path}/{name}", sets)
         names.append((name,) if sets else ())
-    place.deliver(folder, [name for one in names for name in one])
+    place.deliver(folder, [name for item in names for name in item])
     return tuple(names)

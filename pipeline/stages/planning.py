@@ -70,8 +70,10 @@ def bytes_of(job: CleanJob) -> int:
 
 def over_segments(job: CleanJob, bases: Collection[int]) -> CleanJob:
     """The job of a task that reads only the segments with these base offsets."""
-    wanted = set(bases)
-    groups = (tuple(one for one in group if one.base_offset in wanted) for group in job.groups)
+    requested = set(bases)
+    groups = (
+        tuple(source for source in group if source.base_offset in requested) for group in job.groups
+    )
     return replace(job, groups=tuple(group for group in groups if group))
 
 
@@ -125,18 +127,18 @@ def shards_for(keys: int, segments: int, limits: Limits) -> int:
 
 def stretches(sized: Iterable[tuple[T, int]], wanted_bytes: int) -> tuple[tuple[T, ...], ...]:
     """Neighbours together until they have `wanted_bytes`: at least one each."""
-    found: list[tuple[T, ...]] = []
+    tses: list[tuple[T, ...]] = []
     together: list[T] = []
     size = 0
-    for one, size_bytes in sized:
+    for t, size_bytes in sized:
         if together and size + size_bytes > wanted_bytes:
-            found.append(tuple(together))
+            tses.append(tuple(together))
             together, size = [], 0
-        together.append(one)
+        together.append(t)
         size += size_bytes
     if together:
-        found.append(tuple(together))
-    return tuple(found)
+        tses.append(tuple(together))
+    return tuple(tses)
 
 
 def largest_first(sizes: Sequence[int]) -> list[int]:

@@ -19,7 +19,7 @@ from cleaner.job import SourceSegment
 from pipeline.stages.planning import sources_of
 from pipeline.stages.survivors import SegmentSurvivors, Survivors, SurvivorsFile, read_survivors
 from pipeline.stages.tasks import DamageFound, RewriteResult, RewriteTask, decode, encode
-from pipeline.stages.workplace import Collected, Workplace, delivered_names, workplace
+from pipeline.stages.workplace import GroupCollector, TaskFiles, delivered_names, open_task_files
 from storage.env import Env, RealEnv
 
 
@@ -33,11 +33,11 @@ def rewrite(env: Env, task: RewriteTask) -> RewriteResult:
     started = env.monotonic()
     segments = sources_of(task.job)
     bases = [source.base_offset for source in segments]
-    with workplace(env, task.source, task.job) as place:
+    with open_task_files(env, task.source, task.job) as place:
         local = place.job_over(bases)
         survivors = SegmentSurvivors(_read(place, task, segments), keyless_met=task.keyless_met)
         name, path = place.folder("rewrite")
-        control = Collected()
+        control = GroupCollector()
         context = CleanContext(
             env,
             replace(local, output_directory=path),
@@ -45,35 +45,35 @@ def rewrite(env: Env, task: RewriteTask) -> RewriteResult:
             key_map=OffsetMap(0, 0, local.hash_key),
             survivors=survivors,
         )
-        known = {one.base_offset: one.damage for one in task.damaged}
+        damaged = {damage.base_offset: damage.damage for damage in task.damaged}
         try:
             if task.check_markers:
                 _check_markers(context, segments, task.damaged)
-            work = RewritePass(context, dict(known))
+            work = RewritePass(context, dict(damaged))
             work.run(local.groups)
         finally:
             context.reader.close()
         place.check_inputs(local, bases)
         place.deliver(name, delivered_names(control.groups))
-        found = {base: one for base, one in work.damaged.items() if base not in known}
+        damages = {base: damage for base, damage in work.damaged.items() if base not in damaged}
         return RewriteResult(
             folder=name,
             groups=tuple(control.groups),
             totals=work.totals,
-            damaged=place.told(found),
+            damaged=place.damage_reports(damages),
             bytes_read=context.reader.bytes_read,
             seconds=env.monotonic() - started,
         )
 
 
 def _read(
-    place: Workplace, task: RewriteTask, segments: list[SourceSegment]
+    place: TaskFiles, task: RewriteTask, segments: list[SourceSegment]
 ) -> dict[int, Survivors]:
     """The survivors of each segment."""
     files = []
-    for one in task.survivors:
-        path = place.fetch(one.folder, one.names)
-        files += [SurvivorsFile(place.env, f"{path}/{name}") for name in one.names]
+    for survivor_files in task.survivors:
+        path = place.fetch(survivor_files.folder, survivor_files.names)
+        files += [SurvivorsFile(place.env, f"{path}/{name}") for name in survivor_files.names]
     return {
         source.base_offset: read_survivors(files, source.base_offset, source.next_base_offset)
         for source in segments
@@ -109,7 +109,7 @@ def _check_markers(
     damage was found. Raises TransactionIndexError, DamagedSegmentError where there is more of it.
     """
     job, transactions = context.job, context.transactions
-    broken = {one.base_offset: one.position for one in damaged if one.indexing}
+    broken = {damage.base_offset: damage.position for damage in damaged if damage.indexing}
     read: list[SourceSegment] = []
     for source in segments:
         if source.next_base_offset <= job.first_dirty_offset:

@@ -72,10 +72,10 @@ class RowWriter:
         """Let go of the files -> those written, by shard."""
         while self._files:
             self._files.popitem()[1].close()
-        return {str(shard): one for shard, one in sorted(self._written.items())}
+        return {str(shard): row_file for shard, row_file in sorted(self._written.items())}
 
 
-def read_rows(env: Env, path: str, told: RowFile) -> Iterator[tuple[Words, int]]:
+def read_rows(env: Env, path: str, row_file: RowFile) -> Iterator[tuple[Words, int]]:
     """The rows of a file, piece by piece, each valid until the next: (rows, how many).
 
     Raises CorruptRowsError after the last piece, or before; OSError.
@@ -84,10 +84,10 @@ def read_rows(env: Env, path: str, told: RowFile) -> Iterator[tuple[Words, int]]
     file = env.open(path)
     crc = 0
     try:
-        if file.size() != told.rows * ROW_BYTES:
+        if file.size() != row_file.rows * ROW_BYTES:
             raise CorruptRowsError(path)
-        for begin in range(0, told.rows, CHUNK_ROWS):
-            count = min(CHUNK_ROWS, told.rows - begin)
+        for begin in range(0, row_file.rows, CHUNK_ROWS):
+            count = min(CHUNK_ROWS, row_file.rows - begin)
             size = count * ROW_BYTES
             if file.pread_into(buffer.data[:size], begin * ROW_BYTES) != size:
                 raise CorruptRowsError(path)
@@ -95,5 +95,5 @@ def read_rows(env: Env, path: str, told: RowFile) -> Iterator[tuple[Words, int]]
             yield buffer[: CHUNK_ROWS * ROW_BYTES].view(np.uint64), count
     finally:
         file.close()
-    if crc != told.crc:
+    if crc != row_file.crc:
         raise CorruptRowsError(path)

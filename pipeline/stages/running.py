@@ -12,7 +12,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]  # stage, tasks done, task
 T = TypeVar("T")
 
 
-class StageRuns:
+class StageRunner:
     """An engine, and whom to tell how far it is."""
 
     def __init__(self, engine: Engine, progress: Progress | None) -> None:
@@ -29,13 +29,13 @@ class StageRuns:
         if not tasks:
             return []
         order = largest_first(sizes)
-        told = self._progress
+        on_progress = self._progress
 
         def tell(done: int) -> None:
-            if told is not None:
-                told(stage, done, len(tasks))
+            if on_progress is not None:
+                on_progress(stage, done, len(tasks))
 
         tell(0)
-        found = self._engine.run(stage, [encode(tasks[place]) for place in order], progress=tell)
-        by_place = dict(zip(order, found, strict=True))
+        results = self._engine.run(stage, [encode(tasks[place]) for place in order], progress=tell)
+        by_place = dict(zip(order, results, strict=True))
         return [decode(kind, by_place[place]) for place in range(len(tasks))]

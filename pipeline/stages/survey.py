@@ -25,7 +25,7 @@ from pipeline.stages.tasks import (
     decode,
     encode,
 )
-from pipeline.stages.workplace import Collected, workplace
+from pipeline.stages.workplace import GroupCollector, open_task_files
 from storage.env import Env, RealEnv
 
 SURVIVORS: Final = "survivors"
@@ -43,11 +43,11 @@ def survey_partition(env: Env, task: SurveyTask) -> SurveyResult:
     started = env.monotonic()
     sources = sources_of(task.job)
     bases = [source.base_offset for source in sources]
-    with workplace(env, task.source, task.job) as place:
+    with open_task_files(env, task.source, task.job) as place:
         local = survey_job(place.job_over(bases))
         keys_max = max(local.end_offset - local.first_dirty_offset, 0)
         key_map = OffsetMap(int(task.memory_bytes * TABLE_SHARE), keys_max, local.hash_key)
-        context = CleanContext(env, local, Collected(), key_map=key_map)
+        context = CleanContext(env, local, GroupCollector(), key_map=key_map)
         damaged: dict[int, Damage] = {}
         try:
             counts = [survey_segment(context, source, damaged) for source in sources]
@@ -59,7 +59,7 @@ def survey_partition(env: Env, task: SurveyTask) -> SurveyResult:
         sound = [source for source in sources if source.base_offset not in damaged]
         checked = [source for source in sound if source.base_offset >= local.first_dirty_offset]
         context.transactions.check_markers(checked, local.end_offset)
-        sets = _sets(key_map, [(one.base_offset, one.next_base_offset) for one in sources])
+        sets = _sets(key_map, [(source.base_offset, source.next_base_offset) for source in sources])
         name, path = place.folder("survey", scratch=True)
         write_survivors(env, f"{path}/{SURVIVORS}", sets)
         place.deliver(name, [SURVIVORS])
@@ -67,7 +67,7 @@ def survey_partition(env: Env, task: SurveyTask) -> SurveyResult:
             fits=True,
             survivors=SurvivorFiles(name, (SURVIVORS,)),
             counts=counted(counts, sets),
-            damaged=place.told(damaged),
+            damaged=place.damage_reports(damaged),
             keys=key_map.entries,
             seconds=env.monotonic() - started,
         )
@@ -80,8 +80,8 @@ def _sets(key_map: OffsetMap, ranges: list[tuple[int, int]]) -> list[tuple[Kind,
     live, gone = values[:count], deletes[: key_map.entries - count]
     live.sort()
     gone.sort()
-    return [(Kind.LIVE, one) for one in cut(live, ranges)] + [
-        (Kind.DELETES, one) for one in cut(gone, ranges)
+    return [(Kind.LIVE, survivors) for survivors in cut(live, ranges)] + [
+        (Kind.DELETES, survivors) for survivors in cut(gone, ranges)
     ]
 
 
@@ -89,13 +89,15 @@ def counted(
     counts: list[SegmentCounts], sets: list[tuple[Kind, Survivors]]
 ) -> tuple[SegmentCounts, ...]:
     """The counts, with how many records of each segment are their keys' last."""
-    live = {one.base_offset: one.count for kind, one in sets if kind == Kind.LIVE}
-    gone = {one.base_offset: one.count for kind, one in sets if kind == Kind.DELETES}
+    live = {survivors.base_offset: survivors.count for kind, survivors in sets if kind == Kind.LIVE}
+    gone = {
+        survivors.base_offset: survivors.count for kind, survivors in sets if kind == Kind.DELETES
+    }
     return tuple(
         replace(
-            one,
-            live=live.get(one.base_offset, 0),
-            tombstones=gone.get(one.base_offset, 0),
+            counts,
+            live=live.get(counts.base_offset, 0),
+            tombstones=gone.get(counts.base_offset, 0),
         )
-        for one in counts
+        for counts in counts
     )

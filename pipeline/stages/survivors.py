@@ -105,8 +105,8 @@ class Survivors:
             places = offsets - self.base_offset
             inside = (offsets >= self.base_offset) & (offsets < self.next_base_offset)
             places = np.where(inside, places, 0)
-            found = (self.bits[places >> 3] >> (places & 7).astype(np.uint8)) & 1
-            among: npt.NDArray[np.bool_] = np.logical_and(inside, found != 0)
+            result = (self.bits[places >> 3] >> (places & 7).astype(np.uint8)) & 1
+            among: npt.NDArray[np.bool_] = np.logical_and(inside, result != 0)
             return among
         assert self.offsets is not None
         return np.isin(offsets, self.offsets)
@@ -154,14 +154,14 @@ class Survivors:
 
 def write_survivors(env: Env, path: str, sets: Sequence[tuple[Kind, Survivors]]) -> int:
     """Write a file of sets, not synced -> its bytes. Raises OSError."""
-    bodies = [one.to_bytes() for _, one in sets]
+    bodies = [segment_survivors.to_bytes() for _, segment_survivors in sets]
     position = len(_MAGIC) + _COUNT.size + len(sets) * _HEAD.size + _CRC.size
     head = bytearray(_MAGIC + _COUNT.pack(len(sets)))
-    for (kind, one), body in zip(sets, bodies, strict=True):
-        form = _BITS if one.offsets is None else _OFFSETS
+    for (kind, survivors), body in zip(sets, bodies, strict=True):
+        form = _BITS if survivors.offsets is None else _OFFSETS
         crc = crc32c(body)
         head += _HEAD.pack(
-            kind, form, one.base_offset, one.next_base_offset, position, len(body), crc
+            kind, form, survivors.base_offset, survivors.next_base_offset, position, len(body), crc
         )
         position += len(body)
     head += _CRC.pack(crc32c(bytes(head)))
@@ -195,8 +195,8 @@ class SurvivorsFile:
 
     def of(self, base_offset: int, kind: Kind = Kind.LIVE) -> Iterator[Survivors]:
         """The sets of a segment. Raises CorruptSurvivorsError, OSError."""
-        for found, form, base, end, position, size, crc in self._heads:
-            if base != base_offset or found != kind:
+        for kind_found, form, base, end, position, size, crc in self._heads:
+            if base != base_offset or kind_found != kind:
                 continue
             file = self._env.open(self.path)
             try:
@@ -226,7 +226,7 @@ def read_survivors(
 
 def cut(offsets: Offsets, ranges: Sequence[tuple[int, int]]) -> Iterator[Survivors]:
     """One set for each of `ranges`, in order, that holds any of the ascending `offsets`."""
-    edges = np.searchsorted(offsets, [edge for one in ranges for edge in one])
+    edges = np.searchsorted(offsets, [edge for item in ranges for edge in item])
     for number, (base, end) in enumerate(ranges):
         inside = offsets[edges[2 * number] : edges[2 * number + 1]]
         if len(inside):
@@ -248,10 +248,10 @@ class SegmentSurvivors:
 
     def window(self, first: int, last: int) -> tuple[int, int]:
         """See SurvivorSource. Begins within the segment of `first`, and ends there."""
-        found = self._of(first)
-        begin = first - ((first - found.base_offset) & 7)
-        end = min(max(begin + WINDOW_OFFSETS, last + 1), found.next_base_offset)
-        assert found.base_offset <= first
+        survivors = self._of(first)
+        begin = first - ((first - survivors.base_offset) & 7)
+        end = min(max(begin + WINDOW_OFFSETS, last + 1), survivors.next_base_offset)
+        assert survivors.base_offset <= first
         assert last < end
         return begin, end
 

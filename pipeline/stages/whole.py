@@ -6,7 +6,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.engine.outcome import MapFullError
 from pipeline.stages.planning import sources_of
 from pipeline.stages.tasks import WholeResult, WholeTask, decode, encode
-from pipeline.stages.workplace import Collected, delivered_names, workplace
+from pipeline.stages.workplace import GroupCollector, delivered_names, open_task_files
 from storage.env import Env, RealEnv
 
 
@@ -17,11 +17,11 @@ def run_task(task: bytes) -> bytes:
 
 def clean_whole(env: Env, task: WholeTask) -> WholeResult:
     """Clean the partition into a folder of its own. Raises StorageError, OSError."""
-    with workplace(env, task.source, task.job) as place:
+    with open_task_files(env, task.source, task.job) as place:
         bases = [source.base_offset for source in sources_of(task.job)]
         job = place.job_over(bases)
         name, path = place.folder("whole")
-        control = Collected()
+        control = GroupCollector()
         try:
             report = run_clean(env, replace(job, output_directory=path), control, every_key=True)
         except MapFullError:

@@ -24,7 +24,7 @@ from storage.env import Env
 _NAME_BYTES: Final = 6  # random; a run has some thousands of attempts at most
 
 
-class Workplace:
+class TaskFiles:
     """One attempt's files."""
 
     def __init__(self, env: Env, transport: Transport, job: CleanJob) -> None:
@@ -76,15 +76,19 @@ class Workplace:
         head, name = os.path.split(path)
         return f"{self._job.directory}/{name}" if head == self._directory else path
 
-    def told(
+    def damage_reports(
         self, damaged: Mapping[int, Damage], indexing: Collection[int] = ()
     ) -> tuple[DamageFound, ...]:
         """Damage by base offset, as a result tells it; `indexing` are those met so."""
         return tuple(
             DamageFound(
-                base, self.named(one.path), one.position, one.reason, indexing=base in indexing
+                base,
+                self.named(damage.path),
+                damage.position,
+                damage.reason,
+                indexing=base in indexing,
             )
-            for base, one in sorted(damaged.items())
+            for base, damage in sorted(damaged.items())
         )
 
     def renamed(self, report: CleanReport) -> CleanReport:
@@ -94,11 +98,11 @@ class Workplace:
 
 
 @contextmanager
-def workplace(env: Env, source: Mapping[str, Any], job: CleanJob) -> Iterator[Workplace]:
+def open_task_files(env: Env, source: Mapping[str, Any], job: CleanJob) -> Iterator[TaskFiles]:
     """Where to run one task. What it has written goes if it fails."""
     transport = transport_of(env, source)
     try:
-        place = Workplace(env, transport, job)
+        place = TaskFiles(env, transport, job)
         try:
             yield place
         except BaseException:
@@ -113,7 +117,7 @@ def delivered_names(groups: Iterable[CleanedGroup]) -> list[str]:
     return [file.name for group in groups if group.output for file in group.output.files]
 
 
-class Collected:
+class GroupCollector:
     """The JobControl of a task: groups are kept, and nothing is limited."""
 
     def __init__(self) -> None:

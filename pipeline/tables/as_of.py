@@ -40,14 +40,14 @@ class Moved:
 def parse_offsets(text: str, partitions: Sequence[int]) -> dict[int, int]:
     """Offsets by partition, of all of them: JSON, or the path of a file with it. Raises JobError
     (USAGE)."""
-    given = text if text.lstrip().startswith("{") or text.startswith("@") else f"@{text}"
-    found = read_offsets(given, partitions)
-    if missing := sorted(set(partitions) - set(found)):
+    value = text if text.lstrip().startswith("{") or text.startswith("@") else f"@{text}"
+    results = read_offsets(value, partitions)
+    if missing := sorted(set(partitions) - set(results)):
         raise JobError(
             f"the offsets name no partition {missing[0]}; --partitions leaves some out",
             exit_codes.USAGE,
         )
-    return found
+    return results
 
 
 def parse_time(text: str) -> int:
@@ -61,14 +61,14 @@ def parse_time(text: str) -> int:
             raise refused
         return int(text)
     try:
-        found = datetime.fromisoformat(text)
+        result = datetime.fromisoformat(text)
     except ValueError:
         raise refused from None
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=UTC)
-    if found < _EPOCH:  # below 0 the protocol has no times, but names of places
+    if result.tzinfo is None:
+        result = result.replace(tzinfo=UTC)
+    if result < _EPOCH:  # below 0 the protocol has no times, but names of places
         raise refused
-    return (found - _EPOCH) // timedelta(milliseconds=1)  # as whole numbers: not a ms is lost
+    return (result - _EPOCH) // timedelta(milliseconds=1)  # as whole numbers: not a ms is lost
 
 
 def offsets_at(bootstrap: str, topic: str, bounds: TopicBounds, time_ms: int) -> dict[int, int]:
@@ -76,12 +76,12 @@ def offsets_at(bootstrap: str, topic: str, bounds: TopicBounds, time_ms: int) ->
     WireError."""
     places = [TopicPartition(topic, number) for number in bounds.end]
     with WireClient(bootstrap) as client:
-        found = client.offsets(dict.fromkeys(places, time_ms + 1), Isolation.READ_COMMITTED)
+        results = client.offsets(dict.fromkeys(places, time_ms + 1), Isolation.READ_COMMITTED)
     return {
-        one.partition: bounds.end[one.partition]
+        partition.partition: bounds.end[partition.partition]
         if offset == NO_OFFSET
-        else min(max(offset, bounds.first[one.partition]), bounds.end[one.partition])
-        for one, offset in found.items()
+        else min(max(offset, bounds.first[partition.partition]), bounds.end[partition.partition])
+        for partition, offset in results.items()
     }
 
 
@@ -89,7 +89,7 @@ def check_offsets(
     reading: Reading,
     client: ApiClient,
     bounds: TopicBounds,
-    asked: Mapping[int, int],
+    requested: Mapping[int, int],
     *,
     nearest: bool,
 ) -> tuple[dict[int, int], list[Moved]]:
@@ -98,9 +98,9 @@ def check_offsets(
     To be asked when the run is open. Raises JobError.
     """
     topic = reading.run.plan.topic
-    jobs = {one.job.partition.partition: one.job for one in reading.run.plan.partitions}
-    taken, moved, refused = dict(asked), [], []
-    for number, offset in sorted(asked.items()):
+    jobs = {planned.job.partition.partition: planned.job for planned in reading.run.plan.partitions}
+    used, moved, refused = dict(requested), [], []
+    for number, offset in sorted(requested.items()):
         where = f"{topic}-{number}"
         first, end = bounds.first[number], bounds.end[number]
         if offset > end:
@@ -111,7 +111,7 @@ def check_offsets(
         if earliest <= offset:
             continue
         if nearest and earliest <= end:
-            taken[number] = earliest
+            used[number] = earliest
             moved.append(Moved(number, offset, earliest))
             continue
         why = (
@@ -123,7 +123,7 @@ def check_offsets(
     if refused:
         hint = "; --nearest takes the earliest state that can be had"
         raise JobError("; ".join(refused) + hint * (not nearest), exit_codes.FAILED)
-    return taken, moved
+    return used, moved
 
 
 def _earliest(
@@ -137,14 +137,14 @@ def _earliest(
     if cleaned is not None and cleaned <= offset:
         return offset
     # The segments with any of the offsets below: where they lack none, nothing was removed.
-    edges = [one.next_base_offset for one in sources_of(job)]
-    edge = next((one for one in edges if one >= offset), edges[-1])
+    edges = [source.next_base_offset for source in sources_of(job)]
+    edge = next((edge for edge in edges if edge >= offset), edges[-1])
     prefix = below(job, edge)
     if prefix is None or offset <= job.log_start_offset:
         return offset
     source = reading.run.source(reading.transport)
     (index,) = index_partitions(
-        reading.engine, [prefix], lambda _: source, reading.limits, progress=reading.told
+        reading.engine, [prefix], lambda _: source, reading.limits, progress=reading.reporter
     )
     if not lacks_offsets(prefix, index.counts):
         return offset

@@ -87,20 +87,20 @@ class Forms:
 
         text = sql.make_valid_utf8(sql.col(name).cast("string"))
         if form.kind == "string" and name == "key" and self.exact_keys:
-            given = sql.col(name).cast("string")
+            value = sql.col(name).cast("string")
             where = _where("key", "UTF-8")
-            return sql.when(sql.is_valid_utf8(given), given).when(
-                given.isNotNull(), sql.raise_error(where)
+            return sql.when(sql.is_valid_utf8(value), value).when(
+                value.isNotNull(), sql.raise_error(where)
             )
         if form.kind == "string":
             return text
         schema = schema_of(form.schema)
         marked = type(schema)([*schema.fields]).add(_MARK, "string")
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MARK}
-        found = sql.from_json(text, marked, options)
-        fields = [found[one.name].alias(one.name) for one in schema.fields]
+        result = sql.from_json(text, marked, options)
+        fields = [result[field.name].alias(field.name) for field in schema.fields]
         # What is blank becomes null, and is not marked.
-        fits = found.isNotNull() & found[_MARK].isNull()
+        fits = result.isNotNull() & result[_MARK].isNull()
         read = sql.when(fits, sql.struct(*fields))
         if not self.null_malformed:
             where = _where(name, "JSON of the schema that was given")
@@ -108,10 +108,10 @@ class Forms:
         return read
 
 
-def _where(name: str, what: str) -> "Column":
+def _where(name: str, subject: str) -> "Column":
     from pyspark.sql import functions as sql
 
-    text = f"the {name} at partition %d, offset %d is not {what}"
+    text = f"the {name} at partition %d, offset %d is not {subject}"
     return sql.format_string(text, sql.col("partition"), sql.col("offset"))
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 UNKNOWN_MS: Final = 0  # a safe time that is always too long ago
-LOOK_MS_MAX: Final = 60_000  # between two looks while nothing is read
+PROGRESS_AGE_MS_MAX: Final = 60_000  # between two looks while nothing is read
 LOOK_MS_MIN: Final = 1_000
 # States of a partition in which no clean of it is under way: one that began before a look may
 # pass the reach after it.
@@ -42,7 +42,7 @@ Offsets = Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class CleanerLook:
+class CleanerProgress:
     """The cleaner's state of a partition: it has passed the offsets below `cleaned_offset` (None:
     unknown, or the topic is not compacted); `is_calm` means that no clean is running."""
 
@@ -50,11 +50,11 @@ class CleanerLook:
     is_calm: bool
 
 
-def look_at_cleaner(client: ApiClient, topic: str, partition: int) -> CleanerLook:
+def read_cleaner_progress(client: ApiClient, topic: str, partition: int) -> CleanerProgress:
     """Ask the broker for one partition. Raises ApiRefusedError, UnreachableError."""
     answer = client.get(f"/partitions/{topic}/{partition}")
     offset = answer.get("first_dirty_offset")
-    return CleanerLook(None if offset is None else int(offset), answer.get("state") in _CALM)
+    return CleanerProgress(None if offset is None else int(offset), answer.get("state") in _CALM)
 
 
 def safe_time_id(topic: str) -> str:
@@ -78,7 +78,7 @@ class DeleteGuard:
         reach: Offsets,
         safe_ms: int,
         *,
-        look: Callable[[int], CleanerLook],
+        look: Callable[[int], CleanerProgress],
         delete_retention_ms: Callable[[], int],
         now_ms: Callable[[], int],
     ) -> None:
@@ -89,11 +89,11 @@ class DeleteGuard:
         self._topic = topic
         self._reach = {number: reach.get(number, 0) for number in partitions}
         self._safe_ms = safe_ms
-        self._look = look
+        self._read_progress = look
         self._ask_retention_ms = delete_retention_ms
         self._retention_ms: int | None = None
         self._now_ms = now_ms
-        self._looked_ms = now_ms()
+        self._refreshed_ms = now_ms()
         self._lock = threading.Lock()
 
     def check(self) -> None:
@@ -123,7 +123,7 @@ class DeleteGuard:
             self._reach |= reach
             self._safe_ms = max(self._safe_ms, safe_ms)
 
-    def look_again(self) -> None:
+    def refresh(self) -> None:
         """Move the safe time on while nothing is read, if the cleaner has not passed the reach.
 
         Asks the broker only when a look is due. Raises ApiRefusedError, UnreachableError, JobError.
@@ -132,27 +132,27 @@ class DeleteGuard:
             return  # a batch is being checked, which is a look of its own
         try:
             now_ms = self._now_ms()
-            due_ms = min(max((self._retention_ms or 0) // 4, LOOK_MS_MIN), LOOK_MS_MAX)
-            if now_ms - self._looked_ms >= due_ms:
-                self._looked()
+            due_ms = min(max((self._retention_ms or 0) // 4, LOOK_MS_MIN), PROGRESS_AGE_MS_MAX)
+            if now_ms - self._refreshed_ms >= due_ms:
+                self._refresh_if_old()
         finally:
             self._lock.release()
 
-    def _looked(self) -> tuple[int, int, dict[int, CleanerLook]]:
+    def _refresh_if_old(self) -> tuple[int, int, dict[int, CleanerProgress]]:
         """Look at every partition -> the time before, the retention, what was seen."""
-        now_ms = self._looked_ms = self._now_ms()
+        now_ms = self._refreshed_ms = self._now_ms()
         retention_ms = self._ask_retention_ms()
         # A clean since the last look may have used the setting as it was then.
         before_ms = retention_ms if self._retention_ms is None else self._retention_ms
         least_ms = min(retention_ms, before_ms)
         self._retention_ms = retention_ms
-        looks = {number: self._look(number) for number in self._reach}
+        looks = {number: self._read_progress(number) for number in self._reach}
         if _is_untouched(looks, self._reach):
             self._safe_ms = now_ms
         return now_ms, least_ms, looks
 
-    def _checked(self) -> tuple[int, dict[int, CleanerLook]]:
-        now_ms, retention_ms, looks = self._looked()
+    def _checked(self) -> tuple[int, dict[int, CleanerProgress]]:
+        now_ms, retention_ms, looks = self._refresh_if_old()
         unread_ms = now_ms - self._safe_ms
         for number, seen in looks.items():
             reach, cleaned = self._reach[number], seen.cleaned_offset
@@ -170,7 +170,7 @@ class DeleteGuard:
         return now_ms, looks
 
 
-def _is_untouched(looks: Mapping[int, CleanerLook], reach: Offsets) -> bool:
+def _is_untouched(looks: Mapping[int, CleanerProgress], reach: Offsets) -> bool:
     """Return whether no clean that began before the looks covers offsets at or past `reach`."""
     return all(
         seen.is_calm and seen.cleaned_offset is not None and seen.cleaned_offset <= reach[number]

@@ -69,17 +69,17 @@ def publish_delta(
         if place.exists:
             import pyarrow.dataset as ds
 
-            found = ds.dataset(str(data), format="parquet")
+            result = ds.dataset(str(data), format="parquet")
             write_deltalake(
                 str(place.path),
-                found.scanner().to_reader(),
+                result.scanner().to_reader(),
                 mode="overwrite",
                 schema_mode="overwrite",
                 commit_properties=commit,
             )
             return
-        for one in data.glob("[._]*"):  # Spark's marks; no part of the table
-            one.unlink()
+        for path in data.glob("[._]*"):  # Spark's marks; no part of the table
+            path.unlink()
         convert_to_deltalake(str(data), commit_properties=commit)
     except (DeltaError, OSError) as error:
         raise JobError(f"{place.path} is not published: {error}") from error

@@ -37,7 +37,7 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
     path.mkdir(exist_ok=True)
     folder = path / f"data-{uuid.uuid4().hex[:12]}"
     data.rename(folder)
-    files = [one.as_uri() for one in sorted(folder.glob("*.parquet"))]
+    files = [path.as_uri() for path in sorted(folder.glob("*.parquet"))]
     schema = pq.read_schema(next(folder.glob("*.parquet")))
     properties = {"varve": json.dumps(dict(notes))}
     catalog = catalog_of(path)

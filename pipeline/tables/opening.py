@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 from broker.api_client import ApiClient
 from cleaner.handoff import Purpose
-from pipeline.lease import BrokerRuns, RunError
+from pipeline.lease import LeaseClient, LeaseRequestError
 from pipeline.leased_work import choose_transport, interrupts_wait
-from pipeline.progress import Told
+from pipeline.progress import ProgressReporter
 from pipeline.stages.planning import TASK_BYTES, TASK_MEMORY_BYTES, Limits
 from pipeline.tables.state import Reading
 from pipeline.topics import TopicBounds, bounds_of
@@ -39,30 +39,30 @@ def opened(
     master: str | None = None,
     task_memory: int = TASK_MEMORY_BYTES,
     task_bytes: int = TASK_BYTES,
-    told: Told,
+    reporter: ProgressReporter,
 ) -> Iterator[tuple[Reading, TopicBounds]]:
     """A topic whose segments stay where they are until the block ends, and its bounds before.
 
     The active segments are closed first, so that all that is decided is covered. `master`: Spark's,
-    if it is not the session's. Raises UnknownTopicError, WireError, RunError.
+    if it is not the session's. Raises UnknownTopicError, WireError, LeaseRequestError.
     """
     from pipeline.spark_engine import SparkEngine
 
     bounds = bounds_of(broker.bootstrap, topic, partitions=partitions)
-    told.note("the broker leases segments")
-    with ExitStack() as held:
+    reporter.note("the broker leases segments")
+    with ExitStack() as stack:
         with interrupts_wait():
-            runs = BrokerRuns.of(broker.client)
-            run = held.enter_context(
+            runs = LeaseClient.of(broker.client)
+            run = stack.enter_context(
                 runs.open(topic, sorted(bounds.end), purpose=Purpose.READ, roll=True)
             )
         engine = SparkEngine(spark)
         way = choose_transport(transport, engine.name, master or master_of(spark), run)
         limits = Limits(task_memory, task_bytes, engine.parallelism)
-        reading = Reading(spark, engine, run, way, limits, told, broker.bootstrap)
+        reading = Reading(spark, engine, run, way, limits, reporter, broker.bootstrap)
         try:
             yield reading, bounds
-        except RunError:
+        except LeaseRequestError:
             raise
         except Exception:
             run.check()  # what failed because the run is over fails for that reason

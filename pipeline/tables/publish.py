@@ -69,7 +69,7 @@ def publish(
             )
         if before is not None:
             before()
-        size_bytes = sum(one.stat().st_size for one in files)
+        size_bytes = sum(path.stat().st_size for path in files)
         if place.format == "delta":
             publish_delta(data, place, notes, versions or {})
         elif place.format == "iceberg":
@@ -106,15 +106,15 @@ def write_beside(frame: "DataFrame", path: Path) -> Iterator[Path]:
 def _rows_in(files: list[Path]) -> int:
     import pyarrow.parquet as pq
 
-    return sum(pq.read_metadata(one).num_rows for one in files)
+    return sum(pq.read_metadata(path).num_rows for path in files)
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A hidden folder beside a table, on the same file system; gone at the end."""
-    for left in path.parent.glob(f".{path.name}.varve-*"):
-        if not _is_alive(left):
-            shutil.rmtree(left, ignore_errors=True)
+    for file_path in path.parent.glob(f".{path.name}.varve-*"):
+        if not _is_alive(file_path):
+            shutil.rmtree(file_path, ignore_errors=True)
     staging = path.parent / f".{path.name}.varve-{os.getpid()}-{uuid.uuid4().hex[:8]}"
     staging.mkdir()
     try:

@@ -19,7 +19,7 @@ from pipeline.records.decode import decode_segment
 from pipeline.stages.planning import TASK_BYTES, sources_of, stretches
 from pipeline.stages.survivors import SurvivorsFile, read_survivors
 from pipeline.stages.tasks import SurvivorFiles, decode, encode
-from pipeline.stages.workplace import Workplace, workplace
+from pipeline.stages.workplace import TaskFiles, open_task_files
 from storage.env import Env, RealEnv
 from storage.filenames import LOG, file_name
 
@@ -54,7 +54,7 @@ def row_tasks(
     task_bytes: int = TASK_BYTES,
 ) -> list[RowTask]:
     """Cut what a job covers into tasks; segments with a base offset in `skip` have no rows."""
-    wanted = [one for one in sources_of(job) if one.base_offset not in skip]
+    sources = [source for source in sources_of(job) if source.base_offset not in skip]
     return [
         RowTask(
             source=source,
@@ -64,14 +64,14 @@ def row_tasks(
             first_offset=job.log_start_offset,
             end_offset=job.end_offset,
         )
-        for together in stretches([(one, one.size_bytes) for one in wanted], task_bytes)
+        for together in stretches([(source, source.size_bytes) for source in sources], task_bytes)
     ]
 
 
-def _narrowed(job: CleanJob, wanted: Sequence[SourceSegment], *, keep_aborted: bool) -> CleanJob:
+def _narrowed(job: CleanJob, sources: Sequence[SourceSegment], *, keep_aborted: bool) -> CleanJob:
     """A task's job is sent to it: it has what the task needs, and not the rest of the log."""
     aborted = job.aborted if keep_aborted else ()
-    return replace(job, groups=(tuple(wanted),), aborted=aborted, last_records=())
+    return replace(job, groups=(tuple(sources),), aborted=aborted, last_records=())
 
 
 def rows_of(spark: "SparkSession", tasks: Sequence[RowTask], columns: Sequence[str]) -> "DataFrame":
@@ -98,19 +98,19 @@ def read_rows(env: Env, task: RowTask) -> Iterator[pa.RecordBatch]:
     """The rows of one task. Raises DamagedSegmentError, CorruptSurvivorsError, InputsGoneError,
     TransportError, OSError."""
     sources = sources_of(task.job)
-    with workplace(env, task.source, task.job) as place:
+    with open_task_files(env, task.source, task.job) as place:
         local = place.job_over(source.base_offset for source in sources)
-        found = None if task.survivors is None else list(_files(env, place, task.survivors))
+        files = None if task.survivors is None else list(_files(env, place, task.survivors))
         for source in sources:
-            yield from _segment_rows(env, task, source, local.directory, found)
+            yield from _segment_rows(env, task, source, local.directory, files)
 
 
 def _files(
-    env: Env, place: Workplace, survivors: Sequence[SurvivorFiles]
+    env: Env, place: TaskFiles, survivors: Sequence[SurvivorFiles]
 ) -> Iterator[SurvivorsFile]:
-    for one in survivors:
-        folder = place.fetch(one.folder, one.names)
-        for name in one.names:
+    for survivor_files in survivors:
+        folder = place.fetch(survivor_files.folder, survivor_files.names)
+        for name in survivor_files.names:
             yield SurvivorsFile(env, f"{folder}/{name}")
 
 

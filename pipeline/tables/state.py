@@ -18,8 +18,8 @@ from cleaner.job import CleanJob
 from config import exit_codes
 from pipeline.engines import Engine
 from pipeline.errors import JobError
-from pipeline.lease import Run
-from pipeline.progress import Told
+from pipeline.lease import Lease
+from pipeline.progress import ProgressReporter
 from pipeline.stages.indexing import PartitionIndex, index_partitions
 from pipeline.stages.planning import Limits, sources_of
 from pipeline.stages.tasks import SegmentCounts
@@ -63,7 +63,7 @@ class TopicState:
     @property
     def end_offsets(self) -> dict[int, int]:
         """Where each partition's state ends: the first offset that is not in it."""
-        return {one.partition: one.end_offset for one in self.partitions}
+        return {state.partition: state.end_offset for state in self.partitions}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +72,10 @@ class Reading:
 
     spark: "SparkSession"
     engine: Engine
-    run: Run
+    run: Lease
     transport: str
     limits: Limits
-    told: Told
+    reporter: ProgressReporter
     bootstrap: str
 
 
@@ -92,18 +92,18 @@ def state_of(
     """
     ends = dict(bounds.end if as_of is None else as_of)
     jobs = _jobs(reading, bounds)
-    wanted = tuple(dict.fromkeys((*columns, "key", "value", "partition", "offset")))
+    requested = tuple(dict.fromkeys((*columns, "key", "value", "partition", "offset")))
     whole = {n: below(job, ends[n] if as_of is not None else None) for n, job in jobs.items()}
     indexes = _indexed(reading, [job for job in whole.values() if job is not None])
     source = reading.run.source(reading.transport)
     tasks: list[RowTask] = []
     for index in indexes.values():
-        empty = frozenset(one.base_offset for one in index.counts if not one.live)
+        empty = frozenset(counts.base_offset for counts in index.counts if not counts.live)
         tasks += row_tasks(
-            index.job, source, wanted, survivors=index.survivors, skip=empty,
+            index.job, source, requested, survivors=index.survivors, skip=empty,
             task_bytes=reading.limits.task_bytes,
         )  # fmt: skip
-    state = TopicState(rows_of(reading.spark, tasks, wanted), [])
+    state = TopicState(rows_of(reading.spark, tasks, requested), [])
     if as_of is None:  # earlier offsets may have been passed by the cleaner long ago
         state.safe_ms = bounds.at_ms
     parts: list[RowTask] = []
@@ -114,25 +114,25 @@ def state_of(
         reached = bounds.first[number] if covered is None else covered.end_offset
         if job is not None and as_of is not None and reached < ends[number]:
             part = _part(job, reached, ends[number])
-            parts += row_tasks(part, source, wanted, task_bytes=reading.limits.task_bytes)
+            parts += row_tasks(part, source, requested, task_bytes=reading.limits.task_bytes)
             reached = max(reached, min(job.end_offset, ends[number]))
         if reached < ends[number]:
             open_first[number], state.tails[number] = reached, ends[number]
         reaches[number] = max(reached, ends[number])
-    tail = rows_of(reading.spark, parts, wanted) if parts else None
+    tail = rows_of(reading.spark, parts, requested) if parts else None
     if open_first:
         rest = read_topic(
             reading.spark, reading.bootstrap, reading.run.plan.topic, open_first, state.tails,
-            columns=wanted,
+            columns=requested,
         )  # fmt: skip
         tail = rest if tail is None else tail.unionByName(rest)
     counts = {} if tail is None else _counted(tail)
     state.partitions += [
-        _told(number, bounds.first[number], end, indexes.get(number), counts.get(number))
+        _partition_state(number, bounds.first[number], end, indexes.get(number), counts.get(number))
         for number, end in reaches.items()
     ]
     if tail is not None:
-        state.frame = _superseded(state.frame, tail, wanted)
+        state.frame = _superseded(state.frame, tail, requested)
     state.frame = state.frame.select(*columns)
     return state
 
@@ -173,9 +173,9 @@ def all_records(
 
 def _jobs(reading: Reading, bounds: TopicBounds) -> dict[int, CleanJob]:
     return {
-        one.job.partition.partition: one.job
-        for one in reading.run.plan.partitions
-        if one.job.partition.partition in bounds.end
+        planned.job.partition.partition: planned.job
+        for planned in reading.run.plan.partitions
+        if planned.job.partition.partition in bounds.end
     }
 
 
@@ -184,9 +184,9 @@ def below(job: CleanJob, end: int | None) -> CleanJob | None:
     if end is None or end >= job.end_offset:
         return job
     groups = tuple(
-        kept
+        sources
         for group in job.groups
-        if (kept := tuple(one for one in group if one.next_base_offset <= end))
+        if (sources := tuple(source for source in group if source.next_base_offset <= end))
     )
     if not groups:
         return None
@@ -195,26 +195,29 @@ def below(job: CleanJob, end: int | None) -> CleanJob | None:
 
 def _part(job: CleanJob, first: int, end: int) -> CleanJob:
     """The job of the segments that hold offsets of [first, end), and ends there."""
-    wanted = tuple(
-        one for one in sources_of(job) if one.next_base_offset > first and one.base_offset < end
+    sources = tuple(
+        source
+        for source in sources_of(job)
+        if source.next_base_offset > first and source.base_offset < end
     )
     start = max(first, job.log_start_offset)
-    return replace(job, groups=(wanted,), log_start_offset=start, end_offset=end)
+    return replace(job, groups=(sources,), log_start_offset=start, end_offset=end)
 
 
 def _indexed(reading: Reading, jobs: Sequence[CleanJob]) -> dict[int, PartitionIndex]:
     source = reading.run.source(reading.transport)
-    found = index_partitions(
-        reading.engine, jobs, lambda _: source, reading.limits, progress=reading.told
+    indexes = index_partitions(
+        reading.engine, jobs, lambda _: source, reading.limits, progress=reading.reporter
     )
-    for index in found:
+    for index in indexes:
         if index.damaged:
-            one = index.damaged[0]
+            damage = index.damaged[0]
             raise JobError(
-                f"{one.path} is damaged at byte {one.position} ({one.reason}): what stands behind"
+                f"{damage.path} is damaged at byte {damage.position} ({damage.reason}): what "
+                f"stands behind"
                 " is not known, and a table would lack it"
             )
-    return {index.job.partition.partition: index for index in found}
+    return {index.job.partition.partition: index for index in indexes}
 
 
 def _counted(tail: "DataFrame") -> dict[int, tuple[int, int]]:
@@ -226,7 +229,7 @@ def _counted(tail: "DataFrame") -> dict[int, tuple[int, int]]:
     return {number: (records, without) for number, records, without in counted}
 
 
-def _told(
+def _partition_state(
     number: int,
     first: int,
     end: int,
@@ -240,10 +243,10 @@ def _told(
         partition=number,
         first_offset=first,
         end_offset=end,
-        records=sum(one.records - one.aborted for one in counts) + records,
-        live=-1 if records else sum(one.live for one in counts),
-        tombstones=-1 if records else sum(one.tombstones for one in counts),
-        keyless=sum(one.keyless for one in counts) + keyless,
+        records=sum(counts.records - counts.aborted for counts in counts) + records,
+        live=-1 if records else sum(counts.live for counts in counts),
+        tombstones=-1 if records else sum(counts.tombstones for counts in counts),
+        keyless=sum(counts.keyless for counts in counts) + keyless,
     )
 
 
@@ -254,19 +257,19 @@ def _superseded(before: "DataFrame", tail: "DataFrame", columns: Sequence[str]) 
     # Not twice from one DataFrame: what the source has read must be the same for both uses.
     last = last_by_key(tail, columns)
     keys = last.select("partition", "key")
-    left = before.join(keys, ["partition", "key"], "left_anti").select(*columns)
-    return left.unionByName(last.where(sql.col("value").isNotNull()))
+    remaining = before.join(keys, ["partition", "key"], "left_anti").select(*columns)
+    return remaining.unionByName(last.where(sql.col("value").isNotNull()))
 
 
 def last_by_key(frame: "DataFrame", columns: Sequence[str]) -> "DataFrame":
     """Of the records of each key of each partition the one with the largest offset."""
     from pyspark.sql import functions as sql
 
-    held = sql.struct(*(sql.col(name) for name in columns))
+    owned = sql.struct(*(sql.col(name) for name in columns))
     return (
         frame.where(sql.col("key").isNotNull())
         .groupBy(sql.col("partition").alias("_partition"), sql.col("key").alias("_key"))
-        .agg(sql.max_by(held, sql.col("offset")).alias("_last"))
+        .agg(sql.max_by(owned, sql.col("offset")).alias("_last"))
         .select(*(sql.col("_last")[name].alias(name) for name in columns))
     )
 
@@ -276,8 +279,8 @@ def cleaned_offset(client: ApiClient, topic: str, partition: int) -> int | None:
     was opened: then it is no less than it was when the segments were pinned. Raises
     ApiRefusedError, UnreachableError."""
     answer = client.get(f"/partitions/{topic}/{partition}")
-    found = answer.get("first_dirty_offset")
-    return None if found is None else int(found)
+    result = answer.get("first_dirty_offset")
+    return None if result is None else int(result)
 
 
 def check_open_part(client: ApiClient, topic: str, state: TopicState) -> None:
@@ -299,6 +302,6 @@ def lacks_offsets(job: CleanJob, counts: Sequence[SegmentCounts]) -> bool:
     """Whether records have been taken from these segments: some of their offsets are missing."""
     start = job.log_start_offset
     return any(
-        one.records + one.control < one.next_base_offset - max(one.base_offset, start)
-        for one in counts
+        counts.records + counts.control < counts.next_base_offset - max(counts.base_offset, start)
+        for counts in counts
     )

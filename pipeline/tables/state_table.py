@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.api_client import ApiClient
 from broker.api_command import DEFAULT_URL
 from config.units import about_size
-from pipeline.progress import Silent, Told
+from pipeline.progress import ProgressReporter, SilentReporter
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import safe_time_id
 from pipeline.tables.delta import STATE_ID, state_number, version_id
@@ -57,14 +57,17 @@ def open_latest(
     *,
     columns: Sequence[str] = COLUMNS,
     forms: Forms | None = None,
-    told: Told | None = None,
+    reporter: ProgressReporter | None = None,
     **options: Any,
 ) -> Iterator[tuple[TopicState, str]]:
     """The state of a topic, which can be read until the block ends, and the transport in use.
 
-    `options` as in `opened`. Raises JobError, RunError, StageFailedError, WireError.
+    `options` as in `opened`. Raises JobError, LeaseRequestError, StageFailedError, WireError.
     """
-    with opened(spark, broker, topic, told=told or Silent(), **options) as (reading, bounds):
+    with opened(spark, broker, topic, reporter=reporter or SilentReporter(), **options) as (
+        reading,
+        bounds,
+    ):
         state = state_of(reading, bounds, columns)
         if forms is not None:
             state.frame = forms.applied(state.frame)
@@ -87,24 +90,24 @@ def latest(
     The broker keeps the segments it is read from until `release(frame)`, or this process ends.
     Raises as `open_latest`.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         broker = Broker(ApiClient(http, token), bootstrap)
-        wanted = open_latest(spark, broker, topic, columns=columns, forms=forms, **options)
-        state, _ = held.enter_context(wanted)
+        manager = open_latest(spark, broker, topic, columns=columns, forms=forms, **options)
+        state, _ = stack.enter_context(manager)
         frame = state.frame
-        kept = held.pop_all()
-    _HELD[id(frame)] = frame, kept
-    atexit.register(kept.close)
+        exit_stack = stack.pop_all()
+    _HELD[id(frame)] = frame, exit_stack
+    atexit.register(exit_stack.close)
     return frame
 
 
 def release(frame: "DataFrame") -> None:
     """Let go of what `latest` keeps for a frame; it, and what was made of it, cannot be read any
     more."""
-    _, kept = _HELD.pop(id(frame), (None, None))
-    if kept is not None:
-        atexit.unregister(kept.close)
-        kept.close()
+    _, stack = _HELD.pop(id(frame), (None, None))
+    if stack is not None:
+        atexit.unregister(stack.close)
+        stack.close()
 
 
 def make_table(
@@ -114,15 +117,15 @@ def make_table(
     place: Target,
     *,
     forms: Forms | None = None,
-    told: Told,
+    reporter: ProgressReporter,
     **options: Any,
 ) -> TableResult:
     """Publish the state of a topic. Raises as `open_latest` and `publish`."""
     started = time.monotonic()
-    held = open_latest(spark, broker, topic, forms=forms, told=told, **options)
-    with held as (state, transport):
+    manager = open_latest(spark, broker, topic, forms=forms, reporter=reporter, **options)
+    with manager as (state, transport):
         indexed = time.monotonic()
-        told.note("writing the table")
+        reporter.note("writing the table")
         made = publish(
             state.frame,
             place,
@@ -169,16 +172,18 @@ def versions_of(topic: str, state: TopicState) -> dict[str, int]:
 
 def lines(result: TableResult) -> list[str]:
     """A result for people."""
-    known = [one for one in result.partitions if one.records >= 0]
-    found = [
+    states = [state for state in result.partitions if state.records >= 0]
+    results = [
         f"{result.topic}: {result.rows:,} rows, {about_size(result.size_bytes)} in"
         f" {result.files} files, as {result.format} in {result.out}"
     ]
-    if known:
-        records = sum(one.records for one in known)
-        what = f"of {records:,} records; {sum(one.keyless for one in known):,} without a key"
-        if all(one.tombstones >= 0 for one in known):
-            what += f", {sum(one.tombstones for one in known):,} keys deleted"
-        found.append(what)
+    if states:
+        records = sum(state.records for state in states)
+        subject = (
+            f"of {records:,} records; {sum(state.keyless for state in states):,} without a key"
+        )
+        if all(state.tombstones >= 0 for state in states):
+            subject += f", {sum(state.tombstones for state in states):,} keys deleted"
+        results.append(subject)
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
-    return [*found, f"by spark over {result.transport}: {spent}"]
+    return [*results, f"by spark over {result.transport}: {spent}"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from config import exit_codes
 from pipeline.errors import JobError
-from pipeline.lease import persistently
+from pipeline.lease import with_retries
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
 from pipeline.tables.delta import commit_of, is_state_of, version_id
@@ -40,8 +40,8 @@ def versions_in(table: "DeltaTable", topic: str, partitions: Sequence[int]) -> d
     """How far these partitions are in a table; those that it knows nothing of are left out."""
     if not is_state_of(table, topic):
         return {}
-    found = {n: table.transaction_version(version_id(topic, n)) for n in partitions}
-    return {number: int(version) for number, version in found.items() if version is not None}
+    results = {n: table.transaction_version(version_id(topic, n)) for n in partitions}
+    return {number: int(version) for number, version in results.items() if version is not None}
 
 
 def ends_of(checkpoint: Path, topic: str, batch_id: int) -> dict[int, int]:
@@ -49,8 +49,8 @@ def ends_of(checkpoint: Path, topic: str, batch_id: int) -> dict[int, int]:
     path = checkpoint / "offsets" / str(batch_id)
     try:
         # A version, settings of the query, and a line for its one source.
-        found = json.loads(path.read_text().splitlines()[2])[topic]
-        return {int(number): int(end) for number, end in found.items()}
+        document = json.loads(path.read_text().splitlines()[2])[topic]
+        return {int(number): int(end) for number, end in document.items()}
     except (OSError, ValueError, KeyError, IndexError, AttributeError) as error:
         raise JobError(f"{path} is no list of offsets of {topic}: {error!r}") from error
 
@@ -116,7 +116,7 @@ class Upserts:
             with write_beside(rows, self.path) as data:
                 guard = self._guard
                 if guard is not None:  # all has been read now, and nothing is committed
-                    safe_ms = persistently(lambda: guard.checked_safe_ms(reach, planned_ms))
+                    safe_ms = with_retries(lambda: guard.checked_safe_ms(reach, planned_ms))
                     versions[safe_time_id(self._topic)] = safe_ms
                 self._merge(table, data, commit_of(notes, versions))
         except DeltaError as error:
@@ -130,12 +130,12 @@ class Upserts:
         from pyspark.sql import functions as sql
 
         # Partitions that the table does not know are new, from their beginning.
-        known = [
+        existing = [
             (sql.col("partition") != number) | (sql.col("offset") >= version)
             for number, version in sorted(before.items())
         ]
-        if known:
-            batch = batch.where(reduce(lambda one, other: one & other, known))
+        if existing:
+            batch = batch.where(reduce(lambda item, other: item & other, existing))
         last = last_by_key(batch, self._columns)
         marked = last.withColumn(DELETED, sql.col("value").isNull())
         return self._forms.applied(marked)
@@ -144,25 +144,25 @@ class Upserts:
         import pyarrow.dataset as ds
         from deltalake import write_deltalake
 
-        found = ds.dataset(str(data), format="parquet")
-        if found.count_rows() == 0:
-            empty = found.schema.empty_table().drop_columns([DELETED])
+        result = ds.dataset(str(data), format="parquet")
+        if result.count_rows() == 0:
+            empty = result.schema.empty_table().drop_columns([DELETED])
             write_deltalake(table, empty, mode="append", commit_properties=commit)
             return
         values = {f"`{name}`": f"s.`{name}`" for name in self._columns}
         merging = table.merge(
-            found.scanner().to_reader(),
+            result.scanner().to_reader(),
             predicate=_SAME_ROW,
             source_alias="s",
             target_alias="t",
             commit_properties=commit,
         )
-        told = (
+        reported = (
             merging.when_matched_delete(f"s.{DELETED} AND {_IS_NEWER}")
             .when_matched_update(values, predicate=f"NOT s.{DELETED} AND {_IS_NEWER}")
             .when_not_matched_insert(values, predicate=f"NOT s.{DELETED}")
             .execute()
         )
-        self.inserted += int(told["num_target_rows_inserted"])
-        self.updated += int(told["num_target_rows_updated"])
-        self.deleted += int(told["num_target_rows_deleted"])
+        self.inserted += int(reported["num_target_rows_inserted"])
+        self.updated += int(reported["num_target_rows_updated"])
+        self.deleted += int(reported["num_target_rows_deleted"])

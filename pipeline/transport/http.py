@@ -61,7 +61,7 @@ class HttpTransport:
     def inputs(self, job: CleanJob, bases: Sequence[int]) -> CleanJob:
         """See Transport."""
         folder = self._folder("in")
-        sizes = {one.base_offset: one.size_bytes for group in job.groups for one in group}
+        sizes = {source.base_offset: source.size_bytes for group in job.groups for source in group}
         for base in bases:
             name = filenames.file_name(base, filenames.LOG)
             path = f"{folder}/{name}"
@@ -120,8 +120,8 @@ class HttpTransport:
         try:
             position = 0
             while size_bytes is None or position < size_bytes:
-                wanted = RANGE_BYTES if size_bytes is None else size_bytes - position
-                data, total = self._range(remote, position, min(wanted, RANGE_BYTES))
+                requested = RANGE_BYTES if size_bytes is None else size_bytes - position
+                data, total = self._range(remote, position, min(requested, RANGE_BYTES))
                 if size_bytes is None:
                     size_bytes = total
                 if total < size_bytes:
@@ -137,8 +137,8 @@ class HttpTransport:
 
         def attempt() -> tuple[bytes, int]:
             data, headers = self._client.download(remote, first, count)
-            told = headers.get(CRC_HEADER, "")
-            if f"{crc32c(data):08x}" != told:
+            header = headers.get(CRC_HEADER, "")
+            if f"{crc32c(data):08x}" != header:
                 raise _DamagedOnTheWayError(f"bytes from {first} on have another checksum")
             total = _total(headers.get("Content-Range", ""), len(data))
             if len(data) < min(count, total - first):
@@ -149,25 +149,25 @@ class HttpTransport:
 
     def _upload(self, remote: str, path: str) -> None:
         size_bytes = self._env.size(path)
-        told = {CRC_HEADER: f"{crc_of_file(self._env, path):08x}"}
+        reported = {CRC_HEADER: f"{crc_of_file(self._env, path):08x}"}
 
         def attempt() -> object:
             with open(path, "rb") as content:
-                return self._client.upload(remote, content, size_bytes, told)
+                return self._client.upload(remote, content, size_bytes, reported)
 
         try:
             self._tried(remote, attempt)
         except ApiRefusedError as error:
             raise TransportError(f"{remote} was refused: {error}") from error
 
-    def _tried(self, what: str, attempt: Callable[[], T]) -> T:
+    def _tried(self, subject: str, attempt: Callable[[], T]) -> T:
         """Raises ApiRefusedError, TransportError."""
         for number in range(ATTEMPTS):
             try:
                 return attempt()
             except (UnreachableError, _DamagedOnTheWayError) as error:
                 if number == ATTEMPTS - 1:
-                    raise TransportError(f"{what}: {error}, {ATTEMPTS} times") from error
+                    raise TransportError(f"{subject}: {error}, {ATTEMPTS} times") from error
             except ApiRefusedError as error:
                 if error.status not in _WORTH_ANOTHER or number == ATTEMPTS - 1:
                     raise

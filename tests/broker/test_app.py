@@ -36,7 +36,7 @@ from broker.topics import TopicError
 from storage import filenames
 from storage.batch import read_header
 from storage.model import TimestampOffset
-from storage.timestamp_lookup import Look
+from storage.timestamp_lookup import TimestampScan
 from tests.support.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.logs import batch_of
 from tests.support.memory_env import MemoryEnv
@@ -74,8 +74,8 @@ async def test_a_start_without_a_free_port_leaves_the_data_as_an_orderly_stop(
 ) -> None:
     async with broker_in_memory(env) as broker:
         await broker.topics.create("orders", 1, {})
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        address = f"127.0.0.1:{sock.getsockname()[1]}"
         second = Broker(broker_settings(listeners=[address]), env)
         with pytest.raises(OSError, match="in use"):
             await second.start()
@@ -125,8 +125,8 @@ async def test_a_directory_that_fails_in_a_thread_is_noticed_and_told_of_once(
             await broker.topics.take_producer_ids(1)  # writes the metadata everywhere
             await broker.housekeeping.watch_directories()
             await broker.housekeeping.watch_directories()
-        told = [line for line in lines if line["event"] == "data directory is offline"]
-        assert [(line["directory"], line["partitions"]) for line in told] == [("/disk2", 1)]
+        reported = [line for line in lines if line["event"] == "data directory is offline"]
+        assert [(line["directory"], line["partitions"]) for line in reported] == [("/disk2", 1)]
         assert len(topic.partitions) == len(topic.offline) == 1
         assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
         _, text = await asyncio.to_thread(get, broker, "/metrics")
@@ -140,16 +140,18 @@ async def test_a_folder_removed_by_hand_is_the_fault_of_its_partition_alone(env:
     async with broker_in_memory(env, topics={"orders": {"partitions": 2}}) as broker:
         topic = broker.topics.get("orders")
         assert topic is not None
-        for one in topic.partitions.values():
+        for partition in topic.partitions.values():
             batch = batch_of(b"value")
-            one.append(memoryview(batch), read_header(batch), env.wall_ms())
+            partition.append(memoryview(batch), read_header(batch), env.wall_ms())
         env.remove_tree("/disk1/orders-0")
         env.advance_ms(topic.config.segment_ms + 1)
         with capture_logs() as lines:
             await broker.housekeeping.roll()
             await broker.housekeeping.watch_directories()
-        told = [(one["event"], one["partition"]) for one in lines if one["log_level"] == "error"]
-        assert told == [("partition is offline", "orders-0")]
+        reported = [
+            (line["event"], line["partition"]) for line in lines if line["log_level"] == "error"
+        ]
+        assert reported == [("partition is offline", "orders-0")]
         assert list(topic.offline) == [0]
         assert list(topic.partitions) == [1]
         assert topic.partitions[1].log.segment_count == 2
@@ -181,8 +183,8 @@ async def test_the_offsets_topic_is_made_whole_however_it_is_first_asked_for(
     async with broker_in_memory(env, groups={"offsets_partitions": 3}) as broker:
         client = client_of(broker)
         with client:
-            asked = MetadataRequest(topics=[MetadataRequestTopic(name=OFFSETS)])
-            answer = await asyncio.to_thread(client.request, ApiKey.METADATA, 9, asked)
+            request = MetadataRequest(topics=[MetadataRequestTopic(name=OFFSETS)])
+            answer = await asyncio.to_thread(client.request, ApiKey.METADATA, 9, request)
         assert isinstance(answer, MetadataResponse)
         assert len(answer.topics[0].partitions) == 3
         assert broker.groups.availability("any") is ErrorCode.NONE
@@ -190,11 +192,11 @@ async def test_the_offsets_topic_is_made_whole_however_it_is_first_asked_for(
 
 async def test_groups_are_served_though_the_client_that_was_first_leaves(env: MemoryEnv) -> None:
     async with broker_in_memory(env, groups={"offsets_partitions": 3}) as broker:
-        asked = asyncio.create_task(broker.offsets_topic.ensure())
+        task = asyncio.create_task(broker.offsets_topic.ensure())
         await asyncio.sleep(0)
-        asked.cancel()
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await task
         assert await broker.offsets_topic.ensure() is ErrorCode.NONE
         assert broker.groups.availability("any") is ErrorCode.NONE
 
@@ -235,19 +237,19 @@ async def test_a_look_into_a_batch_for_a_time_does_not_hold_the_loop(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked_in: list[int] = []
-    run = Look.run
+    run = TimestampScan.run
 
-    def noted(look: Look) -> TimestampOffset | None:
+    def noted(look: TimestampScan) -> TimestampOffset | None:
         looked_in.append(threading.get_ident())
         return run(look)
 
-    monkeypatch.setattr(Look, "run", noted)
+    monkeypatch.setattr(TimestampScan, "run", noted)
     async with broker_in_memory(env) as broker:
         topic = await broker.topics.create("timed", 1, {})
         batch = memoryview(batch_of(b"a", b"b", timestamps=[10, 20]))
         topic.partitions[0].append(batch, read_header(batch), 0)
         with client_of(broker) as client:
-            asked = [
+            partitions = [
                 ListOffsetsRequestPartition(partition_index=0, timestamp=timestamp)
                 for timestamp in (11, -3)
             ]
@@ -256,11 +258,11 @@ async def test_a_look_into_a_batch_for_a_time_does_not_hold_the_loop(
                 ApiKey.LIST_OFFSETS,
                 7,
                 ListOffsetsRequest(
-                    topics=[ListOffsetsRequestTopic(name="timed", partitions=asked)]
+                    topics=[ListOffsetsRequestTopic(name="timed", partitions=partitions)]
                 ),
             )
     assert isinstance(answer, ListOffsetsResponse)
-    assert [one.offset for one in answer.topics[0].partitions] == [1, 1]
+    assert [partition.offset for partition in answer.topics[0].partitions] == [1, 1]
     assert len(looked_in) == 2
     assert threading.get_ident() not in looked_in
 

@@ -105,7 +105,7 @@ def share_of(case: tuple[int, int]) -> int:
     return OLD_VERSION_SHARE if ALL and not is_newest(case) else 1
 
 
-class Asker:
+class Requester:
     """Puts frames to the dispatcher of a broker."""
 
     def __init__(self, broker: Broker) -> None:
@@ -139,9 +139,9 @@ def asker(runner: asyncio.Runner) -> Any:
     settings = {"partitions": PARTITIONS, "keys": {"cleanup.policy": "delete"}}
     topics = {f"t{number}": settings for number in range(TOPICS)}
 
-    async def serve() -> AsyncIterator[Asker]:
+    async def serve() -> AsyncIterator[Requester]:
         async with broker_in_memory(MemoryEnv(seed=5), topics=topics) as broker:
-            yield Asker(broker)
+            yield Requester(broker)
 
     serving = serve()
     yield runner.run(anext(serving))
@@ -149,9 +149,9 @@ def asker(runner: asyncio.Runner) -> Any:
         runner.run(anext(serving))
 
 
-def frames(case: tuple[int, int], asker: Asker) -> list[tuple[str, memoryview]]:
+def frames(case: tuple[int, int], requester: Requester) -> list[tuple[str, memoryview]]:
     made = []
-    for label, body in largest_bodies(*case, rows_of(case), asker.names):
+    for label, body in largest_bodies(*case, rows_of(case), requester.names):
         if " known" in label and not ALL:
             continue
         frame = codec.encode_request(*case, 1, "me", body)[4:]
@@ -164,7 +164,7 @@ def frames(case: tuple[int, int], asker: Asker) -> list[tuple[str, memoryview]]:
 @pytest.mark.parametrize("case", cases(), ids=name_of)
 def test_no_turn_of_a_request_holds_the_loop_for_long(
     case: tuple[int, int],
-    asker: Asker,
+    asker: Requester,
     runner: asyncio.Runner,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -186,7 +186,7 @@ def test_no_turn_of_a_request_holds_the_loop_for_long(
 @pytest.mark.skipif(not ALL, reason="takes minutes: `make budgets`")
 @pytest.mark.parametrize("case", cases(), ids=name_of)
 def test_memory_of_a_request_is_in_proportion_to_its_rows(
-    case: tuple[int, int], asker: Asker, runner: asyncio.Runner
+    case: tuple[int, int], asker: Requester, runner: asyncio.Runner
 ) -> None:
     rows, too_much = rows_of(case), []
     factor = SETTINGS_OF_A_TOPIC if case[0] == ApiKey.CREATE_TOPICS else 1
@@ -207,7 +207,7 @@ def test_memory_of_a_request_is_in_proportion_to_its_rows(
 @pytest.mark.parametrize("case", cases(), ids=name_of)
 def test_a_request_of_one_row_too_many_is_refused_at_no_cost(
     case: tuple[int, int],
-    asker: Asker,
+    asker: Requester,
     runner: asyncio.Runner,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

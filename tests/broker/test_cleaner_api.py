@@ -37,8 +37,8 @@ def ask(
         answer = connection.getresponse()
         text = answer.read().decode()
         kind = answer.getheader("Content-Type", "")
-        found = json.loads(text) if kind.startswith("application/json") else text
-        return answer.status, found, dict(answer.getheaders())
+        document = json.loads(text) if kind.startswith("application/json") else text
+        return answer.status, document, dict(answer.getheaders())
     finally:
         connection.close()
 
@@ -46,8 +46,8 @@ def ask(
 async def asked(
     broker: Broker, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, Any]:
-    status, found, _ = await asyncio.to_thread(ask, broker, method, path, body, **headers)
-    return status, found
+    status, result, _ = await asyncio.to_thread(ask, broker, method, path, body, **headers)
+    return status, result
 
 
 @pytest.fixture
@@ -60,13 +60,13 @@ def env() -> MemoryEnv:
 
 async def test_the_status_counts_partitions_and_names_the_settings(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        status, found = await asked(broker, "GET", ROOT)
+        status, result = await asked(broker, "GET", ROOT)
     assert status == 200
-    assert found["enabled"] is False
-    assert found["partitions"]["compacted"] == 3
-    assert found["partitions"]["paused"] == found["partitions"]["quarantined"] == 0
-    assert found["settings"]["workers"] == 1
-    assert found["read_bytes_per_second"] is None
+    assert result["enabled"] is False
+    assert result["partitions"]["compacted"] == 3
+    assert result["partitions"]["paused"] == result["partitions"]["quarantined"] == 0
+    assert result["settings"]["workers"] == 1
+    assert result["read_bytes_per_second"] is None
 
 
 async def test_partitions_come_in_pages_in_order(env: MemoryEnv) -> None:
@@ -85,12 +85,12 @@ async def test_partitions_come_in_pages_in_order(env: MemoryEnv) -> None:
 
 async def test_explain_answers_with_sentences_and_findings(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        status, found = await asked(broker, "GET", f"{ROOT}/partitions/orders/1")
+        status, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/1")
         _, audit = await asked(broker, "GET", f"{ROOT}/partitions/audit/0")
     assert status == 200
-    assert found["state"] == "idle"
-    assert found["sentences"][0] == "orders-1 is not being cleaned: nothing dirty."
-    assert {key: found["findings"][-1][key] for key in ("reason", "blocks")} == {
+    assert result["state"] == "idle"
+    assert result["sentences"][0] == "orders-1 is not being cleaned: nothing dirty."
+    assert {key: result["findings"][-1][key] for key in ("reason", "blocks")} == {
         "reason": "nothing dirty",
         "blocks": True,
     }
@@ -100,12 +100,12 @@ async def test_explain_answers_with_sentences_and_findings(env: MemoryEnv) -> No
 async def test_an_offline_partition_is_explained_and_not_steered(env: MemoryEnv) -> None:
     async with broker_in_memory(env, "/disk1", topics=TOPICS) as broker:
         broker.topics.fail([TopicPartition("orders", 1)], "its disk is gone")
-        status, found = await asked(broker, "GET", f"{ROOT}/partitions/orders/1")
-        assert (status, found["state"]) == (200, "offline")
-        assert "its disk is gone" in found["sentences"][1]
+        status, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/1")
+        assert (status, result["state"]) == (200, "offline")
+        assert "its disk is gone" in result["sentences"][1]
         for action in ("run", "pause", "resume", "abort", "retry"):
-            status, found = await asked(broker, "POST", f"{ROOT}/partitions/orders/1/{action}")
-            assert (status, found["error"]) == (409, "orders-1 is offline: its disk is gone")
+            status, result = await asked(broker, "POST", f"{ROOT}/partitions/orders/1/{action}")
+            assert (status, result["error"]) == (409, "orders-1 is offline: its disk is gone")
 
 
 async def test_the_history_is_empty_where_nothing_ran(env: MemoryEnv) -> None:
@@ -121,20 +121,28 @@ async def test_a_pause_holds_until_it_is_resumed_and_once_is_enough(env: MemoryE
     path = f"{ROOT}/partitions/orders/2"
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for changed in (True, False):
-            _, found = await asked(broker, "POST", f"{path}/pause")
-            assert (found["changed"], found["paused"], found["state"]) == (changed, True, "paused")
-            assert found["durable"] is True
+            _, result = await asked(broker, "POST", f"{path}/pause")
+            assert (result["changed"], result["paused"], result["state"]) == (
+                changed,
+                True,
+                "paused",
+            )
+            assert result["durable"] is True
         for changed in (True, False):
-            _, found = await asked(broker, "POST", f"{path}/resume")
-            assert (found["changed"], found["paused"], found["state"]) == (changed, False, "idle")
+            _, result = await asked(broker, "POST", f"{path}/resume")
+            assert (result["changed"], result["paused"], result["state"]) == (
+                changed,
+                False,
+                "idle",
+            )
 
 
 async def test_a_pause_survives_a_restart(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
         await asked(broker, "POST", f"{ROOT}/partitions/orders/2/pause")
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        _, found = await asked(broker, "GET", f"{ROOT}/partitions/orders/2")
-        assert found["paused"] is True
+        _, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/2")
+        assert result["paused"] is True
 
 
 async def test_right_after_a_pause_it_is_what_stands_in_the_way(env: MemoryEnv) -> None:
@@ -153,16 +161,16 @@ async def test_a_pause_that_cannot_be_written_is_in_force_and_says_so(env: Memor
     path = f"{ROOT}/partitions/orders/2"
     async with broker_in_memory(env, topics=TOPICS) as broker:
         fault = env.fail_on(lambda _, path: "varve.cleaner" in path, 28)
-        _, found = await asked(broker, "POST", f"{path}/pause")
-        assert (found["paused"], found["durable"]) == (True, False)
+        _, result = await asked(broker, "POST", f"{path}/pause")
+        assert (result["paused"], result["durable"]) == (True, False)
         _, every = await asked(broker, "POST", f"{ROOT}/pause")
         assert every == {"changed": 2, "durable": False}
         fault.remove()
-        _, found = await asked(broker, "POST", f"{path}/pause")
-        assert (found["changed"], found["durable"]) == (False, True)
+        _, result = await asked(broker, "POST", f"{path}/pause")
+        assert (result["changed"], result["durable"]) == (False, True)
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        _, found = await asked(broker, "GET", path)
-        assert found["paused"] is True
+        _, result = await asked(broker, "GET", path)
+        assert result["paused"] is True
 
 
 async def test_all_compacted_partitions_are_paused_and_resumed_at_once(env: MemoryEnv) -> None:
@@ -175,18 +183,18 @@ async def test_all_compacted_partitions_are_paused_and_resumed_at_once(env: Memo
 async def test_what_finds_nothing_to_do_says_so_and_is_no_error(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for action in ("abort", "retry"):
-            status, found = await asked(broker, "POST", f"{ROOT}/partitions/orders/0/{action}")
-            assert (status, found["changed"]) == (200, False)
+            status, result = await asked(broker, "POST", f"{ROOT}/partitions/orders/0/{action}")
+            assert (status, result["changed"]) == (200, False)
 
 
 async def test_a_run_that_makes_no_sense_is_refused_in_words(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
-        status, found = await asked(broker, "POST", f"{ROOT}/partitions/audit/0/run")
-        assert (status, found["error"]) == (
+        status, result = await asked(broker, "POST", f"{ROOT}/partitions/audit/0/run")
+        assert (status, result["error"]) == (
             400, "audit-0 is not compacted: its cleanup.policy is delete",
         )  # fmt: skip
-        status, found = await asked(broker, "POST", f"{ROOT}/partitions/orders/0/run")
-        assert (status, found["error"]) == (409, "the cleaner is switched off (cleaner.enabled)")
+        status, result = await asked(broker, "POST", f"{ROOT}/partitions/orders/0/run")
+        assert (status, result["error"]) == (409, "the cleaner is switched off (cleaner.enabled)")
 
 
 # --- bad requests ---------------------------------------------------------------------------------
@@ -222,9 +230,9 @@ BAD_PATHS = (
 async def test_a_bad_request_gets_a_status_and_words_in_json(env: MemoryEnv) -> None:
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for path, status, words in BAD_PATHS:
-            code, found = await asked(broker, "GET", ROOT + path)
+            code, result = await asked(broker, "GET", ROOT + path)
             assert (path, code) == (path, status)
-            assert words in found["error"], path
+            assert words in result["error"], path
 
 
 BAD_BODIES = (
@@ -243,9 +251,9 @@ async def test_a_body_that_makes_no_sense_changes_nothing(env: MemoryEnv) -> Non
     async with broker_in_memory(env, topics=TOPICS) as broker:
         for body, status, words in BAD_BODIES:
             for action in ("run", "pause"):
-                code, found = await asked(broker, "POST", f"{path}/{action}", body)
+                code, result = await asked(broker, "POST", f"{path}/{action}", body)
                 assert (body[:20], code) == (body[:20], status)
-                assert words in found["error"] or action == "pause"
+                assert words in result["error"] or action == "pause"
         _, after = await asked(broker, "GET", path)
     assert (after["state"], after["paused"]) == ("idle", False)
 
@@ -260,11 +268,11 @@ async def test_a_change_is_refused_without_json_from_afar_or_by_another_method(
         assert (await asked(broker, "POST", path, Origin="http://evil.example"))[0] == 403
         assert (await asked(broker, "POST", path, Origin="null"))[0] == 403
         assert (await asked(broker, "POST", path, Host="evil.example"))[0] == 403
-        status, found, headers = await asyncio.to_thread(ask, broker, "GET", path)
+        status, result, headers = await asyncio.to_thread(ask, broker, "GET", path)
         assert (status, headers["Allow"]) == (405, "POST")
-        assert "Method Not Allowed" in found["error"]
-        ours = f"http://{broker.http_address}"
-        assert (await asked(broker, "POST", path, Origin=ours))[0] == 200
+        assert "Method Not Allowed" in result["error"]
+        local = f"http://{broker.http_address}"
+        assert (await asked(broker, "POST", path, Origin=local))[0] == 200
 
 
 async def test_with_a_token_everything_but_health_asks_for_it(env: MemoryEnv) -> None:
@@ -303,15 +311,19 @@ async def test_the_first_page_links_to_the_openapi_document_and_every_link_leads
 
 async def test_the_openapi_document_has_every_route_and_no_other(env: MemoryEnv) -> None:
     async with broker_in_memory(env) as broker:
-        _, found = await asked(broker, "GET", openapi.PATH)
+        _, result = await asked(broker, "GET", openapi.PATH)
         routes = {
             (route.method, route.resource.canonical)
             for route in broker.http.application.router.routes()
             if route.resource is not None and route.resource.canonical.startswith("/api/")
         }
-    told = {(m.upper(), path) for path, one in found["paths"].items() for m in one}
-    assert told == {(method, path) for method, path in routes if method != "HEAD"}
-    for path, operations in found["paths"].items():
+    reported = {(m.upper(), path) for path, item in result["paths"].items() for m in item}
+    assert reported == {(method, path) for method, path in routes if method != "HEAD"}
+    for path, operations in result["paths"].items():
         for operation in operations.values():
-            named = {one["name"] for one in operation["parameters"] if one["in"] == "path"}
+            named = {
+                parameter["name"]
+                for parameter in operation["parameters"]
+                if parameter["in"] == "path"
+            }
             assert named == set(re.findall(r"\{(\w+)\}", path))

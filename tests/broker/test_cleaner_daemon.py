@@ -84,10 +84,10 @@ def test_a_partition_is_cleaned_on_demand_with_its_active_segment(broker: VarveB
     again = answered(broker, "run", "customers", "0", "--wait")
     assert again["dirty_bytes"] == 0
 
-    found = answered(broker, "explain", "customers", "0")
-    assert found["first_dirty_offset"] == 5 * KEYS
-    assert found["last_job"]["records_after"] == KEYS
-    assert found["story"][0]["event"] == "Grabbed"
+    result = answered(broker, "explain", "customers", "0")
+    assert result["first_dirty_offset"] == 5 * KEYS
+    assert result["last_job"]["records_after"] == KEYS
+    assert result["transitions"][0]["event"] == "JobStarted"
     (job,) = answered(broker, "history", "customers", "0")["jobs"]
     assert (job["outcome"], job["tombstones_removed"]) == ("finished", 0)
     assert "customers-0  finished" in varve(broker, "history", "customers").stdout
@@ -125,9 +125,9 @@ def test_the_fresh_topic_that_is_all_in_its_active_segment_is_explained(tmp_path
         head, *_ = varve(broker, "status", "--topic", "customers").stdout.splitlines()
         assert head.startswith("customers: 2 partitions, 0 due, 0 being cleaned, 0 paused; 0 B")
         assert row.split()[:2] == ["customers-0", "idle"]
-        found = answered(broker, "explain", "customers", "0")
-        assert found["waiting_bytes"] == found["size_bytes"] > 100_000
-        assert found["live_bytes"] is None
+        result = answered(broker, "explain", "customers", "0")
+        assert result["waiting_bytes"] == result["size_bytes"] > 100_000
+        assert result["live_bytes"] is None
         text = varve(broker, "explain", "customers", "0").stdout
         assert re.search(r"KiB are in it; it closes at 1.0 MiB or in (24.0|23.9) h,", text), text
         assert "would be left" not in text
@@ -143,16 +143,16 @@ def test_a_run_that_cannot_clean_what_is_dirty_says_why_and_fails_a_wait(tmp_pat
         done = varve(broker, "run", "customers", "0", "--roll", "--wait")
         assert (done.returncode, done.stdout) == (1, "")
         assert "it is younger than min.compaction.lag.ms for another" in done.stderr
-        told = varve(broker, "run", "customers", "0", "--roll")
-        assert (told.returncode, "younger than" in told.stdout) == (0, True)
+        process = varve(broker, "run", "customers", "0", "--roll")
+        assert (process.returncode, "younger than" in process.stdout) == (0, True)
 
 
 def test_a_run_that_a_view_bounds_says_so_and_fails_a_wait(tmp_path: Path) -> None:
     keys = {"varve.view": "compacted", "varve.view.min.bytes": -1}
     with running_varve(tmp_path, {"topics": {"customers": TOPICS["customers"] | keys}}) as broker:
         produce(broker, 0, 1000, "a")
-        taken = varve(broker, "compact", "customers", "0", group="view")
-        assert taken.returncode == 0, taken.stderr
+        process = varve(broker, "compact", "customers", "0", group="view")
+        assert process.returncode == 0, process.stderr
         assert varve(broker, "run", "customers", "0", "--roll", "--wait").returncode == 0
         produce(broker, 0, 1000, "b")
         done = varve(broker, "run", "customers", "0", "--roll", "--wait")
@@ -190,8 +190,8 @@ def test_commands_take_a_whole_topic_or_one_partition_by_its_name(broker: VarveB
     assert varve(broker, "pause", "customers-1").stdout == "customers-1 is paused\n"
     both = varve(broker, "pause", "customers").stdout.splitlines()
     assert both == ["customers-0 is paused", "customers-1 was paused already"]
-    found = answered(broker, "explain", "customers")
-    assert [row["partition"] for row in found["partitions"]] == [0, 1]
+    result = answered(broker, "explain", "customers")
+    assert [row["partition"] for row in result["partitions"]] == [0, 1]
     assert answered(broker, "explain", "customers-1")["partition"] == 1
     text = varve(broker, "explain", "customers").stdout
     assert text.count("is not being cleaned: paused by an operator.") == 2
@@ -217,8 +217,8 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         done = varve(broker, "run", "customers", "1", "--roll", "--wait", "--timeout", "60")
         assert (done.returncode, done.stdout) == (1, "")
         assert f"{first} is damaged at byte" in done.stderr
-        told = [line for line in broker.log_text.splitlines() if str(first) in line]
-        (line,) = [json.loads(one) for one in told]
+        document = [line for line in broker.log_text.splitlines() if str(first) in line]
+        (line,) = [json.loads(item) for item in document]
         assert (line["event"], line["level"]) == ("cleaned around damage", "error")
         # Two, if the cleaner began by itself between the commands, without the rolled segment.
         jobs = answered(broker, "history", "customers", "1")["jobs"]
@@ -316,8 +316,8 @@ def hang_up(broker: VarveBroker, event: str) -> list[dict[str, Any]]:
     broker.process.send_signal(signal.SIGHUP)
 
     def lines() -> list[dict[str, Any]]:
-        found = broker.log_text.splitlines()[before:]
-        return [json.loads(line) for line in found if line.startswith("{")]
+        document = broker.log_text.splitlines()[before:]
+        return [json.loads(line) for line in document if line.startswith("{")]
 
     wait_until(lambda: any(line["event"] == event for line in lines()), event)
     return lines()
@@ -347,11 +347,14 @@ def test_a_reload_changes_topics_and_the_cleaner_while_clients_are_served(tmp_pa
             checkpoint_interval_ms="5s",
         )
         lines = hang_up(broker, "settings reloaded")
-        (hidden,) = [one for one in lines if one["event"] == "hidden by a dynamic setting"]
+        (hidden,) = [line for line in lines if line["event"] == "hidden by a dynamic setting"]
         assert hidden["key"] == "topics.customers.min.cleanable.dirty.ratio"
         assert (hidden["value"], hidden["dynamic_value"]) == ("0.1", "0.7")
-        fixed = [one for one in lines if one["event"] == "takes effect at the next start only"]
-        assert sorted(one["key"] for one in fixed) == ["checkpoint_interval_ms", "cleaner.enabled"]
+        fixed = [line for line in lines if line["event"] == "takes effect at the next start only"]
+        assert sorted(item["key"] for item in fixed) == [
+            "checkpoint_interval_ms",
+            "cleaner.enabled",
+        ]
         status = client.get("")
         assert status["enabled"] is True
         assert (status["workers_wanted"], status["read_bytes_per_second"]) == (2, 50 << 20)
@@ -376,7 +379,11 @@ def test_a_file_with_an_error_changes_nothing_and_says_where(tmp_path: Path) -> 
         lines = hang_up(broker, "settings not reloaded")
         count = len(good.splitlines())
         wait_until(lambda: broker.log_text.count("settings not reloaded") == 2, "both errors")
-        lines = [json.loads(one) for one in broker.log_text.splitlines() if "not reloaded" in one]
+        lines = [
+            json.loads(splitline)
+            for splitline in broker.log_text.splitlines()
+            if "not reloaded" in splitline
+        ]
         reasons = [line["reason"] for line in lines]
         assert reasons[0].startswith(f"{file}:{count + 3}: cleaner.backoff_ms: expected")
         assert reasons[1] == f"{file}:{count + 4}: limitz: unknown key; did you mean limits?"
@@ -388,7 +395,7 @@ def test_a_file_with_an_error_changes_nothing_and_says_where(tmp_path: Path) -> 
         file.write_text(good.replace("cleanup.policy: compact", "min.compaction.lag.ms: 1h"))
         wait_until(lambda: "min.compaction.lag.ms" in file.read_text(), "the file")
         lines = hang_up(broker, "settings not reloaded")
-        (line,) = [one for one in lines if one["event"] == "settings not reloaded"]
+        (line,) = [line for line in lines if line["event"] == "settings not reloaded"]
         assert "topics.customers" in line["reason"]
         assert "min.compaction.lag.ms" in line["reason"]
         assert client.get("/partitions/customers/0")["cleanup_policy"] == ["compact"]

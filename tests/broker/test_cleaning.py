@@ -64,7 +64,7 @@ def cleaned(
     """What a worker makes of the partition as it stands, in groups of `group_size` segments."""
     facts = broker.cleaning.facts_of(ORDERS)
     assert facts is not None
-    verdict = broker.pool._lookout.judge(facts)
+    verdict = broker.pool._scanner.assess(facts)
     assert verdict is not None
     inputs = broker.cleaning.job_inputs(ORDERS, facts.log_start_offset, facts.log_end_offset)
     settings = CleanerSettings(dedupe_buffer_bytes=1 << 20, **config)
@@ -207,8 +207,8 @@ async def test_records_below_the_log_start_do_not_come_back_without_their_tombst
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.PUBLISHED,)
         home = broker.manager.home_of(ORDERS)
         assert home is not None
-        said = read_offsets(env, home.file(filenames.LOG_START_CHECKPOINT))
-        assert said == {ORDERS: RECORDS + 2}
+        messages = read_offsets(env, home.file(filenames.LOG_START_CHECKPOINT))
+        assert messages == {ORDERS: RECORDS + 2}
 
 
 async def test_a_change_of_policy_makes_a_job_void(env: MemoryEnv) -> None:
@@ -443,7 +443,7 @@ async def test_a_quarantine_ends_when_retention_took_the_damage(
     forgiven: list[TopicPartition] = []
     async with broker_in_memory(env, topics=BOTH) as broker:
         partition = fill(env, broker, 3)
-        monkeypatch.setattr(broker.pool, "forgive", forgiven.append)
+        monkeypatch.setattr(broker.pool, "retry", forgiven.append)
         first = f"{partition.log.directory}/{filenames.file_name(0, filenames.LOG)}"
         assert partition.log.mark_damaged(first, 10, "a bit has flipped")
         await broker.housekeeping.expire()

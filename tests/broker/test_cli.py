@@ -73,7 +73,7 @@ def test_serve_and_check_config_say_the_same_of_a_bad_file(tmp_path: Path) -> No
 
 def test_the_version_is_told_by_a_command_and_by_an_option() -> None:
     by_command, by_option = (
-        CliRunner().invoke(main, [given]) for given in ("version", "--version")
+        CliRunner().invoke(main, [value]) for value in ("version", "--version")
     )
     assert (by_option.exit_code, by_option.output) == (0, by_command.output)
     assert re.fullmatch(r"varve \S+ \(Python 3\.\d+\.\d+\)\n", by_option.output)
@@ -253,7 +253,7 @@ def partition_status(**changes: object) -> dict[str, object]:
     return {
         "state": "idle",
         "paused": False,
-        "wanted_offset": 100,
+        "requested_offset": 100,
         "first_dirty_offset": 0,
         "end_offset": 100,
         "dirty_bytes": 9,
@@ -271,16 +271,16 @@ def ended_job(outcome: str, reason: str) -> dict[str, object]:
     ("changes", "reason"),
     [
         ({"state": "cleaning"}, ""),
-        ({"state": "aborting", "wanted_offset": None}, ""),
+        ({"state": "aborting", "requested_offset": None}, ""),
         (
-            {"wanted_offset": None, "last_job": ended_job("aborted", "an operator gave it up")},
+            {"requested_offset": None, "last_job": ended_job("aborted", "an operator gave it up")},
             "the job was given up: an operator gave it up",
         ),
         (
-            {"wanted_offset": None},
+            {"requested_offset": None},
             "an operator cancelled the clean request. t-0 is not being cleaned.",
         ),
-        ({"wanted_offset": None, "first_dirty_offset": 100}, ""),
+        ({"requested_offset": None, "first_dirty_offset": 100}, ""),
         ({"paused": True}, "t-0 is not being cleaned."),
         ({"last_job": ended_job("failed", "disk full")}, "the job failed: disk full"),
     ],

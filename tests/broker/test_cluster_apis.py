@@ -182,11 +182,11 @@ async def test_a_topic_is_described_by_its_id_whatever_name_stands_beside_it(
 ) -> None:
     topic = broker.topics.get("orders")
     assert topic is not None
-    wanted = m.MetadataRequestTopic(topic_id=topic.topic_id, name=name)
-    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[wanted]))
+    metadata_request_topic = m.MetadataRequestTopic(topic_id=topic.topic_id, name=name)
+    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[metadata_request_topic]))
     assert [(t.error_code, t.name) for t in answer.topics] == [(ErrorCode.NONE, "orders")]
-    wanted.topic_id = bytes(range(16))
-    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[wanted]))
+    metadata_request_topic.topic_id = bytes(range(16))
+    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[metadata_request_topic]))
     assert [(t.error_code, t.topic_id) for t in answer.topics] == [
         (ErrorCode.UNKNOWN_TOPIC_ID, bytes(range(16)))
     ]
@@ -324,7 +324,7 @@ async def test_a_list_grows_by_appending_no_longer_than_an_answer_can_hold(broke
     )
     body = m.DescribeConfigsRequest(resources=[row])
     answer = await ask(broker, ApiKey.DESCRIBE_CONFIGS, body, version=1)
-    assert [one.value for one in answer.results[0].configs] == ["0:1"]
+    assert [config.value for config in answer.results[0].configs] == ["0:1"]
 
 
 async def test_more_of_settings_than_a_turn_may_parse_is_refused(broker: Broker) -> None:

@@ -257,11 +257,11 @@ def test_two_messages_share_no_default_list() -> None:
     messages.MetadataResponse().topics.append(messages.MetadataResponseTopic())
     assert messages.MetadataResponse().topics == []
     frame = codec.encode_request(9, 8, 1, None, messages.OffsetFetchRequest())[4:]
-    one, other = (codec.decode_request(9, 8, frame)[1] for _ in range(2))
-    assert isinstance(one, messages.OffsetFetchRequest)
+    message, other = (codec.decode_request(9, 8, frame)[1] for _ in range(2))
+    assert isinstance(message, messages.OffsetFetchRequest)
     assert isinstance(other, messages.OffsetFetchRequest)
-    assert one.topics is not None
-    one.topics.append(messages.OffsetFetchRequestTopic())
+    assert message.topics is not None
+    message.topics.append(messages.OffsetFetchRequestTopic())
     assert other.topics == []
 
 

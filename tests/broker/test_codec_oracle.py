@@ -23,22 +23,22 @@ def test_every_message_is_read_and_written_as_kio_does(
     rng = random.Random(api_key * 100 + version)
     kind = kio_class(api_key, version, direction)
     for _ in range(MESSAGES):
-        theirs = random_message(rng, kind)
-        body = encoded(theirs)
+        remote = random_message(rng, kind)
+        body = encoded(remote)
         if direction == "request":
             flexible = APIS[api_key].is_flexible(version)
             head = api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\7"
             head += b"\0\2me" + b"\0" * flexible
-            header, ours = codec.decode_request(api_key, version, head + body)
+            header, message = codec.decode_request(api_key, version, head + body)
             assert header == (api_key, version, 7, "me", len(head))
-            again = codec.encode_request(api_key, version, 7, "me", ours)
+            again = codec.encode_request(api_key, version, 7, "me", message)
         else:
             tagged_header = APIS[api_key].is_flexible(version) and api_key != ApiKey.API_VERSIONS
             head = b"\0\0\0\7" + b"\0" * tagged_header
-            correlation_id, ours = codec.decode_response(api_key, version, head + body)
+            correlation_id, message = codec.decode_response(api_key, version, head + body)
             assert correlation_id == 7
-            again = codec.encode_response(api_key, version, 7, ours)
-        assert difference(ours, theirs) is None
+            again = codec.encode_response(api_key, version, 7, message)
+        assert difference(message, remote) is None
         assert again == len(head + body).to_bytes(4, "big") + head + body
 
 

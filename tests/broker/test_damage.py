@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from broker.api_command import fail, show_progress
 from broker.app import Broker
 from broker.cli import main
-from broker.damage import LINE_SECONDS
+from broker.damage import LOG_INTERVAL_SECONDS
 from broker.groups.model import CommitRequested
 from broker.groups.offset_records import CommittedOffset
 from broker.handlers.groups import UNKNOWN_WAITER
@@ -81,20 +81,22 @@ async def fetch(
 ) -> tuple[ErrorCode, list[int]]:
     client = RawClient(broker.addresses[0].port)
     clients.append(client)
-    wanted = FetchRequestPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
+    fetch_request_partition = FetchRequestPartition(
+        partition=0, fetch_offset=offset, partition_max_bytes=1 << 20
+    )
     body = FetchRequest(
         max_wait_ms=0,
         min_bytes=1,
         max_bytes=1 << 20,
         session_id=0,
         session_epoch=-1,
-        topics=[FetchRequestTopic(topic="orders", partitions=[wanted])],
+        topics=[FetchRequestTopic(topic="orders", partitions=[fetch_request_partition])],
     )
     answer = await asyncio.to_thread(client.request, ApiKey.FETCH, FETCH_VERSION, body)
     assert isinstance(answer, FetchResponse)
-    (found,) = answer.responses[0].partitions
-    data = bytes(found.records or b"")
-    return ErrorCode(found.error_code), [header.base_offset for _, header in walk_headers(data)]
+    (partition,) = answer.responses[0].partitions
+    data = bytes(partition.records or b"")
+    return ErrorCode(partition.error_code), [header.base_offset for _, header in walk_headers(data)]
 
 
 def ask(broker: Broker, method: str, path: str) -> tuple[int, dict[str, Any]]:
@@ -149,12 +151,12 @@ async def test_a_blocked_reader_is_logged_once_a_minute_and_counted_each_time(
         with capture_logs() as lines:
             for _ in range(3):
                 await fetch(broker, clients, 2)
-            env.advance_ms(int(LINE_SECONDS * 1000) + 1)
+            env.advance_ms(int(LOG_INTERVAL_SECONDS * 1000) + 1)
             await fetch(broker, clients, 2)
-        told = [line for line in lines if line["event"] == "damaged batch blocks a reader"]
-        assert len(told) == 2
-        assert told[0]["fetch_offset"] == 2
-        assert told[0]["remedy"] == "varve log skip orders 0 --offset 2"
+        reported = [line for line in lines if line["event"] == "damaged batch blocks a reader"]
+        assert len(reported) == 2
+        assert reported[0]["fetch_offset"] == 2
+        assert reported[0]["remedy"] == "varve log skip orders 0 --offset 2"
         assert broker.stats.damaged_fetches == {"orders": 4}
 
 
@@ -166,12 +168,12 @@ async def test_explain_and_status_show_damage_first_and_who_is_blocked(
         flip(env, 2 * BATCH_BYTES + 70)
         log.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
         await fetch(broker, clients, 2)
-        _, found = await api(broker, "GET", "cleaner/partitions/orders/0")
-        (damage,) = found["damage"]
+        _, results = await api(broker, "GET", "cleaner/partitions/orders/0")
+        (damage,) = results["damage"]
         assert (damage["first_offset"], damage["next_offset"]) == (2, 3)
         (blocked,) = damage["blocked_clients"]
         assert blocked["offset"] == 2
-        assert any("Blocked at offsets 2 to 2: client" in text for text in found["sentences"])
+        assert any("Blocked at offsets 2 to 2: client" in text for text in results["sentences"])
         code, text = await cli(broker, "cleaner", "status")
         assert code == exit_codes.DONE
         rows = text.splitlines()
@@ -191,9 +193,9 @@ async def test_explain_names_the_groups_that_committed_a_damaged_offset(env: Mem
             committed = {("orders", 0): CommittedOffset(offset)}
             done = await broker.groups.commit(group, request, committed)
             assert done is ErrorCode.NONE
-        _, found = await api(broker, "GET", "cleaner/partitions/orders/0")
-        assert found["damage"][0]["blocked_groups"] == [{"group": "billing", "offset": 2}]
-        assert found["sentences"][-1] == (
+        _, results = await api(broker, "GET", "cleaner/partitions/orders/0")
+        assert results["damage"][0]["blocked_groups"] == [{"group": "billing", "offset": 2}]
+        assert results["sentences"][-1] == (
             "Blocked at offsets 2 to 2: group billing (committed offset 2)."
         )
 
@@ -256,15 +258,15 @@ async def test_a_skip_lets_readers_go_on_and_holds_over_restarts(
         with capture_logs() as lines:
             code, text = await cli(broker, "log", "skip", "orders", "0", "--offset", "2", "--yes")
         assert code == exit_codes.DONE, text
-        (told,) = [one for one in lines if one["event"] == "damage skipped by an operator"]
-        assert (told["first_offset"], told["next_offset"]) == (2, 3)
-        kept = env.read_file(told["kept_as"])
-        assert len(kept) == len(damaged)
-        assert kept != damaged
+        (reported,) = [line for line in lines if line["event"] == "damage skipped by an operator"]
+        assert (reported["first_offset"], reported["next_offset"]) == (2, 3)
+        retained = env.read_file(reported["kept_as"])
+        assert len(retained) == len(damaged)
+        assert retained != damaged
         assert await fetch(broker, clients, 2) == (ErrorCode.NONE, [3])
         assert await fetch(broker, clients, 4) == (ErrorCode.CORRUPT_MESSAGE, [])
-        status, found = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
-        assert (status, "no damage is known" in found["error"]) == (409, True)
+        status, results = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
+        assert (status, "no damage is known" in results["error"]) == (409, True)
         await api(broker, "POST", "log/partitions/orders/0/skip?offset=4")
         _, text = await cli(broker, "log", "verify", "orders", "0")
         assert "has no damage" in text
@@ -280,8 +282,8 @@ async def test_a_range_that_is_whole_by_now_is_not_skipped(env: MemoryEnv) -> No
         flip(env, 2 * BATCH_BYTES + 70)
         opened.mark_damaged(FIRST, 2 * BATCH_BYTES, "bad CRC")
         flip(env, 2 * BATCH_BYTES + 70)  # somebody put the byte right
-        status, found = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
-        assert (status, "has changed since it was found" in found["error"]) == (409, True)
+        status, results = await api(broker, "POST", "log/partitions/orders/0/skip?offset=2")
+        assert (status, "has changed since it was found" in results["error"]) == (409, True)
         assert offsets_in(opened) == [0, 1, 2, 3, 4, 5], "and it is served again"
 
 
@@ -307,8 +309,8 @@ async def test_a_segment_of_which_nothing_is_whole_goes_as_a_whole(env: MemoryEn
         opened = filled(broker, 1).log
         flip(env, 70)
         opened.mark_damaged(FIRST, 0, "bad CRC")
-        status, found = await api(broker, "POST", "log/partitions/orders/0/skip?offset=0")
-        assert status == 200, found
+        status, results = await api(broker, "POST", "log/partitions/orders/0/skip?offset=0")
+        assert status == 200, results
         assert offsets_in(opened) == []
         assert opened.log_start_offset == 0
         assert not env.exists(FIRST)
@@ -326,7 +328,7 @@ async def test_damage_has_the_same_fields_in_the_log_and_in_the_api(env: MemoryE
         fields = {key: damage[key] for key in damage if not key.startswith("blocked_")}
         assert fields["next_offset"] == 3
         for event in ("damage found", "damage skipped by an operator"):
-            (line,) = [one for one in lines if one["event"] == event]
+            (line,) = [line for line in lines if line["event"] == event]
             assert fields.items() <= line.items()
         assert fields.items() <= skipped.items()
 

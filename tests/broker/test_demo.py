@@ -40,14 +40,14 @@ def watch(monkeypatch: pytest.MonkeyPatch, *sizes: int, before: int) -> tuple[in
     """-> (size at the end, percentage that the bar shows then)"""
     monkeypatch.setattr(demo, "time", Clock())
     progress = demo._progress(Console(file=io.StringIO()))
-    left = demo._watch_shrink(
+    remaining = demo._watch_shrink(
         "t",
         Shrinking(*sizes),  # type: ignore[arg-type]
         progress,
         before=before,
         live=before // 20,
     )
-    return left, progress.tasks[0].percentage
+    return remaining, progress.tasks[0].percentage
 
 
 @pytest.mark.parametrize("last", [50, 280, 940])
@@ -75,10 +75,10 @@ def test_a_dead_port_fails_at_once_with_a_reason(capsys: pytest.CaptureFixture[s
 
     threading.Thread(target=attempt, daemon=True).start()
     assert done.wait(demo.ANSWER_SECONDS / 2), "it waited for a broker"
-    said = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     assert codes == [1]
-    assert f"no broker answers at 127.0.0.1:{port}" in said
-    assert "refused" in said
+    assert f"no broker answers at 127.0.0.1:{port}" in output
+    assert "refused" in output
 
 
 def test_before_is_the_size_of_everything_that_was_produced(

@@ -42,13 +42,13 @@ async def test_an_open_transaction_is_aborted_and_no_longer_bounds_the_cleaner()
         begin(env, broker, 77)
         begin(env, broker, 88)
         assert bounds(broker) == (0, Undecided.OPEN_TRANSACTION)
-        status, found = await asked(broker, "POST", f"{PATH}/transactions/77/abort")
-        assert (status, found["marker_offset"]) == (200, 2)
+        status, result = await asked(broker, "POST", f"{PATH}/transactions/77/abort")
+        assert (status, result["marker_offset"]) == (200, 2)
         assert bounds(broker) == (1, Undecided.OPEN_TRANSACTION)
         log = broker.manager.logs[ORDERS]
-        assert [(one.producer_id, one.first_offset) for one in log.aborted_transactions(0, 3)] == [
-            (77, 0)
-        ]
+        assert [
+            (entry.producer_id, entry.first_offset) for entry in log.aborted_transactions(0, 3)
+        ] == [(77, 0)]
         assert log.recovery_point == 3, "durable before it is answered"
         await asked(broker, "POST", f"{PATH}/transactions/88/abort")
         assert bounds(broker) == (4, Undecided.HIGH_WATERMARK)
@@ -73,9 +73,9 @@ async def test_for_a_producer_that_is_not_open_it_is_refused(
     async with broker_in_memory(env, topics=TOPICS) as broker:
         begin(env, broker, 77)
         end = broker.manager.logs[ORDERS].log_end_offset
-        status, found = await asked(broker, "POST", f"{ROOT}/partitions/{path}")
+        status, result = await asked(broker, "POST", f"{ROOT}/partitions/{path}")
         assert status == code
-        assert words in found["error"]
+        assert words in result["error"]
         assert broker.manager.logs[ORDERS].log_end_offset == end
 
 

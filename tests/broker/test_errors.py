@@ -9,9 +9,9 @@ from storage import errors as storage
 
 @pytest.mark.parametrize("code", list(ErrorCode), ids=lambda code: code.name)
 def test_a_code_has_kafkas_number_and_says_whether_to_retry(code: ErrorCode) -> None:
-    theirs = KafkaErrorCode(code.value)
-    assert theirs.name == code.name.lower()
-    assert theirs.retriable == code.retriable
+    error = KafkaErrorCode(code.value)
+    assert error.name == code.name.lower()
+    assert error.retriable == code.retriable
 
 
 STORAGE_ERRORS = [

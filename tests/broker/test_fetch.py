@@ -41,7 +41,7 @@ def request(
     *offsets: int, max_wait_ms: int = 0, min_bytes: int = 1, session: tuple[int, int] = (0, -1)
 ) -> FetchRequest:
     """Partitions 0, 1, ... of orders from these offsets on."""
-    wanted = [
+    partitions = [
         FetchRequestPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20)
         for index, offset in enumerate(offsets)
     ]
@@ -51,7 +51,7 @@ def request(
         max_bytes=1 << 20,
         session_id=session[0],
         session_epoch=session[1],
-        topics=[FetchRequestTopic(topic="orders", partitions=wanted)] if wanted else [],
+        topics=[FetchRequestTopic(topic="orders", partitions=partitions)] if partitions else [],
     )
 
 
@@ -91,7 +91,9 @@ async def until_waiting(broker: Broker) -> None:
 
 
 def partitions_told(answer: FetchResponse) -> list[int]:
-    return [one.partition_index for topic in answer.responses for one in topic.partitions]
+    return [
+        partition.partition_index for topic in answer.responses for partition in topic.partitions
+    ]
 
 
 # --- waiting --------------------------------------------------------------------------------------
@@ -116,8 +118,8 @@ async def test_a_fetch_waits_on_until_it_has_min_bytes(
 ) -> None:
     async with broker_in_memory(env, topics={"orders": {}}) as broker:
         reader, writer = two_clients(broker, clients)
-        wanted = request(0, max_wait_ms=LONG_MS, min_bytes=len(BATCH) + 1)
-        waiting = asyncio.create_task(reader.fetch(wanted))
+        fetch_request = request(0, max_wait_ms=LONG_MS, min_bytes=len(BATCH) + 1)
+        waiting = asyncio.create_task(reader.fetch(fetch_request))
         await until_waiting(broker)
         await writer.produce()
         assert not waiting.done()
@@ -135,8 +137,12 @@ async def test_a_fetch_that_is_not_woken_ends_at_its_deadline(
         started = time.monotonic()
         answer = await reader.fetch(request(0, max_wait_ms=50))
         assert 0.045 <= time.monotonic() - started < LONG_MS / 2000
-        one = answer.responses[0].partitions[0]
-        assert (one.error_code, one.high_watermark, one.records) == (ErrorCode.NONE, 0, b"")
+        partition = answer.responses[0].partitions[0]
+        assert (partition.error_code, partition.high_watermark, partition.records) == (
+            ErrorCode.NONE,
+            0,
+            b"",
+        )
 
 
 async def test_a_fetch_of_a_topic_that_is_deleted_is_told_at_once(

@@ -24,8 +24,8 @@ def sessions(limit: int = 10) -> FetchSessions:
     return FetchSessions(limit, random.Random(7))
 
 
-def granted(cache: FetchSessions, wanted: Targets, now: float = 0.0) -> FetchSession:
-    session = cache.full(0, 0, wanted, by_id=False, now=now)
+def granted(cache: FetchSessions, expected: Targets, now: float = 0.0) -> FetchSession:
+    session = cache.full(0, 0, expected, by_id=False, now=now)
     assert session is not None
     return session
 
@@ -87,7 +87,7 @@ def test_an_answer_holds_what_moved_and_what_has_records_and_nothing_else() -> N
     key = ("t", 0)
 
     def tell(*, records: bool = False, error: bool = False, end: int = 5) -> bool:
-        return session.worth_telling(
+        return session.needs_response(
             key, records=records, error=error, high_watermark=end, log_start=0
         )
 
@@ -102,5 +102,5 @@ def test_an_answer_holds_what_moved_and_what_has_records_and_nothing_else() -> N
 
 def test_a_partition_that_was_served_moves_behind_the_others() -> None:
     session = granted(sessions(), targets(0, 1, 2))
-    session.worth_telling(("t", 0), records=True, error=False, high_watermark=1, log_start=0)
+    session.needs_response(("t", 0), records=True, error=False, high_watermark=1, log_start=0)
     assert [index for _, index in session.targets] == [1, 2, 0]

@@ -17,10 +17,10 @@ def framed(payload: bytes) -> bytes:
 def deliver(reader: FrameReader, data: bytes) -> int:
     """Give the reader as much as it takes in one read; -> how much that was."""
     room = reader.get_buffer(65536)
-    taken = min(len(room), len(data))
-    room[:taken] = data[:taken]
-    reader.buffer_updated(taken)
-    return taken
+    used = min(len(room), len(data))
+    room[:used] = data[:used]
+    reader.buffer_updated(used)
+    return used
 
 
 def read_all(reader: FrameReader, data: bytes, chunk: int = 1 << 20) -> list[bytes]:
@@ -40,13 +40,13 @@ def test_frames_come_out_as_they_went_in_however_the_bytes_arrive(seed: int) -> 
     payloads = [rng.randbytes(size) for size in sizes]
     stream = b"".join(map(framed, payloads))
     reader = FrameReader()
-    got: list[bytes] = []
+    actual: list[bytes] = []
     while stream:
         chunk = rng.choice((1, 3, 4, 5, 100, 4_096, 65_536, 1 << 20))
         stream = stream[deliver(reader, stream[:chunk]) :]
         while (frame := reader.next_frame()) is not None:
-            got.append(bytes(frame))
-    assert got == payloads
+            actual.append(bytes(frame))
+    assert actual == payloads
 
 
 def test_a_frame_is_a_writable_view_of_the_receive_buffer() -> None:
@@ -66,9 +66,9 @@ def test_later_pipelined_requests_survive_while_an_earlier_one_is_held() -> None
     reader = FrameReader()
     payloads = [bytes([n]) * 100 for n in range(64)]
     deliver(reader, b"".join(map(framed, payloads)) + framed(b"last")[:5])
-    held = reader.next_frame()
-    assert held is not None
-    held[:] = b"\xff" * 100  # a log stamps what it holds, and no more than that
+    owned = reader.next_frame()
+    assert owned is not None
+    owned[:] = b"\xff" * 100  # a log stamps what it holds, and no more than that
     assert [bytes(frame) for frame in iter(reader.next_frame, None)] == payloads[1:]
     assert deliver(reader, b"ast") == 3
     last = reader.next_frame()
@@ -81,10 +81,10 @@ def test_a_held_frame_outlives_a_buffer_that_had_to_grow() -> None:
     big = framed(bytes(300_000))
     first = framed(b"held" * 10)
     deliver(reader, first + big[: INITIAL_BYTES - len(first)])
-    held = reader.next_frame()
-    assert held is not None
+    owned = reader.next_frame()
+    assert owned is not None
     reader.get_buffer(0)  # grows into another buffer
-    assert bytes(held) == b"held" * 10
+    assert bytes(owned) == b"held" * 10
 
 
 @pytest.mark.parametrize("size", [-1, -(2**31), 1_001, 2**31 - 1])
@@ -155,10 +155,10 @@ def test_growing_costs_no_more_than_the_frame_and_its_half() -> None:
         view = memoryview(data)
         while view:
             room = reader.get_buffer(0)
-            taken = min(len(room), len(view), 65_536)
-            room[:taken] = view[:taken]
-            reader.buffer_updated(taken)
-            view = view[taken:]
+            used = min(len(room), len(view), 65_536)
+            room[:used] = view[:used]
+            reader.buffer_updated(used)
+            view = view[used:]
             del room
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -179,10 +179,10 @@ def test_a_huge_frame_gives_its_buffer_back() -> None:
 def test_a_usual_big_frame_keeps_its_buffer_for_the_next() -> None:
     reader = FrameReader()
     read_all(reader, framed(bytes(1 << 20)))
-    kept = reader.allocated_bytes
+    retained = reader.allocated_bytes
     for _ in range(5):
         assert len(read_all(reader, framed(bytes(1 << 20)))) == 1
-    assert reader.allocated_bytes == kept <= RETAINED_BYTES
+    assert reader.allocated_bytes == retained <= RETAINED_BYTES
 
 
 def test_there_is_always_a_good_part_of_the_buffer_to_read_into() -> None:
@@ -192,10 +192,10 @@ def test_there_is_always_a_good_part_of_the_buffer_to_read_into() -> None:
     while stream:
         room = reader.get_buffer(0)
         assert len(room) >= MIN_READ_BYTES
-        taken = min(len(room), len(stream))
-        room[:taken] = stream[:taken]
-        reader.buffer_updated(taken)
-        stream = stream[taken:]
+        used = min(len(room), len(stream))
+        room[:used] = stream[:used]
+        reader.buffer_updated(used)
+        stream = stream[used:]
         while reader.next_frame() is not None:
             pass
     assert reader.allocated_bytes == INITIAL_BYTES

@@ -359,7 +359,10 @@ def test_a_later_apiversions_is_answered_in_version_0(attacked: Attacked) -> Non
         correlation_id, answer = decode_response(ApiKey.API_VERSIONS, 0, client.receive_frame())
         assert isinstance(answer, ApiVersionsResponse)
         assert (correlation_id, answer.error_code) == (7, ErrorCode.UNSUPPORTED_VERSION)
-        versions = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
+        versions = {
+            api_key.api_key: (api_key.min_version, api_key.max_version)
+            for api_key in answer.api_keys
+        }
         assert versions[ApiKey.API_VERSIONS] == (0, 4)
         named = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
         again = client.request(ApiKey.API_VERSIONS, 4, named)
@@ -482,10 +485,10 @@ def test_pipelined_requests_with_large_answers_are_not_gathered_in_memory(
     topic = DescribeConfigsRequestResource(
         resource_type=2, resource_name=KEPT, configuration_keys=None
     )
-    wanted = DescribeConfigsRequest(
+    request = DescribeConfigsRequest(
         resources=[topic], include_synonyms=True, include_documentation=True
     )
-    ask = encode_request(ApiKey.DESCRIBE_CONFIGS, 3, 1, "", wanted)
+    ask = encode_request(ApiKey.DESCRIBE_CONFIGS, 3, 1, "", request)
     before = attacked.resident_bytes()
     with RawClient(attacked.port, receive_buffer_bytes=4096) as client:
         # A large request first, so that there is room for many small ones behind it.

@@ -15,12 +15,12 @@ def test_a_stop_waits_for_the_round_under_way_and_does_not_cancel_it() -> None:
     env = MemoryEnv(1)
     manager = LogManager(env, [HOME])
     manager.open(lambda topic: SMALL)
-    told: list[str] = []
+    reported: list[str] = []
 
     async def note_time() -> None:
-        told.append("begun")
+        reported.append("begun")
         await asyncio.sleep(5)
-        told.append("ended")
+        reported.append("ended")
 
     async def main() -> None:
         housekeeping = Housekeeping(
@@ -38,7 +38,7 @@ def test_a_stop_waits_for_the_round_under_way_and_does_not_cancel_it() -> None:
         housekeeping.start()
         await asyncio.sleep(3)
         await housekeeping.stop()
-        told.append("stopped")
+        reported.append("stopped")
 
     run_virtually(main())
-    assert told == ["begun", "ended", "stopped"]
+    assert reported == ["begun", "ended", "stopped"]

@@ -47,7 +47,7 @@ async def ask(broker: Broker, path: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         b"",
         b"GET /healthz HTTP/1.1\r\nHost: loc",
@@ -56,12 +56,12 @@ async def ask(broker: Broker, path: str) -> bytes:
     ],
 )
 async def test_who_does_not_finish_the_head_of_a_request_loses_the_connection(
-    broker: Broker, said: bytes
+    broker: Broker, output: bytes
 ) -> None:
     reader, writer = await connect(broker)
-    writer.write(said)
+    writer.write(output)
     answer = await asyncio.wait_for(reader.read(), 20)
-    assert answer.startswith(b"HTTP/1.1 200") == (b"\r\n\r\n" in said)
+    assert answer.startswith(b"HTTP/1.1 200") == (b"\r\n\r\n" in output)
     writer.close()
 
 
@@ -89,7 +89,7 @@ def log_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """What the HTTP side logs, from loggers that no other test has used."""
     stream = io.StringIO()
     configure("info", "json", stream)
-    monkeypatch.setattr(http, "log", RateLimitedLogger(structlog.get_logger("broker.http")))
+    monkeypatch.setattr(http, "logger", RateLimitedLogger(structlog.get_logger("broker.http")))
     yield stream
     structlog.reset_defaults()
 
@@ -161,8 +161,8 @@ async def test_malformed_http_is_a_client_error_and_never_a_traceback(
     answer = await asyncio.wait_for(reader.read(), 20)
     writer.close()
     assert answer[:13] in (b"HTTP/1.0 400 ", b"HTTP/1.1 400 ")
-    told = log_lines(log_stream)
-    assert [line for line in told if line["level"] == "error" or "exception" in line] == []
+    reported = log_lines(log_stream)
+    assert [line for line in reported if line["level"] == "error" or "exception" in line] == []
 
 
 async def test_a_client_that_goes_away_within_a_body_causes_no_traceback(
@@ -173,8 +173,8 @@ async def test_a_client_that_goes_away_within_a_body_causes_no_traceback(
     await asyncio.wait_for(reader.readline(), 20)  # the handler has begun to wait for the body
     writer.transport.abort()
     assert (await ask(broker, "/healthz")).startswith(b"HTTP/1.1 200")
-    told = log_lines(log_stream)
-    assert [line for line in told if line["level"] == "error" or "exception" in line] == []
+    reported = log_lines(log_stream)
+    assert [line for line in reported if line["level"] == "error" or "exception" in line] == []
 
 
 async def test_a_flood_of_malformed_http_is_written_at_a_limited_rate(

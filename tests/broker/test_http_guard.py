@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.http_guard import Asked, Guard
+from broker.http_guard import Guard, RequestFacts
 from config.address import Address
 from config.token import TokenFileError, read_token
 
@@ -13,9 +13,9 @@ LOCAL = Guard.of(Address("127.0.0.1", 9644), None)
 OPEN = Guard.of(Address("0.0.0.0", 9644), TOKEN)
 
 
-def status(guard: Guard, **asked: str) -> int:
-    values = {"method": "GET", "path": "/api/v1/cleaner", "host": "127.0.0.1:9644", **asked}
-    refusal = guard.refusal(Asked(**values))
+def status(guard: Guard, **requested: str) -> int:
+    values = {"method": "GET", "path": "/api/v1/cleaner", "host": "127.0.0.1:9644", **requested}
+    refusal = guard.refusal(RequestFacts(**values))
     return 200 if refusal is None else refusal.status
 
 

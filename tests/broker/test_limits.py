@@ -243,7 +243,7 @@ def test_a_signal_drains_leaves_the_marker_and_the_next_start_recovers_nothing(
     assert broker.process.wait(30) == 0, broker.log_text[-2000:]
     assert (broker.data / ".kafka_cleanshutdown").exists()
     assert "Traceback" not in broker.log_text
-    told = list(acked)
+    reported = list(acked)
     mark = len(broker.log_text)
     producer.purge()
     with running_varve(tmp_path, QUICK) as again:
@@ -252,8 +252,8 @@ def test_a_signal_drains_leaves_the_marker_and_the_next_start_recovers_nothing(
         assert not [line for line in started if line["level"] != "info"]
         assert not [line for line in started if "recover" in line["event"]]
         view = read_topics(again.bootstrap, [TOPIC])
-        found = {record.value for records in view.values() for record in records}
-        assert set(told) <= found
+        results = {record.value for records in view.values() for record in records}
+        assert set(reported) <= results
 
 
 @pytest.mark.parametrize("wait_ms", [20_000, 10])

@@ -158,8 +158,8 @@ def test_a_flood_of_one_event_is_written_as_a_burst_then_one_line_a_second() -> 
     clock.now += 3600.0
     for _ in range(LINES_PER_BURST):
         limited.info("connection closed", peer="p")
-    told = lines(stream)[LINES_PER_BURST + 1 :]
-    assert [line.get("suppressed") for line in told] == [499] + [None] * (LINES_PER_BURST - 1)
+    reported = lines(stream)[LINES_PER_BURST + 1 :]
+    assert [line.get("suppressed") for line in reported] == [499] + [None] * (LINES_PER_BURST - 1)
 
 
 def test_a_flood_of_one_event_hides_no_other_event() -> None:

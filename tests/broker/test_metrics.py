@@ -105,13 +105,13 @@ async def test_numbers_move_under_the_names_dashboards_know() -> None:
     assert set(KAFKA_NAMES) <= families.keys()
 
     def value(family: str, **labels: str) -> float:
-        found = [
+        results = [
             sample.value
             for sample in families[family].samples
             if sample.labels == labels and not sample.name.endswith("_created")
         ]
-        assert len(found) == 1, (family, labels, families[family].samples)
-        return found[0]
+        assert len(results) == 1, (family, labels, families[family].samples)
+        return results[0]
 
     assert value("kafka_server_brokertopicmetrics_messagesin", topic="orders") == 2
     assert value("kafka_server_brokertopicmetrics_failedproducerequests", topic="orders") == 1
@@ -170,7 +170,7 @@ async def after_some_work() -> str:
     }
     async with broker_in_memory(MemoryEnv(seed=3), "/disk1", "/disk2", topics=topics) as running:
         await asyncio.to_thread(work, running.addresses[0].port)
-        await running.pool._lookout.look()
+        await running.pool._scanner.scan()
         return await scraped(running)
 
 
@@ -229,7 +229,7 @@ async def test_metrics_keep_the_rules_of_prometheus() -> None:
         ('# HELP a x\n# TYPE a gauge\na{logDirectory="/d"} 1\n', "camelCase"),
         ("# TYPE a gauge\na 1\n", "no help text"),
     ):
-        assert {one.partition(": ")[2] for one in complaints(broken)} == {reason}
+        assert {complaint.partition(": ")[2] for complaint in complaints(broken)} == {reason}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -306,9 +306,9 @@ async def test_each_data_directory_says_whether_it_works_and_how_full_its_disk_i
             ("free", env.free_bytes("/disk1")),
             ("size", env.total_bytes("/disk1")),
         ):
-            found = re.search(rf'^varve_disk_{name}_bytes{{directory="/disk1"}} (.+)$', text, re.M)
-            assert found is not None
-            assert float(found[1]) == size_bytes
+            match = re.search(rf'^varve_disk_{name}_bytes{{directory="/disk1"}} (.+)$', text, re.M)
+            assert match is not None
+            assert float(match[1]) == size_bytes
         await running.housekeeping.measure_disks()
         assert 'free_bytes{directory="/disk2"}' not in await scraped(running)
 
@@ -316,16 +316,16 @@ async def test_each_data_directory_says_whether_it_works_and_how_full_its_disk_i
 async def test_metrics_on_the_page_exist() -> None:
     page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
     page, _, mapping = page.partition("## Names that differ from Kafka's")
-    told = set(re.findall(r"\b((?:kafka|varve)_\w+)", page))
-    ours = re.findall(r"^\|.*\| `(\w+)` \|$", mapping, re.M)  # the last column
-    assert len(ours) == 1
-    told |= set(ours)
+    reported = set(re.findall(r"\b((?:kafka|varve)_\w+)", page))
+    local = re.findall(r"^\|.*\| `(\w+)` \|$", mapping, re.M)  # the last column
+    assert len(local) == 1
+    reported |= set(local)
     text = await after_some_work()
     samples = {line.partition(" ")[0].partition("{")[0] for line in text.splitlines()}
-    told -= {"kafka_exporter", "varve_topic_policy_unknown"}  # no series where all are known
-    known = samples | {name.removesuffix("_bucket") for name in samples}
-    assert len(told) > 20
-    assert sorted(told - known) == []
+    reported -= {"kafka_exporter", "varve_topic_policy_unknown"}  # no series where all are known
+    existing = samples | {name.removesuffix("_bucket") for name in samples}
+    assert len(reported) > 20
+    assert sorted(reported - existing) == []
 
 
 # Kafka's gauges of LogCleaner and LogCleanerManager, as jmx_exporter names them.
@@ -387,7 +387,7 @@ async def test_gauges_of_cleans_are_zero_where_no_worker_ever_ran() -> None:
 async def test_series_by_partition_are_made_of_compacted_topics_only() -> None:
     topics = {"orders": {"keys": {"cleanup.policy": "compact"}}, "audit": {}}
     async with broker_in_memory(MemoryEnv(seed=3), topics=topics) as running:
-        await running.pool._lookout.look()
+        await running.pool._scanner.scan()
         text = await scraped(running)
     labels = '{partition="0",topic="orders"}'
     for name in ("dirty_ratio", "dirty_bytes", "quarantined"):

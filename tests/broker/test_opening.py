@@ -31,7 +31,7 @@ def killed() -> MemoryEnv:
     return env.kill()
 
 
-class HeldUp:
+class Delayed:
     """Stops whoever reads the second partition, until it is let go."""
 
     def __init__(self, env: MemoryEnv) -> None:
@@ -47,14 +47,14 @@ class HeldUp:
 
 
 @asynccontextmanager
-async def starting(broker: Broker, held: HeldUp) -> AsyncIterator["asyncio.Task[None]"]:
+async def starting(broker: Broker, held_up: Delayed) -> AsyncIterator["asyncio.Task[None]"]:
     """A start that is under way, in the middle of opening its logs."""
     task = asyncio.create_task(broker.start())
     try:
-        assert await asyncio.to_thread(held.reached.wait, 20)
+        assert await asyncio.to_thread(held_up.reached.wait, 20)
         yield task
     finally:
-        held.go_on.set()
+        held_up.go_on.set()
 
 
 async def test_while_logs_are_opened_health_checks_say_how_far_it_is(
@@ -64,11 +64,11 @@ async def test_while_logs_are_opened_health_checks_say_how_far_it_is(
     monkeypatch.setattr(app, "PROGRESS_SECONDS", 0.01)
     monkeypatch.setattr(systemd, "notify", statuses.append)
     env = killed()
-    held = HeldUp(env)
+    held_up = Delayed(env)
     broker = Broker(broker_settings(), env)
-    async with starting(broker, held) as task:
-        told = "recovering 1 of 3 partitions"
-        assert await asyncio.to_thread(get, broker, "/readyz") == (503, f"{told}\n")
+    async with starting(broker, held_up) as task:
+        reported = "recovering 1 of 3 partitions"
+        assert await asyncio.to_thread(get, broker, "/readyz") == (503, f"{reported}\n")
         assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
         status, text = await asyncio.to_thread(get, broker, "/metrics")
         assert status == 200
@@ -77,22 +77,24 @@ async def test_while_logs_are_opened_health_checks_say_how_far_it_is(
             series = f'kafka_log_logmanager_remaining{remaining}{{dir="/disk1"}} {count}.0'
             assert f"\n{series}\n" in text
         status, text = await asyncio.to_thread(get, broker, "/api/v1/cleaner")
-        assert (status, told in text) == (503, True)
-        await asyncio.to_thread(wait_until, lambda: f"STATUS={told}" in statuses, "a line about it")
+        assert (status, reported in text) == (503, True)
+        await asyncio.to_thread(
+            wait_until, lambda: f"STATUS={reported}" in statuses, "a line about it"
+        )
     await task
     assert (await asyncio.to_thread(get, broker, "/readyz"))[0] == 200
     status, text = await asyncio.to_thread(get, broker, "/metrics")
     assert status == 200
     assert 'remaininglogstorecover{dir="/disk1"} 0.0' in text
-    assert all(one.log.log_end_offset == 3 for one in broker.topics.partitions())
+    assert all(partition.log.log_end_offset == 3 for partition in broker.topics.partitions())
     await broker.stop()
 
 
 async def test_a_stop_while_logs_are_opened_takes_effect_at_the_next_batch() -> None:
     env = killed()
-    held = HeldUp(env)
+    held_up = Delayed(env)
     broker = Broker(broker_settings(), env)
-    async with starting(broker, held) as task:
+    async with starting(broker, held_up) as task:
         broker.request_stop()
         assert await asyncio.to_thread(get, broker, "/readyz") == (503, "stopping\n")
     with pytest.raises(OpeningStoppedError):
@@ -100,7 +102,7 @@ async def test_a_stop_while_logs_are_opened_takes_effect_at_the_next_batch() -> 
     assert broker.manager.opening.done == 1
     assert not env.exists(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
     async with broker_in_memory(env) as again:
-        assert all(one.log.log_end_offset == 3 for one in again.topics.partitions())
+        assert all(partition.log.log_end_offset == 3 for partition in again.topics.partitions())
 
 
 async def test_a_second_broker_is_refused_before_it_listens() -> None:
@@ -115,10 +117,10 @@ async def test_a_start_without_a_port_for_http_leaves_the_data_as_it_was() -> No
     env = MemoryEnv(seed=6)
     async with broker_in_memory(env, http="127.0.0.1:0"):
         pass
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        broker = Broker(broker_settings(http=f"127.0.0.1:{taken.getsockname()[1]}"), env)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        broker = Broker(broker_settings(http=f"127.0.0.1:{sock.getsockname()[1]}"), env)
         with raises_errno(errno.EADDRINUSE):
             await broker.start()
     assert env.exists(f"/disk1/{filenames.CLEAN_SHUTDOWN}")

@@ -24,11 +24,11 @@ def column(head: str) -> list[str]:
 
 
 def test_every_obstacle_has_its_row() -> None:
-    assert sorted(column("blocked by")) == sorted(one.value for one in set(Reason) - HARMLESS)
+    assert sorted(column("blocked by")) == sorted(reason.value for reason in set(Reason) - HARMLESS)
 
 
 def test_every_state_has_its_row() -> None:
-    states = {one.__name__.lower() for one in get_args(State)}
+    states = {get_arg.__name__.lower() for get_arg in get_args(State)}
     assert set(column("state")) == states | {"offline"}
 
 
@@ -37,18 +37,18 @@ def test_every_command_is_named() -> None:
 
 
 def test_every_command_says_in_a_line_what_it_is_for() -> None:
-    assert [name for name, one in cleaner.commands.items() if not one.short_help] == []
-    assert all(len(str(one.short_help)) < 60 for one in cleaner.commands.values())
+    assert [name for name, command in cleaner.commands.items() if not command.short_help] == []
+    assert all(len(str(command.short_help)) < 60 for command in cleaner.commands.values())
 
 
 async def test_every_metric_of_the_cleaner_stands_on_the_page_and_no_other() -> None:
     topics = {"orders": {"keys": {"cleanup.policy": "compact"}}}
     async with broker_in_memory(MemoryEnv(seed=3), topics=topics) as running:
-        await running.pool._lookout.look()
+        await running.pool._scanner.scan()
         text = await scraped(running)
-    told = re.findall(r"^# HELP ((?:kafka_log_logcleaner|varve_cleaner)\w+) (.*)$", text, re.M)
+    reported = re.findall(r"^# HELP ((?:kafka_log_logcleaner|varve_cleaner)\w+) (.*)$", text, re.M)
     rows = re.findall(r"^\| `(\w+)` \| (.+?)( \(by partition\))? \|$", PAGE, re.M)
-    assert [(name, said) for name, said, _ in rows] == told
+    assert [(name, output) for name, output, _ in rows] == reported
     by_partition = {name for name, _, mark in rows if mark}
     assert len(by_partition) == PARTITION_SERIES
     assert "up to eleven series of 60 to 100 bytes" in PAGE

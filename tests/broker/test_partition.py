@@ -73,12 +73,15 @@ async def test_what_was_acknowledged_with_flush_on_ack_survives_a_loss_of_power(
     env.crash_at = env.operations + rng.randrange(1, 200)
     clients = [asyncio.create_task(client()) for _ in range(rng.randrange(1, 6))]
     outcomes = await asyncio.gather(*clients, return_exceptions=True)
-    assert all(one is None or isinstance(one, SimulatedCrash | StorageError) for one in outcomes)
+    assert all(
+        exception is None or isinstance(exception, SimulatedCrash | StorageError)
+        for exception in outcomes
+    )
     again = open_log(env.crash(), FLUSHED)
     again.flush()  # what was found in the log is made durable before it is shown
-    kept = {record.offset: record.value for record in read_records(again)}
-    assert set(acknowledged) <= set(kept), sorted(set(acknowledged) - set(kept))
-    assert all(value == value_at(offset) for offset, value in kept.items())
+    retained = {record.offset: record.value for record in read_records(again)}
+    assert set(acknowledged) <= set(retained), sorted(set(acknowledged) - set(retained))
+    assert all(value == value_at(offset) for offset, value in retained.items())
 
 
 async def test_appends_made_during_an_fsync_share_the_next_one() -> None:
@@ -147,7 +150,7 @@ async def test_a_flush_syncs_what_was_recovered_below_the_recovery_point() -> No
     file = env.open(f"{log.directory}/{file_name(0, TXN_INDEX)}", create=True)
     file.pwrite(b"rotten", 0)
     again = open_log(env, recovery_point=log.log_end_offset)
-    closed = [one.base_offset for one in again.segment_facts()[:-1]]
+    closed = [facts.base_offset for facts in again.segment_facts()[:-1]]
     assert not again.are_flushed(closed)
     await partition_of(again, Flusher()).flush()
     assert again.are_flushed(closed)

@@ -192,7 +192,7 @@ def test_a_request_of_many_rows_is_decoded_in_slices_as_views_of_the_frame(
     assert pauses >= topics * max(1, partitions) // ELEMENTS_PER_SLICE
     assert (request.acks, request.timeout_ms, request.transactional_id) == (-1, 7, None)
     reference = TOPIC_ID if version >= 13 else "orders"
-    assert [one for one, _ in request.topics] == [reference] * topics
+    assert [item for item, _ in request.topics] == [reference] * topics
     for _, decoded_rows in request.topics:
         assert [(n, bytes(r or b"")) for n, r in decoded_rows] == [
             (n, b"r%d" % n) for n in range(partitions)

@@ -76,12 +76,12 @@ async def test_an_orderly_stop_lets_a_full_disk_be_served() -> None:
     async with broker_in_memory(env) as broker:
         assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
         with client_of(broker) as client:
-            found = await asyncio.to_thread(client.fetch, "orders", 0)
-            assert b"value" in bytes(found.records or b"")
+            partition = await asyncio.to_thread(client.fetch, "orders", 0)
+            assert b"value" in bytes(partition.records or b"")
             full.remove()
             await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"more")))
-            found = await asyncio.to_thread(client.fetch, "orders", 1)
-            assert b"more" in bytes(found.records or b"")
+            partition = await asyncio.to_thread(client.fetch, "orders", 1)
+            assert b"more" in bytes(partition.records or b"")
 
 
 async def test_a_recovery_that_finds_the_disk_full_makes_the_broker_unready_and_loses_nothing() -> (
@@ -98,8 +98,8 @@ async def test_a_recovery_that_finds_the_disk_full_makes_the_broker_unready_and_
     async with broker_in_memory(env) as broker:
         assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
         with client_of(broker) as client:
-            found = await asyncio.to_thread(client.fetch, "orders", 0)
-            assert b"value" in bytes(found.records or b"")
+            partition = await asyncio.to_thread(client.fetch, "orders", 0)
+            assert b"value" in bytes(partition.records or b"")
 
 
 @pytest.mark.parametrize("topics", [{}, {"new": {"partitions": 1}}])

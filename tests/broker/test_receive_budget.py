@@ -51,7 +51,7 @@ class Client:
     def finish(self, keeps: int = 0) -> None:
         """The request is answered."""
         self.is_idle, self.held, self.is_stranger = True, keeps, False
-        self.budget.set_held(self, keeps)
+        self.budget.set_reserved(self, keeps)
         self.budget.note_idle(self)
 
     def give_back(self) -> None:
@@ -169,21 +169,21 @@ def test_every_frame_of_a_working_client_is_received_in_the_end(seed: int) -> No
     rng, loop = random.Random(seed), Loop()
     budget = ReceiveBudget(LIMIT, loop.call_soon)
     clients = [Client(budget) for _ in range(12)]
-    wanted = {client: rng.randrange(1, 8 * MIB) for client in clients}
+    expected = {client: rng.randrange(1, 8 * MIB) for client in clients}
     for _ in range(10_000):
-        unfinished = [client for client in clients if wanted[client]]
+        unfinished = [client for client in clients if expected[client]]
         if not unfinished:
             break
         client = rng.choice(unfinished)
         if client.asked:  # it waits; others go on
             loop.run()
             continue
-        if client.held >= wanted[client]:
-            wanted[client] = 0
+        if client.held >= expected[client]:
+            expected[client] = 0
             client.finish(keeps=rng.choice((0, MIB)) if client.held > MIB else 0)
         else:
-            client.ask(min(wanted[client] - client.held, max(client.held, MIB // 4)))
+            client.ask(min(expected[client] - client.held, max(client.held, MIB // 4)))
         loop.run()
         assert budget.used_bytes <= LIMIT + 8 * MIB
-        assert budget.used_bytes == sum(one.held for one in clients)
-    assert not any(wanted.values())
+        assert budget.used_bytes == sum(client.held for client in clients)
+    assert not any(expected.values())

@@ -38,7 +38,7 @@ class Daemon:
 async def test_signals_during_a_reload_are_one_more() -> None:
     daemon = Daemon()
     daemon.reloader.request()
-    while daemon.reloader._asked:  # noqa: ASYNC110 - until it has begun
+    while daemon.reloader._requested:  # noqa: ASYNC110 - until it has begun
         await asyncio.sleep(0)
     for _ in range(5):
         daemon.reloader.request()

@@ -37,11 +37,11 @@ def filled(env: MemoryEnv) -> LogManager:
     """Five segments, the last one active; everything is durable."""
     manager = opened(env)
     log = manager.create(PARTITION, TOPIC_ID, COMPACTED)
-    homes = {PARTITION.partition: manager.directory_id_of(PARTITION)}
-    entry = TopicEntry(TOPIC_ID, homes)
+    placement = {PARTITION.partition: manager.directory_id_of(PARTITION)}
+    entry = TopicEntry(TOPIC_ID, placement)
     manager.save_metadata(manager.metadata.with_topic(PARTITION.topic, entry))
     fill(log, RECORDS)
-    assert [one.base_offset for one in log.segment_facts()] == BASES
+    assert [facts.base_offset for facts in log.segment_facts()] == BASES
     log.flush()
     manager.checkpoint()
     return manager
@@ -82,11 +82,11 @@ def failed(error: LogDirectoryError) -> None:
 def rounds(env: MemoryEnv, manager: LogManager, rng: random.Random) -> None:
     """Rounds of retention, now and then with a checkpoint, a flush or a purge in between."""
     log = manager.logs[PARTITION]
-    keeper = housekeeping(env, manager, failed)
+    writer = housekeeping(env, manager, failed)
     while log.log_start_offset < RECORDS - 2:
         offset = rng.randrange(log.log_start_offset, RECORDS) + 1
         log.delete_records(min(offset, log.high_watermark))
-        asyncio.run(keeper.expire())
+        asyncio.run(writer.expire())
         for work, share in (
             (manager.checkpoint, 0.4),
             (log.flush, 0.2),
@@ -132,8 +132,8 @@ def test_without_room_for_a_checkpoint_the_oldest_segment_goes_first_and_durably
     with suppress(SimulatedCrash):
         rounds(env, manager, rng)
     after = env.crash()
-    left = [base for base in BASES if after.exists(f"{FOLDER}/{file_name(base, LOG)}")]
-    assert left == BASES[len(BASES) - len(left) :], (left, after)
+    remaining = [base for base in BASES if after.exists(f"{FOLDER}/{file_name(base, LOG)}")]
+    assert remaining == BASES[len(BASES) - len(remaining) :], (remaining, after)
 
 
 def test_a_full_disk_does_not_keep_retention_from_removing_segments() -> None:
@@ -145,10 +145,10 @@ def test_a_full_disk_does_not_keep_retention_from_removing_segments() -> None:
         errno.ENOSPC,
     )
     log.delete_records(16)
-    keeper = housekeeping(env, manager, failed)
-    asyncio.run(keeper.expire())
-    assert keeper.stats.segments_expired == 3
-    assert [one.base_offset for one in log.segment_facts()] == [15, 20]
+    writer = housekeeping(env, manager, failed)
+    asyncio.run(writer.expire())
+    assert writer.stats.segments_expired == 3
+    assert [facts.base_offset for facts in log.segment_facts()] == [15, 20]
 
 
 def test_one_round_of_retention_syncs_once_however_many_segments_go() -> None:
@@ -182,10 +182,10 @@ def test_a_turn_of_the_loop_removes_a_bounded_number_of_segments(
 
     async def expire() -> int:
         counting = asyncio.create_task(count_segments())
-        keeper = housekeeping(env, manager, failed)
-        await keeper.expire()
+        writer = housekeeping(env, manager, failed)
+        await writer.expire()
         counting.cancel()
-        return keeper.stats.segments_expired
+        return writer.stats.segments_expired
 
     assert asyncio.run(expire()) == len(BASES) - 1
     counts.append(log.segment_count)

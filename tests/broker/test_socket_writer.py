@@ -139,31 +139,31 @@ async def test_a_client_that_takes_everything_at_once_does_not_hold_the_loop(
 async def test_the_kernel_queues_little_beyond_what_the_client_can_receive(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"x" * (8 << 20))
     file = RealEnv().open(str(tmp_path / "log"))
-    ours, theirs = tcp_pair()
+    sock, remote = tcp_pair()
     loop = asyncio.get_running_loop()
     drained = asyncio.Event()
-    writer = SocketWriter(loop, ours.fileno(), drained.set, lambda error: None)
+    writer = SocketWriter(loop, sock.fileno(), drained.set, lambda error: None)
     writer.write([FetchSlice(file, 0, 8 << 20)])
     assert not writer.idle
     # One buffer of the socket (64 KiB) may be begun while the limit is not reached yet.
-    assert unsent_bytes(ours) <= UNSENT_BYTES_MAX + (64 << 10)
+    assert unsent_bytes(sock) <= UNSENT_BYTES_MAX + (64 << 10)
     received = 0
     while received < 8 << 20:
-        received += len(await loop.sock_recv(theirs, 1 << 20))
+        received += len(await loop.sock_recv(remote, 1 << 20))
     await drained.wait()
     writer.close()
-    ours.close()
-    theirs.close()
+    sock.close()
+    remote.close()
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
     """Two connected ends over loopback, both non-blocking."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        theirs = socket.create_connection(server.getsockname())
-        ours, _ = server.accept()
-    ours.setblocking(False)
-    theirs.setblocking(False)
-    return ours, theirs
+        remote = socket.create_connection(server.getsockname())
+        sock, _ = server.accept()
+    sock.setblocking(False)
+    remote.setblocking(False)
+    return sock, remote
 
 
 def unsent_bytes(connection: socket.socket) -> int:

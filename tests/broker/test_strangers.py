@@ -109,7 +109,7 @@ async def test_a_working_client_waits_for_memory_of_others_and_loses_nothing() -
         clients = [await connect(broker) for _ in range(8)]
         for streams in clients:
             assert await is_served(streams)
-        requests = [ask(one, ApiKey.PRODUCE, 9, large_produce(3 * MIB)) for one in clients]
+        requests = [ask(client, ApiKey.PRODUCE, 9, large_produce(3 * MIB)) for client in clients]
         for answer in await asyncio.gather(*requests):
             assert isinstance(answer, m.ProduceResponse)
             assert answer.responses[0].partition_responses[0].error_code == 0
@@ -236,7 +236,7 @@ async def test_a_client_at_work_keeps_its_place_until_it_is_silent() -> None:
         assert broker.listener.stats.refused == 1
         for connection in broker.listener.connections:
             connection.last_active -= IDLE_EVICT_SECONDS + 1
-        broker.listener._look_again_at = 0.0
+        broker.listener._next_search_at = 0.0
         newcomer = await connect(broker)
         assert await is_served(newcomer)
         assert broker.listener.stats.evicted == 1

@@ -115,10 +115,10 @@ async def test_a_creation_that_a_crash_cut_off_is_undone_at_the_next_start() -> 
         except SimulatedCrash:
             env = env.crash()
         again = await TopicsOnDisk(env).open()
-        found = again.get("orders")
-        if found is not None:
-            assert sorted(found.partitions) == [0, 1, 2], f"seed and step {crash_at}"
-            assert found.config.compacts
+        topic = again.get("orders")
+        if topic is not None:
+            assert sorted(topic.partitions) == [0, 1, 2], f"seed and step {crash_at}"
+            assert topic.config.compacts
             outcomes.add("whole")
         else:
             assert folders(env) == [], f"seed and step {crash_at}"
@@ -308,7 +308,7 @@ async def test_a_deletion_goes_on_where_one_directory_fails(env: MemoryEnv) -> N
     disk = TopicsOnDisk(env, "/disk1", "/disk2")
     topics = await disk.open()
     topic = await topics.create("orders", 4, {})
-    waiting = [one.wait_flushed(1) for one in topic.partitions.values()]
+    waiting = [partition.wait_flushed(1) for partition in topic.partitions.values()]
     env.fail_on(lambda op, path: op == "rename" and path.startswith("/disk1/orders"), errno.EIO)
     await topics.delete("orders")
     assert folders(env, "/disk2") == []
@@ -339,11 +339,11 @@ async def test_a_change_goes_on_to_its_end_though_its_client_leaves(env: MemoryE
         lambda: topics.delete("left"),
         lambda: topics.create("left", 2, {}),
     ):
-        asked = asyncio.create_task(change())
+        task = asyncio.create_task(change())
         await asyncio.sleep(0)
-        asked.cancel()
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await task
         await topics.wait_idle(10)
     topic = topics.get("left")
     assert topic is not None

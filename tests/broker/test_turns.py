@@ -96,7 +96,7 @@ async def test_the_rows_of_a_large_request_and_of_its_answer_are_freed_in_turns(
         assert inspect.isawaitable(answer)
         await answer
     assert len(freed_in) == 2 * ROWS
-    assert max(freed_in.count(one) for one in set(freed_in)) <= 64
+    assert max(freed_in.count(item) for item in set(freed_in)) <= 64
 
 
 # Decoding and encoding ------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_request_in_slices_has_a_largest_number_of_elements() -> None:
 # Handlers -------------------------------------------------------------------------------------
 
 
-class Asker:
+class Requester:
     """Puts requests to a broker's dispatcher, and counts the turns that others have meanwhile."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
@@ -216,14 +216,14 @@ def every_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def asker(every_turn_is_over: None) -> AsyncIterator[Asker]:
+async def asker(every_turn_is_over: None) -> AsyncIterator[Requester]:
     topics = {"t": {"partitions": ROWS, "keys": {"cleanup.policy": "delete"}}}
     async with broker_in_memory(MemoryEnv(seed=5), topics=topics) as broker:
-        asker = Asker(make_dispatcher(broker._services))
-        await asker.ask(
+        requester = Requester(make_dispatcher(broker._services))
+        await requester.ask(
             ApiKey.FIND_COORDINATOR, 4, m.FindCoordinatorRequest(coordinator_keys=["g"])
         )
-        yield asker
+        yield requester
 
 
 def names(prefix: str = "x") -> list[str]:
@@ -238,7 +238,7 @@ def of_partitions() -> list[Case]:
     every = range(ROWS)
     ends = [m.OffsetForLeaderEpochRequestPartition(partition=index) for index in every]
     listed = [m.ListOffsetsRequestPartition(partition_index=i, timestamp=-1) for i in every]
-    doomed = [m.DeleteRecordsRequestPartition(partition_index=i, offset=-1) for i in every]
+    partitions = [m.DeleteRecordsRequestPartition(partition_index=i, offset=-1) for i in every]
     logs = m.DescribeLogDirsRequestTopic(topic="t", partitions=list(every))
     return [
         (
@@ -257,7 +257,7 @@ def of_partitions() -> list[Case]:
             ApiKey.DELETE_RECORDS,
             2,
             m.DeleteRecordsRequest(
-                topics=[m.DeleteRecordsRequestTopic(name="t", partitions=doomed)]
+                topics=[m.DeleteRecordsRequestTopic(name="t", partitions=partitions)]
             ),
         ),
         (ApiKey.METADATA, 9, m.MetadataRequest(topics=None)),
@@ -314,7 +314,7 @@ def of_topics() -> list[Case]:
         m.IncrementalAlterConfigsRequestResource(resource_type=TOPIC, resource_name=name)
         for name in names()
     ]
-    asked = [
+    resources = [
         m.DescribeConfigsRequestResource(resource_type=TOPIC, resource_name=n) for n in names()
     ]
     return [
@@ -323,7 +323,7 @@ def of_topics() -> list[Case]:
         (ApiKey.CREATE_PARTITIONS, 3, m.CreatePartitionsRequest(topics=grown)),
         (ApiKey.ALTER_CONFIGS, 2, m.AlterConfigsRequest(resources=altered)),
         (ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, m.IncrementalAlterConfigsRequest(resources=changed)),
-        (ApiKey.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest(resources=asked)),
+        (ApiKey.DESCRIBE_CONFIGS, 4, m.DescribeConfigsRequest(resources=resources)),
         (
             ApiKey.METADATA,
             9,
@@ -338,13 +338,13 @@ def of_topics() -> list[Case]:
     ids=lambda case: f"{case[0].name}-{case[1]}".lower(),
 )
 async def test_after_each_row_of_a_request_others_may_have_the_loop(
-    case: Case, asker: Asker
+    case: Case, asker: Requester
 ) -> None:
     await asker.ask(*case)
     assert asker.turns >= ROWS
 
 
-async def test_each_topic_and_group_of_a_long_answer_offers_a_turn(asker: Asker) -> None:
+async def test_each_topic_and_group_of_a_long_answer_offers_a_turn(asker: Requester) -> None:
     for group in names("g"):
         commit = m.OffsetCommitRequest(group_id=group, generation_id_or_member_epoch=-1)
         row = m.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
@@ -355,20 +355,20 @@ async def test_each_topic_and_group_of_a_long_answer_offers_a_turn(asker: Asker)
     assert asker.turns >= ROWS
 
 
-async def test_members_leave_some_at_a_time(asker: Asker) -> None:
+async def test_members_leave_some_at_a_time(asker: Requester) -> None:
     members = [m.LeaveGroupRequestMember(member_id=name) for name in names()]
     request = m.LeaveGroupRequest(group_id="g", members=members)
     answer = await asker.ask(ApiKey.LEAVE_GROUP, 5, request)
-    assert [one.member_id for one in answer.members] == names()
-    assert {one.error_code for one in answer.members} == {ErrorCode.UNKNOWN_MEMBER_ID}
+    assert [member.member_id for member in answer.members] == names()
+    assert {member.error_code for member in answer.members} == {ErrorCode.UNKNOWN_MEMBER_ID}
     assert asker.turns >= ROWS // LEAVERS_PER_TURN
 
 
-async def test_a_large_request_is_decoded_in_slices(asker: Asker) -> None:
+async def test_a_large_request_is_decoded_in_slices(asker: Requester) -> None:
     keys = [f"a group with a name of its own {index}" for index in range(5_000)]
     request = m.FindCoordinatorRequest(coordinator_keys=keys)
     answer = await asker.ask(ApiKey.FIND_COORDINATOR, 4, request)
-    assert [one.key for one in answer.coordinators] == keys
+    assert [coordinator.key for coordinator in answer.coordinators] == keys
     slices = 5_000 // ELEMENTS_PER_SLICE  # of the request, and of the answer
     assert asker.turns >= 5_000 + 2 * slices
 
@@ -382,38 +382,38 @@ async def test_requests_that_wait_for_the_disk_do_not_hold_up_other_large_reques
         await disk.wait()
         raise TopicError(ErrorCode.KAFKA_STORAGE_ERROR, "the disk is gone")
 
-    wanted = [
+    requests = [
         m.CreateTopicsRequestTopic(name=f"x{n}" * 50, num_partitions=1, replication_factor=1)
         for n in range(ROWS)
     ]
-    asked = [m.MetadataRequestTopic(name=str(number)) for number in range(ROWS * 10)]
+    topics = [m.MetadataRequestTopic(name=str(number)) for number in range(ROWS * 10)]
     async with broker_in_memory(MemoryEnv(seed=1), topics={}) as broker:
         monkeypatch.setattr(broker.topics, "create", create)
-        asker = Asker(make_dispatcher(broker._services))
+        requester = Requester(make_dispatcher(broker._services))
         waiting = [
             asyncio.create_task(
-                asker.ask(ApiKey.CREATE_TOPICS, 4, m.CreateTopicsRequest(topics=wanted))
+                requester.ask(ApiKey.CREATE_TOPICS, 4, m.CreateTopicsRequest(topics=requests))
             )
             for _ in range(2 * LARGE_REQUESTS_AT_ONCE)
         ]
         await asyncio.sleep(0)
-        request = m.MetadataRequest(topics=asked, allow_auto_topic_creation=False)
+        request = m.MetadataRequest(topics=topics, allow_auto_topic_creation=False)
         async with asyncio.timeout(60):
-            answer = await asker.ask(ApiKey.METADATA, 8, request)
-        assert len(answer.topics) == len(asked)
+            answer = await requester.ask(ApiKey.METADATA, 8, request)
+        assert len(answer.topics) == len(topics)
         assert not any(task.done() for task in waiting)
         disk.set()
         await asyncio.gather(*waiting)
 
 
-async def test_a_string_is_no_longer_than_kafkas(asker: Asker) -> None:
+async def test_a_string_is_no_longer_than_kafkas(asker: Requester) -> None:
     request = m.FindCoordinatorRequest(coordinator_keys=["x" * 32_768])
     with pytest.raises(ProtocolError, match="length 32768"):
         await asker.ask(ApiKey.FIND_COORDINATOR, 4, request)
 
 
 async def test_a_request_of_too_many_rows_is_told_where_its_answer_has_a_place(
-    asker: Asker,
+    asker: Requester,
 ) -> None:
     members = [m.LeaveGroupRequestMember()] * (ROWS_MAX + 1)
     request = m.LeaveGroupRequest(group_id="g", members=members)
@@ -424,7 +424,7 @@ async def test_a_request_of_too_many_rows_is_told_where_its_answer_has_a_place(
         await asker.ask(ApiKey.FIND_COORDINATOR, 4, keys)
 
 
-async def test_a_resource_has_a_largest_number_of_settings(asker: Asker) -> None:
+async def test_a_resource_has_a_largest_number_of_settings(asker: Requester) -> None:
     change = m.IncrementalAlterConfigsRequestConfig(name="retention.ms", value="1")
     resource = m.IncrementalAlterConfigsRequestResource(resource_type=TOPIC, resource_name="t")
     for rows, expected in ((0, ErrorCode.NONE), (1, ErrorCode.INVALID_REQUEST)):

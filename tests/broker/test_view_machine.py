@@ -99,9 +99,9 @@ class World:
             return
         run_id = f"{self.rng.getrandbits(48):x}"
         job: CleanJob | None
-        job, _ = self.broker.pool.job_for_others(facts, run_id)
+        job, _ = self.broker.pool.job_for_lease(facts, run_id)
         if job is None:
-            verdict = self.broker.pool._lookout.judge(facts)
+            verdict = self.broker.pool._scanner.assess(facts)
             if verdict is None or verdict.expired is None or not verdict.to_clean:
                 return
             first, end = facts.log_start_offset, facts.log_end_offset
@@ -124,7 +124,7 @@ class World:
                 return
         facts = self.broker.cleaning.facts_of(WHERE)
         assert facts is not None
-        offset = self.broker.pool._runs.learn(facts, job, report, 1)
+        offset = self.broker.pool._dispatcher.update_state(facts, job, report, 1)
         self.broker.cleaning.checkpoint(WHERE, job.generation, offset)
 
     async def clean(self) -> None:
@@ -177,9 +177,9 @@ class World:
 
     @property
     def partition(self) -> Any:
-        found = self.broker.topics.partition(WHERE)
-        assert found is not None
-        return found
+        partition = self.broker.topics.partition(WHERE)
+        assert partition is not None
+        return partition
 
     def check(self) -> None:
         expected = {key: value for key, value in self.latest.items() if value is not None}
@@ -191,17 +191,17 @@ class World:
 
     def _read(self, log: Any, offset: int) -> dict[bytes, bytes]:
         end = self.partition.log.high_watermark
-        found: dict[bytes, bytes] = {}
+        entry: dict[bytes, bytes] = {}
         while data := log.read(offset, 1 << 20, end_offset=end).read():
             for position, header in walk_headers(data):
                 for record in decode_records(data, header, position):
                     if record.offset < offset:
                         continue
-                    found.pop(record.key, None)
+                    entry.pop(record.key, None)
                     if record.value is not None:
-                        found[record.key] = record.value
+                        entry[record.key] = record.value
                 offset = header.next_offset
-        return found
+        return entry
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from broker.api.views import status_json
 from broker.app import Broker
 from broker.view_making import ViewError
-from broker.view_runs import pause_after
+from broker.view_runs import retry_delay_seconds
 from broker.view_status import ViewStatus
 from broker.view_text import compacted_text, view_lines
 from storage.model import TopicPartition
@@ -36,9 +36,9 @@ OTHERS = [TopicPartition("orders", index) for index in (1, 2)]
 THREE = {"orders": {"partitions": 3, "keys": {**ON, **ANY_TIME}}}
 
 
-async def asked(broker: Broker, where: TopicPartition) -> asyncio.Task[ViewStatus]:
+async def asked(broker: Broker, partition: TopicPartition) -> asyncio.Task[ViewStatus]:
     """A compaction that was asked for, and is in line."""
-    task = asyncio.create_task(broker.view_runs.compact(where))
+    task = asyncio.create_task(broker.view_runs.compact(partition))
     await asyncio.sleep(0)
     return task
 
@@ -52,7 +52,7 @@ async def test_compactions_wait_in_line_and_say_at_which_place() -> None:
         tasks = [await asked(broker, WHERE)]
         await gate.reached.wait()
         # The third waits already, and is not put in twice.
-        tasks += [await asked(broker, where) for where in (*OTHERS, OTHERS[0], WHERE)]
+        tasks += [await asked(broker, partition) for partition in (*OTHERS, OTHERS[0], WHERE)]
         rows = {row.partition: row for row in runs.status()}
         assert [(rows[w].state, rows[w].place) for w in (WHERE, *OTHERS)] == [
             ("running", 3), ("waiting", 1), ("waiting", 2),
@@ -68,7 +68,7 @@ async def test_compactions_wait_in_line_and_say_at_which_place() -> None:
         gate.let_go()
         async with asyncio.timeout(READ_SECONDS):
             ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [isinstance(one, ViewError) for one in ended] == [False, True, False, True, False]
+        assert [isinstance(item, ViewError) for item in ended] == [False, True, False, True, False]
         assert [row.runs for row in runs.status()] == [2, 0, 1]
 
 
@@ -170,9 +170,9 @@ async def test_where_nothing_can_be_linked_sources_are_copied_and_that_is_said_o
         assert [key for _, key, _ in await read_all(broker)] == [b"a", b"b"]
         status = broker.view_runs.status()[0]
         assert status.bytes_copied > 0
-        told = [line for line in lines if "copied" in line["event"]]
-        assert len(told) == 1
-        assert "link" in told[0]["reason"] or code != errno.EMLINK
+        reported = [line for line in lines if "copied" in line["event"]]
+        assert len(reported) == 1
+        assert "link" in reported[0]["reason"] or code != errno.EMLINK
     fault.remove()
     async with broker_with_view(env.crash()) as broker:
         assert [key for _, key, _ in await read_all(broker)] == [b"a", b"b"]
@@ -250,5 +250,5 @@ async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else()
 
 
 def test_a_view_that_fails_for_months_is_still_tried_every_hour() -> None:
-    pauses = [pause_after(failures) for failures in (0, 1, 2, 5, 6, 100, 1100, 1 << 40)]
+    pauses = [retry_delay_seconds(failures) for failures in (0, 1, 2, 5, 6, 100, 1100, 1 << 40)]
     assert pauses == [60, 120, 240, 1920, 3600, 3600, 3600, 3600]

@@ -12,7 +12,7 @@ from broker.app import Broker
 from broker.topics import TopicError
 from broker.view_making import ViewError
 from cleaner.job import CleanJob
-from cleaner.workers.solo import CleanedJob, Heard, JobRunner, unheard
+from cleaner.workers.solo import CleanedJob, JobRunner, OnProgress, ignore_progress
 from storage.deleted_keys import DELETED_KEYS_NAME
 from storage.view_ledger import view_path
 from tests.support.memory_env import MemoryEnv
@@ -152,8 +152,8 @@ async def test_a_changed_strategy_is_refused_where_originals_are_gone(why: str) 
         before = await read_all(broker)
         assert [key for _, key, _ in before] == [b"a", b"b"], "it is served as it was"
         await broker.view_runs.compact(WHERE, from_scratch=True)
-        left = [b"b"] if why == "expired" else [b"a", b"b"]
-        assert [key for _, key, _ in await read_all(broker)] == left
+        remaining = [b"b"] if why == "expired" else [b"a", b"b"]
+        assert [key for _, key, _ in await read_all(broker)] == remaining
         assert broker.view_runs.status()[0].strategy == "timestamp"
 
 
@@ -208,8 +208,8 @@ class _Changing(ThreadRunner):
         super().__init__(env)
         self._broker = broker
 
-    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
-        done = await super().run(job, heard)
+    async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
+        done = await super().run(job, on_progress)
         if len(self.jobs) == 1:
             await change(self._broker(), BY_TIME)
         return done

@@ -45,7 +45,7 @@ def bound(broker: Broker) -> tuple[int, Undecided]:
 
 
 def dirty_job(broker: Broker, run_id: str = "dirty") -> CleanJob:
-    job, _ = broker.pool.job_for_others(facts_of(broker), run_id)
+    job, _ = broker.pool.job_for_lease(facts_of(broker), run_id)
     assert job is not None
     return job
 
@@ -53,7 +53,7 @@ def dirty_job(broker: Broker, run_id: str = "dirty") -> CleanJob:
 def expiry_job(env: MemoryEnv, broker: Broker) -> CleanJob | None:
     """What the timer would clean: expired tombstones alone."""
     facts = facts_of(broker)
-    verdict = broker.pool._lookout.judge(facts)
+    verdict = broker.pool._scanner.assess(facts)
     assert verdict is not None
     if verdict.expired is None or not verdict.to_clean:
         return None
@@ -73,7 +73,7 @@ async def published(
     if groups:
         outcomes = await broker.cleaning.publish(job, groups)
         assert set(outcomes) == {PublishOutcome.PUBLISHED}
-    offset = broker.pool._runs.learn(facts_of(broker), job, report, 1)
+    offset = broker.pool._dispatcher.update_state(facts_of(broker), job, report, 1)
     broker.cleaning.checkpoint(WHERE, job.generation, offset)
 
 
@@ -83,7 +83,7 @@ async def clean(env: MemoryEnv, broker: Broker) -> None:
     assert partition is not None
     partition.log.roll(env.wall_ms())
     job: CleanJob | None
-    job, _ = broker.pool.job_for_others(facts_of(broker), f"dirty-{env.wall_ms()}")
+    job, _ = broker.pool.job_for_lease(facts_of(broker), f"dirty-{env.wall_ms()}")
     while job is not None:
         await published(broker, job, *carried_out(env, job))
         env.advance_ms(1000)
@@ -93,13 +93,13 @@ async def clean(env: MemoryEnv, broker: Broker) -> None:
 def keys_in_log(broker: Broker) -> list[bytes | None]:
     partition = broker.topics.partition(WHERE)
     assert partition is not None
-    found: list[bytes | None] = []
+    results: list[bytes | None] = []
     offset = partition.log.log_start_offset
     while data := partition.log.read_batches(offset, partition.log.log_end_offset, 1 << 20):
         for position, header in walk_headers(data):
-            found += [record.key for record in decode_records(data, header, position)]
+            results += [record.key for record in decode_records(data, header, position)]
             offset = header.next_offset
-    return found
+    return results
 
 
 async def begun(broker: Broker, gate: Gate) -> asyncio.Task[ViewStatus]:
@@ -170,8 +170,8 @@ async def test_a_compaction_that_is_not_the_first_keeps_tombstones_behind_the_ol
         assert bound(broker) == (2, Undecided.VIEW)
         gate.let_go()
         await compaction
-        left = {key: value for _, key, value in await read_all(broker)}
-        assert left == {b"b": None, b"c": b"1"}
+        remaining = {key: value for _, key, value in await read_all(broker)}
+        assert remaining == {b"b": None, b"c": b"1"}
 
 
 async def test_what_expired_behind_the_horizon_of_a_view_waits_for_the_view() -> None:
@@ -186,7 +186,7 @@ async def test_what_expired_behind_the_horizon_of_a_view_waits_for_the_view() ->
         env.advance_ms(1000)
         assert expiry_job(env, broker) is not None
         facts = replace(facts_of(broker), undecided_offset=1, undecided_by=Undecided.VIEW)
-        verdict = broker.pool._lookout.judge(facts)
+        verdict = broker.pool._scanner.assess(facts)
         assert verdict is not None
         assert verdict.expired is None
 
@@ -289,7 +289,7 @@ async def test_a_manifest_that_no_sync_confirmed_is_made_durable_before_it_is_be
     before = len(env.history)
     async with broker_with_view(env, COMPACTED):
         pass
-    done = [one for one in env.history[before:] if one[0] == "sync_dir"]
+    done = [item for item in env.history[before:] if item[0] == "sync_dir"]
     assert ("sync_dir", FOLDER) in done
 
 
@@ -345,22 +345,22 @@ def staging_beside(
 ) -> Callable[..., Staged]:
     """`stage`, with something done on the loop behind its first source, so many times."""
     loop = asyncio.get_running_loop()
-    left = times
+    remaining = times
 
     def staged(env: Any, directory: str, sources: Iterable[Source], charge: Any) -> Staged:
-        nonlocal left
+        nonlocal remaining
         first, *others = sources
         stage(env, directory, [first], charge)
-        if left:
-            left -= 1
+        if remaining:
+            remaining -= 1
             asyncio.run_coroutine_threadsafe(_awaited(in_between()), loop).result(10)
         return stage(env, directory, others, charge)
 
     return staged
 
 
-async def _awaited(what: Awaitable[Any]) -> Any:
-    return await what
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 def over_present_segments(broker: Broker, job: CleanJob) -> CleanJob:
@@ -410,7 +410,7 @@ async def test_staging_a_view_does_not_abort_a_running_clean() -> None:
     env = MemoryEnv()
     async with broker_with_view(env, COMPACTED) as broker:
         await produce(broker, (b"a", b"1"))
-        broker.pool.registry.apply(WHERE, states.Grabbed(0), 0)
+        broker.pool.registry.apply(WHERE, states.JobStarted(0), 0)
         await broker.view_runs.compact(WHERE)
         assert isinstance(broker.pool.registry.state(WHERE), states.Cleaning)
         broker.pool.registry.apply(WHERE, states.Finished(None), 0)

@@ -79,10 +79,12 @@ async def test_a_reader_comes_to_the_end_whatever_is_left(
     async with broker_with_view(MemoryEnv()) as broker:
         await produce(broker, *records)
         await broker.view_runs.compact(WHERE)
-        left = {key: value for key, value in records if value is not None}
-        left = {key: value for key, value in left.items() if dict(records)[key] is not None}
-        assert {key: value for _, key, value in await read_all(broker)} == left
-        assert {key: value for _, key, value in await read_all(broker, start=0)} == left
+        remaining = {key: value for key, value in records if value is not None}
+        remaining = {
+            key: value for key, value in remaining.items() if dict(records)[key] is not None
+        }
+        assert {key: value for _, key, value in await read_all(broker)} == remaining
+        assert {key: value for _, key, value in await read_all(broker, start=0)} == remaining
 
 
 @pytest.mark.parametrize("setting", ["keep", "drop"])
@@ -182,8 +184,8 @@ async def test_times_are_found_in_the_ledger_and_in_the_log() -> None:
             )
         async with consuming(broker) as consumer:
             for ms, offset in ((0, 1), (1, 1), (2, 2), (3, 3)):
-                found = await consumer.offsets_for_times({VIEW: 1_700_000_000_000 + ms})
-                assert found[VIEW].offset == offset
+                result = await consumer.offsets_for_times({VIEW: 1_700_000_000_000 + ms})
+                assert result[VIEW].offset == offset
             assert (await consumer.beginning_offsets([VIEW]))[VIEW] == 1
             assert (await consumer.end_offsets([VIEW]))[VIEW] == 4
 
@@ -276,7 +278,7 @@ async def test_a_view_cannot_be_changed_and_the_refusal_names_its_topic() -> Non
             name=view.name, partitions=[DeleteRecordsRequestPartition(partition_index=0, offset=0)]
         )
 
-        def asked() -> tuple[list[Any], Any]:
+        def requested() -> tuple[list[Any], Any]:
             with RawClient(broker.addresses[0].port) as client:
                 answers: Any = [
                     client.request(
@@ -294,10 +296,10 @@ async def test_a_view_cannot_be_changed_and_the_refusal_names_its_topic() -> Non
             changed = [*deleted.responses, *altered.responses, *grew.results]
             return changed, records.topics[0].partitions[0]
 
-        changed, cut_off = await asyncio.to_thread(asked)
+        changed, cut_off = await asyncio.to_thread(requested)
         text = "orders.compacted is the compacted view of topic orders, and is read only"
-        found = [(one.error_code, text in (one.error_message or "")) for one in changed]
-        assert found == [(ErrorCode.INVALID_REQUEST, True)] * 4
+        results = [(item.error_code, text in (item.error_message or "")) for item in changed]
+        assert results == [(ErrorCode.INVALID_REQUEST, True)] * 4
         assert cut_off.error_code == ErrorCode.POLICY_VIOLATION
         assert broker.topics.get("orders") is not None
 

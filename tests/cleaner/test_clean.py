@@ -113,11 +113,11 @@ def test_a_tombstone_is_stamped_first_and_goes_when_its_horizon_has_passed() -> 
     assert decode_records(stamped[0], header) == [record(1, "a", None), record(2, "b")]
     assert (report.tombstones_kept, report.tombstones_removed) == (1, 0)
 
-    for now_ms, kept, removed in ((NOW_MS + 4999, 1, 0), (NOW_MS + 5000, 0, 1)):
+    for now_ms, retained, removed in ((NOW_MS + 4999, 1, 0), (NOW_MS + 5000, 0, 1)):
         later = MemoryEnv()
         sources = write_segments(later, [segment(0, stamped, 3)])
         report, _ = clean(later, clean_job([sources], first_dirty_offset=3, now_ms=now_ms))
-        assert (report.tombstones_kept, report.tombstones_removed) == (kept, removed)
+        assert (report.tombstones_kept, report.tombstones_removed) == (retained, removed)
 
 
 def test_a_clock_that_may_have_jumped_removes_no_tombstone() -> None:
@@ -196,8 +196,8 @@ def test_the_topics_compression_level_is_kept(codec: int, level: int) -> None:
     job = clean_job([write_segments(env, [part])], compression_levels=((codec, level),))
     _, groups = clean(env, job)
     rebuilt = output_bytes(env, groups[0])
-    kept = decode_records(rebuilt, read_header(rebuilt))
-    assert kept == records[50:]
+    retained = decode_records(rebuilt, read_header(rebuilt))
+    assert retained == records[50:]
     # The same records, uncompressed, packed by hand at that level.
     plain = MemoryEnv()
     sources = write_segments(plain, [segment(0, [batch(*records)], 200)])
@@ -295,11 +295,11 @@ def busy_log(env: MemoryEnv) -> list[Segment]:
 @pytest.mark.parametrize("one_pass", [True, False])
 def test_an_abort_at_any_moment_leaves_only_finished_groups(one_pass: bool) -> None:
     aborts = 0
-    for asked in range(100):
+    for requested in range(100):
         env = MemoryEnv()
         parts = busy_log(env)
         sources = write_segments(env, parts)
-        control = Recorder(abort_after=asked)
+        control = Recorder(abort_after=requested)
         job = clean_job([sources[:4], sources[4:]], read_buffer_bytes=1024)
         try:
             run_clean(env, job, control, one_pass=one_pass)
@@ -309,7 +309,7 @@ def test_an_abort_at_any_moment_leaves_only_finished_groups(one_pass: bool) -> N
             file.name for group in control.groups if group.output for file in group.output.files
         }
         assert set(leftovers(env)) == names
-        if asked >= 40:
+        if requested >= 40:
             break
     assert aborts >= (6 if one_pass else 12), "each segment is read, in several pieces"
 

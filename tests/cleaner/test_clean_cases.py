@@ -128,11 +128,11 @@ def test_segments_behind_the_first_uncleanable_one_are_as_they_were() -> None:
         log.write("a", "b")
         log.write("a", "b")
         log.roll()
-    sizes = {one.base_offset: one.size_bytes for one in log.sources()}
+    sizes = {source.base_offset: source.size_bytes for source in log.sources()}
     log.clean(end_offset=8)
-    left = {one.base_offset: one.size_bytes for one in log.sources()}
+    remaining = {source.base_offset: source.size_bytes for source in log.sources()}
     assert log.offsets() == [6, 7, *range(8, 16)]
-    assert {base: left[base] for base in (8, 12)} == {base: sizes[base] for base in (8, 12)}
+    assert {base: remaining[base] for base in (8, 12)} == {base: sizes[base] for base in (8, 12)}
 
 
 def test_the_map_covers_exactly_the_segments_asked_for() -> None:
@@ -228,7 +228,7 @@ def test_a_horizon_once_given_is_not_changed_with_the_setting() -> None:
     log.clean(delete_retention_ms=5000)
     for retention_ms in (0, 10**9):
         report = log.clean(delete_retention_ms=retention_ms)
-        assert [one.horizon_ms for one in report.horizons] == [log.now_ms + 5000]
+        assert [horizon.horizon_ms for horizon in report.horizons] == [log.now_ms + 5000]
 
 
 def test_a_horizon_that_has_lost_its_tombstones_is_not_told_of() -> None:
@@ -240,7 +240,7 @@ def test_a_horizon_that_has_lost_its_tombstones_is_not_told_of() -> None:
     log.clean()
     report = log.clean()
     assert log.batches()[0][0].has_delete_horizon
-    assert [one.horizon_ms for one in report.horizons] == [-1]
+    assert [horizon.horizon_ms for horizon in report.horizons] == [-1]
 
 
 # Interruptions
@@ -302,8 +302,8 @@ def test_progress_behind_damage_is_told_of_in_stretches() -> None:
     report, _ = clean(env, clean_job([sources[:3], sources[3:]]))
     assert report.next_dirty_offset == 2
     assert report.cleaned == ((4, 8), (10, 12))
-    assert [one.base_offset for one in report.horizons] == [0, 2, 4, 6, 8, 10]
-    assert [one.horizon_ms for one in report.horizons] == [-1, -2, -2, -2, -2, -2]
+    assert [horizon.base_offset for horizon in report.horizons] == [0, 2, 4, 6, 8, 10]
+    assert [horizon.horizon_ms for horizon in report.horizons] == [-1, -2, -2, -2, -2, -2]
     report, _ = clean(env, clean_job([sources], first_dirty_offset=5, run_id="run2"))
     assert (report.next_dirty_offset, report.cleaned) == (2, ((4, 8), (10, 12)))
 
@@ -334,11 +334,11 @@ def test_times_are_found_right_after_a_clean(codec: int) -> None:
         if at % 10 == 9:
             log.roll()
     log.clean(singly=True)
-    left = {records[0].timestamp: records[0].offset for _, records in log.batches() if records}
+    remaining = {records[0].timestamp: records[0].offset for _, records in log.batches() if records}
     for time in range(NOW_MS, log.now_ms + 2000, 500):
-        later = [offset for stamp, offset in left.items() if stamp >= time]
-        found = log.log.offset_for_timestamp(time)
-        assert (found.offset if found else None) == (min(later) if later else None)
+        later = [offset for stamp, offset in remaining.items() if stamp >= time]
+        offset_found = log.log.offset_for_timestamp(time)
+        assert (offset_found.offset if offset_found else None) == (min(later) if later else None)
 
 
 def test_a_message_above_the_topics_present_limit_is_cleaned() -> None:

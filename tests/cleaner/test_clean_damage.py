@@ -102,7 +102,9 @@ def test_no_tombstone_goes_behind_a_damaged_segment() -> None:
     report, groups = clean(env, clean_job([sources], first_dirty_offset=3))
     assert report.next_dirty_offset == 2, "the next clean has to look for the older values again"
     assert report.cleaned == ((3, 11),)
-    assert {one.base_offset: one.horizon_ms for one in report.horizons}[3] == UNKNOWN_HORIZON
+    assert {horizon.base_offset: horizon.horizon_ms for horizon in report.horizons}[
+        3
+    ] == UNKNOWN_HORIZON
     assert (report.tombstones_kept, report.tombstones_removed) == (1, 1)
     assert [group.source_base_offsets for group in groups] == [(0,)]
 
@@ -173,7 +175,7 @@ def test_no_flipped_bit_outside_of_the_checksum_costs_or_changes_a_record(flippe
         env = MemoryEnv()
         changed = bytearray(parts[flipped])
         changed[bit >> 3] ^= 1 << (bit & 7)
-        batches = [bytes(changed) if n == flipped else one for n, one in enumerate(parts)]
+        batches = [bytes(changed) if n == flipped else part for n, part in enumerate(parts)]
         sources = write_segments(env, [segment(0, batches, 50), newer])
         report, groups = clean(env, clean_job([sources]))
         if report.damaged:
@@ -181,8 +183,12 @@ def test_no_flipped_bit_outside_of_the_checksum_costs_or_changes_a_record(flippe
             continue
         silent += 1
         (group,) = groups
-        kept = batches_of(output_bytes(env, group))
-        records = [one for part in kept for one in decode_records(part, read_header(part))]
-        assert [one.value for one in records] == [b"v10", b"v40", b"v50"]
-        assert [one.offset for one in records] == sorted({one.offset for one in records})
+        retained = batches_of(output_bytes(env, group))
+        records = [
+            decode_record
+            for part in retained
+            for decode_record in decode_records(part, read_header(part))
+        ]
+        assert [item.value for item in records] == [b"v10", b"v40", b"v50"]
+        assert [item.offset for item in records] == sorted({item.offset for item in records})
     assert silent >= 32, "those of the leader epoch, at least"

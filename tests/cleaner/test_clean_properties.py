@@ -138,16 +138,16 @@ def test_a_clean_leaves_what_the_rules_say(
     assert report.keys_indexed == len(last_offsets)
     sources = [batch for part in segments for batch in part.batches]
     expected = [
-        (batch, wanted)
+        (batch, requested)
         for batch in sources
-        if (wanted := expected_batch(job, batch, last_offsets, map_end)) is not None
+        if (requested := expected_batch(job, batch, last_offsets, map_end)) is not None
     ]
     actual = batches_of(cleaned_log(env, segments, groups))
     assert len(actual) == len(expected)
-    for got, (source, wanted) in zip(actual, expected, strict=True):
-        assert_same_batch(got, wanted, read_header(source).codec)
-        if wanted == source:
-            assert got == source, "a batch that lost nothing is copied byte for byte"
+    for received, (source, requested) in zip(actual, expected, strict=True):
+        assert_same_batch(received, requested, read_header(source).codec)
+        if requested == source:
+            assert received == source, "a batch that lost nothing is copied byte for byte"
     for group in groups:
         assert_indexes_fit(env, group, job.index_interval_bytes)
     assert report.damaged == ()

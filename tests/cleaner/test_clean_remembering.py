@@ -10,7 +10,12 @@ from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.findings import Moment
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import Verdict, assess
-from cleaner.planning.remembered import CLOCK_STEP_MS, Remembered, learn, recall
+from cleaner.planning.remembered import (
+    CLOCK_STEP_MS,
+    PartitionCleanerState,
+    state_after_job,
+    state_of_log,
+)
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
 from storage import filenames
@@ -31,7 +36,7 @@ class Remembering:
 
     def __init__(self) -> None:
         self.log = CompactedLog()
-        self.known = Remembered()
+        self.known = PartitionCleanerState()
         self.checkpoint: int | None = None
         self.config = CONFIG
         self.trusted = True
@@ -53,7 +58,7 @@ class Remembering:
         )
 
     def verdict(self) -> Verdict:
-        self.known = recall(self.known, self.facts, self.log.now_ms)
+        self.known = state_of_log(self.known, self.facts, self.log.now_ms)
         return assess(self.facts, s.IDLE, Moment(self.log.now_ms, 0), self.known)
 
     def clean(self) -> tuple[CleanJob, CleanReport] | None:
@@ -73,7 +78,9 @@ class Remembering:
         if job is None:
             return None
         report = self.log.publish(job)
-        self.known, below = learn(self.known, job, report, self.facts, dirty_bytes=1, alpha=0.3)
+        self.known, below = state_after_job(
+            self.known, job, report, self.facts, dirty_bytes=1, alpha=0.3
+        )
         if not job.expired_only or report.damaged:
             self.checkpoint = below
         for path, position, reason in report.damaged if self.damage_is_noted else ():
@@ -104,115 +111,115 @@ class Remembering:
 def test_a_deleted_key_stays_deleted_when_damage_in_the_clean_part_is_repaired(
     restarts: str, rounds_in_between: int
 ) -> None:
-    one = Remembering()
-    log = one.log
+    remembering = Remembering()
+    log = remembering.log
     log.write("a", "k", "b", "c", "d")
     log.roll()
-    one.settle()
-    one.flip(0)
+    remembering.settle()
+    remembering.flip(0)
     log.put(("k", None), ("x", "1"))
     log.roll()
-    one.settle()
-    assert one.checkpoint == 0, "damage in the clean part takes the checkpoint back"
+    remembering.settle()
+    assert remembering.checkpoint == 0, "damage in the clean part takes the checkpoint back"
     for number in range(rounds_in_between):
         log.pass_retention()
         log.write(f"more{number}", "x")
         log.roll()
-        one.settle()
+        remembering.settle()
         if restarts == "before and after":
-            one.restart()
-    one.flip(0)
+            remembering.restart()
+    remembering.flip(0)
     if restarts != "never":
-        one.restart()
+        remembering.restart()
     for number in range(4):
         log.write(f"z{number}", "x")
         log.roll()
-        one.settle()
+        remembering.settle()
         assert "k" not in log.latest()
         log.pass_retention()
-        one.settle()
+        remembering.settle()
         assert "k" not in log.latest()
-    one.restart()
+    remembering.restart()
     log.write("end")
     log.roll()
-    one.settle()
+    remembering.settle()
     log.pass_retention()
     log.write("end")
     log.roll()
-    one.settle()
+    remembering.settle()
     assert "k" not in log.latest()
-    assert one.checkpoint == log.log.segment_facts()[-1].base_offset
+    assert remembering.checkpoint == log.log.segment_facts()[-1].base_offset
     keys = [r.key for _, records in log.batches() for r in records]
     assert b"k" not in keys, "the repaired segment lost it, then the tombstone went"
 
 
 def test_a_deleted_key_stays_deleted_when_a_limit_that_hid_it_is_raised() -> None:
-    one = Remembering()
-    log = one.log
+    remembering = Remembering()
+    log = remembering.log
     log.put(("k", "x" * 200_000), codec=ZSTD)
     log.roll()
-    one.settle()
+    remembering.settle()
     log.put(("k", None))
     log.roll()
-    one.config = replace(CONFIG, varve_decompressed_batch_bytes=10_000)
-    one.settle()
+    remembering.config = replace(CONFIG, varve_decompressed_batch_bytes=10_000)
+    remembering.settle()
     assert not log.log.damaged, "readers get it all the same"
     assert log.log.uncleanable
-    one.config = CONFIG
-    one.restart()  # as a change of the limit does
+    remembering.config = CONFIG
+    remembering.restart()  # as a change of the limit does
     for _ in range(4):
         log.write("a", "b")
         log.roll()
-        one.settle()
+        remembering.settle()
         assert "k" not in log.latest()
         log.pass_retention()
-        one.restart()
+        remembering.restart()
 
 
 def test_damage_found_by_a_job_over_what_has_expired_takes_the_checkpoint_back() -> None:
-    one = Remembering()
-    log = one.log
+    remembering = Remembering()
+    log = remembering.log
     for _ in range(2):
         log.put(("k", None), ("a", "1"), ("b", "1"), ("c", "1"))
         log.roll()
         log.put((f"t{log.log.log_end_offset}", None))
         log.roll()
-    one.config = replace(CONFIG, segment_bytes=1)
-    one.settle()
-    assert one.checkpoint == 10
+    remembering.config = replace(CONFIG, segment_bytes=1)
+    remembering.settle()
+    assert remembering.checkpoint == 10
     log.pass_retention()
-    one.flip(5)
-    done = one.clean()
+    remembering.flip(5)
+    done = remembering.clean()
     assert done is not None
     job, report = done
     assert job.expired_only
     assert [path[-5:] for path, _, _ in report.damaged] == ["5.log"]
-    assert one.checkpoint == 5
-    assert all(first >= 6 for first, _ in one.known.cleaned)
+    assert remembering.checkpoint == 5
+    assert all(first >= 6 for first, _ in remembering.known.cleaned)
 
 
 def test_behind_known_damage_nothing_expires_by_time() -> None:
-    one = Remembering()
-    log = one.log
+    remembering = Remembering()
+    log = remembering.log
     log.write("a", "k", "b")
     log.roll()
     log.put(("k", None))
     log.roll()
-    one.config = replace(CONFIG, segment_bytes=1)
-    one.settle()
+    remembering.config = replace(CONFIG, segment_bytes=1)
+    remembering.settle()
     log.pass_retention()
-    expired = one.verdict().expired
+    expired = remembering.verdict().expired
     assert expired is not None
     assert expired.base_offsets == (3,)
     path = f"{FOLDER}/{filenames.file_name(0, filenames.LOG)}"
-    one.flip(0)
+    remembering.flip(0)
     log.log.mark_damaged(path, 0, "found by a reader")
-    assert one.verdict().expired is None
+    assert remembering.verdict().expired is None
 
 
 def test_a_tombstone_with_a_foreign_horizon_stays_in_a_segment_that_is_clean_in_part() -> None:
-    one = Remembering()
-    log = one.log
+    remembering = Remembering()
+    log = remembering.log
     log.write("k", "a", "b", "c")
     log.roll()
     log.write("d", "e", "f")
@@ -224,40 +231,40 @@ def test_a_tombstone_with_a_foreign_horizon_stays_in_a_segment_that_is_clean_in_
     # As Kafka leaves it where its map was full before the tombstone.
     log.clean(first_dirty_offset=log.log.segment_facts()[-1].base_offset, singly=True)
     log.pass_retention()
-    one.checkpoint = 6
-    one.config = replace(CONFIG, min_cleanable_dirty_ratio=0.99)
-    one.known = Remembered(
-        generation=one.facts.generation,
-        horizons={(seg.base_offset, seg.size_bytes): 5 for seg in one.facts.segments},
+    remembering.checkpoint = 6
+    remembering.config = replace(CONFIG, min_cleanable_dirty_ratio=0.99)
+    remembering.known = PartitionCleanerState(
+        generation=remembering.facts.generation,
+        horizons={(seg.base_offset, seg.size_bytes): 5 for seg in remembering.facts.segments},
     )
-    expired = one.verdict().expired
+    expired = remembering.verdict().expired
     assert expired is not None
     assert expired.base_offsets == (0,)
-    one.settle()
+    remembering.settle()
     assert "k" not in log.latest()
 
 
 def test_nothing_is_stamped_while_the_clock_is_not_trusted() -> None:
-    one = Remembering()
-    log = one.log
+    remembering = Remembering()
+    log = remembering.log
     log.write("k")
     log.roll()
-    one.settle()
+    remembering.settle()
     log.put(("k", None))
     log.roll()
-    one.trusted = False
+    remembering.trusted = False
     log.now_ms -= YEAR_MS
-    one.settle()
+    remembering.settle()
     assert not any(header.has_delete_horizon for header, _ in log.batches())
-    one.trusted = True
+    remembering.trusted = True
     log.now_ms += YEAR_MS
-    one.settle()
+    remembering.settle()
     assert b"k" in [record.key for _, records in log.batches() for record in records]
     log.write("a")
     log.roll()
-    one.settle()
+    remembering.settle()
     log.pass_retention()
-    one.settle()
+    remembering.settle()
     assert b"k" not in [record.key for _, records in log.batches() for record in records]
 
 
@@ -266,12 +273,12 @@ def test_times_of_a_clock_that_was_ahead_are_forgotten() -> None:
     now_ms = 1_800_000_000_000
     ahead_ms = now_ms + 10 * YEAR_MS
     horizons = {(0, 100): ahead_ms, (10, 100): -1, (20, 100): -1}
-    known = Remembered(
+    cleaner_state = PartitionCleanerState(
         b"", log.generation, ahead_ms, (), horizons, expired_at_ms=ahead_ms,
         held_since_ms=ahead_ms, learned_at_ms=ahead_ms,
     )  # fmt: skip
-    after = recall(known, log, now_ms)
-    assert recall(after, log, now_ms) is after
+    after = state_of_log(cleaner_state, log, now_ms)
+    assert state_of_log(after, log, now_ms) is after
     times = after.first_seen_ms, after.expired_at_ms, after.held_since_ms, after.learned_at_ms
     assert times == (now_ms,) * 4
     later_ms = now_ms + CONFIG.delete_retention_ms + 1
@@ -280,7 +287,7 @@ def test_times_of_a_clock_that_was_ahead_are_forgotten() -> None:
 
 def test_a_small_step_of_the_clock_costs_no_horizon() -> None:
     log = facts(even(3), checkpoint=30, config=CONFIG)
-    known = Remembered(
+    cleaner_state = PartitionCleanerState(
         b"", log.generation, 5, (), {(0, 100): 9}, learned_at_ms=1000 + CLOCK_STEP_MS
     )
-    assert recall(known, log, 1000).horizons == {(0, 100): 9}
+    assert state_of_log(cleaner_state, log, 1000).horizons == {(0, 100): 9}

@@ -53,8 +53,8 @@ class Rounds:
             value = None if rng.random() < 0.2 else f"{rng.random()}" * rng.choice([0, 1, 5])
             pairs.append((key, value))
         by = rng.choice([None, *self.idempotent, *self.transactional, *self.transactional])
-        known = self.log.log.last_records()
-        if by is not None and known.get(by.producer_id, (0, 0))[1] < 0:
+        existing = self.log.log.last_records()
+        if by is not None and existing.get(by.producer_id, (0, 0))[1] < 0:
             by.sequence = 0  # its epoch is new to the log
         if by is not None and by.is_transactional:
             self.open.add(by.producer_id)
@@ -93,7 +93,7 @@ class Rounds:
         )
 
     def sources(self, end: int) -> list[SourceSegment]:
-        return [one for one in self.log.sources() if one.base_offset < end]
+        return [source for source in self.log.sources() if source.base_offset < end]
 
     def clean(self) -> None:
         rng, log = self.rng, self.log
@@ -125,12 +125,12 @@ class Rounds:
 
     def clean_expired(self) -> None:
         sources = self.sources(self.cleanable_end())
-        chosen = [one for one in sources if self.rng.random() < 0.7]
+        chosen = [source for source in sources if self.rng.random() < 0.7]
         if not chosen:
             return
         end = chosen[-1].next_base_offset
         job = self.log.job(
-            groups=tuple((one,) for one in chosen),
+            groups=tuple((source,) for source in chosen),
             expired_only=True,
             first_dirty_offset=end,
             end_offset=end,
@@ -171,42 +171,42 @@ class Rounds:
     ) -> None:
         after = self.look(before.end)
         assert len(after.batches) == len(expected.batches)
-        for got, (wanted, source) in zip(after.batches, expected.batches, strict=True):
-            assert_same_batch(got, wanted, read_header(source).codec)
+        for actual, (requested, source) in zip(after.batches, expected.batches, strict=True):
+            assert_same_batch(actual, requested, read_header(source).codec)
         assert after.rest == before.rest, "3: what is not cleanable is as it was"
         assert after.latest == before.latest, "1, 4: readers see the same last value of each key"
-        known = {entry.last_offset: entry for entry in before.aborted}
-        kept = [entry for entry in after.aborted if entry.last_offset < before.end]
+        txn_index_entries = {entry.last_offset: entry for entry in before.aborted}
+        entries = [entry for entry in after.aborted if entry.last_offset < before.end]
         replaced = {
             header.base_offset
-            for got, source in expected.batches
-            if got != source and (header := read_header(source))
+            for received, source in expected.batches
+            if received != source and (header := read_header(source))
         }
-        assert all(known[entry.last_offset] == entry for entry in kept)
+        assert all(txn_index_entries[entry.last_offset] == entry for entry in entries)
         wanted_entries = {e.last_offset for e in expected.entries if e.last_offset < before.end}
-        assert wanted_entries <= {entry.last_offset for entry in kept}
+        assert wanted_entries <= {entry.last_offset for entry in entries}
         # An entry that is not needed any more goes when its marker is stamped, at the latest.
-        assert not ({e.last_offset for e in kept} - wanted_entries) & replaced
+        assert not ({e.last_offset for e in entries} - wanted_entries) & replaced
         self.check_horizons(report, job)
         self.check_reopened(before)
 
     def check_horizons(self, report: CleanReport, job: CleanJob) -> None:
         """Each segment that was read says when the next tombstone or marker in it can go."""
-        facts = {one.base_offset: one for one in self.log.log.segment_facts()}
+        facts = {facts.base_offset: facts for facts in self.log.log.segment_facts()}
         for horizon in report.horizons:
             segment = facts[horizon.base_offset]
             assert segment.size_bytes == horizon.size_bytes
-            held = [
+            owned = [
                 header.base_timestamp
                 for header, records in self.log.batches()
                 if segment.base_offset <= header.base_offset < segment.next_base_offset
                 and header.has_delete_horizon
                 and (header.is_control or any(record.value is None for record in records))
             ]
-            if held and job.end_offset >= segment.next_base_offset == min(
+            if owned and job.end_offset >= segment.next_base_offset == min(
                 segment.next_base_offset, report.next_dirty_offset
             ):
-                assert horizon.horizon_ms == min(held)
+                assert horizon.horizon_ms == min(owned)
 
     def check_reopened(self, before: "Seen") -> None:
         again = self.log.reopened()
@@ -216,8 +216,8 @@ class Rounds:
             "5: a marker survives while a batch of its transaction does"
         )
         live = self.log.log.last_records()
-        found = again.log.last_records()
-        assert {producer: found.get(producer) for producer in live} == live, (
+        results = again.log.last_records()
+        assert {producer: results.get(producer) for producer in live} == live, (
             "7: each producer's epoch and last sequence are told by the log alone"
         )
 

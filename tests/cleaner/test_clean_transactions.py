@@ -96,14 +96,14 @@ def test_a_clean_may_begin_in_the_middle_of_a_transaction() -> None:
     log.commit(second)
     log.roll()
     for dirty in range(8):
-        one = log.reopened()
-        before = one.latest()
-        one.clean(first_dirty_offset=dirty)
-        assert one.latest() == before, dirty
-        assert one.markers() == [5, 6]
+        compacted_log = log.reopened()
+        before = compacted_log.latest()
+        compacted_log.clean(first_dirty_offset=dirty)
+        assert compacted_log.latest() == before, dirty
+        assert compacted_log.markers() == [5, 6]
         # Below the section the index was not held against the markers: nothing goes by it.
-        assert (0 in one.offsets()) == (dirty > 1)
-        assert (3 in one.offsets()) == (dirty > 3)
+        assert (0 in compacted_log.offsets()) == (dirty > 1)
+        assert (3 in compacted_log.offsets()) == (dirty > 3)
 
 
 # Markers
@@ -149,11 +149,11 @@ def test_a_stamped_marker_keeps_its_time_its_producer_and_its_meaning() -> None:
     offset = log.end(producer, ControlType.ABORT, coordinator_epoch=9)
     log.write("a")
     log.roll()
-    (before,) = [one for one in log.batches() if one[0].is_control]
+    (before,) = [batch for batch in log.batches() if batch[0].is_control]
     log.write("x", by=producer)  # so that its first batch is not its last
     log.clean()
     log.clean()
-    ((header, records),) = [one for one in log.batches() if one[0].is_control]
+    ((header, records),) = [batch for batch in log.batches() if batch[0].is_control]
     assert records == before[1]
     assert header.has_delete_horizon
     assert (header.base_offset, header.producer_epoch) == (offset, 3)
@@ -405,11 +405,11 @@ def test_emptied_batches_keep_each_producers_last_sequence() -> None:
     log.write("b", by=producers[2])
     log.write("a", "b", "c")
     log.roll()
-    known = log.log.last_records()
+    existing = log.log.last_records()
     log.clean()
     assert log.last_offsets() == [1, 3, 4, 7]
     assert log.offsets() == [5, 6, 7]
-    assert log.log.last_records() == log.reopened().log.last_records() == known
+    assert log.log.last_records() == log.reopened().log.last_records() == existing
 
 
 def test_an_aborted_batch_keeps_its_producers_last_sequence_until_it_writes_again() -> None:
@@ -440,18 +440,18 @@ def test_duplicates_are_recognised_after_a_clean_and_a_restart_from_the_log_alon
     log.roll()
     log.clean()
     assert log.offsets() == [2, 4, 5, 6, 7, 8, 9]
-    for one in (log, log.reopened()):
-        end = one.log.log_end_offset
+    for compacted_log in (log, log.reopened()):
+        end = compacted_log.log.log_end_offset
         for producer, base, keys, offset in sent[1:]:
             again = build_batch(
-                [Record(i, one.now_ms, key.encode(), b"") for i, key in enumerate(keys)],
+                [Record(i, compacted_log.now_ms, key.encode(), b"") for i, key in enumerate(keys)],
                 producer_id=producer.producer_id,
                 producer_epoch=0,
                 base_sequence=base,
             )
-            info = one.log.append(again, read_header(again), now_ms=one.now_ms)
+            info = compacted_log.log.append(again, read_header(again), now_ms=compacted_log.now_ms)
             assert (info.first_offset, info.duplicate) == (offset, True)
-        assert one.log.log_end_offset == end
+        assert compacted_log.log.log_end_offset == end
 
 
 def test_batches_of_a_producer_that_starts_over_with_sequence_0_go_as_any_others() -> None:
@@ -508,7 +508,7 @@ def test_behind_a_damaged_segment_no_marker_goes_and_none_is_stamped() -> None:
         assert log.groups_replaced == 0
         assert report.next_dirty_offset == 1
         assert report.cleaned == ((2, 4),)
-        assert [one.horizon_ms for one in report.horizons] == [-1, -2, -2]
+        assert [horizon.horizon_ms for horizon in report.horizons] == [-1, -2, -2]
         log.pass_retention()
 
 
@@ -548,15 +548,15 @@ def test_what_has_expired_goes_without_anything_being_dirty() -> None:
     log.clean(singly=True)
     report = log.clean(singly=True)
     horizon_ms = log.now_ms + DELETE_RETENTION_MS
-    assert [one.horizon_ms for one in report.horizons] == [horizon_ms, -1]
+    assert [horizon.horizon_ms for horizon in report.horizons] == [horizon_ms, -1]
     report = log.clean_expired(0)
     assert (log.groups_replaced, report.passes) == (0, 1), "not yet"
-    assert [one.horizon_ms for one in report.horizons] == [horizon_ms]
+    assert [horizon.horizon_ms for horizon in report.horizons] == [horizon_ms]
     log.now_ms = horizon_ms
     report = log.clean_expired(0)
     assert (report.markers_removed, report.tombstones_removed) == (1, 1)
     assert log.offsets() == [3, 4, 5]
-    assert [one.horizon_ms for one in report.horizons] == [-1]
+    assert [horizon.horizon_ms for horizon in report.horizons] == [-1]
     assert report.next_dirty_offset == 4
     assert log.clean_expired(0).groups == 0
 
@@ -577,7 +577,7 @@ def test_a_job_over_what_has_expired_touches_nothing_else() -> None:
     assert log.batches() == before
     assert log.groups_replaced == 0
     assert (report.keys_indexed, report.records_aborted, report.records_without_key) == (0, 0, 0)
-    assert [one.horizon_ms for one in report.horizons] == [-1, -1], "nothing is stamped"
+    assert [horizon.horizon_ms for horizon in report.horizons] == [-1, -1], "nothing is stamped"
     assert len(log.aborted()) == 1
 
 

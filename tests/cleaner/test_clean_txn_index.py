@@ -44,18 +44,18 @@ def refused(log: CompactedLog, **changes: object) -> bool:
 
 def test_every_flipped_bit_of_an_entry_is_found_or_does_no_harm() -> None:
     (entry,) = made().aborted()
-    found = 0
+    result = 0
     for name in ("producer_id", "first_offset", "last_offset"):
         for bit in range(16):
             log = made()
             want = log.latest()
             changed = entry._replace(**{name: getattr(entry, name) ^ 1 << bit})
             if refused(log, aborted=(changed,)):
-                found += 1
+                result += 1
                 continue
             log.clean(aborted=(changed,))
             assert log.reopened().latest() == want, changed
-    assert found >= 40
+    assert result >= 40
 
 
 def test_a_missing_entry_and_one_too_many_are_found() -> None:

@@ -7,10 +7,17 @@ import pytest
 
 from cleaner import states as s
 from cleaner.host import LogFacts, OpenTransaction, Undecided
-from cleaner.planning.findings import Moment, NextLook, Reason
+from cleaner.planning.findings import Moment, NextAttempt, Reason
 from cleaner.planning.plan import assess
-from cleaner.planning.remembered import Remembered
-from cleaner.pool.explain import _OUTCOMES, _TEXTS, Explanation, hindrance, next_attempt, sentences
+from cleaner.planning.remembered import PartitionCleanerState
+from cleaner.pool.explain import (
+    _OUTCOMES,
+    _TEXTS,
+    Explanation,
+    next_attempt,
+    obstacle_text,
+    sentences,
+)
 from cleaner.pool.history import JobRecord, Outcome
 from cleaner.pool.job_run import WorkerStatus
 from config.topic_keys import TopicConfig
@@ -19,47 +26,47 @@ from tests.support.log_facts import COMPACTED, T0, even, facts, segment
 
 NOW = Moment(wall_ms=10_000_000_000, monotonic_ms=5_000)
 HOUR = 3_600_000
-FRESH = Remembered(first_seen_ms=NOW.wall_ms)
+FRESH = PartitionCleanerState(first_seen_ms=NOW.wall_ms)
 
 
 def explained(
     log: LogFacts,
     state: s.State = s.IDLE,
-    known: Remembered = FRESH,
+    cleaner_state: PartitionCleanerState = FRESH,
     *,
     run_now: bool = False,
     **more: object,
 ) -> list[str]:
-    return sentences(explanation(log, state, known, run_now=run_now, **more))
+    return sentences(explanation(log, state, cleaner_state, run_now=run_now, **more))
 
 
 def explanation(
     log: LogFacts,
     state: s.State = s.IDLE,
-    known: Remembered = FRESH,
+    cleaner_state: PartitionCleanerState = FRESH,
     *,
     run_now: bool = False,
     **more: object,
 ) -> Explanation:
-    verdict = assess(log, state, NOW, known, run_now=run_now)
+    verdict = assess(log, state, NOW, cleaner_state, run_now=run_now)
     made = Explanation(
         partition=log.partition,
         at_ms=NOW.wall_ms,
         state=state,
         verdict=verdict,
-        story=[],
+        transitions=[],
         queue_position=None,
         next_attempt=next_attempt(verdict, NOW.wall_ms),
         quarantine=s.past_of(state),
         last_job=None,
-        held=False,
+        is_paused=False,
     )
     return replace(made, **more)  # type: ignore[arg-type]
 
 
 OLD = replace(COMPACTED, min_compaction_lag_ms=NOW.wall_ms)
 LATE = replace(COMPACTED, max_compaction_lag_ms=NOW.wall_ms - 2 * HOUR)
-SEEN_LONG_AGO = Remembered(first_seen_ms=1)
+SEEN_LONG_AGO = PartitionCleanerState(first_seen_ms=1)
 UNIQUE = replace(COMPACTED, varve_cleaner_strategy="survivorship")
 PENDING = OpenTransaction(77, 12, NOW.wall_ms - 90_000)
 HOLE = DamagedSegment("/data/t-0/10.log", 10, 61, 100, "bad CRC", 15, 18)
@@ -67,7 +74,7 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
 
 
 @pytest.mark.parametrize(
-    ("log", "state", "known", "answer", "reason"),
+    ("log", "state", "cleaner_state", "answer", "reason"),
     [
         (facts(even(4)), s.IDLE, FRESH, "t-0 is to be cleaned.",
          "100.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which does not stand"),
@@ -120,15 +127,15 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
         (facts(even(4)), s.Quarantined(20_000, "OSError: disk", 3), FRESH, "quarantined.",
          "3 attempts failed in a row (OSError: disk); it is left alone for another 15.0 s."),
         (facts(even(2), checkpoint=20), s.IDLE,
-         Remembered(horizons={(0, 100): NOW.wall_ms - HOUR}, first_seen_ms=NOW.wall_ms),
+         PartitionCleanerState(horizons={(0, 100): NOW.wall_ms - HOUR}, first_seen_ms=NOW.wall_ms),
          "t-0 is to lose what has expired.",
          "Tombstones or markers in 1 segment may have expired, the first 1.0 h ago."),
     ],
 )  # fmt: skip
 def test_every_obstacle_is_said_with_its_numbers(
-    log: LogFacts, state: s.State, known: Remembered, answer: str, reason: str
+    log: LogFacts, state: s.State, cleaner_state: PartitionCleanerState, answer: str, reason: str
 ) -> None:
-    text = explained(log, state, known)
+    text = explained(log, state, cleaner_state)
     assert text[0].endswith(answer)
     assert any(reason in line for line in text), text
     assert all(line.endswith(".") for line in text)
@@ -173,8 +180,8 @@ def test_a_wish_the_queue_the_last_job_and_the_next_attempt_are_told() -> None:
 def test_the_next_attempt_has_a_time_where_time_alone_is_in_the_way(
     log: LogFacts, state: s.State, wait_ms: int | None, cause: Reason | None
 ) -> None:
-    found = next_attempt(assess(log, state, NOW, FRESH), NOW.wall_ms)
-    assert found == (None if wait_ms is None else NextLook(NOW.wall_ms + wait_ms, cause))
+    look = next_attempt(assess(log, state, NOW, FRESH), NOW.wall_ms)
+    assert look == (None if wait_ms is None else NextAttempt(NOW.wall_ms + wait_ms, cause))
 
 
 def test_what_cannot_be_judged_says_so() -> None:
@@ -186,7 +193,7 @@ def test_all_in_the_active_segment_is_said_with_its_size_and_when_it_closes() ->
     config = replace(COMPACTED, segment_bytes=64 << 20)
     log = facts([segment(0, 20, 2_300_000)], config=config, active_closes_ms=NOW.wall_ms + HOUR)
     text = explained(log)
-    assert any("2.2 MiB are in it; it closes at 64.0 MiB or in 1.0 h, and" in one for one in text)
+    assert any("2.2 MiB are in it; it closes at 64.0 MiB or in 1.0 h, and" in item for item in text)
     assert "0 B from offset 0 to 0 are dirty, 0 B are clean, 2.2 MiB behind them wait." in text
     assert text[-1] == "Next attempt: in 1.0 h, when its active segment closes by its age."
 
@@ -195,13 +202,14 @@ def test_what_would_be_left_is_said_only_after_a_clean_has_taught_it() -> None:
     assert not any("would be left" in line for line in explained(facts(even(4))))
     taught = replace(FRESH, observations=1, survivorship=0.25)
     assert any(
-        "about 100 B would be left" in one for one in explained(facts(even(4)), known=taught)
+        "about 100 B would be left" in item
+        for item in explained(facts(even(4)), cleaner_state=taught)
     )
 
 
 def test_the_time_of_the_next_attempt_has_its_cause() -> None:
-    found = explained(facts(even(4), checkpoint=30))[-1]
-    assert found == (
+    result = explained(facts(even(4), checkpoint=30))[-1]
+    assert result == (
         "Next attempt: in 1.0 d, when the first tombstones or markers may go (delete.retention.ms)."
     )
 
@@ -226,5 +234,5 @@ def test_a_job_under_way_is_said_with_its_progress_and_a_wish_with_its_end() -> 
 def test_nothing_to_clean_is_said_only_where_all_is_clean_and_whole(
     log: LogFacts, words: str | None
 ) -> None:
-    found = hindrance(explanation(log))
-    assert found is None if words is None else words in str(found)
+    result = obstacle_text(explanation(log))
+    assert result is None if words is None else words in str(result)

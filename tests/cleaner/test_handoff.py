@@ -61,7 +61,7 @@ def test_what_is_read_is_what_was_written() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "said"),
+    ("where", "value", "output"),
     [
         (("run_id",), 5, ".run_id: expected str"),
         (("created_ms",), 1.5, ".created_ms: expected int"),
@@ -78,23 +78,23 @@ def test_what_is_read_is_what_was_written() -> None:
     ],
 )
 def test_what_is_not_of_its_type_is_told_with_its_place(
-    where: tuple[str | int, ...], value: object, said: str
+    where: tuple[str | int, ...], value: object, output: str
 ) -> None:
-    found = json.loads(encode_plan(PLAN))
-    inner = found
+    document = json.loads(encode_plan(PLAN))
+    inner = document
     for step in where[:-1]:
         inner = inner[step]
     inner[where[-1]] = value
     with pytest.raises(MalformedHandoffError) as error:
-        decode_plan(json.dumps(found).encode())
-    assert said in str(error.value)
+        decode_plan(json.dumps(document).encode())
+    assert output in str(error.value)
 
 
 def test_a_field_that_is_missing_is_told() -> None:
-    found = json.loads(encode_plan(PLAN))
-    del found["partitions"][0]["job"]["run_id"]
+    document = json.loads(encode_plan(PLAN))
+    del document["partitions"][0]["job"]["run_id"]
     with pytest.raises(MalformedHandoffError, match="has no field run_id"):
-        decode_plan(json.dumps(found).encode())
+        decode_plan(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 100_000, b'{"a":NaN}'])
@@ -106,10 +106,10 @@ def test_what_is_no_plan_is_no_plan(text: bytes) -> None:
 def test_no_number_that_is_none_becomes_a_float() -> None:
     for text in ("NaN", "Infinity", "1e999"):
         data = encode_manifest(MANIFEST).partition(b"\n")[2].replace(b"0.25", text.encode())
-        found = json.loads(data)
-        found["report"]["map_seconds"] = float(text)
+        document = json.loads(data)
+        document["report"]["map_seconds"] = float(text)
         with pytest.raises(typed_json.MalformedJsonError):
-            typed_json.from_json(RunManifest, found)
+            typed_json.from_json(RunManifest, document)
 
 
 def test_a_manifest_that_was_changed_by_one_byte_is_none() -> None:
@@ -150,5 +150,5 @@ def test_a_file_has_one_plain_name_in_a_folder_with_one_plain_name(
 
 def test_a_folder_is_no_path() -> None:
     assert [
-        one for one in ("..", ".", "a/b", "a.b", "", "a\n", "é", "a" * 101) if is_folder(one)
+        item for item in ("..", ".", "a/b", "a.b", "", "a\n", "é", "a" * 101) if is_folder(item)
     ] == []

@@ -7,7 +7,7 @@ import pytest
 
 from cleaner.planning.findings import Reason
 from cleaner.pool.explain import sentences
-from cleaner.pool.handover import HandedJob
+from cleaner.pool.handover import OffloadedJob
 from cleaner.pool.history import JobRecord
 from config.settings import SparkSettings
 from storage.model import TopicPartition
@@ -24,7 +24,7 @@ NEVER = replace(COMPACTED, varve_cleaner_engine="local")
 
 
 async def until_due(b: Bench, *partitions: TopicPartition) -> None:
-    await until(lambda: sorted(b.pool.handover.due) == sorted(partitions))
+    await until(lambda: sorted(b.pool.offload.due) == sorted(partitions))
 
 
 def told(b: Bench, partition: TopicPartition = T0) -> str:
@@ -34,14 +34,14 @@ def told(b: Bench, partition: TopicPartition = T0) -> str:
 def begin(b: Bench, *partitions: TopicPartition) -> list[str]:
     """A job that has these; returns with what it will have been interrupted."""
     interrupts: list[str] = []
-    b.pool.handover.began(HandedJob(partitions, "local[2]", b.pool.handover.now_ms()))
-    b.pool.handover.interrupt = interrupts.append
+    b.pool.offload.job_started(OffloadedJob(partitions, "local[2]", b.pool.offload.now_ms()))
+    b.pool.offload.interrupt = interrupts.append
     return interrupts
 
 
 def fail(b: Bench, partition: TopicPartition = T0, reason: str = "no") -> bool:
-    b.pool.handover.ended()
-    return b.pool.handover.failed(partition, reason)
+    b.pool.offload.job_ended()
+    return b.pool.offload.failed(partition, reason)
 
 
 def test_large_partitions_wait_for_spark_and_the_workers_keep_off() -> None:
@@ -57,7 +57,7 @@ def test_large_partitions_wait_for_spark_and_the_workers_keep_off() -> None:
         assert "Its 400 B are for Spark (local[*]); it waits for its turn there." in told(b)
         begin(b, T0)
         await asyncio.sleep(10)
-        assert b.pool.handover.due == []
+        assert b.pool.offload.due == []
         assert "where a job has it" in told(b)
         assert b.link.sent == []
 
@@ -77,7 +77,7 @@ def test_others_are_the_workers_matter(settings, changes) -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(**changes)
         await until_job(b)
-        assert b.pool.handover.due == []
+        assert b.pool.offload.due == []
         assert "Spark" not in told(b)
 
     on_the_bench(scenario, settings)
@@ -98,9 +98,9 @@ def test_what_is_not_worth_a_clean_is_not_worth_spark() -> None:
         b.dirty(T1, config=OF_SPARK)
         await until_due(b, T1)
         assert "Spark" not in told(b)
-        assert b.pool.run_now(T0) is not None
+        assert b.pool.request_clean(T0) is not None
         await until_due(b, T0, T1)
-        assert b.pool.handover.due == [T0, T1]  # who was asked for goes first
+        assert b.pool.offload.due == [T0, T1]  # who was asked for goes first
 
     on_the_bench(scenario)
 
@@ -112,19 +112,19 @@ def test_failures_are_waited_for_and_then_the_workers_take_over_for_a_while() ->
         begin(b, T0)
         assert not fail(b)
         await asyncio.sleep(5)
-        assert b.pool.handover.due == []
+        assert b.pool.offload.due == []
         assert b.link.sent == []
         assert "the last attempt came to nothing (no), the next one is in" in told(b)
         await asyncio.sleep(6)
         await until_due(b, T0)
         begin(b, T0)
         assert fail(b, reason="still not")
-        assert b.pool.handover.status().given_up == (T0,)
+        assert b.pool.offload.status().given_up == (T0,)
         assert "2 attempts failed in a row (still not). The workers clean it" in told(b)
         await until_job(b)
         b.link.failed()
         await asyncio.sleep(SPARK.retry_backoff_max_ms / 1000)
-        assert b.pool.handover.status().given_up == ()
+        assert b.pool.offload.status().given_up == ()
         await until_due(b, T0)
 
     on_the_bench(scenario, SPARK)
@@ -136,11 +136,11 @@ def test_a_log_that_went_on_is_no_failure_but_is_waited_for() -> None:
         for _ in range(5):
             await until_due(b, T0)
             begin(b, T0)
-            b.pool.handover.ended()
-            b.pool.handover.became_void(T0, "it was cut")
+            b.pool.offload.job_ended()
+            b.pool.offload.job_discarded(T0, "it was cut")
             await asyncio.sleep(1)
-            assert b.pool.handover.due == []
-        assert b.pool.handover.status().given_up == ()
+            assert b.pool.offload.due == []
+        assert b.pool.offload.status().given_up == ()
         assert b.link.sent == []
 
     on_the_bench(scenario, SPARK)
@@ -151,33 +151,33 @@ def test_where_no_job_can_be_started_the_workers_have_all_until_somebody_says_ot
     way: int,
 ) -> None:
     async def scenario(b: Bench) -> None:
-        assert b.pool.handover.cannot_start("no Java")
-        assert not b.pool.handover.cannot_start("no Java")
+        assert b.pool.offload.cannot_start("no Java")
+        assert not b.pool.offload.cannot_start("no Java")
         b.dirty()
         await until_job(b)
         assert "where no job can be started (no Java). The workers clean it" in told(b)
-        status = b.pool.handover.status()
+        status = b.pool.offload.status()
         assert (status.unavailable, status.wait_ms > 50_000) == ("no Java", True)
         b.dirty(T1)
         if way == 0:
-            b.pool.forgive(T0)
+            b.pool.retry(T0)
         else:
             spark = SparkSettings(min_bytes=SIZE - 2)
             b.pool.configure(SPARK.model_copy(update={"spark": spark}))
         await until_due(b, T1)
-        assert b.pool.handover.status().unavailable == ""
+        assert b.pool.offload.status().unavailable == ""
 
     on_the_bench(scenario, SPARK)
 
 
-@pytest.mark.parametrize("what", ["hold", "abort"])
-def test_a_pause_and_an_abort_interrupt_the_job_that_has_the_partition(what: str) -> None:
+@pytest.mark.parametrize("subject", ["hold", "abort"])
+def test_a_pause_and_an_abort_interrupt_the_job_that_has_the_partition(subject: str) -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         b.dirty(T1)
         await until_due(b, T0, T1)
         interrupts = begin(b, T0)
-        act = b.pool.hold if what == "hold" else b.pool.abort
+        act = b.pool.pause if subject == "hold" else b.pool.abort
         act(T1)
         assert interrupts == []
         assert act(T0)
@@ -190,10 +190,10 @@ def test_what_only_expired_stays_with_the_workers() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(config=OF_SPARK, checkpoint=40)
         facts = b.host.logs[T0]
-        verdict = b.pool._lookout.judge(facts)
+        verdict = b.pool._scanner.assess(facts)
         assert verdict is not None
-        assert Reason.SPARK not in {one.reason for one in verdict.findings}
-        assert b.pool.handover.due == []
+        assert Reason.SPARK not in {finding.reason for finding in verdict.findings}
+        assert b.pool.offload.due == []
 
     on_the_bench(scenario)
 
@@ -202,7 +202,7 @@ def test_failures_on_spark_are_kept_like_those_of_workers() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         record = JobRecord(T0, "", 1, 2, "failed", "no", engine="spark")
-        b.pool.failed_elsewhere(b.host.logs[T0], record)
+        b.pool.remote_clean_failed(b.host.logs[T0], record)
         assert b.pool.history(T0) == [record]
         assert b.pool.stats.failures == 1
 

@@ -29,15 +29,15 @@ def scan(log: CompactedLog, now_ms: int) -> tuple[SegmentScan | None, int]:
     """What the scan of the first segment says, and the bytes that it charged."""
     charged: list[int] = []
     scanner = HeaderScanner(log.env, FOLDER, charged.append)
-    found = scanner.scan(log.sources()[0], now_ms)
+    segment_scan = scanner.scan(log.sources()[0], now_ms)
     assert sum(charged) == scanner.bytes_read
-    return found, scanner.bytes_read
+    return segment_scan, scanner.bytes_read
 
 
 def horizon_of(log: CompactedLog) -> int:
     """The one delete horizon in the log."""
     headers = [header for header, _ in log.batches()]
-    (horizon_ms,) = {one.base_timestamp for one in headers if one.has_delete_horizon}
+    (horizon_ms,) = {header.base_timestamp for header in headers if header.has_delete_horizon}
     return horizon_ms
 
 
@@ -54,7 +54,7 @@ def test_a_segment_without_tombstones_is_not_read_to_find_that_out() -> None:
     size = log.sources()[0].size_bytes
     report = log.clean_expired()
     assert log.groups_replaced == 0
-    assert [one.horizon_ms for one in report.horizons] == [NO_HORIZON]
+    assert [horizon.horizon_ms for horizon in report.horizons] == [NO_HORIZON]
     assert (report.records_before, report.records_after) == (BATCHES, BATCHES)
     assert report.bytes_before == report.bytes_after == size
     assert report.bytes_read <= BATCHES * 4096 < size // 2
@@ -67,7 +67,7 @@ def test_a_horizon_that_lies_ahead_is_learned_from_the_headers() -> None:
     }
     report = log.clean_expired()
     assert log.groups_replaced == 0
-    assert [one.horizon_ms for one in report.horizons] == [horizon_ms]
+    assert [horizon.horizon_ms for horizon in report.horizons] == [horizon_ms]
     assert report.bytes_read < log.sources()[0].size_bytes // 2
 
 
@@ -76,7 +76,7 @@ def test_a_tombstone_whose_horizon_has_passed_still_goes() -> None:
     log.pass_retention()
     report = log.clean_expired()
     assert report.tombstones_removed == 1
-    assert [one.horizon_ms for one in report.horizons] == [NO_HORIZON]
+    assert [horizon.horizon_ms for horizon in report.horizons] == [NO_HORIZON]
 
 
 def test_a_horizon_counts_as_passed_at_its_own_millisecond() -> None:
@@ -98,8 +98,8 @@ def test_small_batches_are_read_in_few_large_pieces() -> None:
     log.clean()
     size = log.sources()[0].size_bytes
     reads: list[int] = []
-    found = HeaderScanner(log.env, FOLDER, reads.append).scan(log.sources()[0], log.now_ms)
-    assert found == SegmentScan(NO_HORIZON, 4000)
+    segment_scan = HeaderScanner(log.env, FOLDER, reads.append).scan(log.sources()[0], log.now_ms)
+    assert segment_scan == SegmentScan(NO_HORIZON, 4000)
     assert len(reads) < 10
     assert sum(reads) <= size + len(reads) * 61  # at most a header is read again
 

@@ -8,7 +8,7 @@ import sys
 from cleaner import states as s
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import Message, WorkerReady
-from cleaner.workers.crew import Crew, CrewLimits, Worker
+from cleaner.workers.crew import PoolWorker, WorkerPool, WorkerPoolLimits
 from cleaner.workers.heartbeat import CHECK_SECONDS, MISSED_MAX, Heartbeat
 from cleaner.workers.process import WorkerLink, spawn_command
 from cleaner.workers.throttle import Direction
@@ -72,13 +72,13 @@ class Listener:
     def __init__(self) -> None:
         self.gone: list[str] = []
 
-    def worker_free(self, worker: Worker) -> None:
+    def worker_free(self, worker: PoolWorker) -> None:
         worker.busy = True  # with nothing
 
-    async def worker_said(self, worker: Worker, message: Message) -> None:
+    async def worker_said(self, worker: PoolWorker, message: Message) -> None:
         assert isinstance(message, WorkerReady)
 
-    async def worker_gone(self, worker: Worker, how: str) -> None:
+    async def worker_gone(self, worker: PoolWorker, how: str) -> None:
         self.gone.append(how)
 
 
@@ -87,13 +87,13 @@ async def test_a_process_stopped_by_a_signal_is_killed_and_replaced() -> None:
         return await spawn_command([*ODD, "--nice", "0"])
 
     listener = Listener()
-    crew = Crew(spawn, listener, PoolStats(), CrewLimits(check=0.1, missed=20))
-    crew.resize(1, 0)
-    await until(lambda: 0 in crew.workers and crew.workers[0].busy)
-    pid = crew.workers[0].link.pid
+    worker_pool = WorkerPool(spawn, listener, PoolStats(), WorkerPoolLimits(check=0.1, missed=20))
+    worker_pool.resize(1, 0)
+    await until(lambda: 0 in worker_pool.workers and worker_pool.workers[0].busy)
+    pid = worker_pool.workers[0].link.pid
     os.kill(pid, signal.SIGSTOP)
     await until(lambda: listener.gone)
     assert "no heartbeat" in listener.gone[0]
-    await until(lambda: 0 in crew.workers and crew.workers[0].link.pid != pid)
-    crew.workers[0].busy = False
-    await crew.stop()
+    await until(lambda: 0 in worker_pool.workers and worker_pool.workers[0].link.pid != pid)
+    worker_pool.workers[0].busy = False
+    await worker_pool.stop()

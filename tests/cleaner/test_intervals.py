@@ -17,19 +17,19 @@ def offsets_of(intervals: list[Interval] | tuple[Interval, ...]) -> set[int]:
 
 @given(STRETCHES)
 def test_merged_has_the_same_offsets_in_order_and_apart(stretches: list[Interval]) -> None:
-    found = merged(stretches)
-    assert offsets_of(found) == offsets_of(stretches)
-    assert all(first < end for first, end in found)
-    assert all(one[1] < next_[0] for one, next_ in pairwise(found))
+    results = merged(stretches)
+    assert offsets_of(results) == offsets_of(stretches)
+    assert all(first < end for first, end in results)
+    assert all(item[1] < next_[0] for item, next_ in pairwise(results))
 
 
 @given(STRETCHES)
 def test_what_is_merged_is_not_merged_again(stretches: list[Interval]) -> None:
     """Each of thousands of segments is looked up in it."""
-    found = merged(stretches)
-    assert merged(found) is found
-    left = without((0, 30), found)
-    assert merged(left) is left
+    results = merged(stretches)
+    assert merged(results) is results
+    remaining = without((0, 30), results)
+    assert merged(remaining) is remaining
 
 
 @given(ONE, STRETCHES)

@@ -140,9 +140,9 @@ class Partition(RuleBasedStateMachine):
                 self.world.clock_trusted = what == "trust"
 
     def expire_producers(self) -> None:
-        known = self.world.expire_producers(20_000)
+        existing = self.world.expire_producers(20_000)
         for producer in self.producers:
-            if producer.producer_id not in known:
+            if producer.producer_id not in existing:
                 producer.epoch += 1
                 producer.sequence = 0
 
@@ -244,9 +244,9 @@ class Partition(RuleBasedStateMachine):
         """What was not durable has gone: producers come back with another epoch."""
         self.world.abort_open()
         self.open.clear()
-        known = self.world.log.last_records()
+        existing = self.world.log.last_records()
         for producer in self.producers:
-            epoch = known.get(producer.producer_id, (0, 0))[0]
+            epoch = existing.get(producer.producer_id, (0, 0))[0]
             producer.epoch = max(producer.epoch, epoch) + 1
             producer.sequence = 0
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from cleaner.engine.clean import run_clean
-from cleaner.engine.group_books import GroupBooks
+from cleaner.engine.group_books import GroupAccounting
 from cleaner.engine.kernels import fields
 from cleaner.engine.transactions import Transactions
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport, JobControl
@@ -73,27 +73,29 @@ def index_entries_are_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def each_group_forgets_whose_batches_it_met(patch: pytest.MonkeyPatch) -> None:
-    begin = GroupBooks.begin
+    begin = GroupAccounting.begin
 
-    def forget(self: GroupBooks, group: Any) -> None:
+    def forget(self: GroupAccounting, group: Any) -> None:
         self._context.space.open_producers.fill(0)
         self._context.state[fields.OPEN_COUNT] = 0
         begin(self, group)
 
-    patch.setattr(GroupBooks, "begin", forget)
+    patch.setattr(GroupAccounting, "begin", forget)
 
 
 def open_transactions_are_cleaned(patch: pytest.MonkeyPatch) -> None:
-    known = LivingLog.facts
-    patch.setattr(LivingLog, "facts", lambda self: replace(known(self), undecided_offset=1 << 62))
+    existing = LivingLog.facts
+    patch.setattr(
+        LivingLog, "facts", lambda self: replace(existing(self), undecided_offset=1 << 62)
+    )
 
 
 def the_minimum_lag_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    known = LivingLog.facts
+    existing = LivingLog.facts
 
     def facts(self: LivingLog) -> Any:
-        found = known(self)
-        return replace(found, config=replace(found.config, min_compaction_lag_ms=0))
+        facts = existing(self)
+        return replace(facts, config=replace(facts.config, min_compaction_lag_ms=0))
 
     patch.setattr(LivingLog, "facts", facts)
 
@@ -169,7 +171,7 @@ FAULTS: dict[str, tuple[Fault, str]] = {
 def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plant, message = FAULTS[name]
     plant(monkeypatch)
-    with pytest.raises(Exception, match=message) as found:
+    with pytest.raises(Exception, match=message) as info:
         run_state_machine_as_test(
             Partition,
             settings=settings(
@@ -182,7 +184,7 @@ def test_a_planted_fault_is_found(name: str, monkeypatch: pytest.MonkeyPatch) ->
                 suppress_health_check=list(HealthCheck),
             ),
         )
-    print(f"{name}: {str(found.value)[:200]}")
+    print(f"{name}: {str(info.value)[:200]}")
 
 
 # Stories ------------------------------------------------------------------------------------
@@ -280,8 +282,8 @@ STORIES: dict[str, tuple[Fault, Callable[[LivingLog], None], str]] = {
 
 @pytest.mark.parametrize("name", STORIES)
 def test_a_planted_fault_is_found_in_its_story(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, story, message = STORIES[name]
-    story(LivingLog(1))
+    plant, transitions, message = STORIES[name]
+    transitions(LivingLog(1))
     plant(monkeypatch)
     with pytest.raises(AssertionError, match=message):
-        story(LivingLog(1))
+        transitions(LivingLog(1))

@@ -89,7 +89,7 @@ class Partitions:
 
     def records(self, codec: int) -> list[Record]:
         log = self.logs[codec]
-        found: list[Record] = []
+        records: list[Record] = []
         offset = log.log_start_offset
         while offset < log.log_end_offset:
             data = log.read_batches(offset, log.log_end_offset, 1 << 20)
@@ -97,9 +97,9 @@ class Partitions:
                 break
             for position, header in walk_headers(data):
                 assert header.codec == codec
-                found += decode_records(data, header, position)
+                records += decode_records(data, header, position)
                 offset = header.next_offset
-        return found
+        return records
 
     def state(self, codec: int) -> State:
         return {
@@ -113,7 +113,7 @@ class Partitions:
         async with asyncio.timeout(90):
             for codec, log in self.logs.items():
                 offset = log.log_end_offset if offsets is None else offsets[codec]
-                await self.pool.await_cleaned(log.partition, offset)
+                await self.pool.wait_cleaned(log.partition, offset)
 
     async def looked(self) -> None:
         """Wait for two looks over all partitions: whoever could be cleaned has been taken."""
@@ -255,14 +255,14 @@ async def test_garbage_in_some_partitions_is_told_of_and_harms_no_other(tmp_path
         sound = {codec: log for codec, log in many.logs.items() if codec not in broken}
         async with asyncio.timeout(90):
             for log in sound.values():
-                await many.pool.await_cleaned(log.partition, log.log_end_offset)
+                await many.pool.wait_cleaned(log.partition, log.log_end_offset)
         await until(lambda: len(many.pool.registry.quarantines()) == 2)
-        named = {where.partition for where in many.pool.registry.quarantines()}
+        named = {partition.partition for partition in many.pool.registry.quarantines()}
         assert named == set(broken)
-        assert {where.partition for where, _ in many.host.damages} == set(broken)
+        assert {partition.partition for partition, _ in many.host.damages} == set(broken)
         for codec, log in sound.items():
             assert many.state(codec) == many.latest[codec]
             assert isinstance(many.pool.registry.state(log.partition), s.Idle)
         many.manager.delete(TopicPartition("t", ZSTD))
         await many.looked()
-        assert [one.partition for one in many.pool.registry.quarantines()] == [LZ4]
+        assert [partition.partition for partition in many.pool.registry.quarantines()] == [LZ4]

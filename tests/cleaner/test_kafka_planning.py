@@ -18,7 +18,7 @@ NOW = Moment(36_000_000, 5_000)  # before anything of unknown horizon could have
 HOUR_MS = 3_600_000
 
 
-def judge(log: object) -> Verdict:
+def assess_partition(log: object) -> Verdict:
     return assess(log, Idle(), NOW, FRESH)  # type: ignore[arg-type]
 
 
@@ -28,7 +28,7 @@ def singles(count: int, size_bytes: int = 70) -> list[SegmentFacts]:
 
 
 def test_the_active_segment_counts_for_nothing() -> None:
-    section = judge(facts([*singles(3), segment(3, 9, 1 << 20)])).section
+    section = assess_partition(facts([*singles(3), segment(3, 9, 1 << 20)])).section
     assert section is not None
     assert section.clean_bytes + section.dirty_bytes == 3 * 70
 
@@ -54,7 +54,7 @@ def test_the_first_uncleanable_offset_is_the_lowest_of_its_bounds(
         for at, age_ms in enumerate(ages_ms)
     ]
     config = replace(COMPACTED, min_compaction_lag_ms=lag_ms)
-    section = judge(facts(segments, undecided=undecided, config=config)).section
+    section = assess_partition(facts(segments, undecided=undecided, config=config)).section
     assert section is not None
     assert (section.end_offset, section.bound) == (end, bound)
 
@@ -91,7 +91,12 @@ def test_a_group_ends_where_the_next_segment_begins_whatever_an_index_says() -> 
 def test_a_job_begins_at_the_start_of_the_log_and_ends_before_what_is_undecided() -> None:
     log = facts(singles(7), undecided=4)
     job = plan_job(
-        log, judge(log), JobInputs(bytes(16)), CleanerSettings(), run_id="r", now_ms=NOW.wall_ms
+        log,
+        assess_partition(log),
+        JobInputs(bytes(16)),
+        CleanerSettings(),
+        run_id="r",
+        now_ms=NOW.wall_ms,
     )
     assert job is not None
     assert [source.base_offset for group in job.groups for source in group] == [0, 1, 2, 3]

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from cleaner.planning.remembered import Remembered
+from cleaner.planning.remembered import PartitionCleanerState
 from cleaner.pool.history import HISTORY_BYTES_MAX, HISTORY_NAME, History, JobRecord, load_records
 from cleaner.pool.keeping import (
     ANSWER_SECONDS,
     CLOSE_SECONDS,
     MEMORY_NAME,
     SAVE_SECONDS,
-    Memory,
-    decode_memory,
-    encode_memory,
+    CleanerStateStore,
+    decode_cleaner_state,
+    encode_cleaner_state,
 )
 from config.topic_keys import TopicConfig
 from storage.env import Env
@@ -26,7 +26,7 @@ from tests.support.memory_env import MemoryEnv
 from tests.support.virtual_loop import run_virtually
 
 T0, T1 = TopicPartition("t-x", 0), TopicPartition("t-x", 1)
-KNOWN = Remembered(b"i" * 16, "boot-1", 5, ((30, 50),), {(30, 100): 77}, 3, 0.25, 4, 9)
+KNOWN = PartitionCleanerState(b"i" * 16, "boot-1", 5, ((30, 50),), {(30, 100): 77}, 3, 0.25, 4, 9)
 RECORD = JobRecord(T0, "run-1", 1000, 3500, "finished", bytes_before=400, bytes_after=100)
 
 
@@ -61,7 +61,7 @@ def test_what_is_remembered_survives_a_restart_for_each_directory() -> None:
     env = folders()
 
     async def first() -> None:
-        memory = Memory(env)
+        memory = CleanerStateStore(env)
         memory.put(log_in("/a"), KNOWN)
         memory.put(log_in("/b", T1), replace(KNOWN, survivorship=0.5))
         memory.record("/a", RECORD)
@@ -72,13 +72,13 @@ def test_what_is_remembered_survives_a_restart_for_each_directory() -> None:
         await memory.close()
 
     async def second() -> None:
-        memory = Memory(env)
+        memory = CleanerStateStore(env)
         records = await memory.load(["/a", "/b"])
         assert {record.partition for record in records} == {T0, T1}
         assert records[0] == RECORD
-        assert memory.recall(log_in("/a"), 99) == KNOWN
-        assert memory.recall(log_in("/b", T1), 99).survivorship == 0.5
-        assert memory.held() == {T0, T1}
+        assert memory.state_of(log_in("/a"), 99) == KNOWN
+        assert memory.state_of(log_in("/b", T1), 99).survivorship == 0.5
+        assert memory.paused_partitions() == {T0, T1}
 
     run_virtually(first())
     run_virtually(second())
@@ -88,11 +88,13 @@ def test_a_hold_is_written_at_once_and_durably() -> None:
     env = folders()
 
     async def scenario() -> None:
-        memory = Memory(env)
+        memory = CleanerStateStore(env)
         memory.put(log_in("/a"), KNOWN, at_once=True)
         await asyncio.sleep(0.01)
         after = env.crash()
-        assert decode_memory(after.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].held_since_ms == 9
+        assert (
+            decode_cleaner_state(after.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].held_since_ms == 9
+        )
 
     run_virtually(scenario())
 
@@ -100,14 +102,14 @@ def test_a_hold_is_written_at_once_and_durably() -> None:
 @pytest.mark.parametrize("cut", [0, 1, 10, 40, -1])
 def test_a_file_that_is_torn_is_done_without_and_said_in_one_line(cut: int) -> None:
     env = folders()
-    data = encode_memory({T0: KNOWN})
+    data = encode_cleaner_state({T0: KNOWN})
     file = env.open(f"/a/{MEMORY_NAME}", create=True)
     file.pwrite(data[:cut] + b"\0", 0)
 
     async def scenario() -> None:
-        memory = Memory(env)
+        memory = CleanerStateStore(env)
         await memory.load(["/a"])
-        assert memory.recall(log_in("/a"), 99).first_seen_ms == 99
+        assert memory.state_of(log_in("/a"), 99).first_seen_ms == 99
         await memory.close()
 
     with capture_logs() as logs:
@@ -129,20 +131,20 @@ def test_a_sealed_file_with_something_else_in_it_is_done_without(entry: object) 
 
 
 async def _load(env: Env) -> None:
-    await Memory(env).load(["/a"])
+    await CleanerStateStore(env).load(["/a"])
 
 
 def test_a_failed_directory_is_told_of_once_and_does_not_keep_others_from_being_written() -> None:
     env = folders()
 
     async def scenario() -> None:
-        memory = Memory(OneBadDisk(env))
+        memory = CleanerStateStore(OneBadDisk(env))
         for number in range(3):
             memory.put(log_in("/b", T1), replace(KNOWN, observations=number))
             memory.put(log_in("/a"), replace(KNOWN, observations=number))
             await asyncio.sleep(SAVE_SECONDS + 1)
         await memory.close()
-        assert decode_memory(env.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].observations == 2
+        assert decode_cleaner_state(env.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].observations == 2
 
     with capture_logs() as logs:
         run_virtually(scenario())
@@ -156,13 +158,13 @@ def test_a_log_that_is_not_compacted_is_remembered_only_for_a_hold() -> None:
     plain = replace(log_in("/a"), config=TopicConfig(cleanup_policy=("delete",)))
 
     async def scenario() -> None:
-        memory = Memory(env)
-        assert memory.recall(plain, 5).first_seen_ms == 5
-        assert memory.recall(plain, 6).first_seen_ms == 6
+        memory = CleanerStateStore(env)
+        assert memory.state_of(plain, 5).first_seen_ms == 5
+        assert memory.state_of(plain, 6).first_seen_ms == 6
         await memory.close()
         assert not env.exists(f"/a/{MEMORY_NAME}")
         memory.put(plain, KNOWN, at_once=True)
-        assert memory.recall(plain, 10) == KNOWN
+        assert memory.state_of(plain, 10) == KNOWN
         await memory.close()
 
     run_virtually(scenario())
@@ -172,16 +174,16 @@ def test_what_is_gone_is_forgotten_but_not_what_stands_on_a_disk_that_is_gone() 
     env = folders()
 
     async def scenario() -> None:
-        memory = Memory(env)
+        memory = CleanerStateStore(env)
         memory.put(log_in("/a"), KNOWN)
         memory.put(log_in("/a", T1), KNOWN)
         memory.put(log_in("/b", TopicPartition("other", 0)), KNOWN)
         await asyncio.sleep(SAVE_SECONDS + 1)
         memory.keep_only(frozenset({T1}), lambda partition: partition == T1)
-        assert memory.held() == {T1}
+        assert memory.paused_partitions() == {T1}
         await memory.close()
-        assert set(decode_memory(env.read_file(f"/a/{MEMORY_NAME}"), "x")) == {T1}
-        assert len(decode_memory(env.read_file(f"/b/{MEMORY_NAME}"), "x")) == 1
+        assert set(decode_cleaner_state(env.read_file(f"/a/{MEMORY_NAME}"), "x")) == {T1}
+        assert len(decode_cleaner_state(env.read_file(f"/b/{MEMORY_NAME}"), "x")) == 1
 
     run_virtually(scenario())
 
@@ -190,14 +192,14 @@ def test_closing_waits_for_a_hanging_disk_only_so_long() -> None:
     env = folders()
 
     async def scenario() -> None:
-        memory = Memory(env)
+        memory = CleanerStateStore(env)
         memory.put(log_in("/a"), KNOWN)
-        keeper = memory._keepers["/a"]
+        writer = memory._writers["/a"]
 
         async def hang(*_: object) -> bool:
             return await asyncio.Event().wait()
 
-        keeper._write = hang  # type: ignore[method-assign]
+        writer._write = hang  # type: ignore[method-assign]
         began = asyncio.get_running_loop().time()
         await memory.close()
         assert asyncio.get_running_loop().time() - began == pytest.approx(CLOSE_SECONDS)
@@ -214,8 +216,8 @@ def test_a_record_comes_back_from_json() -> None:
 
 
 def test_a_record_names_ten_damaged_segments_and_counts_the_rest() -> None:
-    told = [[f"/a/{n}.log", 17, "bad CRC"] for n in range(300)]
-    old = RECORD.to_json() | {"damaged": told}
+    reported = [[f"/a/{n}.log", 17, "bad CRC"] for n in range(300)]
+    old = RECORD.to_json() | {"damaged": reported}
     del old["damaged_segments"]
     record = JobRecord.from_json(old)
     assert (len(record.damaged), record.damaged_segments) == (10, 300)
@@ -253,7 +255,7 @@ def test_torn_and_foreign_lines_are_passed_over_with_one_warning() -> None:
     env = folders()
 
     async def write(*records: JobRecord) -> None:
-        memory = Memory(env)
+        memory = CleanerStateStore(env)
         for record in records:
             memory.record("/a", record)
         await memory.close()
@@ -263,8 +265,8 @@ def test_torn_and_foreign_lines_are_passed_over_with_one_warning() -> None:
     file.pwrite(b"[1]\n\xff\xfe\n" + b"[" * 100_000 + b'\n{"topic": "t', file.size())
     run_virtually(write(replace(RECORD, run_id="run-2")))
     with capture_logs() as logs:
-        found = load_records(env, "/a")
-    assert [record.run_id for record in found] == ["run-1", "run-2"]
+        records = load_records(env, "/a")
+    assert [record.run_id for record in records] == ["run-1", "run-2"]
     assert [(line["event"], line["lines"]) for line in logs] == [
         ("lines of the history passed over", 4)
     ]
@@ -274,7 +276,7 @@ def test_a_full_history_file_becomes_its_own_predecessor() -> None:
     env = folders()
 
     async def scenario() -> None:
-        memory = Memory(env)
+        memory = CleanerStateStore(env)
         for number in range(60):
             long = replace(RECORD, run_id=f"run-{number}", reason="x" * (HISTORY_BYTES_MAX // 20))
             memory.record("/a", long)
@@ -283,9 +285,9 @@ def test_a_full_history_file_becomes_its_own_predecessor() -> None:
 
     run_virtually(scenario())
     assert env.size(f"/a/{HISTORY_NAME}") <= HISTORY_BYTES_MAX
-    found = [record.run_id for record in load_records(env, "/a")]
-    assert found == [f"run-{number}" for number in range(60 - len(found), 60)]
-    assert 19 < len(found) < 40
+    results = [record.run_id for record in load_records(env, "/a")]
+    assert results == [f"run-{number}" for number in range(60 - len(results), 60)]
+    assert 19 < len(results) < 40
 
 
 def test_the_history_in_memory_is_bounded_and_newest_first() -> None:
@@ -326,7 +328,7 @@ def test_a_change_that_could_not_be_written_is_written_when_the_disk_has_room_ag
 
     async def scenario() -> None:
         disk = FullDisk(env)
-        memory = Memory(disk)
+        memory = CleanerStateStore(disk)
         memory.put(log_in("/a"), KNOWN, at_once=True)
         assert await memory.saved(T0) is False
         await asyncio.sleep(3 * SAVE_SECONDS)
@@ -334,7 +336,7 @@ def test_a_change_that_could_not_be_written_is_written_when_the_disk_has_room_ag
         assert not env.exists(f"/a/{MEMORY_NAME}")
         disk.room = True
         await asyncio.sleep(SAVE_SECONDS + 1)
-        assert decode_memory(env.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].held_since_ms == 9
+        assert decode_cleaner_state(env.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].held_since_ms == 9
         assert await memory.saved(T0) is True
         attempts = disk.attempts
         await asyncio.sleep(3 * SAVE_SECONDS)
@@ -352,7 +354,7 @@ def test_a_change_that_could_not_be_written_is_tried_once_more_at_the_stop(room:
 
     async def scenario() -> None:
         disk = FullDisk(env)
-        memory = Memory(disk)
+        memory = CleanerStateStore(disk)
         memory.put(log_in("/a"), KNOWN, at_once=True)
         assert await memory.saved(T0) is False
         disk.room, before = room, disk.attempts
@@ -369,7 +371,7 @@ def test_whoever_asks_whether_a_hold_is_saved_gets_an_answer_in_bounded_time() -
     env = folders()
 
     async def scenario() -> None:
-        memory = Memory(env)
+        memory = CleanerStateStore(env)
         memory.put(log_in("/a"), KNOWN)
         memory.put(log_in("", T1), KNOWN)  # a log without a data directory: kept nowhere
         assert await memory.saved(T1) is False
@@ -378,7 +380,7 @@ def test_whoever_asks_whether_a_hold_is_saved_gets_an_answer_in_bounded_time() -
         async def never(*_: object) -> bool:
             return await hang.wait()
 
-        memory._keepers["/a"]._write = never  # type: ignore[method-assign]
+        memory._writers["/a"]._write = never  # type: ignore[method-assign]
         began = asyncio.get_running_loop().time()
         assert await memory.saved(T0) is False
         assert asyncio.get_running_loop().time() - began == pytest.approx(ANSWER_SECONDS)

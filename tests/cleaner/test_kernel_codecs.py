@@ -70,9 +70,9 @@ def test_a_foreign_lz4_frame_unpacks_as_it_should_or_not_at_all(
     data: st.DataObject, content: bytes, room: int
 ) -> None:
     frame = changed(data, compress(LZ4, content))
-    got = unpacked_lz4(frame, room)
-    if got is not None:
-        assert got == decompress(LZ4, frame, LIMIT)
+    actual = unpacked_lz4(frame, room)
+    if actual is not None:
+        assert actual == decompress(LZ4, frame, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_a_zstd_frame_never_unpacks_to_more_than_its_bound(
     bound = int(frame_bound(with_slack(frame), 0, len(frame), LIMIT))
     assert 0 <= bound <= LIMIT
     try:
-        wanted = decompress(ZSTD, frame, LIMIT)
+        expected = decompress(ZSTD, frame, LIMIT)
     except (CorruptBatchError, DecompressionLimitError):
         if bound > 0:
             with pytest.raises(CorruptBatchError):
                 decompress_zstd_frame(memoryview(frame), bound)
     else:
         if bound > 0:
-            assert len(wanted) <= bound
-            assert decompress_zstd_frame(memoryview(frame), bound) == wanted
+            assert len(expected) <= bound
+            assert decompress_zstd_frame(memoryview(frame), bound) == expected
         if frame == whole and len(frame) >= 14 and content:
             assert bound > 0, "the common frames are for the kernel"

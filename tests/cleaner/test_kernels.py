@@ -97,8 +97,8 @@ def hashed(message: bytes, offset: int = 0, k0: int = int(K0), k1: int = int(K1)
     # Ones around the message: what lies behind it must not count.
     buf = np.full(offset + len(message) + SLACK_BYTES, 255, dtype=np.uint8)
     buf[offset : offset + len(message)] = np.frombuffer(message, dtype=np.uint8)
-    one, two = _hash(buf, offset, len(message), np.uint64(k0), np.uint64(k1))
-    return int(one).to_bytes(8, "little") + int(two).to_bytes(8, "little")
+    item, two = _hash(buf, offset, len(message), np.uint64(k0), np.uint64(k1))
+    return int(item).to_bytes(8, "little") + int(two).to_bytes(8, "little")
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_the_fingerprint_is_siphash_2_4_128(length: int, digest: str) -> None:
 def test_the_fingerprint_agrees_with_plain_python(
     message: bytes, offset: int, k0: int, k1: int
 ) -> None:
-    one, two = siphash_oracle(message, k0, k1)
-    wanted = one.to_bytes(8, "little") + two.to_bytes(8, "little")
-    assert hashed(message, offset, k0, k1) == wanted
+    item, two = siphash_oracle(message, k0, k1)
+    expected = item.to_bytes(8, "little") + two.to_bytes(8, "little")
+    assert hashed(message, offset, k0, k1) == expected
 
 
 # The checksum.
@@ -130,14 +130,14 @@ def test_the_fingerprint_agrees_with_plain_python(
 
 @kernel
 def _by_tables(buf: np.ndarray, at: int, end: int) -> int:
-    ones = np.uint64(0xFFFFFFFF)
-    return np.int64(_update_by_tables(ones, buf, at, end) ^ ones)
+    items = np.uint64(0xFFFFFFFF)
+    return np.int64(_update_by_tables(items, buf, at, end) ^ items)
 
 
 @kernel
 def _by_instruction(buf: np.ndarray, at: int, end: int) -> int:
-    ones = np.uint64(0xFFFFFFFF)
-    return np.int64(_update_by_instruction(ones, buf, at, end) ^ ones)
+    items = np.uint64(0xFFFFFFFF)
+    return np.int64(_update_by_instruction(items, buf, at, end) ^ items)
 
 
 @kernel
@@ -152,14 +152,14 @@ def test_the_checksum_is_crc32c_by_products_by_instruction_and_by_tables(
 ) -> None:
     data = random.Random(seed).randbytes(at + count)
     buf = np.frombuffer(data + bytes(SLACK_BYTES), dtype=np.uint8).copy()
-    wanted = crc32c_oracle(data[at:])
-    assert _by_choice(buf, at, at + count) == wanted
-    assert _by_tables(buf, at, at + count) == wanted
+    expected = crc32c_oracle(data[at:])
+    assert _by_choice(buf, at, at + count) == expected
+    assert _by_tables(buf, at, at + count) == expected
     if HAS_INSTRUCTION:
-        assert _by_instruction(buf, at, at + count) == wanted
+        assert _by_instruction(buf, at, at + count) == expected
     middle = at + count // 2
     first = crc32c_extended(0, buf, at, middle)
-    assert crc32c_extended(first, buf, middle, at + count) == wanted
+    assert crc32c_extended(first, buf, middle, at + count) == expected
 
 
 def test_the_processors_instruction_is_found_where_there_is_one() -> None:
@@ -358,7 +358,7 @@ def test_unpacked_records_with_changed_bytes_stay_in_their_buffers(
 
 
 def check_unpacked(
-    data: bytes, count: int, last_delta: int, ask_bits: bool, wanted: Code | None = None
+    data: bytes, count: int, last_delta: int, ask_bits: bool, expected: Code | None = None
 ) -> None:
     space = workspace(len(data), 0 if ask_bits else END)
     space.state[fields.BITS_END] = 1 << 12
@@ -366,12 +366,12 @@ def check_unpacked(
     header[57:61] = count.to_bytes(4, "big")
     buf = guarded("buf", header)
     source = guarded("unpacked", data + bytes(count * 11))
-    kept = guarded("out", bytes(len(data)))
+    retained = guarded("out", bytes(len(data)))
     code = index_unpacked(source, len(data), 0, count, last_delta, space)
-    code_again = filter_unpacked(source, len(data), buf, 0, kept, space)
+    code_again = filter_unpacked(source, len(data), buf, 0, retained, space)
     assert Code(code) in {Code.DONE, Code.BAD_RECORD, Code.BAD_COUNT}
     assert code_again == code, "both passes judge records alike"
-    assert wanted in {None, Code(code)}
+    assert expected in {None, Code(code)}
 
 
 # Lengths that a walk may not follow: around the true size, past the guard page, past 32 bits.
@@ -387,13 +387,13 @@ LIES = st.lists(
 def test_an_offset_beyond_its_batch_is_not_looked_up() -> None:
     for delta in (51, 10**6, 1 << 40):
         data = lying_records([(6, delta, 0, 0, 1)])
-        check_unpacked(data, 1, 50, ask_bits=True, wanted=Code.BAD_RECORD)
-    check_unpacked(lying_records([(6, 50, 0, 0, 1)]), 1, 50, ask_bits=True, wanted=Code.DONE)
+        check_unpacked(data, 1, 50, ask_bits=True, expected=Code.BAD_RECORD)
+    check_unpacked(lying_records([(6, 50, 0, 0, 1)]), 1, 50, ask_bits=True, expected=Code.DONE)
 
 
 def test_a_record_that_ends_with_its_value_is_refused() -> None:
-    check_unpacked(lying_records([(6, 0, 0, 1, 1)]), 1, 50, False, wanted=Code.BAD_RECORD)
-    check_unpacked(lying_records([(7, 0, 0, 1, 2)]), 1, 50, False, wanted=Code.DONE)
+    check_unpacked(lying_records([(6, 0, 0, 1, 1)]), 1, 50, False, expected=Code.BAD_RECORD)
+    check_unpacked(lying_records([(7, 0, 0, 1, 2)]), 1, 50, False, expected=Code.DONE)
 
 
 def lying_records(lies: list[tuple[int, int, int, int, int]]) -> bytes:
@@ -486,8 +486,8 @@ def test_what_plain_python_can_read_the_kernel_indexes_alike(
     counted = [] if aborted or header.is_control else records
     last = {record.key: record.offset for record in counted if record.key is not None}
     table = space.table.reshape(-1, 3)
-    found = {(int(a), int(b)): int(c) - 1 for a, b, c in table if c}
-    assert found == {siphash_oracle(key, 0, 0): offset for key, offset in last.items()}
+    results = {(int(a), int(b)): int(c) - 1 for a, b, c in table if c}
+    assert results == {siphash_oracle(key, 0, 0): offset for key, offset in last.items()}
 
 
 def test_compiled_kernels_are_kept_per_state_of_their_sources() -> None:

@@ -21,9 +21,9 @@ from cleaner.planning.remembered import (
     NO_HORIZON,
     STUBBORN_MS,
     UNKNOWN_HORIZON,
-    Remembered,
-    learn,
-    recall,
+    PartitionCleanerState,
+    state_after_job,
+    state_of_log,
 )
 from cleaner.planning.section import EXPIRY_GRACE_MS
 from config.settings import CleanerSettings
@@ -37,12 +37,16 @@ HOUR = 3_600_000
 ACTIVE = COMPACTED.delete_retention_ms
 
 
-def judge(log: LogFacts, known: Remembered = FRESH, now_ms: int = NOW.wall_ms) -> Verdict:
-    return assess(log, s.IDLE, Moment(now_ms, NOW.monotonic_ms), known)
+def assess_partition(
+    log: LogFacts, cleaner_state: PartitionCleanerState = FRESH, now_ms: int = NOW.wall_ms
+) -> Verdict:
+    return assess(log, s.IDLE, Moment(now_ms, NOW.monotonic_ms), cleaner_state)
 
 
-def job_for(log: LogFacts, known: Remembered = FRESH, now_ms: int = NOW.wall_ms) -> CleanJob:
-    verdict = judge(log, known, now_ms)
+def job_for(
+    log: LogFacts, cleaner_state: PartitionCleanerState = FRESH, now_ms: int = NOW.wall_ms
+) -> CleanJob:
+    verdict = assess_partition(log, cleaner_state, now_ms)
     inputs, settings = JobInputs(bytes(16)), CleanerSettings()
     job = plan_job(log, verdict, inputs, settings, run_id="r", now_ms=now_ms)
     assert job is not None
@@ -55,14 +59,19 @@ def damaged(*bases: int) -> tuple[DamagedSegment, ...]:
 
 def told(log: LogFacts, horizon_ms: int = NO_HORIZON) -> tuple[SegmentHorizon, ...]:
     return tuple(
-        SegmentHorizon(one.base_offset, one.size_bytes, horizon_ms) for one in log.segments[:-1]
+        SegmentHorizon(segment_facts.base_offset, segment_facts.size_bytes, horizon_ms)
+        for segment_facts in log.segments[:-1]
     )
 
 
 def learned(
-    known: Remembered, job: CleanJob, report: CleanReport, log: LogFacts, dirty_bytes: int = 100
-) -> Remembered:
-    return learn(known, job, report, log, dirty_bytes=dirty_bytes, alpha=0.3)[0]
+    cleaner_state: PartitionCleanerState,
+    job: CleanJob,
+    report: CleanReport,
+    log: LogFacts,
+    dirty_bytes: int = 100,
+) -> PartitionCleanerState:
+    return state_after_job(cleaner_state, job, report, log, dirty_bytes=dirty_bytes, alpha=0.3)[0]
 
 
 def blockers(verdict: Verdict) -> list[Reason]:
@@ -80,11 +89,13 @@ def test_stretches_are_sets_of_offsets(
     parts: list[tuple[int, int]], whole: tuple[int, int]
 ) -> None:
     offsets = {x for first, end in parts for x in range(first, end)}
-    found = merged(parts)
-    assert {x for first, end in found for x in range(first, end)} == offsets
-    assert all(a[1] < b[0] for a, b in pairwise(found))
-    left = without(whole, parts)
-    assert {x for first, end in left for x in range(first, end)} == set(range(*whole)) - offsets
+    results = merged(parts)
+    assert {x for first, end in results for x in range(first, end)} == offsets
+    assert all(a[1] < b[0] for a, b in pairwise(results))
+    remaining = without(whole, parts)
+    assert {x for first, end in remaining for x in range(first, end)} == set(
+        range(*whole)
+    ) - offsets
     far = reach(whole[0], parts)
     assert set(range(whole[0], far)) <= offsets
     assert far not in offsets
@@ -94,36 +105,44 @@ def test_stretches_are_sets_of_offsets(
 
 
 def test_another_topic_of_the_same_name_is_a_stranger() -> None:
-    known = Remembered(b"a" * 16, "boot-1", 5, cleaned=((3, 4),), held_since_ms=9)
+    cleaner_state = PartitionCleanerState(
+        b"a" * 16, "boot-1", 5, cleaned=((3, 4),), held_since_ms=9
+    )
     log = facts(even(2), topic_id=b"b" * 16)
-    assert recall(known, log, 77) == Remembered(b"b" * 16, "boot-1", 77)
+    assert state_of_log(cleaner_state, log, 77) == PartitionCleanerState(b"b" * 16, "boot-1", 77)
 
 
 def test_a_new_generation_voids_what_is_known_of_the_content_and_keeps_the_rest() -> None:
-    known = Remembered(b"", "boot-1", 5, ((20, 30),), {(0, 100): 7}, 6, 0.4, 3, held_since_ms=9)
-    after = recall(known, facts(even(4), generation="boot-2"), 77)
+    cleaner_state = PartitionCleanerState(
+        b"", "boot-1", 5, ((20, 30),), {(0, 100): 7}, 6, 0.4, 3, held_since_ms=9
+    )
+    after = state_of_log(cleaner_state, facts(even(4), generation="boot-2"), 77)
     assert (after.cleaned, after.horizons, after.expired_at_ms) == ((), {}, None)
     assert (after.survivorship, after.observations, after.held_since_ms) == (0.4, 3, 9)
     assert after.first_seen_ms == 77
 
 
 def test_after_a_restart_the_content_is_believed_unless_it_lies_beyond_the_log() -> None:
-    known = Remembered(b"", "", 5, ((20, 40),), {(30, 100): 7})
-    assert recall(known, facts(even(4)), 77) == replace(known, generation="boot-1")
-    assert recall(known, facts(even(3)), 77).cleaned == ()
+    cleaner_state = PartitionCleanerState(b"", "", 5, ((20, 40),), {(30, 100): 7})
+    assert state_of_log(cleaner_state, facts(even(4)), 77) == replace(
+        cleaner_state, generation="boot-1"
+    )
+    assert state_of_log(cleaner_state, facts(even(3)), 77).cleaned == ()
 
 
 def test_a_stretch_is_believed_only_where_its_segments_have_their_size() -> None:
     log = even(4)
-    known = Remembered(cleaned=((15, 40),), horizons={(10, 100): -1, (20, 99): -1, (30, 100): -1})
-    assert known.clean_stretches(log) == ((15, 20), (30, 40))
+    cleaner_state = PartitionCleanerState(
+        cleaned=((15, 40),), horizons={(10, 100): -1, (20, 99): -1, (30, 100): -1}
+    )
+    assert cleaner_state.clean_stretches(log) == ((15, 20), (30, 40))
     assert FRESH.clean_stretches(log) == ()
 
 
 @given(st.integers(0, 1 << 32))
 def test_what_is_remembered_comes_back_from_json(seed: int) -> None:
     rng = random.Random(seed)
-    known = Remembered(
+    cleaner_state = PartitionCleanerState(
         topic_id=rng.randbytes(16),
         first_seen_ms=rng.randrange(1 << 40),
         cleaned=merged((rng.randrange(100), rng.randrange(100)) for _ in range(3)),
@@ -133,7 +152,7 @@ def test_what_is_remembered_comes_back_from_json(seed: int) -> None:
         observations=rng.randrange(9),
         held_since_ms=rng.choice([None, 7]),
     )
-    assert Remembered.from_json(known.to_json()) == known
+    assert PartitionCleanerState.from_json(cleaner_state.to_json()) == cleaner_state
 
 
 @pytest.mark.parametrize(
@@ -148,7 +167,7 @@ def test_what_is_remembered_comes_back_from_json(seed: int) -> None:
 )
 def test_what_makes_no_sense_is_refused(change: dict[str, object]) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
-        Remembered.from_json(FRESH.to_json() | change)
+        PartitionCleanerState.from_json(FRESH.to_json() | change)
 
 
 # --- progress that is no prefix
@@ -162,37 +181,46 @@ def test_behind_damage_the_rest_is_remembered_and_only_new_data_is_dirty() -> No
         next_dirty_offset=20,
         cleaned=((30, 50),),
         damaged=(("/data/t-0/20.log", 17, "bad CRC"),),
-        horizons=tuple(one for one in told(log) if one.base_offset != 20),
+        horizons=tuple(horizon for horizon in told(log) if horizon.base_offset != 20),
     )
     hurt = replace(log, damaged=damaged(20))
-    known, clean_below = learn(FRESH, job, report, hurt, dirty_bytes=500, alpha=0.3)
-    assert (clean_below, known.cleaned, known.observations) == (20, ((30, 50),), 0)
+    cleaner_state, clean_below = state_after_job(
+        FRESH, job, report, hurt, dirty_bytes=500, alpha=0.3
+    )
+    assert (clean_below, cleaner_state.cleaned, cleaner_state.observations) == (20, ((30, 50),), 0)
 
-    again = judge(replace(hurt, checkpoint_offset=20), known)
+    again = assess_partition(replace(hurt, checkpoint_offset=20), cleaner_state)
     assert blockers(again) == [Reason.ACTIVE_SEGMENT]
     assert again.is_damaged
     assert again.section is not None
     assert (again.section.dirty_bytes, again.section.clean_bytes) == (0, 400)
 
     more = replace(facts(even(7), checkpoint=20), damaged=damaged(20))
-    section = judge(more, known).section
+    section = assess_partition(more, cleaner_state).section
     assert section is not None
     assert (section.first_dirty_offset, section.end_offset) == (50, 70)
     assert (section.dirty_bytes, section.clean_bytes, section.clean_below) == (200, 400, 20)
     eager = replace(more, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.3))
-    next_job = job_for(eager, known)
+    next_job = job_for(eager, cleaner_state)
     assert (next_job.first_dirty_offset, next_job.end_offset) == (50, 70)
     assert next_job.groups[0][0].base_offset == 0, "all of the log, the damage included"
-    known, clean_below = learn(
-        known, next_job, report_of(next_job, horizons=told(more)), eager, dirty_bytes=200, alpha=0.3
+    cleaner_state, clean_below = state_after_job(
+        cleaner_state,
+        next_job,
+        report_of(next_job, horizons=told(more)),
+        eager,
+        dirty_bytes=200,
+        alpha=0.3,
     )
-    assert (clean_below, known.cleaned) == (20, ((30, 70),))
+    assert (clean_below, cleaner_state.cleaned) == (20, ((30, 70),))
 
 
 def test_when_the_damaged_segment_goes_the_checkpoint_moves_over_what_was_cleaned() -> None:
-    known = Remembered(cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1})
+    cleaner_state = PartitionCleanerState(
+        cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1}
+    )
     log = facts(even(5)[3:], checkpoint=20)
-    verdict = judge(log, known)
+    verdict = assess_partition(log, cleaner_state)
     assert verdict.checkpoint_offset == 50
     assert verdict.section is not None
     assert verdict.section.dirty_bytes == 0
@@ -200,28 +228,36 @@ def test_when_the_damaged_segment_goes_the_checkpoint_moves_over_what_was_cleane
 
 def test_a_clean_that_ends_early_voids_the_stretches_that_it_did_not_reach() -> None:
     log = facts(even(5), checkpoint=10)
-    known = Remembered(cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1})
-    section = judge(log, known).section
+    cleaner_state = PartitionCleanerState(
+        cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1}
+    )
+    section = assess_partition(log, cleaner_state).section
     assert section is not None
     assert (section.first_dirty_offset, section.dirty_bytes, section.clean_bytes) == (10, 200, 300)
     config = replace(COMPACTED, min_cleanable_dirty_ratio=0.3)
-    job = job_for(replace(log, config=config), known)
+    job = job_for(replace(log, config=config), cleaner_state)
     report = report_of(job, next_dirty_offset=30, map_full=True, horizons=told(log))
-    after, clean_below = learn(known, job, report, log, dirty_bytes=200, alpha=0.3)
+    after, clean_below = state_after_job(
+        cleaner_state, job, report, log, dirty_bytes=200, alpha=0.3
+    )
     assert (clean_below, after.cleaned) == (30, ())
     report = report_of(job, next_dirty_offset=50, horizons=told(log))
-    after, clean_below = learn(known, job, report, log, dirty_bytes=200, alpha=0.3)
+    after, clean_below = state_after_job(
+        cleaner_state, job, report, log, dirty_bytes=200, alpha=0.3
+    )
     assert (clean_below, after.cleaned) == (50, ())
 
 
 def test_a_full_map_behind_damage_is_progress_too() -> None:
     log = replace(facts(even(6), checkpoint=20), damaged=damaged(20))
-    known = Remembered(cleaned=((30, 40),), horizons={(30, 100): -1})
-    job = job_for(replace(log, config=replace(COMPACTED, min_cleanable_dirty_ratio=0)), known)
+    cleaner_state = PartitionCleanerState(cleaned=((30, 40),), horizons={(30, 100): -1})
+    job = job_for(
+        replace(log, config=replace(COMPACTED, min_cleanable_dirty_ratio=0)), cleaner_state
+    )
     assert job.first_dirty_offset == 40
     report = report_of(job, next_dirty_offset=45, map_full=True, horizons=told(log))
-    after = learned(known, job, report, log)
-    section = judge(log, after).section
+    after = learned(cleaner_state, job, report, log)
+    section = assess_partition(log, after).section
     assert section is not None
     assert section.first_dirty_offset == 45
 
@@ -229,11 +265,11 @@ def test_a_full_map_behind_damage_is_progress_too() -> None:
 def test_damage_does_not_count_as_cleanable_nor_for_the_lag() -> None:
     config = replace(COMPACTED, max_compaction_lag_ms=1000)
     log = replace(facts(even(1), config=config), damaged=damaged(0))
-    verdict = judge(log)
+    verdict = assess_partition(log)
     assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
     assert (verdict.over_lag_ms, verdict.deadline_ms) == (0, None)
-    found = next(f for f in verdict.findings if f.reason is Reason.DAMAGED)
-    assert dict(found.values) == {
+    finding = next(f for f in verdict.findings if f.reason is Reason.DAMAGED)
+    assert dict(finding.values) == {
         "file": "/data/t-0/0.log",
         "position": 17,
         "reason": "bad CRC",
@@ -252,14 +288,14 @@ def test_every_section_is_consistent_whatever_is_remembered(data: st.DataObject)
         undecided=data.draw(st.integers(0, 10 * count)),
         config=replace(COMPACTED, min_cleanable_dirty_ratio=0, delete_retention_ms=0),
     )
-    known = Remembered(
+    cleaner_state = PartitionCleanerState(
         cleaned=merged(data.draw(spans)),
         horizons={
             (10 * i, data.draw(st.sampled_from([100, 99]))): data.draw(st.integers(-2, 2))
             for i in data.draw(st.sets(st.integers(0, count)))
         },
     )
-    verdict = judge(log, known)
+    verdict = assess_partition(log, cleaner_state)
     section = verdict.section
     assert section is not None
     assert log.checkpoint_offset is not None
@@ -269,7 +305,7 @@ def test_every_section_is_consistent_whatever_is_remembered(data: st.DataObject)
     assert all(b not in {d.base_offset for d in log.damaged} for b in _expired(verdict))
     if not verdict.to_clean:
         return
-    job = job_for(log, known)
+    job = job_for(log, cleaner_state)
     covered = [source for group in job.groups for source in group]
     if not job.expired_only:
         assert covered[0].base_offset == 0
@@ -286,22 +322,27 @@ def _expired(verdict: Verdict) -> tuple[int, ...]:
 # --- what expires
 
 
-def stamped(log: LogFacts, **at: int) -> Remembered:
-    horizons = {(one.base_offset, one.size_bytes): NO_HORIZON for one in log.segments[:-1]}
+def stamped(log: LogFacts, **at: int) -> PartitionCleanerState:
+    horizons = {
+        (segment_facts.base_offset, segment_facts.size_bytes): NO_HORIZON
+        for segment_facts in log.segments[:-1]
+    }
     for name, horizon in at.items():
         horizons[int(name[1:]), 100] = horizon
-    return Remembered(first_seen_ms=NOW.wall_ms, horizons=horizons)
+    return PartitionCleanerState(first_seen_ms=NOW.wall_ms, horizons=horizons)
 
 
 def test_an_idle_partition_gets_a_job_over_just_the_segments_whose_horizon_has_passed() -> None:
     log = facts(even(5), checkpoint=50)
-    known = stamped(log, b0=NOW.wall_ms, b10=NOW.wall_ms, b30=NOW.wall_ms - 5, b40=NOW.wall_ms + 1)
-    verdict = judge(log, known)
+    cleaner_state = stamped(
+        log, b0=NOW.wall_ms, b10=NOW.wall_ms, b30=NOW.wall_ms - 5, b40=NOW.wall_ms + 1
+    )
+    verdict = assess_partition(log, cleaner_state)
     assert verdict.to_clean
     assert verdict.expired is not None
     assert verdict.expired.since_ms == NOW.wall_ms - 5
     assert verdict.deadline_ms == NOW.wall_ms - 5 + max(EXPIRY_GRACE_MS, ACTIVE // 10)
-    job = job_for(log, known)
+    job = job_for(log, cleaner_state)
     assert job.expired_only
     assert [[x.base_offset for x in group] for group in job.groups] == [[0, 10], [30]]
     assert job.first_dirty_offset == job.end_offset == 40
@@ -310,25 +351,25 @@ def test_an_idle_partition_gets_a_job_over_just_the_segments_whose_horizon_has_p
 @pytest.mark.parametrize("trusted", [False, True])
 def test_a_clock_that_cannot_be_trusted_expires_nothing(trusted: bool) -> None:
     log = facts(even(2), checkpoint=20, clock_trusted=trusted)
-    assert judge(log, stamped(log, b0=5)).to_clean == trusted
+    assert assess_partition(log, stamped(log, b0=5)).to_clean == trusted
 
 
 def test_before_its_horizon_nothing_is_done_and_the_time_of_it_is_known() -> None:
     log = facts(even(2), checkpoint=20)
-    verdict = judge(log, stamped(log, b0=NOW.wall_ms + 9))
+    verdict = assess_partition(log, stamped(log, b0=NOW.wall_ms + 9))
     assert not verdict.to_clean
     assert verdict.next_ms == NOW.wall_ms + 9
 
 
 def test_a_horizon_of_a_segment_that_has_another_size_by_now_is_not_believed() -> None:
     log = facts(even(1), checkpoint=10)
-    known = Remembered(first_seen_ms=NOW.wall_ms, horizons={(0, 99): 5})
-    assert not judge(log, known).to_clean
+    cleaner_state = PartitionCleanerState(first_seen_ms=NOW.wall_ms, horizons={(0, 99): 5})
+    assert not assess_partition(log, cleaner_state).to_clean
 
 
 def test_a_clean_that_is_due_sees_to_what_has_expired() -> None:
     log = facts(even(4), checkpoint=10)
-    verdict = judge(log, stamped(log, b0=5))
+    verdict = assess_partition(log, stamped(log, b0=5))
     assert verdict.to_clean
     assert verdict.expired is None
     assert not job_for(log, stamped(log, b0=5)).expired_only
@@ -336,41 +377,41 @@ def test_a_clean_that_is_due_sees_to_what_has_expired() -> None:
 
 def test_segments_of_unknown_horizon_are_looked_at_once_after_the_retention() -> None:
     log = facts(even(2), checkpoint=20)
-    known = Remembered(first_seen_ms=NOW.wall_ms)
+    cleaner_state = PartitionCleanerState(first_seen_ms=NOW.wall_ms)
     later = NOW.wall_ms + ACTIVE
-    assert not judge(log, known, later - 1).to_clean
-    assert judge(log, known, later - 1).next_ms == later
-    job = job_for(log, known, later)
+    assert not assess_partition(log, cleaner_state, later - 1).to_clean
+    assert assess_partition(log, cleaner_state, later - 1).next_ms == later
+    job = job_for(log, cleaner_state, later)
     assert [x.base_offset for group in job.groups for x in group] == [0, 10]
-    after = learned(known, job, report_of(job), log)
+    after = learned(cleaner_state, job, report_of(job), log)
     assert set(after.horizons.values()) == {NO_HORIZON}
-    assert not judge(log, after, later + 10 * ACTIVE).to_clean
+    assert not assess_partition(log, after, later + 10 * ACTIVE).to_clean
 
 
 def test_a_look_at_segments_of_unknown_horizon_has_no_deadline() -> None:
     log = facts(even(3), checkpoint=30)
-    unknown = Remembered(first_seen_ms=NOW.wall_ms)
+    unknown = PartitionCleanerState(first_seen_ms=NOW.wall_ms)
     later = NOW.wall_ms + ACTIVE + 10 * EXPIRY_GRACE_MS
-    verdict = judge(log, unknown, later)
+    verdict = assess_partition(log, unknown, later)
     assert verdict.to_clean
     assert verdict.deadline_ms is None
     assert head_start_ms(verdict, later) == 0
     horizon_ms = NOW.wall_ms + 5
-    known = replace(unknown, horizons={(10, 100): horizon_ms})
-    verdict = judge(log, known, later)
+    cleaner_state = replace(unknown, horizons={(10, 100): horizon_ms})
+    verdict = assess_partition(log, cleaner_state, later)
     assert verdict.deadline_ms == horizon_ms + max(EXPIRY_GRACE_MS, ACTIVE // 10)
     assert head_start_ms(verdict, later) > 0
 
 
 def test_what_could_not_go_is_not_asked_for_again_at_once() -> None:
     log = facts(even(1), checkpoint=10, config=replace(COMPACTED, delete_retention_ms=0))
-    known = stamped(log, b0=5)
-    job = job_for(log, known)
+    cleaner_state = stamped(log, b0=5)
+    job = job_for(log, cleaner_state)
     report = report_of(job, horizons=(SegmentHorizon(0, 100, 5),))
-    after = learned(known, job, report, log)
+    after = learned(cleaner_state, job, report, log)
     assert after.horizons == {(0, 100): NOW.wall_ms + STUBBORN_MS}
-    assert not judge(log, after, NOW.wall_ms + STUBBORN_MS - 1).to_clean
-    assert judge(log, after, NOW.wall_ms + STUBBORN_MS).to_clean
+    assert not assess_partition(log, after, NOW.wall_ms + STUBBORN_MS - 1).to_clean
+    assert assess_partition(log, after, NOW.wall_ms + STUBBORN_MS).to_clean
 
 
 def test_a_tombstone_stamped_with_no_retention_at_all_goes_at_once() -> None:
@@ -384,17 +425,19 @@ def test_a_tombstone_stamped_with_no_retention_at_all_goes_at_once() -> None:
 
 def test_two_such_jobs_are_a_tenth_of_the_retention_apart() -> None:
     log = facts(even(2), checkpoint=20)
-    known = replace(stamped(log, b10=NOW.wall_ms), expired_at_ms=NOW.wall_ms - 5)
-    assert not judge(log, known).to_clean
-    assert judge(log, known).next_ms == NOW.wall_ms - 5 + ACTIVE // 10
-    assert judge(log, known, NOW.wall_ms - 5 + ACTIVE // 10).to_clean
+    cleaner_state = replace(stamped(log, b10=NOW.wall_ms), expired_at_ms=NOW.wall_ms - 5)
+    assert not assess_partition(log, cleaner_state).to_clean
+    assert assess_partition(log, cleaner_state).next_ms == NOW.wall_ms - 5 + ACTIVE // 10
+    assert assess_partition(log, cleaner_state, NOW.wall_ms - 5 + ACTIVE // 10).to_clean
 
 
 def test_a_job_over_what_has_expired_moves_no_checkpoint_and_teaches_no_survivorship() -> None:
     log = facts(even(3), checkpoint=20)
-    known = stamped(log, b0=5)
-    job = job_for(log, known)
-    after, clean_below = learn(known, job, report_of(job), log, dirty_bytes=0, alpha=0.3)
+    cleaner_state = stamped(log, b0=5)
+    job = job_for(log, cleaner_state)
+    after, clean_below = state_after_job(
+        cleaner_state, job, report_of(job), log, dirty_bytes=0, alpha=0.3
+    )
     assert (clean_below, after.observations, after.cleaned) == (20, 0, ())
     assert after.expired_at_ms == NOW.wall_ms
 
@@ -410,9 +453,9 @@ def test_tombstones_held_are_those_of_the_last_clean_less_what_expired_since() -
     report = report_of(expiry, tombstones_kept=1, tombstones_removed=3)
     assert learned(replace(cleaned, topic_id=b""), expiry, report, log).tombstones == 4
     assert learned(FRESH, expiry, report, log).tombstones is None, "nobody counted the others"
-    assert Remembered.from_json(cleaned.to_json()).tombstones == 7
+    assert PartitionCleanerState.from_json(cleaned.to_json()).tombstones == 7
     old = {key: value for key, value in cleaned.to_json().items() if key != "tombstones"}
-    assert Remembered.from_json(old).tombstones is None
+    assert PartitionCleanerState.from_json(old).tombstones is None
 
 
 @pytest.mark.parametrize(
@@ -431,14 +474,14 @@ def test_the_oldest_dirty_record_is_looked_for_in_all_that_is_dirty(
     segments = [
         segment(10 * index, 10 * index + 10, first_ms=stamp) for index, stamp in enumerate(stamps)
     ]
-    verdict = judge(facts(segments, checkpoint=checkpoint))
+    verdict = assess_partition(facts(segments, checkpoint=checkpoint))
     assert verdict.section is not None
     assert verdict.section.oldest_ms == oldest_ms
 
 
 def test_segments_that_were_never_cleaned_have_no_horizon_to_know() -> None:
     log = facts(even(4), checkpoint=10, config=replace(COMPACTED, min_cleanable_dirty_ratio=1))
-    job = job_for(log, Remembered(first_seen_ms=0))
+    job = job_for(log, PartitionCleanerState(first_seen_ms=0))
     assert [x.base_offset for group in job.groups for x in group] == [0]
 
 
@@ -446,8 +489,8 @@ def test_what_has_expired_comes_after_dirt_until_its_own_deadline_has_passed() -
     dirty = replace(facts(even(4), checkpoint=15), partition=TopicPartition("t", 1))
     idle = facts(even(1), checkpoint=10)
     for age, first in ((0, 1), (max(EXPIRY_GRACE_MS, ACTIVE // 10) + 1, 0)):
-        known = stamped(idle, b0=NOW.wall_ms - age)
-        order = [judge(idle, known), judge(dirty)]
+        cleaner_state = stamped(idle, b0=NOW.wall_ms - age)
+        order = [assess_partition(idle, cleaner_state), assess_partition(dirty)]
         order.sort(key=lambda verdict: start_key(verdict, 0, NOW.wall_ms))
         assert order[0].partition.partition == first
 

@@ -77,7 +77,7 @@ def test_one_pass_leaves_what_two_leave(
     job = data.draw(jobs(segments, write_segments(env, segments)))
     if indexed:
         for part in segments:
-            sizes = [len(one) for one in part.batches]
+            sizes = [len(item) for item in part.batches]
             write_index(env, part, [sum(sizes[:i]) for i in range(len(sizes))])
     with (
         patch.object(windows, "WINDOW_BYTES", window_bytes),
@@ -221,10 +221,10 @@ def test_an_index_that_is_none_is_done_without(content: bytes) -> None:
 
 def test_what_survives_is_spilled_where_memory_is_short() -> None:
     parts = [long_segment(0, 200), long_segment(1000, 200, ZSTD)]
-    for held_bytes in (0, 1000, 1 << 16):
+    for reserved_bytes in (0, 1000, 1 << 16):
         env = MemoryEnv()
         with (
-            patch.object(held, "HELD_BYTES", held_bytes),
+            patch.object(held, "HELD_BYTES", reserved_bytes),
             patch.object(windows, "WINDOW_BYTES", 2000),
         ):
             report = passes_of(env, parts)
@@ -232,11 +232,11 @@ def test_what_survives_is_spilled_where_memory_is_short() -> None:
         assert not [name for name in env.listdir(DIRECTORY) if filenames.SNAPSHOT in name]
 
 
-@pytest.mark.parametrize("held_bytes", [0, 1000, 1 << 20])
+@pytest.mark.parametrize("reserved_bytes", [0, 1000, 1 << 20])
 @pytest.mark.parametrize("nth", [1, 3])
 @pytest.mark.parametrize("operation", ["pwrite", "sync"])
 def test_a_disk_that_fails_in_the_background_fails_the_job_and_nothing_is_handed_over(
-    operation: str, nth: int, held_bytes: int
+    operation: str, nth: int, reserved_bytes: int
 ) -> None:
     env = MemoryEnv()
     parts = [
@@ -257,7 +257,10 @@ def test_a_disk_that_fails_in_the_background_fails_the_job_and_nothing_is_handed
 
     env.fail_on(fails, errno.EIO)
     control = Recorder()
-    with patch.object(held, "HELD_BYTES", held_bytes), pytest.raises(OSError, match="Input/output"):
+    with (
+        patch.object(held, "HELD_BYTES", reserved_bytes),
+        pytest.raises(OSError, match="Input/output"),
+    ):
         run_clean(env, job, control)
     assert len(seen) >= nth
     assert control.groups == []

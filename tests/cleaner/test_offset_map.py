@@ -18,14 +18,14 @@ def words(values: list[int]) -> np.ndarray:
 
 
 def put_all(offset_map: OffsetMap, pairs: list[tuple[int, int]], first: int = 0) -> int:
-    ones = words([one for one, _ in pairs])
+    items = words([item for item, _ in pairs])
     twos = words([two for _, two in pairs])
-    return offset_map.put(ones, twos, np.arange(first, first + len(pairs), dtype=np.int64))
+    return offset_map.put(items, twos, np.arange(first, first + len(pairs), dtype=np.int64))
 
 
 def find_all(offset_map: OffsetMap, pairs: list[tuple[int, int]]) -> list[int]:
-    found = offset_map.find(words([a for a, _ in pairs]), words([b for _, b in pairs]))
-    return [int(offset) for offset in found]
+    index = offset_map.find(words([a for a, _ in pairs]), words([b for _, b in pairs]))
+    return [int(offset) for offset in index]
 
 
 def random_pairs(count: int, seed: int) -> list[tuple[int, int]]:
@@ -150,7 +150,9 @@ def test_growing_a_table_that_is_crowded_at_one_end_loses_none(seed: int) -> Non
     offset_map.state[fields.SLOTS] = 4
     # Homes in the first 32nd of the table, or in the last.
     edge = 0 if seed % 2 else 31 << 59
-    pairs = [(edge + int(one), two) for two, one in enumerate(rng.integers(0, 1 << 59, 600))]
+    pairs = [
+        (edge + int(integer), two) for two, integer in enumerate(rng.integers(0, 1 << 59, 600))
+    ]
     for count, pair in enumerate(pairs, 1):
         assert put_all(offset_map, [pair], first=count - 1) == 1
         if count % 50 == 0:

@@ -92,7 +92,7 @@ def test_of_some_requested_cleans_in_a_row_one_start_goes_to_somebody_else() -> 
     other = Candidate(name(99))
     started, row = [], 0
     for _ in range(REQUESTS_IN_A_ROW + 2):
-        waiting = [one for one in (*requested, other) if one not in started]
+        waiting = [candidate for candidate in (*requested, other) if candidate not in started]
         choice = choose(waiting, {Lane.REGULAR: 1}, [], row)
         row = choice.requests_in_a_row
         started += [start.candidate for start in choice.starts]

@@ -19,7 +19,7 @@ from cleaner.planning.grouping import (
 )
 from cleaner.planning.order import start_key
 from cleaner.planning.plan import Verdict, assess
-from cleaner.planning.remembered import FRESH, Remembered
+from cleaner.planning.remembered import FRESH, PartitionCleanerState
 from cleaner.planning.survivorship import observed, updated
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
@@ -35,7 +35,7 @@ HOLE = DamagedSegment("/data/t-0/10.log", 10, 17, 40, "bad CRC")
 INPUTS = JobInputs(hash_key=bytes(16), last_records=((7, 0, 3),))
 
 
-def judge(log: LogFacts, state: s.State = s.IDLE) -> Verdict:
+def assess_partition(log: LogFacts, state: s.State = s.IDLE) -> Verdict:
     return assess(log, state, NOW)
 
 
@@ -48,7 +48,7 @@ def blockers(verdict: Verdict) -> list[Reason]:
 
 
 def end_of(log: LogFacts) -> int:
-    section = judge(log).section
+    section = assess_partition(log).section
     assert section is not None
     return section.end_offset
 
@@ -57,7 +57,7 @@ def end_of(log: LogFacts) -> int:
 
 
 def test_a_never_cleaned_compacted_log_is_cleaned_up_to_its_active_segment() -> None:
-    verdict = judge(facts(even(4)))
+    verdict = assess_partition(facts(even(4)))
     assert verdict.to_clean
     assert verdict.section is not None
     assert (verdict.section.first_dirty_offset, verdict.section.end_offset) == (0, 40)
@@ -79,25 +79,27 @@ def test_a_never_cleaned_compacted_log_is_cleaned_up_to_its_active_segment() -> 
 def test_what_stands_in_the_way_is_named_and_no_checkpoint_is_touched(
     log: LogFacts, reason: Reason
 ) -> None:
-    verdict = judge(replace(log, checkpoint_offset=999))
+    verdict = assess_partition(replace(log, checkpoint_offset=999))
     assert not verdict.to_clean
     assert blockers(verdict) == [reason]
     assert verdict.checkpoint_offset is None
 
 
 def test_compact_and_delete_together_is_compacted() -> None:
-    assert judge(facts(even(2), config=TopicConfig(cleanup_policy=("compact", "delete")))).to_clean
+    assert assess_partition(
+        facts(even(2), config=TopicConfig(cleanup_policy=("compact", "delete")))
+    ).to_clean
 
 
 def test_all_obstacles_are_named_not_only_the_first() -> None:
     log = facts(even(4), damaged=(HOLE,), config=TopicConfig(cleanup_policy=("delete",)))
-    verdict = judge(log, s.Paused(1))
+    verdict = assess_partition(log, s.Paused(1))
     assert blockers(verdict) == [Reason.POLICY, Reason.PAUSED]
     assert Reason.DAMAGED in reasons(verdict)
 
 
 def test_damage_is_named_and_the_rest_is_cleaned_around_it() -> None:
-    verdict = judge(facts(even(4), damaged=(HOLE,)))
+    verdict = assess_partition(facts(even(4), damaged=(HOLE,)))
     assert verdict.to_clean
     assert Reason.DAMAGED in reasons(verdict)
 
@@ -106,24 +108,26 @@ def test_damage_is_named_and_the_rest_is_cleaned_around_it() -> None:
 def test_a_partition_in_progress_is_no_candidate_and_its_checkpoint_is_left_alone(
     state: s.State,
 ) -> None:
-    verdict = judge(facts(even(4), checkpoint=999), state)
+    verdict = assess_partition(facts(even(4), checkpoint=999), state)
     assert blockers(verdict) == [Reason.IN_PROGRESS]
     assert verdict.checkpoint_offset is None
 
 
 def test_a_paused_partition_is_no_candidate_and_its_checkpoint_is_left_alone() -> None:
-    verdict = judge(facts(even(4), checkpoint=999), s.Paused(2, s.Quarantined(0, "disk", 1)))
+    verdict = assess_partition(
+        facts(even(4), checkpoint=999), s.Paused(2, s.Quarantined(0, "disk", 1))
+    )
     assert blockers(verdict) == [Reason.PAUSED]
     assert verdict.checkpoint_offset is None
 
 
 def test_a_quarantine_blocks_until_its_time_and_is_told_after_it() -> None:
     later = s.Quarantined(NOW.monotonic_ms + 1, "disk", 3)
-    verdict = judge(facts(even(4)), later)
+    verdict = assess_partition(facts(even(4)), later)
     assert blockers(verdict) == [Reason.QUARANTINED]
     finding = next(f for f in verdict.findings if f.reason is Reason.QUARANTINED)
     assert dict(finding.values) == {"reason": "disk", "failures": 3, "wait_ms": 1}
-    due = judge(facts(even(4)), replace(later, until_ms=NOW.monotonic_ms))
+    due = assess_partition(facts(even(4)), replace(later, until_ms=NOW.monotonic_ms))
     assert due.to_clean
     assert Reason.QUARANTINED in reasons(due)
 
@@ -146,7 +150,7 @@ def test_the_first_dirty_offset_is_the_checkpoint_where_that_lies_in_the_log(
     checkpoint: int | None, first_dirty: int, saved: int | None
 ) -> None:
     log = facts(even(4)[1:], checkpoint=checkpoint)
-    verdict = judge(log)
+    verdict = assess_partition(log)
     assert verdict.section is not None
     assert verdict.section.first_dirty_offset == first_dirty
     assert verdict.checkpoint_offset == saved
@@ -154,39 +158,39 @@ def test_the_first_dirty_offset_is_the_checkpoint_where_that_lies_in_the_log(
 
 
 def test_an_invalid_checkpoint_is_corrected_though_nothing_can_be_cleaned() -> None:
-    verdict = judge(facts([segment(30, 35)], checkpoint=99))
+    verdict = assess_partition(facts([segment(30, 35)], checkpoint=99))
     assert not verdict.to_clean
     assert verdict.checkpoint_offset == 30
 
 
 def test_an_invalid_checkpoint_is_corrected_though_the_ratio_is_too_low() -> None:
     config = replace(COMPACTED, min_cleanable_dirty_ratio=1.0)
-    verdict = judge(facts(even(4)[1:], checkpoint=3, config=config))
+    verdict = assess_partition(facts(even(4)[1:], checkpoint=3, config=config))
     assert blockers(verdict) == [Reason.RATIO]
     assert verdict.checkpoint_offset == 10
 
 
 def test_a_dirty_part_without_bytes_moves_the_checkpoint_without_a_clean() -> None:
     log = [segment(0, 10), segment(10, 20, 0), segment(20, 30, 0), segment(30, 31)]
-    verdict = judge(facts(log, checkpoint=10))
+    verdict = assess_partition(facts(log, checkpoint=10))
     assert not verdict.to_clean
     assert verdict.checkpoint_offset == 30
 
 
 def test_a_checkpoint_inside_the_active_segment_leaves_nothing_to_clean() -> None:
-    verdict = judge(facts(even(4), checkpoint=43))
+    verdict = assess_partition(facts(even(4), checkpoint=43))
     assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
     assert verdict.checkpoint_offset is None
 
 
 def test_a_log_start_inside_the_only_segment_leaves_nothing_to_clean() -> None:
-    verdict = judge(facts([segment(0, 20)], log_start=7))
+    verdict = assess_partition(facts([segment(0, 20)], log_start=7))
     assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
 
 
 def test_a_log_that_is_all_clean_says_so() -> None:
     log = [segment(0, 10), segment(10, 10, 0)]
-    assert blockers(judge(facts(log, checkpoint=10))) == [Reason.NOTHING_DIRTY]
+    assert blockers(assess_partition(facts(log, checkpoint=10))) == [Reason.NOTHING_DIRTY]
 
 
 # --- first uncleanable offset
@@ -202,18 +206,18 @@ def test_the_segment_that_holds_an_undecided_offset_is_excluded_as_a_whole(
 
 
 def test_an_undecided_offset_in_the_first_dirty_segment_is_named() -> None:
-    assert blockers(judge(facts(even(4), undecided=5))) == [Reason.HIGH_WATERMARK]
+    assert blockers(assess_partition(facts(even(4), undecided=5))) == [Reason.HIGH_WATERMARK]
 
 
 def test_an_open_transaction_is_named_with_its_producer_and_since_when_it_is_silent() -> None:
     pending = OpenTransaction(producer_id=77, first_offset=25, since_ms=90_000)
     by = {"open_transaction": pending, "undecided_by": Undecided.OPEN_TRANSACTION}
-    verdict = judge(facts(even(4), undecided=25, checkpoint=20, **by))
+    verdict = assess_partition(facts(even(4), undecided=25, checkpoint=20, **by))
     assert blockers(verdict) == [Reason.OPEN_TRANSACTION]
     values = dict(verdict.findings[-1].values)
     assert (values["producer_id"], values["transaction_first_offset"]) == (77, 25)
     assert values["since_ms"] == 90_000
-    waiting = judge(facts(even(4), undecided=25, checkpoint=20))
+    waiting = assess_partition(facts(even(4), undecided=25, checkpoint=20))
     assert dict(waiting.findings[-1].values)["undecided_offset"] == 25
 
 
@@ -222,7 +226,9 @@ def test_undecided_data_is_not_cleaned_in_spite_of_the_lag_and_decided_data_is_a
     young = NOW.wall_ms - 10
     log = [segment(0, 3), segment(3, 4, first_ms=young), segment(4, 5, first_ms=young)]
     by = {"open_transaction": OpenTransaction(1, 0, 0), "undecided_by": Undecided.OPEN_TRANSACTION}
-    assert blockers(judge(facts(log, undecided=0, config=lag, **by))) == [Reason.OPEN_TRANSACTION]
+    assert blockers(assess_partition(facts(log, undecided=0, config=lag, **by))) == [
+        Reason.OPEN_TRANSACTION
+    ]
     assert end_of(facts(log, config=lag)) == 3
     later = NOW._replace(wall_ms=young + 1001)
     section = assess(facts(log, config=lag), s.IDLE, later).section
@@ -233,7 +239,7 @@ def test_undecided_data_is_not_cleaned_in_spite_of_the_lag_and_decided_data_is_a
 def test_a_segment_that_is_too_young_says_when_it_will_not_be() -> None:
     lag = replace(COMPACTED, min_compaction_lag_ms=1000)
     log = [segment(0, 10, first_ms=NOW.wall_ms - 400), segment(10, 11)]
-    verdict = judge(facts(log, config=lag))
+    verdict = assess_partition(facts(log, config=lag))
     assert dict(verdict.findings[-1].values)["until_ms"] == NOW.wall_ms + 600
     assert verdict.next_ms == NOW.wall_ms + 600
 
@@ -248,7 +254,7 @@ def test_the_minimum_lag_excludes_from_the_first_young_dirty_segment_on() -> Non
         segment(30, 40, first_ms=old),
         segment(40, 41, first_ms=old),
     ]
-    verdict = judge(facts(log, checkpoint=10, config=lag))
+    verdict = assess_partition(facts(log, checkpoint=10, config=lag))
     assert verdict.section is not None
     assert (verdict.section.end_offset, verdict.section.bound) == (20, Reason.MIN_LAG)
 
@@ -259,7 +265,7 @@ def test_a_segment_without_timestamps_is_as_old_as_its_file() -> None:
         segment(0, 10, first_ms=-1, largest_ms=-1, modified_ms=NOW.wall_ms),
         segment(10, 11),
     ]
-    assert blockers(judge(facts(log, config=lag))) == [Reason.MIN_LAG]
+    assert blockers(assess_partition(facts(log, config=lag))) == [Reason.MIN_LAG]
 
 
 def test_without_a_minimum_lag_records_from_the_future_are_cleaned() -> None:
@@ -279,24 +285,24 @@ def in_order(verdicts: Iterable[Verdict]) -> list[int]:
 
 def test_the_ratio_has_to_be_exceeded() -> None:
     log = facts(even(4), checkpoint=20)
-    verdict = judge(log)
+    verdict = assess_partition(log)
     assert verdict.section is not None
     assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (200, 200)
     assert verdict.section.ratio == 0.5
     assert blockers(verdict) == [Reason.RATIO]
     eager = replace(COMPACTED, min_cleanable_dirty_ratio=0.49)
-    assert judge(replace(log, config=eager)).to_clean
+    assert assess_partition(replace(log, config=eager)).to_clean
 
 
 def test_a_segment_cut_by_the_first_dirty_offset_counts_on_both_sides() -> None:
-    section = judge(facts(even(2), checkpoint=15)).section
+    section = assess_partition(facts(even(2), checkpoint=15)).section
     assert section is not None
     assert (section.clean_bytes, section.dirty_bytes) == (200, 100)
 
 
 def test_segments_below_the_log_start_belong_to_retention() -> None:
     log = facts(even(4), log_start=23, checkpoint=0)
-    verdict = judge(log)
+    verdict = assess_partition(log)
     assert verdict.section is not None
     assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (100, 200)
     job = plan_job(log, verdict, INPUTS, SETTINGS, run_id="r", now_ms=1)
@@ -309,7 +315,7 @@ def test_segments_below_the_log_start_belong_to_retention() -> None:
 def test_over_the_maximum_lag_the_ratio_does_not_matter(first_ms: int, cleaned: bool) -> None:
     config = replace(COMPACTED, max_compaction_lag_ms=10_000, min_cleanable_dirty_ratio=1.0)
     log = [segment(0, 10), segment(10, 20, first_ms=first_ms), segment(20, 21)]
-    verdict = judge(facts(log, checkpoint=10, config=config))
+    verdict = assess_partition(facts(log, checkpoint=10, config=config))
     assert verdict.to_clean == cleaned
     assert verdict.over_lag_ms == int(cleaned)
     assert (Reason.MAX_LAG in reasons(verdict)) == cleaned
@@ -352,12 +358,15 @@ def test_a_merged_segment_does_not_grow_in_time_with_every_clean() -> None:
             for group in groups
         ]
         log = [*merged, log[-1]]
-    spans = [one.largest_timestamp_ms - one.first_batch_timestamp_ms for one in log]
+    spans = [
+        segment_facts.largest_timestamp_ms - segment_facts.first_batch_timestamp_ms
+        for segment_facts in log
+    ]
     assert max(spans) <= 3 * HOUR_MS
 
 
-def late_by(log: LogFacts, known: Remembered = FRESH) -> int:
-    return assess(log, s.IDLE, NOW, known).over_lag_ms
+def late_by(log: LogFacts, cleaner_state: PartitionCleanerState = FRESH) -> int:
+    return assess(log, s.IDLE, NOW, cleaner_state).over_lag_ms
 
 
 def test_a_backfill_with_old_timestamps_is_not_late_before_it_was_in_the_log_for_the_lag() -> None:
@@ -377,8 +386,8 @@ def test_a_backfill_with_old_timestamps_is_not_late_before_it_was_in_the_log_for
 def test_a_deadline_counts_from_when_the_partition_was_first_seen() -> None:
     config = replace(COMPACTED, max_compaction_lag_ms=10_000)
     adopted = facts([segment(0, 10, first_ms=5), segment(10, 11)], config=config)
-    assert late_by(adopted, Remembered(first_seen_ms=NOW.wall_ms - 9_000)) == 0
-    assert late_by(adopted, Remembered(first_seen_ms=NOW.wall_ms - 10_003)) == 3
+    assert late_by(adopted, PartitionCleanerState(first_seen_ms=NOW.wall_ms - 9_000)) == 0
+    assert late_by(adopted, PartitionCleanerState(first_seen_ms=NOW.wall_ms - 10_003)) == 3
 
 
 def test_a_file_time_that_lies_ahead_puts_no_deadline_off() -> None:
@@ -393,7 +402,7 @@ def test_a_file_time_that_lies_ahead_puts_no_deadline_off() -> None:
 def test_the_maximum_lag_ignores_segments_without_a_timestamp() -> None:
     config = replace(COMPACTED, max_compaction_lag_ms=1)
     log = [segment(0, 10, first_ms=-1), segment(10, 20, first_ms=0), segment(20, 21)]
-    section = judge(facts(log, config=config)).section
+    section = assess_partition(facts(log, config=config)).section
     assert section is not None
     assert section.deadline_ms is None
 
@@ -417,7 +426,7 @@ def test_over_lag_goes_first_by_deadline_then_ratio_then_name() -> None:
         dirty(4, 0),
         dirty(5, 30),
     ]
-    assert in_order(judge(log) for log in logs) == [3, 2, 1, 4, 0]
+    assert in_order(assess_partition(log) for log in logs) == [3, 2, 1, 4, 0]
 
 
 def test_a_requested_clean_goes_before_missed_deadlines_and_before_the_dirtiest() -> None:
@@ -427,8 +436,8 @@ def test_a_requested_clean_goes_before_missed_deadlines_and_before_the_dirtiest(
         facts(even(4), partition=TopicPartition("t", 1), checkpoint=30),
         facts(even(4), partition=TopicPartition("t", 2), checkpoint=30, config=late),
     ]
-    asked = assess(logs[1], s.IDLE, NOW, run_now=True)
-    assert in_order([judge(logs[0]), asked, judge(logs[2])]) == [1, 2, 0]
+    verdict = assess(logs[1], s.IDLE, NOW, run_now=True)
+    assert in_order([assess_partition(logs[0]), verdict, assess_partition(logs[2])]) == [1, 2, 0]
 
 
 def test_the_dirtiest_is_busy_or_failed_then_the_next_and_at_last_none() -> None:
@@ -452,7 +461,7 @@ def test_the_dirtiest_is_busy_or_failed_then_the_next_and_at_last_none() -> None
 
 
 def test_kafkas_example_of_six_segments_is_half_dirty_and_not_eligible_at_one_half() -> None:
-    verdict = judge(facts(even(6), checkpoint=20, undecided=40))
+    verdict = assess_partition(facts(even(6), checkpoint=20, undecided=40))
     assert verdict.section is not None
     assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (200, 200)
     assert (verdict.section.ratio, verdict.to_clean) == (0.5, False)
@@ -463,7 +472,7 @@ def test_a_log_that_was_never_cleaned_passes_every_ratio_below_one(
     limit: float, cleaned: bool
 ) -> None:
     config = replace(COMPACTED, min_cleanable_dirty_ratio=limit)
-    assert judge(facts(even(2), config=config)).to_clean == cleaned
+    assert assess_partition(facts(even(2), config=config)).to_clean == cleaned
 
 
 @pytest.mark.parametrize("survivorship", [0.0, 0.25, 1.0])
@@ -471,24 +480,28 @@ def test_a_log_that_was_never_cleaned_passes_every_ratio_below_one(
 def test_the_survivorship_strategy_counts_what_is_expected_to_go_per_byte_of_io(
     survivorship: float, checkpoint: int
 ) -> None:
-    known = Remembered(survivorship=survivorship, observations=1)
+    cleaner_state = PartitionCleanerState(survivorship=survivorship, observations=1)
     config = replace(COMPACTED, varve_cleaner_strategy="survivorship")
-    verdict = assess(facts(even(4), checkpoint=checkpoint, config=config), s.IDLE, NOW, known)
+    verdict = assess(
+        facts(even(4), checkpoint=checkpoint, config=config), s.IDLE, NOW, cleaner_state
+    )
     clean, dirty = 10 * checkpoint, 400 - 10 * checkpoint
     gone = dirty * (1 - survivorship)
     assert verdict.score == pytest.approx(gone / (clean + 2 * dirty + clean + dirty - gone))
     assert verdict.to_clean == (dirty / 400 > 0.5), "the dirty ratio decides, survivorship ranks"
     assert verdict.live_bytes == clean + dirty * survivorship
-    plain = assess(facts(even(4), checkpoint=checkpoint), s.IDLE, NOW, known)
+    plain = assess(facts(even(4), checkpoint=checkpoint), s.IDLE, NOW, cleaner_state)
     assert plain.score == pytest.approx(dirty / 400 / 2), "half the dirty ratio: they compare"
     assert plain.live_bytes == verdict.live_bytes
 
 
 def test_a_topic_of_its_own_strategy_wins_over_the_cleaners() -> None:
-    known = Remembered(survivorship=1.0, observations=1)
+    cleaner_state = PartitionCleanerState(survivorship=1.0, observations=1)
     own = replace(COMPACTED, varve_cleaner_strategy="dirty-ratio")
     for config, score in ((COMPACTED, 0.0), (own, 0.5)):
-        verdict = assess(facts(even(4), config=config), s.IDLE, NOW, known, strategy="survivorship")
+        verdict = assess(
+            facts(even(4), config=config), s.IDLE, NOW, cleaner_state, strategy="survivorship"
+        )
         assert (verdict.to_clean, verdict.score) == (True, score)
 
 
@@ -576,7 +589,7 @@ def test_groups_cover_all_sources_in_order_and_none_could_take_one_more(
 def test_a_job_carries_what_the_worker_needs() -> None:
     config = replace(COMPACTED, segment_bytes=250, delete_retention_ms=77, compression_lz4_level=4)
     log = facts(even(4), checkpoint=10, config=config)
-    job = plan_job(log, judge(log), INPUTS, SETTINGS, run_id="run-1", now_ms=123)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="run-1", now_ms=123)
     assert job is not None
     assert [[x.base_offset for x in group] for group in job.groups] == [[0, 10], [20, 30]]
     assert (job.first_dirty_offset, job.end_offset, job.log_end_offset_is_end) == (10, 40, False)
@@ -589,28 +602,28 @@ def test_a_job_carries_what_the_worker_needs() -> None:
 
 def test_the_last_batch_is_kept_where_nothing_follows() -> None:
     log = facts([segment(0, 10), segment(10, 10, 0)])
-    job = plan_job(log, judge(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
     assert job is not None
     assert job.log_end_offset_is_end
 
 
 def test_an_empty_active_segment_is_no_source() -> None:
     log = facts([segment(0, 10), segment(10, 10, 0)])
-    job = plan_job(log, judge(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
     assert job is not None
     assert [x.base_offset for group in job.groups for x in group] == [0]
 
 
 def test_no_tombstone_is_dropped_by_a_clock_that_cannot_be_trusted() -> None:
     log = facts(even(2), clock_trusted=False)
-    job = plan_job(log, judge(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
     assert job is not None
     assert not job.drop_expired_tombstones
 
 
 def test_there_is_no_job_for_what_is_not_to_be_cleaned() -> None:
     log = facts(even(4), checkpoint=40)
-    assert plan_job(log, judge(log), INPUTS, SETTINGS, run_id="r", now_ms=1) is None
+    assert plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1) is None
 
 
 @given(
@@ -625,16 +638,16 @@ def test_every_verdict_is_consistent_and_every_candidate_gives_a_job(
     log = [segment(10 * i, 10 * i + 10, size) for i, size in enumerate(all_bytes)]
     end = 10 * len(log)
     start = min(log_start, end)
-    known = facts(
+    log_facts = facts(
         log, checkpoint=checkpoint, log_start=start, undecided=max(start, min(undecided, end))
     )
-    verdict = judge(known)
+    verdict = assess_partition(log_facts)
     section = verdict.section
     assert section is not None
     assert start <= section.first_dirty_offset <= end
     assert 0 <= section.ratio <= 1
-    assert section.end_offset <= known.undecided_offset or section.dirty_bytes == 0
-    job = plan_job(known, verdict, INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert section.end_offset <= log_facts.undecided_offset or section.dirty_bytes == 0
+    job = plan_job(log_facts, verdict, INPUTS, SETTINGS, run_id="r", now_ms=1)
     assert (job is not None) == verdict.to_clean
     if job is not None:
         assert job.log_start_offset <= job.first_dirty_offset < job.end_offset

@@ -8,10 +8,10 @@ import pytest
 
 from cleaner import states as s
 from cleaner.planning.findings import Reason
-from cleaner.pool.lookout import LOOK_CHUNK
+from cleaner.pool.lookout import SCAN_CHUNK
 from cleaner.workers.throttle import Direction
 from storage.model import TopicPartition
-from tests.support.cleaner_fakes import FakeCrew, until
+from tests.support.cleaner_fakes import FakeWorkerPool, until
 from tests.support.log_facts import COMPACTED, even, facts
 from tests.support.pool_bench import LIMITS, SETTINGS, T0, T1, Bench, hold, on_the_bench, until_job
 
@@ -130,15 +130,15 @@ def test_new_data_is_found_at_once_when_the_pool_is_woken_and_by_itself_after_a_
 def test_waiting_for_a_partition_to_be_clean_ends_with_the_job_or_at_once() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
-        waiting = asyncio.ensure_future(b.pool.await_cleaned(T0, 40))
+        waiting = asyncio.ensure_future(b.pool.wait_cleaned(T0, 40))
         await until_job(b)
         assert not waiting.done()
         b.link.done()
         await waiting
-        await asyncio.wait_for(b.pool.await_cleaned(T0, 40), 5)
+        await asyncio.wait_for(b.pool.wait_cleaned(T0, 40), 5)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
-                await b.pool.await_cleaned(T0, 41)
+                await b.pool.wait_cleaned(T0, 41)
 
     on_the_bench(scenario)
 
@@ -174,7 +174,7 @@ def test_a_partition_paused_while_others_are_judged_is_not_taken() -> None:
                 return super().__getitem__(partition)
 
         b.host.logs = Slow()
-        for number in range(2 * LOOK_CHUNK):
+        for number in range(2 * SCAN_CHUNK):
             b.dirty(TopicPartition("t", number), checkpoint=None if number == 0 else 10)
         job = await until_job(b)
         assert len(pauses) == 1
@@ -191,7 +191,7 @@ def test_a_pause_waits_for_the_worker_and_nothing_is_published_or_checkpointed_a
     async def scenario(b: Bench) -> None:
         b.dirty()
         job = await until_job(b)
-        left = b.leave_file(T0, job.run_id)
+        remaining = b.leave_file(T0, job.run_id)
         other = b.leave_file(T0, "another")
         pause = asyncio.ensure_future(hold(b, T0))
         await until(b.link.aborted)
@@ -200,7 +200,7 @@ def test_a_pause_waits_for_the_worker_and_nothing_is_published_or_checkpointed_a
         assert not pause.done()
         b.link.stopped()
         await pause
-        assert not b.env.exists(left), "a pause finds no file of the run"
+        assert not b.env.exists(remaining), "a pause finds no file of the run"
         assert b.env.exists(other)
         assert b.host.published == b.host.checkpoints == []
         await until(lambda: len(b.link.sent) == 2)  # and then it is cleaned again
@@ -313,13 +313,13 @@ def test_a_worker_that_hangs_in_the_kernel_is_given_up_and_the_pause_granted() -
         b.dirty()
         await until_job(b)
         first = b.link
-        await asyncio.wait_for(hold(b, T0), LIMITS.abort + LIMITS.crew.kill + 1)
+        await asyncio.wait_for(hold(b, T0), LIMITS.abort + LIMITS.workers.kill + 1)
         assert first.abandoned
         assert not first.is_gone()
         b.crew.heeds_kill = True
         await until(lambda: len(b.crew.links) == 2)
 
-    on_the_bench(scenario, crew=FakeCrew(heeds_kill=False))
+    on_the_bench(scenario, fake_crew=FakeWorkerPool(heeds_kill=False))
 
 
 # --- budgets and settings
@@ -339,7 +339,7 @@ def test_grants_are_topped_up_while_a_job_runs_and_returned_when_its_worker_dies
             assert spent <= 64 * 1024 * (now - start + 1) + 1
             await asyncio.sleep(0.03)
         assert spent >= 64 * 1024 * 9.5
-        budget = b.pool._runs.throttle.budgets[Direction.READ]
+        budget = b.pool._dispatcher.throttle.budgets[Direction.READ]
         first.die()
         await until(lambda: b.host.failures)
         assert budget._accounts == {}
@@ -357,7 +357,7 @@ def test_settings_change_without_discarding_running_work() -> None:
         more = {"workers": 3, "write_bytes_per_second": 1 << 20, "backoff_ms": 50}
         b.pool.configure(SETTINGS.model_copy(update=more))
         await until(lambda: len(b.crew.links) == 3)
-        assert b.pool._runs.throttle.budgets[Direction.WRITE].rate == 1 << 20
+        assert b.pool._dispatcher.throttle.budgets[Direction.WRITE].rate == 1 << 20
         b.pool.configure(SETTINGS.model_copy(update={"workers": 1}))
         await until(lambda: sum(link.shut for link in b.crew.links) == 2)
         assert not first.shut
@@ -403,4 +403,4 @@ def test_stopping_is_bounded_where_a_disk_hangs_under_a_journal_and_a_worker() -
         assert asyncio.get_running_loop().time() - began < 20
         assert b.host.publishing, "the journal itself is never interrupted"
 
-    on_the_bench(scenario, crew=FakeCrew(heeds_kill=False))
+    on_the_bench(scenario, fake_crew=FakeWorkerPool(heeds_kill=False))

@@ -175,7 +175,7 @@ def test_requests_come_first_then_deadlines_then_the_dirtiest_and_the_queue_says
         b.dirty(parts[2], checkpoint=30)
         b.dirty(parts[3], checkpoint=30, config=late)
         b.dirty(parts[4])
-        b.pool.run_now(parts[2])
+        b.pool.request_clean(parts[2])
         await asyncio.sleep(2)
         b.env.advance_ms(2)
         await asyncio.sleep(2)
@@ -197,11 +197,11 @@ def test_a_worker_that_was_sent_home_is_given_nothing_more_and_is_replaced() -> 
     two = SETTINGS.model_copy(update={"workers": 2})
 
     async def scenario(b: Bench) -> None:
-        crew = b.pool._crew
-        await until(lambda: len(crew.idle()) == 2)
+        worker_pool = b.pool._workers
+        await until(lambda: len(worker_pool.idle()) == 2)
         b.pool.configure(SETTINGS.model_copy(update={"workers": 1}))
         b.pool.configure(two)
-        assert [worker.index for worker in crew.idle()] == [0]
+        assert [worker.index for worker in worker_pool.idle()] == [0]
         b.dirty()
         b.dirty(T1)
         await until(lambda: len(b.pool.registry.in_progress()) == 2)
@@ -215,7 +215,7 @@ def test_numbers_of_a_worker_that_was_removed_disappear() -> None:
     two = SETTINGS.model_copy(update={"workers": 2})
 
     async def scenario(b: Bench) -> None:
-        await until(lambda: len(b.pool._crew.idle()) == 2)
+        await until(lambda: len(b.pool._workers.idle()) == 2)
         b.dirty()
         b.dirty(T1)
         await until(lambda: len(b.pool.registry.in_progress()) == 2)
@@ -231,7 +231,7 @@ def test_numbers_of_a_worker_that_was_removed_disappear() -> None:
 
 def test_the_largest_dirty_ratio_is_that_of_logs_that_could_be_chosen_as_with_kafka() -> None:
     async def scenario(b: Bench) -> None:
-        await until(lambda: b.pool._crew.idle())
+        await until(lambda: b.pool._workers.idle())
         idle = replace(COMPACTED, min_cleanable_dirty_ratio=0.9)
         b.dirty(T1, checkpoint=30, config=idle)
         await until(lambda: b.pool.stats.dirty_ratio_max > 0)
@@ -239,9 +239,9 @@ def test_the_largest_dirty_ratio_is_that_of_logs_that_could_be_chosen_as_with_ka
         assert low < 0.5
         b.dirty(T0, checkpoint=10, config=idle)
         await until(lambda: b.pool.stats.dirty_ratio_max > low)
-        for enter in (b.pool.hold, b.pool.release):
+        for enter in (b.pool.pause, b.pool.resume):
             assert enter(T0)
-            await until(lambda: (b.pool.stats.dirty_ratio_max == low) == b.pool.is_held(T0))
+            await until(lambda: (b.pool.stats.dirty_ratio_max == low) == b.pool.is_paused(T0))
         b.change(T0, config=COMPACTED)  # it is chosen
         await until_job(b)
         await until(lambda: b.pool.stats.dirty_ratio_max == low)

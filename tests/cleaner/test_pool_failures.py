@@ -9,7 +9,7 @@ from cleaner import states as s
 from cleaner.host import PublishOutcome
 from cleaner.pool.job_run import retry_delay_ms
 from storage.errors import SwapRefusedError
-from tests.support.cleaner_fakes import FakeCrew, FakeLink, until
+from tests.support.cleaner_fakes import FakeLink, FakeWorkerPool, until
 from tests.support.log_facts import COMPACTED, even, facts
 from tests.support.pool_bench import LIMITS, SETTINGS, T0, T1, Bench, hold, on_the_bench, until_job
 
@@ -55,7 +55,7 @@ def test_a_quarantined_partition_can_be_paused_and_stays_quarantined() -> None:
         mark = b.state()
         await hold(b, T0)
         assert b.state() == mark
-        b.pool.forgive(T0)
+        b.pool.retry(T0)
         assert b.state() == s.IDLE
         await until_job(b)
 
@@ -78,11 +78,11 @@ def test_a_dead_worker_costs_its_job_and_is_replaced() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         job = await until_job(b)
-        left = b.leave_file(T0, job.run_id)
+        remaining = b.leave_file(T0, job.run_id)
         b.link.die()
         await until(lambda: b.host.failures)
         assert "signal 9" in b.host.failures[0][1]
-        assert not b.env.exists(left), "its files go before the next attempt"
+        assert not b.env.exists(remaining), "its files go before the next attempt"
         await until(lambda: len(b.crew.links) == 2)
         again = await until_job(b)
         assert again.run_id != job.run_id
@@ -96,7 +96,7 @@ def test_workers_that_die_at_once_are_replaced_more_and_more_slowly() -> None:
         await asyncio.sleep(100)
         assert 14 <= len(b.crew.links) <= 17
 
-    on_the_bench(scenario, crew=FakeCrew(prepare=FakeLink.die))
+    on_the_bench(scenario, fake_crew=FakeWorkerPool(prepare=FakeLink.die))
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
@@ -104,17 +104,17 @@ def test_a_worker_that_cannot_be_started_is_tried_again() -> None:
         b.dirty()
         await until_job(b)
 
-    bench = on_the_bench(scenario, crew=FakeCrew(refusals=3))
+    bench = on_the_bench(scenario, fake_crew=FakeWorkerPool(refusals=3))
     assert bench.pool.stats.worker_deaths == 3
 
 
 def test_a_worker_that_never_becomes_ready_is_replaced() -> None:
     async def scenario(b: Bench) -> None:
-        await asyncio.sleep(LIMITS.crew.start + 2)
+        await asyncio.sleep(LIMITS.workers.start + 2)
         assert b.crew.links[0].killed
         assert len(b.crew.links) == 2
 
-    on_the_bench(scenario, crew=FakeCrew(prepare=lambda link: None))
+    on_the_bench(scenario, fake_crew=FakeWorkerPool(prepare=lambda link: None))
 
 
 @pytest.mark.parametrize("junk", ["old run", "second greeting", "other report"])
@@ -221,13 +221,13 @@ def test_a_stale_group_makes_the_whole_job_void_without_a_failure() -> None:
         b.host.outcome = PublishOutcome.STALE
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         job = await until_job(b)
-        left = b.leave_file(T0, job.run_id)
+        remaining = b.leave_file(T0, job.run_id)
         b.link.group(0)
         await until(b.link.aborted)
         b.link.group(1)
         b.link.done()
         await until(lambda: len(b.link.sent) == 2)
-        assert not b.env.exists(left)
+        assert not b.env.exists(remaining)
         assert b.host.published == b.host.checkpoints == b.host.failures == []
 
     assert on_the_bench(scenario).pool.stats.stale == 1
@@ -288,17 +288,17 @@ def test_nothing_is_published_after_a_group_that_lost_only_some_of_its_sources()
 
 
 @pytest.mark.parametrize(
-    ("error", "kept"),
+    ("error", "retained"),
     [(OSError(5, "Input/output error"), True), (SwapRefusedError("/data", "taken"), False)],
 )
 def test_a_failed_publication_stops_the_job_and_keeps_files_a_journal_may_need(
-    error: Exception, kept: bool
+    error: Exception, retained: bool
 ) -> None:
     async def scenario(b: Bench) -> None:
         b.host.outcome = error
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         job = await until_job(b)
-        left = b.leave_file(T0, job.run_id)
+        remaining = b.leave_file(T0, job.run_id)
         b.link.group(0)
         await until(b.link.aborted)
         assert b.state() == s.Aborting(0)
@@ -306,7 +306,7 @@ def test_a_failed_publication_stops_the_job_and_keeps_files_a_journal_may_need(
         b.link.stopped()
         await until(lambda: b.host.failures)
         assert b.host.failures[0][1].startswith("publication ")
-        assert b.env.exists(left) == kept
+        assert b.env.exists(remaining) == retained
         assert b.host.checkpoints == []
 
     on_the_bench(scenario)

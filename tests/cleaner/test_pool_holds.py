@@ -19,17 +19,17 @@ def test_a_hold_outlives_a_start_at_which_the_folder_cannot_be_opened(neighbour:
         b.dirty(topic_id=ID)
         if neighbour:
             b.dirty(T1, topic_id=ID)
-        assert b.pool.hold(T0)
+        assert b.pool.pause(T0)
         assert await b.pool.is_saved(T0)
 
     async def second(b: Bench) -> None:
-        assert b.pool.is_held(T0)
+        assert b.pool.is_paused(T0)
         b.dirty(TopicPartition("new", 0), topic_id=ID)  # so that the file is written anew
         await asyncio.sleep(60)
-        assert b.pool.is_held(T0)
+        assert b.pool.is_paused(T0)
 
     async def third(b: Bench) -> None:
-        assert b.pool.status().held == {T0}
+        assert b.pool.status().paused == {T0}
 
     once = on_the_bench(first)
     once.host.go_offline(T0)
@@ -42,10 +42,10 @@ def test_a_hold_goes_with_its_partition() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(topic_id=ID)
         b.dirty(T1, topic_id=ID)
-        assert b.pool.hold(T0)
+        assert b.pool.pause(T0)
         del b.host.logs[T0]
         await asyncio.sleep(60)
-        assert b.pool.status().held == frozenset()
+        assert b.pool.status().paused == frozenset()
 
     on_the_bench(scenario)
 
@@ -59,18 +59,18 @@ def test_a_partition_that_was_made_during_a_look_keeps_its_hold() -> None:
         under_way = asyncio.Event()
 
         def facts() -> Iterator[LogFacts]:
-            for number, one in enumerate(facts_of_all()):
+            for number, item in enumerate(facts_of_all()):
                 if number == 100:
                     under_way.set()
-                yield one
+                yield item
 
         b.host.facts = facts  # type: ignore[method-assign]
         b.pool.wake()
         await under_way.wait()
         b.dirty(new, topic_id=b"2" * 16)
-        assert b.pool.hold(new)
+        assert b.pool.pause(new)
         await asyncio.sleep(5)
-        assert b.pool.status().held == {new}
+        assert b.pool.status().paused == {new}
 
     on_the_bench(scenario)
 
@@ -89,11 +89,11 @@ def test_a_partition_that_was_made_during_a_look_keeps_its_hold() -> None:
 def test_an_odd_line_of_the_history_costs_no_hold(line: bytes) -> None:
     async def first(b: Bench) -> None:
         b.dirty(topic_id=ID)
-        assert b.pool.hold(T0)
+        assert b.pool.pause(T0)
         assert await b.pool.is_saved(T0)
 
     async def second(b: Bench) -> None:
-        assert b.pool.status().held == {T0}
+        assert b.pool.status().paused == {T0}
 
     once = on_the_bench(first)
     file = once.env.open(f"/data/{HISTORY_NAME}", create=True, write=True)

@@ -58,7 +58,7 @@ def test_a_requested_clean_does_not_wait_for_a_large_partition_that_is_being_cle
         dirty_large(b, T0)
         await until_job(b)
         dirty_large(b, T1)
-        assert b.pool.run_now(T1) == 40
+        assert b.pool.request_clean(T1) == 40
         await until(lambda: len(b.crew.links) == 2 and b.crew.links[1].sent, seconds=5)
         assert (await b.crew.links[1].job()).partition == T1
         b.dirty(T2)

@@ -25,7 +25,8 @@ BAD = ("/data/t-0/20.log", 61, "bad CRC")
 def told(b: Bench, partition: TopicPartition = T0, horizon_ms: int = -1):
     log = b.host.logs[partition]
     return tuple(
-        SegmentHorizon(one.base_offset, one.size_bytes, horizon_ms) for one in log.segments[:-1]
+        SegmentHorizon(facts.base_offset, facts.size_bytes, horizon_ms)
+        for facts in log.segments[:-1]
     )
 
 
@@ -41,16 +42,16 @@ async def finish(b: Bench, **changes: object) -> None:
 def test_a_held_partition_is_not_cleaned_until_it_is_released_however_often_it_was_held() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
-        assert b.pool.hold(T0)
-        assert not b.pool.hold(T0)
+        assert b.pool.pause(T0)
+        assert not b.pool.pause(T0)
         assert b.state() == s.Paused(1)
         await asyncio.sleep(20)
         assert b.link.sent == []
-        assert b.pool.status().held == {T0}
+        assert b.pool.status().paused == {T0}
         await hold(b, T0)
         assert b.state() == s.Paused(1)
-        assert b.pool.release(T0)
-        assert not b.pool.release(T0)
+        assert b.pool.resume(T0)
+        assert not b.pool.resume(T0)
         await until_job(b)
 
     on_the_bench(scenario)
@@ -60,7 +61,7 @@ def test_a_hold_gives_up_a_running_job_and_nobody_waits_for_it() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         await until_job(b)
-        assert b.pool.hold(T0)
+        assert b.pool.pause(T0)
         assert b.link.aborted()
         assert b.state() == s.Aborting(1)
         b.link.stopped()
@@ -76,8 +77,8 @@ def test_a_hold_released_during_the_abort_leaves_nothing_behind() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         await until_job(b)
-        b.pool.hold(T0)
-        b.pool.release(T0)
+        b.pool.pause(T0)
+        b.pool.resume(T0)
         assert b.state() == s.Aborting(0)
         b.link.stopped()
         await until(lambda: len(b.link.sent) == 2)
@@ -88,13 +89,13 @@ def test_a_hold_released_during_the_abort_leaves_nothing_behind() -> None:
 def test_a_hold_survives_a_restart_and_is_in_force_before_anything_is_cleaned() -> None:
     async def first(b: Bench) -> None:
         b.dirty()
-        b.pool.hold(T0)
+        b.pool.pause(T0)
 
     async def second(b: Bench) -> None:
         assert b.state() == s.Paused(1)
         await asyncio.sleep(20)
         assert b.link.sent == []
-        b.pool.release(T0)
+        b.pool.resume(T0)
         await until_job(b)
 
     async def third(b: Bench) -> None:
@@ -109,13 +110,13 @@ def test_a_hold_goes_with_its_partition_and_is_not_one_of_the_next_of_that_name(
     async def scenario(b: Bench) -> None:
         b.dirty(topic_id=b"1" * 16)
         b.dirty(T1, topic_id=b"1" * 16)
-        b.pool.hold(T0)
-        b.pool.hold(T1)
+        b.pool.pause(T0)
+        b.pool.pause(T1)
         del b.host.logs[T1]
         b.change(topic_id=b"2" * 16)
         await until_job(b)
         assert b.pool.registry.in_progress() == {T0: s.Cleaning()}
-        assert b.pool.status().held == frozenset()
+        assert b.pool.status().paused == frozenset()
 
     on_the_bench(scenario)
 
@@ -138,7 +139,7 @@ def test_a_clean_asked_for_needs_no_ratio_goes_first_and_happens_once() -> None:
         await asyncio.sleep(5)
         assert b.link.sent == []
         b.dirty(T1)
-        b.pool.run_now(T0)
+        b.pool.request_clean(T0)
         job = await until_job(b)
         assert (job.partition, job.first_dirty_offset) == (T0, 30)
         await finish(b)
@@ -157,7 +158,7 @@ def test_a_clean_asked_for_forgets_earlier_failures() -> None:
         await until_job(b)
         b.link.failed()
         await until(lambda: isinstance(b.state(), s.Quarantined))
-        b.pool.run_now(T0)
+        b.pool.request_clean(T0)
         await asyncio.wait_for(until_job(b), 0.5)
 
     on_the_bench(scenario)
@@ -166,7 +167,7 @@ def test_a_clean_asked_for_forgets_earlier_failures() -> None:
 def test_a_clean_asked_for_is_bounded_by_lags_and_forgotten_where_nothing_is_dirty() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(undecided=5)
-        b.pool.run_now(T0)
+        b.pool.request_clean(T0)
         await asyncio.sleep(5)
         assert b.link.sent == []
         b.change(checkpoint_offset=30, undecided_offset=45)
@@ -179,10 +180,10 @@ def test_a_clean_asked_for_is_bounded_by_lags_and_forgotten_where_nothing_is_dir
 def test_a_clean_asked_for_while_held_waits_for_the_release() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(checkpoint=30)
-        b.pool.hold(T0)
-        b.pool.run_now(T0)
+        b.pool.pause(T0)
+        b.pool.request_clean(T0)
         await asyncio.sleep(10)
-        b.pool.release(T0)
+        b.pool.resume(T0)
         await until_job(b)
 
     on_the_bench(scenario)
@@ -192,13 +193,13 @@ def test_a_clean_asked_for_is_wanted_until_it_is_reached_over_jobs_failures_and_
     async def scenario(b: Bench) -> None:
         b.dirty(checkpoint=20, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.9))
         await asyncio.sleep(2)
-        assert b.pool.run_now(T0) == 40
+        assert b.pool.request_clean(T0) == 40
         await until_job(b)
         await finish(b, next_dirty_offset=30)  # its map was full
         await until_job(b)
         b.link.failed("OSError: disk")
         await until(lambda: isinstance(b.state(), s.Quarantined))
-        assert b.pool.explain(T0).wanted_offset == 40
+        assert b.pool.explain(T0).requested_offset == 40
         await until_job(b)  # after the back-off
         changing = asyncio.create_task(hold(b, T0))
         await until(b.link.aborted)
@@ -206,15 +207,15 @@ def test_a_clean_asked_for_is_wanted_until_it_is_reached_over_jobs_failures_and_
         await changing
         assert b.pool.history()[0].reason == "its log was changed"
         await until_job(b)
-        b.pool.hold(T0)
+        b.pool.pause(T0)
         b.link.stopped()
         await asyncio.sleep(10)
         assert b.pool.history()[0].reason == "an operator paused it"
-        b.pool.release(T0)
+        b.pool.resume(T0)
         job = await until_job(b)
         assert (job.first_dirty_offset, job.end_offset) == (30, 40)
         await finish(b)
-        assert b.pool.explain(T0).wanted_offset is None
+        assert b.pool.explain(T0).requested_offset is None
         b.change(checkpoint_offset=20)
         await asyncio.sleep(60)
         assert len(b.link.sent) == 5
@@ -226,11 +227,11 @@ def test_an_operators_abort_withdraws_a_clean_that_was_asked_for() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(checkpoint=30)
         await asyncio.sleep(2)
-        b.pool.hold(T0)
-        b.pool.run_now(T0)
+        b.pool.pause(T0)
+        b.pool.request_clean(T0)
         assert b.pool.abort(T0)
         assert not b.pool.abort(T0)
-        b.pool.release(T0)
+        b.pool.resume(T0)
         await asyncio.sleep(60)
         assert b.link.sent == []
 
@@ -250,13 +251,13 @@ def test_a_clean_asked_for_is_for_the_log_as_it_was(change: dict[str, object]) -
     async def scenario(b: Bench) -> None:
         b.dirty(checkpoint=30)
         await asyncio.sleep(2)
-        b.pool.hold(T0)
-        b.pool.run_now(T0)
+        b.pool.pause(T0)
+        b.pool.request_clean(T0)
         before = b.host.logs[T0]
         b.change(**change)
         await asyncio.sleep(5)
         b.host.add(before)
-        b.pool.release(T0)
+        b.pool.resume(T0)
         await asyncio.sleep(60)
         assert b.link.sent == []
 
@@ -266,8 +267,8 @@ def test_a_clean_asked_for_is_for_the_log_as_it_was(change: dict[str, object]) -
 def test_where_nothing_can_be_cleaned_nothing_is_wanted() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(undecided=5)
-        assert b.pool.run_now(T0) is None
-        assert b.pool.explain(T0).wanted_offset is None
+        assert b.pool.request_clean(T0) is None
+        assert b.pool.explain(T0).requested_offset is None
 
     on_the_bench(scenario)
 
@@ -281,7 +282,7 @@ def test_every_end_of_a_job_is_recorded_with_its_reason() -> None:
         await until_job(b)
         b.link.failed("OSError: disk")
         await until(lambda: len(b.pool.history()) == 1)
-        b.pool.forgive(T0)
+        b.pool.retry(T0)
         await until_job(b)
         b.pool.abort(T0)
         b.link.stopped()
@@ -298,7 +299,7 @@ def test_every_end_of_a_job_is_recorded_with_its_reason() -> None:
         b.link.group(0)
         await finish(b, tombstones_removed=3, passes=1)
         done, stale, aborted, failed = b.pool.history(T0)
-        assert [one.outcome for one in (failed, aborted, stale, done)] == [
+        assert [record.outcome for record in (failed, aborted, stale, done)] == [
             "failed", "aborted", "stale", "finished",
         ]  # fmt: skip
         assert (failed.reason, stale.reason) == ("OSError: disk", "stale generation")
@@ -378,7 +379,7 @@ def test_a_truncation_voids_what_was_clean_beyond_the_checkpoint() -> None:
         await until(lambda: b.host.damages)
         async with b.pool.paused(T0):
             b.change(generation="boot-2")
-        b.pool.forgive(T0)
+        b.pool.retry(T0)
         job = await until_job(b)
         assert job.first_dirty_offset == 30
 
@@ -480,18 +481,21 @@ def test_the_explanation_tells_place_in_the_queue_and_time_of_the_next_attempt()
             b.dirty(TopicPartition("t", number), checkpoint=10 * number)
         await until_job(b)
         assert b.pool.explain(T0).queue_position is None
-        found = b.pool.explain(T1)
-        assert (found.queue_position, found.next_attempt.at_ms) == (1, found.at_ms)
+        explanation = b.pool.explain(T1)
+        assert (explanation.queue_position, explanation.next_attempt.at_ms) == (
+            1,
+            explanation.at_ms,
+        )
         assert b.pool.explain(TopicPartition("t", 2)).queue_position is None
         b.link.failed("OSError: disk")
         await until(lambda: isinstance(b.state(), s.Quarantined))
-        found = b.pool.explain(T0)
-        assert found.quarantine is not None
-        assert found.next_attempt is not None
-        assert 9_000 <= found.next_attempt.at_ms - found.at_ms <= 10_000
-        assert found.last_job is not None
-        assert found.last_job.outcome == "failed"
-        assert [type(entry.event) for entry in found.story] == [s.Grabbed, s.Failed]
+        explanation = b.pool.explain(T0)
+        assert explanation.quarantine is not None
+        assert explanation.next_attempt is not None
+        assert 9_000 <= explanation.next_attempt.at_ms - explanation.at_ms <= 10_000
+        assert explanation.last_job is not None
+        assert explanation.last_job.outcome == "failed"
+        assert [type(entry.event) for entry in explanation.transitions] == [s.JobStarted, s.Failed]
 
     on_the_bench(scenario)
 
@@ -502,7 +506,7 @@ def test_the_explanation_tells_place_in_the_queue_and_time_of_the_next_attempt()
 def test_a_memory_that_cannot_be_read_costs_work_and_is_said_in_one_line() -> None:
     async def first(b: Bench) -> None:
         b.dirty()
-        b.pool.hold(T0)
+        b.pool.pause(T0)
         await asyncio.sleep(SAVE_SECONDS + 1)
 
     bench = on_the_bench(first)

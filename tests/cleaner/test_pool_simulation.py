@@ -18,10 +18,10 @@ from cleaner.job import CleanedGroup, CleanJob, SegmentHorizon
 from cleaner.pool.explain import sentences
 from cleaner.pool.job_run import PoolLimits
 from cleaner.pool.pool import CleanerPool
-from cleaner.workers.crew import CrewLimits
+from cleaner.workers.crew import WorkerPoolLimits
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
-from tests.support.cleaner_fakes import FakeCrew, FakeHost, FakeLink
+from tests.support.cleaner_fakes import FakeHost, FakeLink, FakeWorkerPool
 from tests.support.draws import seeds_of_tests
 from tests.support.log_facts import COMPACTED, even, facts
 from tests.support.memory_env import MemoryEnv
@@ -32,10 +32,12 @@ SETTINGS = CleanerSettings(
     workers=2, backoff_ms=300, retry_backoff_ms=500, retry_backoff_max_ms=2000
 )
 LIMITS = PoolLimits(
-    abort=1.5, stall=6.0, crew=CrewLimits(start=2, kill=0.5, stop=2, respawn=0.05, respawn_max=1)
+    abort=1.5,
+    stall=6.0,
+    workers=WorkerPoolLimits(start=2, kill=0.5, stop=2, respawn=0.05, respawn_max=1),
 )
 # A journal (twice: one may begin just before), a worker that does not heed, its kill.
-PAUSE_SECONDS_MAX = 4 * 0.4 + LIMITS.abort * 2 + LIMITS.crew.kill + 0.5
+PAUSE_SECONDS_MAX = 4 * 0.4 + LIMITS.abort * 2 + LIMITS.workers.kill + 0.5
 CONFIG = replace(
     COMPACTED, segment_bytes=100, min_cleanable_dirty_ratio=0, delete_retention_ms=3000
 )
@@ -48,7 +50,7 @@ class Simulation:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.host = RandomHost(self)
-        self.crew = FakeCrew(prepare=self.live)
+        self.crew = FakeWorkerPool(prepare=self.live)
         self.env = MemoryEnv(seed)
         self.working: Counter[TopicPartition] = Counter()
         self.held: Counter[TopicPartition] = Counter()
@@ -109,7 +111,7 @@ class Simulation:
         """What a job found: horizons, and now and then damage in the middle."""
         sources = [source for group in job.groups for source in group]
         stamps = [-1, -1, job.now_ms, job.now_ms + job.delete_retention_ms]
-        found: dict[str, object] = {
+        results: dict[str, object] = {
             "horizons": tuple(
                 SegmentHorizon(source.base_offset, source.size_bytes, self.rng.choice(stamps))
                 for source in sources
@@ -119,7 +121,7 @@ class Simulation:
             hurt = self.rng.choice(sources)
             if hurt.base_offset >= job.first_dirty_offset:
                 path = f"{job.directory}/{hurt.base_offset}.log"
-                found |= {
+                results |= {
                     "damaged": ((path, 17, "bad CRC"),),
                     "next_dirty_offset": hurt.base_offset,
                     "cleaned": ((hurt.next_base_offset, job.end_offset),)
@@ -127,7 +129,7 @@ class Simulation:
                     else (),
                 }
                 self.seen["damaged"] += 1
-        return found
+        return results
 
     async def operator(self, pool: CleanerPool) -> None:
         """Holds, releases, asks for cleans and reasons, sets other settings; lets time pass."""
@@ -138,17 +140,17 @@ class Simulation:
             try:
                 match self.rng.randrange(7):
                     case 0:
-                        self.seen["held"] += pool.hold(partition)
+                        self.seen["held"] += pool.pause(partition)
                     case 1 | 2:
-                        partition = self.rng.choice([*sorted(pool.status().held), partition])
-                        self.seen["released"] += pool.release(partition)
+                        partition = self.rng.choice([*sorted(pool.status().paused), partition])
+                        self.seen["released"] += pool.resume(partition)
                     case 3:
-                        pool.run_now(partition)
+                        pool.request_clean(partition)
                     case 4:
                         assert sentences(pool.explain(partition))
                         assert len(pool.history(partition, 5)) <= 5
                     case 5:
-                        pool.forgive(partition)
+                        pool.retry(partition)
                     case _:
                         workers, rate = self.rng.randrange(1, 4), self.rng.choice([None, 1 << 20])
                         strategy = self.rng.choice(["dirty-ratio", "survivorship"])
@@ -229,7 +231,7 @@ class Simulation:
             self.landlord(pool),
         )
         await self.stop(pool, watcher)
-        held = pool.status().held
+        partitions = pool.status().paused
 
         again = self.pool()
         self.calm = True
@@ -237,14 +239,14 @@ class Simulation:
         for log in list(self.host.logs.values()):
             self.host.add(replace(log, damaged=(), generation=f"{log.generation}#"))
         await again.start()
-        assert again.status().held == held, "holds survive a restart"
+        assert again.status().paused == partitions, "holds survive a restart"
         assert len(again.history(limit=10_000)) == len(pool.history(limit=10_000))
         watcher = asyncio.ensure_future(self.watch(again))
-        for partition in held:
-            again.release(partition)
+        for partition in partitions:
+            again.resume(partition)
         for partition in PARTITIONS:
             async with asyncio.timeout(120):
-                await again.await_cleaned(partition, 40)
+                await again.wait_cleaned(partition, 40)
         await self.stop(again, watcher)
         for task in self.tasks:
             task.cancel()
@@ -256,10 +258,10 @@ class Simulation:
         async with asyncio.timeout(30):
             await pool.stop()
         pool.registry.validate()
-        held = pool.status().held
+        partitions = pool.status().paused
         for partition, state in pool.registry.in_progress().items():
-            assert not s.held(state)
-            assert isinstance(state, s.Paused) == (partition in held), (partition, state)
+            assert not s.is_busy(state)
+            assert isinstance(state, s.Paused) == (partition in partitions), (partition, state)
             assert not isinstance(state, s.Paused) or state.pauses == 1
         jobs = Counter(record.outcome for record in pool.history(limit=10_000))
         assert jobs.total() >= pool.stats.cleans + pool.stats.aborted
@@ -277,7 +279,7 @@ class Simulation:
                 state = pool.registry.state(partition)
                 if self.held[partition]:
                     assert isinstance(state, s.Paused)
-                if partition in pool.status().held:
+                if partition in pool.status().paused:
                     assert isinstance(state, s.Paused | s.Aborting)
             await asyncio.sleep(0.05)
 

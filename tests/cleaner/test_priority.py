@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from cleaner.workers.crew import Worker
-from cleaner.workers.priority import LEVELS, LOOK_SECONDS, Pace, Priorities, judge, nice_of
+from cleaner.workers.crew import PoolWorker
+from cleaner.workers.priority import ADJUST_SECONDS, LEVELS, Pace, Priorities, next_level, nice_of
 from cleaner.workers.process import ProcessLink, spawn_command
 from cleaner.workers.throttle import BrokerSide, Direction
 from tests.support.cleaner_fakes import FakeLink
@@ -44,7 +44,7 @@ def pace(moved: float = 0.0, **changes: object) -> Pace:
 def test_levels_rise_where_a_core_is_lacking_and_fall_where_it_is_easy(
     level: int, seen: Pace, then: int
 ) -> None:
-    assert judge(level, seen, FLOOR) == then
+    assert next_level(level, seen, FLOOR) == then
 
 
 def test_the_lowest_level_is_the_setting_and_the_highest_the_brokers_own() -> None:
@@ -56,7 +56,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.links = [FakeLink(0), FakeLink(1)]
-        self.workers = [Worker(link.index, link, BrokerSide(link.slots)) for link in self.links]
+        self.workers = [PoolWorker(link.index, link, BrokerSide(link.slots)) for link in self.links]
         self.priorities = Priorities(lambda: NICE)
         self.now = 0.0
         for link in self.links:
@@ -67,12 +67,12 @@ class Watched:
         """Two seconds in which the workers read so many bytes a second, both short of a core."""
         for link, speed in zip(self.links, moved, strict=True):
             from_worker = link.slots
-            from_worker[8] += int(speed * LOOK_SECONDS)  # bytes read, as the worker counts them
+            from_worker[8] += int(speed * ADJUST_SECONDS)  # bytes read, as the worker counts them
             assert link.short_seconds is not None
-            link.short_seconds += LOOK_SECONDS
-        self.now += LOOK_SECONDS
+            link.short_seconds += ADJUST_SECONDS
+        self.now += ADJUST_SECONDS
         busy = [(worker, late) for worker in self.workers]
-        self.priorities.look(self.now, busy, FLOOR)
+        self.priorities.adjust(self.now, busy, FLOOR)
         return [link.nice for link in self.links]
 
 
@@ -90,7 +90,7 @@ def test_each_worker_owes_its_share_of_the_floor_and_is_put_back_when_its_job_is
 def test_between_two_looks_nothing_is_judged() -> None:
     watched = Watched()
     watched.look((0, 0))
-    watched.priorities.look(watched.now + 1.9, [(w, False) for w in watched.workers], FLOOR)
+    watched.priorities.adjust(watched.now + 1.9, [(w, False) for w in watched.workers], FLOOR)
     assert [link.nices for link in watched.links] == [[], []]
 
 

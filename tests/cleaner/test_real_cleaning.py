@@ -62,15 +62,15 @@ class Shop:
         return self.log.log_end_offset
 
     def records(self) -> list[Record]:
-        found: list[Record] = []
+        records: list[Record] = []
         offset = self.log.log_start_offset
         while offset < self.log.log_end_offset:
             data = self.log.read_batches(offset, self.log.log_end_offset, 1 << 20)
             assert data
             for position, header in walk_headers(data):
-                found += decode_records(data, header, position)
+                records += decode_records(data, header, position)
                 offset = header.next_offset
-        return found
+        return records
 
     def check(self, *, compacted: bool = True) -> None:
         """Every key's last value is there; if all is compacted, nothing else is."""
@@ -91,7 +91,7 @@ class Shop:
 
     async def cleaned(self, offset: int) -> None:
         async with asyncio.timeout(90):
-            await self.pool.await_cleaned(T0, offset)
+            await self.pool.wait_cleaned(T0, offset)
 
 
 @asynccontextmanager
@@ -184,7 +184,7 @@ async def test_workers_come_and_go_while_jobs_run_and_no_job_is_lost(tmp_path: P
         shop.pool.configure(SETTINGS)  # one worker, and no limit any more: both jobs go on
         async with asyncio.timeout(90):
             for log in logs:
-                await shop.pool.await_cleaned(log.partition, log.log_end_offset)
+                await shop.pool.wait_cleaned(log.partition, log.log_end_offset)
         assert runs <= {job.run_id for job, _ in shop.host.done}
         assert shop.host.failures == []
         assert shop.pool.stats.aborted == 0

@@ -61,13 +61,13 @@ async def test_horizons_survive_a_restart(tmp_path: Path) -> None:
         delete(shop, key)
         await shop.cleaned(shop.roll())
         now_ms = shop.env.wall_ms()
-        before = shop.pool._memory.recall(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
+        before = shop.pool._state_store.state_of(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
         assert max(before.horizons.values()) > shop.env.wall_ms()
         await shop.pool.stop()
         again = CleanerPool(shop.host, SETTINGS, shop.env)
         await again.start()
         now_ms = shop.env.wall_ms()
-        after = again._memory.recall(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
+        after = again._state_store.state_of(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
         assert after.horizons == before.horizons
         assert [record.outcome for record in again.history()] == ["finished"]
         await again.stop()
@@ -90,7 +90,7 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
         assert shop.env.read_file(hurt) == untouched
         assert shop.log.damaged[0].base_offset == bases[1]
         end = shop.log.log_end_offset
-        shop.pool.forgive(T0)
+        shop.pool.retry(T0)
         looks = shop.pool.stats.scans
         await shop.until(lambda: shop.pool.stats.scans > looks + 5)
         assert len(shop.host.done) == 1
@@ -120,7 +120,7 @@ async def test_a_clean_goes_on_with_the_rest_when_retention_takes_its_first_segm
     async with open_shop(tmp_path, slow) as shop:
         shop.produce(400)
         end = shop.roll()
-        await shop.until(lambda: any(one.stage for one in shop.pool.status().workers))
+        await shop.until(lambda: any(status.stage for status in shop.pool.status().workers))
         start = shop.log.segment_facts()[3].base_offset
         shop.log.delete_records(start)
         assert len(shop.log.expire(shop.env.wall_ms())) == 3

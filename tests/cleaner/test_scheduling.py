@@ -70,8 +70,8 @@ def test_nobody_is_overtaken_twice_by_the_same_one_after_half_an_hour_whatever_t
     model = any_load(seed)
     model.run(hours=1)
     assert sum(model.starts.values()) > 0
-    for where, wait in model.waits.items():
-        assert all(times == 1 for times in wait.overtaken_by.values()), where
+    for partition, wait in model.waits.items():
+        assert all(times == 1 for times in wait.overtaken_by.values()), partition
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -129,8 +129,8 @@ def test_partitions_whose_jobs_are_always_aborted_keep_nobody_from_being_cleaned
     ]  # fmt: skip
     model = ScheduleModel(seed, [*storm, *calm])
     model.run(hours=1)
-    assert all(one.cleans >= 1 for one in calm)
-    assert all(one.cleans == 0 for one in storm)
+    assert all(partition.cleans >= 1 for partition in calm)
+    assert all(partition.cleans == 0 for partition in storm)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

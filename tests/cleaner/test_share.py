@@ -85,12 +85,12 @@ async def test_a_views_worker_spends_what_it_reads_and_writes_of_explicit_rates(
     monkeypatch.setattr("tests.support.cleaning.DIRECTORY", f"{tmp_path}/orders-0")
     job = view_job(f"{tmp_path}/orders-0")
     budgets = Budgets()
-    heard = []
+    on_progress = []
     async with solo_worker(
         spawn_process, 0, index=9, budgets=budgets, top_up=budgets.top_up
     ) as worker:
-        done = await worker.run(job, lambda *progress: heard.append(progress))
+        done = await worker.run(job, lambda *progress: on_progress.append(progress))
     assert budgets.spent[Direction.READ] == done.report.bytes_read > 4 * RATE / 1.1
     assert budgets.spent[Direction.WRITE] == done.report.bytes_written > 0.9 * RATE
     assert budgets.now >= 2.5, "twice two megabytes, less the first second's worth"
-    assert heard
+    assert on_progress

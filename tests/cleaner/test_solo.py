@@ -9,7 +9,7 @@ from cleaner.job import CleanAbortedError, CleanJob, SourceSegment
 from cleaner.workers.crew import ABORT_SECONDS, STALL_SECONDS
 from cleaner.workers.solo import JobFailedError, SoloWorker, solo_worker
 from cleaner.workers.throttle import BrokerSide, Direction
-from tests.support.cleaner_fakes import FakeCrew, FakeLink, until
+from tests.support.cleaner_fakes import FakeLink, FakeWorkerPool, until
 from tests.support.cleaning import NOW_MS, clean_job
 from tests.support.virtual_loop import run_virtually
 
@@ -30,26 +30,26 @@ class Budgets:
 Scenario = Callable[[SoloWorker, FakeLink, Budgets], Coroutine[None, None, None]]
 
 
-def alone(scenario: Scenario, crew: FakeCrew | None = None) -> FakeLink:
+def alone(scenario: Scenario, fake_crew: FakeWorkerPool | None = None) -> FakeLink:
     """Run a scenario with a worker; everything is given back whatever it does."""
-    crew = crew or FakeCrew()
+    fake_crew = fake_crew or FakeWorkerPool()
 
     async def main() -> None:
         budgets = Budgets()
         try:
             async with solo_worker(
-                crew, 5, index=7, budgets=budgets, top_up=lambda now: None
+                fake_crew, 5, index=7, budgets=budgets, top_up=lambda now: None
             ) as worker:
-                await scenario(worker, crew.links[0], budgets)
+                await scenario(worker, fake_crew.links[0], budgets)
         finally:
             assert budgets.members == []
-            assert crew.links[0].closed
-            left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert fake_crew.links[0].closed
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
             await asyncio.sleep(0)  # what was cancelled ends
-            assert not {task for task in left if not task.done()}
+            assert not {task for task in tasks if not task.done()}
 
     run_virtually(main())
-    return crew.links[0]
+    return fake_crew.links[0]
 
 
 def job() -> CleanJob:
@@ -146,4 +146,4 @@ def test_a_worker_that_does_not_start_fails_and_is_ended() -> None:
         raise AssertionError
 
     with pytest.raises(JobFailedError, match="did not start"):
-        alone(never, FakeCrew(prepare=FakeLink.die))
+        alone(never, FakeWorkerPool(prepare=FakeLink.die))

@@ -36,8 +36,8 @@ SHAPES: list[s.State] = [
     s.Adopting(2, MARK),
 ]
 EVENTS: list[s.Event] = [
-    s.Grabbed(999),
-    s.Grabbed(1000),
+    s.JobStarted(999),
+    s.JobStarted(1000),
     s.GroupsReady(),
     s.Published(),
     s.Refused("stale"),
@@ -51,7 +51,7 @@ EVENTS: list[s.Event] = [
     s.Resumed(),
     s.AdoptionBegun(),
     s.AdoptionEnded(),
-    s.Forgiven(),
+    s.RetryRequested(),
 ]
 
 
@@ -79,8 +79,8 @@ def _mark(past: s.Quarantined | None) -> str:
 
 def event_name(event: s.Event) -> str:
     match event:
-        case s.Grabbed(now_ms):
-            return f"Grabbed({now_ms})"
+        case s.JobStarted(now_ms):
+            return f"JobStarted({now_ms})"
         case s.Failed(_, _, offset):
             return "Failed" if offset is None else f"Failed(at {offset})"
         case s.Finished(offset):
@@ -111,8 +111,8 @@ def explore(limit: int = 3) -> dict[tuple[s.State, s.Event], s.Step]:
     edges: dict[tuple[s.State, s.Event], s.Step] = {}
     seen: set[s.State] = {s.IDLE}
     todo = deque(seen)
-    events = [event for event in EVENTS if event != s.Grabbed(999)]
-    events[0] = s.Grabbed(9000)
+    events = [event for event in EVENTS if event != s.JobStarted(999)]
+    events[0] = s.JobStarted(9000)
     while todo:
         before = todo.popleft()
         for event in events:
@@ -142,10 +142,10 @@ def test_the_rules_of_every_edge() -> None:
     for (before, event), (after, effects) in explore().items():
         kinds = [type(effect) for effect in effects]
         edge = (before, event, after, effects)
-        begun = s.held(after) and not isinstance(after, s.Adopting)
-        assert (s.StartJob in kinds) == (begun and not s.held(before)), edge
+        begun = s.is_busy(after) and not isinstance(after, s.Adopting)
+        assert (s.StartJob in kinds) == (begun and not s.is_busy(before)), edge
         assert not (s.StartJob in kinds and pauses(before)), edge
-        quiet = s.Resumed | s.Forgiven | s.AbortRequested
+        quiet = s.Resumed | s.RetryRequested | s.AbortRequested
         granted = isinstance(after, s.Paused) and not isinstance(event, quiet)
         assert (s.GrantPause in kinds) == granted, edge
         reached = isinstance(event, s.Finished | s.Failed) and event.next_dirty_offset is not None
@@ -176,7 +176,7 @@ def test_only_success_or_forgiveness_ends_a_quarantine() -> None:
     for (before, event), (after, _) in explore().items():
         if s.past_of(before) is not None and s.past_of(after) is None:
             succeeded = isinstance(before, s.Cleaning) and isinstance(event, s.Finished)
-            assert succeeded or isinstance(event, s.Forgiven), (before, event, after)
+            assert succeeded or isinstance(event, s.RetryRequested), (before, event, after)
 
 
 def test_idle_can_be_reached_from_everywhere() -> None:
@@ -204,25 +204,28 @@ def test_a_quarantine_survives_a_pause() -> None:
 
 def test_a_quarantined_partition_is_not_grabbed_before_its_time() -> None:
     with pytest.raises(s.IllegalTransitionError):
-        s.transition(MARK, s.Grabbed(MARK.until_ms - 1))
+        s.transition(MARK, s.JobStarted(MARK.until_ms - 1))
 
 
 def test_failures_in_a_row_are_counted_across_attempts() -> None:
-    state, _ = s.transition(MARK, s.Grabbed(MARK.until_ms))
+    state, _ = s.transition(MARK, s.JobStarted(MARK.until_ms))
     after, effects = s.transition(state, s.Failed("again", 9000))
     assert after == s.Quarantined(9000, "again", MARK.failures + 1)
     assert effects == (s.ReportFailure(after), s.WakeScheduler())
 
 
 def test_the_registry_forgets_idle_partitions_and_tells_its_story() -> None:
-    registry = CleanerRegistry(story_entries=3)
+    registry = CleanerRegistry(transitions_max=3)
     registry.apply(ONE, s.PauseRequested(), at_ms=5)
     registry.apply(TopicPartition("t", 1), s.PauseRequested(), at_ms=6)
     registry.apply(ONE, s.Resumed(), at_ms=7)
     assert registry.in_progress() == {TopicPartition("t", 1): s.Paused(1)}
-    assert [(e.at_ms, e.after) for e in registry.story(ONE)] == [(5, s.Paused(1)), (7, s.IDLE)]
+    assert [(e.at_ms, e.after) for e in registry.transitions(ONE)] == [
+        (5, s.Paused(1)),
+        (7, s.IDLE),
+    ]
     registry.apply(ONE, s.PauseRequested())
-    assert len(registry.story()) == 3
+    assert len(registry.transitions()) == 3
     registry.validate()
 
 
@@ -276,9 +279,9 @@ class CleanerModel(RuleBasedStateMachine):
     def grab(self) -> None:
         if self.failures and self.now_ms < self.until_ms:
             with pytest.raises(s.IllegalTransitionError):
-                self.feed(s.Grabbed(self.now_ms))
+                self.feed(s.JobStarted(self.now_ms))
         else:
-            self.feed(s.Grabbed(self.now_ms))
+            self.feed(s.JobStarted(self.now_ms))
 
     @rule()
     def pause(self) -> None:
@@ -299,7 +302,7 @@ class CleanerModel(RuleBasedStateMachine):
     @rule()
     def forgive(self) -> None:
         self.failures = 0
-        self.feed(s.Forgiven())
+        self.feed(s.RetryRequested())
 
     @precondition(lambda self: self.worker and not self.journal)
     @rule()
@@ -335,7 +338,7 @@ class CleanerModel(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.registry.validate()
         state = self.registry.state(ONE)
-        assert s.held(state) == self.worker
+        assert s.is_busy(state) == self.worker
         assert publishing(state) == self.journal
         assert isinstance(state, s.Aborting) == self.aborted
         assert pauses(state) == self.pauses

@@ -109,11 +109,11 @@ def test_no_window_sees_more_than_its_rate_and_one_burst(
     run(rate, workers, ticks, 6.0)
     # Every window keeps within rate x window + burst exactly when a bucket that leaks at the rate
     # never holds more than the burst.
-    held, before = 0.0, 0.0
+    owned, before = 0.0, 0.0
     for at, count in sorted(entry for worker in workers for entry in worker.log):
-        held = max(0.0, held - rate * (at - before)) + count
+        owned = max(0.0, owned - rate * (at - before)) + count
         before = at
-        assert held <= rate * BURST_SECONDS + 1
+        assert owned <= rate * BURST_SECONDS + 1
 
 
 def held_at_most(
@@ -124,15 +124,15 @@ def held_at_most(
     Every window keeps within the rate's integral and one burst exactly when that holds; the burst
     is that of the highest rate so far, for what was granted at it may be spent a moment later.
     """
-    held, before, turn = 0.0, 0.0, 0
+    owned, before, turn = 0.0, 0.0, 0
     for at, count in sorted(spent):
         while turn + 1 < len(rates) and rates[turn + 1][0] <= at:
-            held = max(0.0, held - rates[turn][1] * (rates[turn + 1][0] - before))
+            owned = max(0.0, owned - rates[turn][1] * (rates[turn + 1][0] - before))
             before = rates[turn + 1][0]
             turn += 1
-        held = max(0.0, held - rates[turn][1] * (at - before)) + count
+        owned = max(0.0, owned - rates[turn][1] * (at - before)) + count
         before = at
-        yield held, max(rate for _, rate in rates[: turn + 1]) * BURST_SECONDS
+        yield owned, max(rate for _, rate in rates[: turn + 1]) * BURST_SECONDS
 
 
 @settings(max_examples=60, deadline=None)
@@ -182,8 +182,8 @@ def test_no_window_sees_more_while_rates_change_and_workers_die(
                 worker.step()
     for worker in workers:
         spent += worker.log
-    for held, bound in held_at_most(spent, in_force):
-        assert held <= bound + 1
+    for owned, bound in held_at_most(spent, in_force):
+        assert owned <= bound + 1
 
 
 def test_over_several_seconds_the_average_is_the_rate_and_what_is_within_it_never_waits() -> None:
@@ -418,15 +418,15 @@ def test_an_abort_ends_the_wait_and_concerns_no_later_run() -> None:
 
 def test_both_sides_see_one_page_that_cannot_be_cut_short() -> None:
     fd = new_memory()
-    ours, theirs = SharedMemory(fd), SharedMemory(fd)
-    BrokerSide(ours.slots).grant(READ, 77)
-    assert BrokerSide(theirs.slots).granted(READ) == 77
+    memory, shared_memory = SharedMemory(fd), SharedMemory(fd)
+    BrokerSide(memory.slots).grant(READ, 77)
+    assert BrokerSide(shared_memory.slots).granted(READ) == 77
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 0)
     os.close(fd)
-    ours.close()
-    theirs.close()
-    theirs.close()
+    memory.close()
+    shared_memory.close()
+    shared_memory.close()
 
 
 @given(
@@ -437,8 +437,8 @@ def test_both_sides_see_one_page_that_cannot_be_cut_short() -> None:
 def test_shares_give_no_more_than_there_is_and_fill_nobody_above_the_limit(
     left: int, spare: list[int], spare_max: int
 ) -> None:
-    given = shares(left, spare, spare_max)
-    assert sum(given) <= left
-    for had, got in zip(spare, given, strict=True):
-        assert got >= 0
-        assert got == 0 or had + got <= spare_max
+    values = shares(left, spare, spare_max)
+    assert sum(values) <= left
+    for had, actual in zip(spare, values, strict=True):
+        assert actual >= 0
+        assert actual == 0 or had + actual <= spare_max

@@ -33,7 +33,16 @@ from tests.support.cleaning import (
 from tests.support.compacted_log import CompactedLog
 from tests.support.memory_env import MemoryEnv
 from tests.support.swaps import put
-from tests.support.verifying import MAPS, Handed, forge, hand_back, handed, refusal, verify, written
+from tests.support.verifying import (
+    MAPS,
+    StagedOutputs,
+    forge,
+    hand_back,
+    handed,
+    refusal,
+    verify,
+    written,
+)
 
 Change = Callable[[list[bytes]], list[bytes]]
 ELSEWHERE = f"{DIRECTORY}/varve.offline/run1/out/0"
@@ -64,7 +73,7 @@ def rebuilt(source: bytes, change: Callable[[list[Record]], list[Record]]) -> by
 
 def in_batch(number: int, change: Callable[[list[Record]], list[Record]]) -> Change:
     def changed(log: list[bytes]) -> list[bytes]:
-        return [rebuilt(one, change) if at == number else one for at, one in enumerate(log)]
+        return [rebuilt(item, change) if at == number else item for at, item in enumerate(log)]
 
     return changed
 
@@ -88,57 +97,59 @@ def with_header(number: int, change: Callable[[BatchHeader], dict[str, object]])
         } | change(header)
         records = decode_records(log[number], header)
         made = bytes(build_batch(records, **fields))  # type: ignore[arg-type]
-        return [made if at == number else one for at, one in enumerate(log)]
+        return [made if at == number else item for at, item in enumerate(log)]
 
     return changed
 
 
-def batch_of(log: CompactedLog, given: Handed, offset: int) -> int:
+def batch_of(log: CompactedLog, value: StagedOutputs, offset: int) -> int:
     """Which batch of the output holds an offset."""
-    found: list[int] = []
+    results: list[int] = []
 
     def look(batches: list[bytes]) -> list[bytes]:
-        headers = [read_header(one) for one in batches]
-        found.extend(
-            at for at, one in enumerate(headers) if one.base_offset <= offset <= one.last_offset
+        headers = [read_header(item) for item in batches]
+        results.extend(
+            at
+            for at, header in enumerate(headers)
+            if header.base_offset <= offset <= header.last_offset
         )
         return batches
 
-    forge(log.env, given, look)
-    assert len(found) == 1, offset
-    return found[0]
+    forge(log.env, value, look)
+    assert len(results) == 1, offset
+    return results[0]
 
 
 def without(offset: int) -> Callable[[list[Record]], list[Record]]:
-    return lambda records: [one for one in records if one.offset != offset]
+    return lambda records: [item for item in records if item.offset != offset]
 
 
 def and_also(extra: Record) -> Callable[[list[Record]], list[Record]]:
-    return lambda records: sorted([*records, extra], key=lambda one: one.offset)
+    return lambda records: sorted([*records, extra], key=lambda item: item.offset)
 
 
 def moved(records: list[Record]) -> list[Record]:
-    return [one._replace(offset=one.offset + 1) for one in records]
+    return [item._replace(offset=item.offset + 1) for item in records]
 
 
 def revalued(records: list[Record]) -> list[Record]:
-    return [one._replace(value=b"other") for one in records]
+    return [item._replace(value=b"other") for item in records]
 
 
 def retimed(records: list[Record]) -> list[Record]:
-    return [one._replace(timestamp=one.timestamp + 1) for one in records]
+    return [item._replace(timestamp=item.timestamp + 1) for item in records]
 
 
 @MAPS
 def test_what_the_engine_leaves_is_taken(map_bytes: int) -> None:
-    log, given = handed(map_bytes)
-    assert verify(log.env, given).rounds > 1 or map_bytes > 72
-    forge(log.env, given, lambda batches: batches)
-    report = verify(log.env, given)
-    output = given.groups[0].output
+    log, value = handed(map_bytes)
+    assert verify(log.env, value).rounds > 1 or map_bytes > 72
+    forge(log.env, value, lambda batches: batches)
+    report = verify(log.env, value)
+    output = value.groups[0].output
     assert output is not None
     assert report.bytes_compared == sum(file.size_bytes for file in output.files)
-    assert report.report.next_dirty_offset == given.job.end_offset
+    assert report.report.next_dirty_offset == value.job.end_offset
 
 
 # (offset in the batch that is changed, what is done to it)
@@ -167,10 +178,10 @@ FORGERIES: dict[str, Callable[[int], Change]] = {
 @MAPS
 @pytest.mark.parametrize("name", FORGERIES)
 def test_a_batch_that_was_changed_is_found(name: str, map_bytes: int) -> None:
-    log, given = handed(map_bytes)
-    at = batch_of(log, given, 1)
-    forge(log.env, given, FORGERIES[name](at))
-    assert refusal(log.env, given).position >= 0
+    log, value = handed(map_bytes)
+    at = batch_of(log, value, 1)
+    forge(log.env, value, FORGERIES[name](at))
+    assert refusal(log.env, value).position >= 0
 
 
 @MAPS
@@ -186,49 +197,51 @@ def test_a_record_dropped_too_early_is_found(
     change: Callable[[int, Callable[[list[Record]], list[Record]]], Change],
     map_bytes: int,
 ) -> None:
-    log, given = handed(map_bytes)
-    at = batch_of(log, given, offset)
-    forge(log.env, given, change(at, without(offset)))
-    assert refusal(log.env, given).position >= 0
+    log, value = handed(map_bytes)
+    at = batch_of(log, value, offset)
+    forge(log.env, value, change(at, without(offset)))
+    assert refusal(log.env, value).position >= 0
 
 
 def test_a_tombstone_kept_beyond_its_horizon_is_found() -> None:
     log = written()
     log.pass_retention()
     job = log.job()
-    kept = hand_back(log.env, job, now_ms=job.now_ms - 10**9, delete_retention_ms=10**9 + 10_000)
-    assert refusal(log.env, kept).position >= 0
+    retained = hand_back(
+        log.env, job, now_ms=job.now_ms - 10**9, delete_retention_ms=10**9 + 10_000
+    )
+    assert refusal(log.env, retained).position >= 0
     assert verify(log.env, hand_back(log.env, job)).report.tombstones_removed == 1
 
 
 @pytest.mark.parametrize("marker", [11, 17])
 def test_a_marker_that_was_dropped_is_found(marker: int) -> None:
-    log, given = handed()
-    at = batch_of(log, given, marker)
-    forge(log.env, given, lambda batches: [*batches[:at], *batches[at + 1 :]])
-    assert refusal(log.env, given).position >= 0
+    log, value = handed()
+    at = batch_of(log, value, marker)
+    forge(log.env, value, lambda batches: [*batches[:at], *batches[at + 1 :]])
+    assert refusal(log.env, value).position >= 0
 
 
 def test_a_producers_last_batch_that_was_dropped_is_found() -> None:
-    log, given = handed()
-    at = batch_of(log, given, 18)
-    forge(log.env, given, lambda batches: [*batches[:at], *batches[at + 1 :]])
-    assert refusal(log.env, given).position >= 0
+    log, value = handed()
+    at = batch_of(log, value, 18)
+    forge(log.env, value, lambda batches: [*batches[:at], *batches[at + 1 :]])
+    assert refusal(log.env, value).position >= 0
 
 
 def test_the_last_batch_of_a_log_that_ends_here_stays_if_need_be_empty() -> None:
     env = MemoryEnv()
     parts = [segment(0, [batch(record(0, "a"))], 1), segment(1, [batch(record(1, None))], 2)]
     job = clean_job([write_segments(env, parts)], log_end_offset_is_end=True)
-    given = hand_back(env, job)
-    assert verify(env, given).report.records_after == 1
-    forge(env, given, lambda batches: batches[:1])
-    assert refusal(env, given).position > 0
+    value = hand_back(env, job)
+    assert verify(env, value).report.records_after == 1
+    forge(env, value, lambda batches: batches[:1])
+    assert refusal(env, value).position > 0
 
 
 @MAPS
 def test_an_aborted_record_that_was_kept_is_found(map_bytes: int) -> None:
-    log, given = handed(map_bytes)
+    log, value = handed(map_bytes)
     aborted = build_batch(
         [Record(9, NOW_MS, b"b", b"aborted"), Record(10, NOW_MS, b"z", b"aborted")],
         producer_id=2,
@@ -236,17 +249,17 @@ def test_an_aborted_record_that_was_kept_is_found(map_bytes: int) -> None:
         base_sequence=0,
         attributes=TRANSACTIONAL,
     )
-    at = batch_of(log, given, 9)  # stands there empty
-    forge(log.env, given, lambda log: [*log[:at], bytes(aborted), *log[at + 1 :]])
-    assert refusal(log.env, given).position >= 0
+    at = batch_of(log, value, 9)  # stands there empty
+    forge(log.env, value, lambda log: [*log[:at], bytes(aborted), *log[at + 1 :]])
+    assert refusal(log.env, value).position >= 0
 
 
 def test_an_offset_beyond_the_horizon_is_found() -> None:
-    log, given = handed()
-    beyond = batch(record(given.job.end_offset, "q"))
-    forge(log.env, given, lambda batches: [*batches, beyond])
-    found = refusal(log.env, given)
-    assert found.reason == "the job leaves nothing behind this byte"
+    log, value = handed()
+    beyond = batch(record(value.job.end_offset, "q"))
+    forge(log.env, value, lambda batches: [*batches, beyond])
+    error = refusal(log.env, value)
+    assert error.reason == "the job leaves nothing behind this byte"
 
 
 # What surrounds the batches
@@ -255,7 +268,7 @@ def test_an_offset_beyond_the_horizon_is_found() -> None:
 @pytest.mark.parametrize(
     "kind", [filenames.LOG, filenames.INDEX, filenames.TIME_INDEX, filenames.TXN_INDEX]
 )
-@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("reported", [False, True])
 @pytest.mark.parametrize(
     "change",
     [
@@ -268,46 +281,46 @@ def test_an_offset_beyond_the_horizon_is_found() -> None:
     ids=["longer", "shorter", "empty", "twice", "zeros"],
 )
 def test_a_file_of_another_length_or_content_is_found(
-    change: Callable[[bytes], bytes], told: bool, kind: str
+    change: Callable[[bytes], bytes], reported: bool, kind: str
 ) -> None:
-    log, given = handed()
-    path = given.path(kind)
+    log, value = handed()
+    path = value.path(kind)
     put(log.env, path, change(log.env.read_file(path)))
-    if told:
-        given.describe(log.env)
-    assert refusal(log.env, given).path == path
+    if reported:
+        value.describe(log.env)
+    assert refusal(log.env, value).path == path
 
 
 @pytest.mark.parametrize("kind", [filenames.LOG, filenames.INDEX, filenames.TXN_INDEX])
 def test_a_missing_file_is_found(kind: str) -> None:
-    log, given = handed()
-    log.env.unlink(given.path(kind))
-    assert "no such file" in refusal(log.env, given).reason
+    log, value = handed()
+    log.env.unlink(value.path(kind))
+    assert "no such file" in refusal(log.env, value).reason
 
 
 def test_nothing_but_the_names_of_the_engine_is_opened() -> None:
-    log, given = handed()
-    output = given.groups[0].output
+    log, value = handed()
+    output = value.groups[0].output
     assert output is not None
     file = replace(output.files[0], name="../../../secret")
-    given.claim(0, output=replace(output, files=(file, *output.files[1:])))
+    value.claim(0, output=replace(output, files=(file, *output.files[1:])))
     opened = []
     log.env.fail_on(lambda _, path: opened.append(path) or False, 5)  # type: ignore[func-returns-value]
-    assert "output is" in refusal(log.env, given).reason
+    assert "output is" in refusal(log.env, value).reason
     assert not [path for path in opened if "secret" in path]
 
 
 @pytest.mark.parametrize("name", ["bytes_before", "bytes_after", "records_before", "records_after"])
 def test_a_number_that_is_told_wrong_is_found(name: str) -> None:
-    log, given = handed()
-    given.claim(0, **{name: getattr(given.groups[0], name) + 1})
-    assert refusal(log.env, given).reason.startswith(f"{name} is ")
+    log, value = handed()
+    value.claim(0, **{name: getattr(value.groups[0], name) + 1})
+    assert refusal(log.env, value).reason.startswith(f"{name} is ")
 
 
 # Groups
 
 
-def three_groups() -> tuple[MemoryEnv, Handed]:
+def three_groups() -> tuple[MemoryEnv, StagedOutputs]:
     """Of four, one of which is left as it is."""
     env = MemoryEnv()
     parts = [
@@ -317,16 +330,16 @@ def three_groups() -> tuple[MemoryEnv, Handed]:
         segment(5, [batch(record(5, "a"), record(6, "a"))], 7),
     ]
     job = clean_job([[source] for source in write_segments(env, parts)])
-    given = hand_back(env, job)
-    assert [group.source_base_offsets for group in given.groups] == [(0,), (3,), (5,)]
-    assert given.groups[0].output is None
-    verify(env, given)
-    return env, given
+    value = hand_back(env, job)
+    assert [group.source_base_offsets for group in value.groups] == [(0,), (3,), (5,)]
+    assert value.groups[0].output is None
+    verify(env, value)
+    return env, value
 
 
-def arranged(given: Handed, *order: int) -> None:
-    given.groups[:] = [given.groups[at] for at in order]
-    given.folders[:] = [given.folders[at] for at in order]
+def arranged(value: StagedOutputs, *order: int) -> None:
+    value.groups[:] = [value.groups[at] for at in order]
+    value.folders[:] = [value.folders[at] for at in order]
 
 
 @pytest.mark.parametrize(
@@ -343,44 +356,44 @@ def arranged(given: Handed, *order: int) -> None:
 def test_a_group_that_is_missing_there_twice_or_out_of_order_is_found(
     order: tuple[int, ...], reason: str
 ) -> None:
-    env, given = three_groups()
-    arranged(given, *order)
-    assert refusal(env, given).reason == reason
+    env, value = three_groups()
+    arranged(value, *order)
+    assert refusal(env, value).reason == reason
 
 
 def test_a_group_that_the_job_leaves_as_it_is_is_not_taken() -> None:
-    env, given = three_groups()
-    extra = CleanedGroup((2,), None, given.job.groups[1][0].size_bytes, 0, 1, 0)
-    given.groups.insert(1, extra)
-    given.folders.insert(1, ELSEWHERE)
-    assert "that of segment 2" in refusal(env, given).reason
-    arranged(given, 0, 2, 3, 1)
-    given.claim(3, source_base_offsets=(7,))
-    assert refusal(env, given).reason == "the job makes no group of segment 7"
+    env, value = three_groups()
+    extra = CleanedGroup((2,), None, value.job.groups[1][0].size_bytes, 0, 1, 0)
+    value.groups.insert(1, extra)
+    value.folders.insert(1, ELSEWHERE)
+    assert "that of segment 2" in refusal(env, value).reason
+    arranged(value, 0, 2, 3, 1)
+    value.claim(3, source_base_offsets=(7,))
+    assert refusal(env, value).reason == "the job makes no group of segment 7"
 
 
 def test_groups_joined_or_cut_otherwise_are_not_taken() -> None:
-    env, given = three_groups()
-    sources = [source for group in given.job.groups for source in group]
-    joined = hand_back(env, given.job, groups=(tuple(sources),))
+    env, value = three_groups()
+    sources = [source for group in value.job.groups for source in group]
+    joined = hand_back(env, value.job, groups=(tuple(sources),))
     assert "segments 0 to 5" in refusal(env, joined).reason
-    given.claim(0, source_base_offsets=())
-    assert refusal(env, given).reason == "a group of nothing"
+    value.claim(0, source_base_offsets=())
+    assert refusal(env, value).reason == "a group of nothing"
 
 
 def test_every_group_needs_its_folder() -> None:
-    env, given = three_groups()
-    given.folders.pop()
-    assert refusal(env, given).reason == "3 groups in 2 folders"
+    env, entry = three_groups()
+    entry.folders.pop()
+    assert refusal(env, entry).reason == "3 groups in 2 folders"
 
 
 def test_an_emptied_group_that_is_said_to_leave_something_is_found_and_the_other_way_round() -> (
     None
 ):
-    env, given = three_groups()
-    emptied, last = given.groups[0], given.groups[2]
-    given.claim(0, output=last.output)
-    assert refusal(env, given).reason.startswith("output is ")
-    given.groups[0] = emptied
-    given.claim(2, output=None)
-    assert refusal(env, given).reason.startswith(("output is ", "there is no such file"))
+    env, value = three_groups()
+    emptied, last = value.groups[0], value.groups[2]
+    value.claim(0, output=last.output)
+    assert refusal(env, value).reason.startswith("output is ")
+    value.groups[0] = emptied
+    value.claim(2, output=None)
+    assert refusal(env, value).reason.startswith(("output is ", "there is no such file"))

@@ -19,24 +19,24 @@ from tests.cleaner.test_invariants import Partition
 from tests.support import living_log
 from tests.support.cleaning import Segment, write_segments
 from tests.support.memory_env import MemoryEnv
-from tests.support.verifying import Handed, flip, hand_back, random_log, refusal, verify
+from tests.support.verifying import StagedOutputs, flip, hand_back, random_log, refusal, verify
 
 PROPERTY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 SEEDS = range(24)
 MAPS = [24, 72, 100, 240, 1 << 20]
 
 
-def assert_true(env: MemoryEnv, handed: Handed) -> int:
+def assert_true(env: MemoryEnv, staged: StagedOutputs) -> int:
     """It passes; and the files are as before. The number of rounds."""
-    report = verify(env, handed)
-    ours, theirs = report.report, handed.report
+    report = verify(env, staged)
+    clean_report, remote = report.report, staged.report
     for name in (
         "next_dirty_offset", "cleaned", "horizons", "damaged", "groups", "bytes_after",
         "records_before", "records_after", "tombstones_kept", "tombstones_removed",
         "markers_removed", "records_aborted", "keys_indexed", "map_full",
     ):  # fmt: skip
-        assert getattr(ours, name) == getattr(theirs, name), name
-    assert report.groups == len(handed.groups)
+        assert getattr(clean_report, name) == getattr(remote, name), name
+    assert report.groups == len(staged.groups)
     return report.rounds
 
 
@@ -70,8 +70,8 @@ def test_logs_with_transactions_and_earlier_cleans_are_true(seed: int) -> None:
     )
     rounds = []
     for size_bytes in MAPS:
-        handed = hand_back(log.env, replace(job, dedupe_buffer_bytes=size_bytes))
-        rounds.append(assert_true(log.env, handed))
+        staged = hand_back(log.env, replace(job, dedupe_buffer_bytes=size_bytes))
+        rounds.append(assert_true(log.env, staged))
     assert rounds == sorted(rounds, reverse=True)
     assert rounds[-1] == 1
 
@@ -82,10 +82,10 @@ def test_a_flipped_bit_anywhere_in_any_file_is_found(seed: int, size_bytes: int)
     print("seed", seed)
     rng = random.Random(seed)
     log = random_log(seed, batches=30)
-    handed = hand_back(log.env, log.job(first_dirty_offset=0, dedupe_buffer_bytes=size_bytes))
+    staged = hand_back(log.env, log.job(first_dirty_offset=0, dedupe_buffer_bytes=size_bytes))
     files = [
-        (index, f"{handed.folders[index]}/{file.name}", file.size_bytes)
-        for index, group in enumerate(handed.groups)
+        (index, f"{staged.folders[index]}/{file.name}", file.size_bytes)
+        for index, group in enumerate(staged.groups)
         for file in (group.output.files if group.output else ())
         if file.size_bytes
     ]
@@ -94,14 +94,14 @@ def test_a_flipped_bit_anywhere_in_any_file_is_found(seed: int, size_bytes: int)
         for _ in range(6):
             byte, bit = rng.randrange(file_bytes), rng.randrange(8)
             flip(log.env, path, byte, bit)
-            found = refusal(log.env, handed)
-            assert (found.path, found.position) == (path, byte)
-            told = list(handed.groups)
-            handed.describe(log.env, index)
-            assert refusal(log.env, handed).path == path, "also with a checksum that fits"
-            handed.groups[:] = told
+            error = refusal(log.env, staged)
+            assert (error.path, error.position) == (path, byte)
+            groups = list(staged.groups)
+            staged.describe(log.env, index)
+            assert refusal(log.env, staged).path == path, "also with a checksum that fits"
+            staged.groups[:] = groups
             flip(log.env, path, byte, bit)
-    assert_true(log.env, handed)
+    assert_true(log.env, staged)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -125,29 +125,29 @@ def test_a_job_that_was_run_by_other_rules_is_found_out_where_it_left_anything_e
         {"log_start_offset": job.log_start_offset + 3, "first_dirty_offset": 3},
         {"latest_only": True},
         {"aborted": ()},
-        {"groups": job.groups and tuple((one,) for group in job.groups for one in group)},
+        {"groups": job.groups and tuple((source,) for group in job.groups for source in group)},
     ]
     differing = 0
     for other in others:
         try:
-            handed = hand_back(log.env, job, **other)
+            staged = hand_back(log.env, job, **other)
         except StorageError:  # without its aborted transactions the job cannot be run
             continue
-        same = handed.groups == true.groups and all(
+        same = staged.groups == true.groups and all(
             log.env.read_file(path) == data for path, data in contents.items()
         )
         if same:
-            assert_true(log.env, replace(handed, report=true.report))
+            assert_true(log.env, replace(staged, report=true.report))
         else:
             differing += 1
-            refusal(log.env, handed)
+            refusal(log.env, staged)
     assert differing >= 3
 
 
-def paths(handed: Handed) -> list[str]:
+def paths(staged: StagedOutputs) -> list[str]:
     return [
         f"{folder}/{file.name}"
-        for group, folder in zip(handed.groups, handed.folders, strict=True)
+        for group, folder in zip(staged.groups, staged.folders, strict=True)
         for file in (group.output.files if group.output else ())
     ]
 
@@ -165,8 +165,8 @@ class VerifiedPartition(Partition):
         assert isinstance(env, MemoryEnv)
         if env.crash_at is None:
             size_bytes = self.rng.choice(MAPS)
-            handed = hand_back(env, replace(job, dedupe_buffer_bytes=size_bytes))
-            assert_true(env, handed)
+            staged = hand_back(env, replace(job, dedupe_buffer_bytes=size_bytes))
+            assert_true(env, staged)
             if env.exists(f"{job.directory}/varve.offline"):
                 env.remove_tree(f"{job.directory}/varve.offline")
         return run_clean(env, job, control)

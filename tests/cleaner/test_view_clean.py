@@ -120,6 +120,6 @@ def test_a_view_holds_no_marker_and_nothing_that_was_aborted(seen_with_its_data:
 
     _, groups = clean(env, job)
 
-    left = cleaned_log(env, segments, groups)
-    assert [(r.offset, r.key) for r in records_of(left)] == [(0, b"a"), (4, b"b")]
-    assert not any(read_header(batch).is_control for batch in batches_of(left))
+    remaining = cleaned_log(env, segments, groups)
+    assert [(r.offset, r.key) for r in records_of(remaining)] == [(0, b"a"), (4, b"b")]
+    assert not any(read_header(batch).is_control for batch in batches_of(remaining))

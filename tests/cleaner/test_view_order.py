@@ -60,8 +60,8 @@ def latest_of(records: Sequence[Record], order: ViewOrder) -> dict[bytes, Record
     for record in records:  # ascending offsets: the later one of equals wins
         if record.key is None:
             continue
-        held = latest.get(record.key)
-        if held is None or rank_of(record, order) >= rank_of(held, order):
+        owned = latest.get(record.key)
+        if owned is None or rank_of(record, order) >= rank_of(owned, order):
             latest[record.key] = record
     return latest
 
@@ -145,7 +145,7 @@ class Ledger:
         return report
 
     def _settle(self, base: int, output: object) -> None:
-        at = next(i for i, one in enumerate(self.sources) if one.base_offset == base)
+        at = next(i for i, source in enumerate(self.sources) if source.base_offset == base)
         target = f"{DIRECTORY}/{file_name(base, LOG)}"
         size = 0
         if output is None:
@@ -166,11 +166,11 @@ class Ledger:
         return rounds
 
     def records(self) -> list[Record]:
-        found: list[Record] = []
+        records: list[Record] = []
         for source in self.sources:
             data = self.env.read_file(f"{DIRECTORY}/{file_name(source.base_offset, LOG)}")
-            found += records_of(data)
-        return found
+            records += records_of(data)
+        return records
 
     def remembered(self) -> int:
         return 0 if self.deleted is None else rows_in(self.deleted.size_bytes)
@@ -204,9 +204,9 @@ def test_any_rounds_and_runs_leave_the_record_of_the_largest_rank(
     assert ledger.remembered() == len(deleted)
     without = [r for r in everything if r.key is not None and rank_of(r, order) == LOWEST]
     lowest_told = [r for r in without if ((VERSION, struct.pack(">q", LOWEST))) in r.headers]
-    told = sum(report.records_without_version for report in ledger.reports)
-    assert told <= len(without)
-    assert told >= len(without) - len(lowest_told)
+    reported = sum(report.records_without_version for report in ledger.reports)
+    assert reported <= len(without)
+    assert reported >= len(without) - len(lowest_told)
 
 
 def rounds_of(
@@ -219,13 +219,13 @@ def rounds_of(
         end = records[-1].offset + 1
         segments.append(segment(records[0].offset, [build_batch(list(records))], end))
     ledger = Ledger(env, write_segments(env, segments))
-    held = []
+    owned = []
     first = 0
     for part in segments:
         ledger.run(first, order, part.next_base_offset, **changes)
         first = part.next_base_offset
-        held.append([(r.key, r.value) for r in ledger.records() if r.offset < first])
-    return ledger, held
+        owned.append([(r.key, r.value) for r in ledger.records() if r.offset < first])
+    return ledger, owned
 
 
 def at(offset: int, stamp: int, key: bytes, value: bytes | None) -> Record:
@@ -238,21 +238,21 @@ def test_a_late_older_record_does_not_bring_a_deleted_key_back() -> None:
         [at(2, 15, b"a", b"late")],
         [at(3, 20, b"a", b"as old as the delete, and behind it")],
     ]
-    ledger, held = rounds_of(batches, TIMESTAMP)
-    assert held[:2] == [[], []]
-    assert held[2] == [(b"a", b"as old as the delete, and behind it")]
+    ledger, owned = rounds_of(batches, TIMESTAMP)
+    assert owned[:2] == [[], []]
+    assert owned[2] == [(b"a", b"as old as the delete, and behind it")]
     assert ledger.remembered() == 0, "it was superseded"
 
 
 def test_a_delete_that_comes_late_deletes_nothing() -> None:
-    ledger, held = rounds_of([[at(0, 10, b"a", b"1")], [at(1, 5, b"a", None)]], TIMESTAMP)
-    assert held[1] == [(b"a", b"1")]
+    ledger, owned = rounds_of([[at(0, 10, b"a", b"1")], [at(1, 5, b"a", None)]], TIMESTAMP)
+    assert owned[1] == [(b"a", b"1")]
     assert ledger.remembered() == 0
 
 
 def test_a_delete_is_forgotten_when_its_time_has_passed() -> None:
     first = [[at(0, 10, b"a", None)], [at(1, 0, b"b", b"1")]]
-    for retention_ms, trusted, kept in ((1000, True, 0), (5000, True, 1), (1000, False, 1)):
+    for retention_ms, trusted, retained in ((1000, True, 0), (5000, True, 1), (1000, False, 1)):
         env = MemoryEnv(1)
         segments = [
             segment(0, [build_batch(first[0])], 1),
@@ -265,7 +265,7 @@ def test_a_delete_is_forgotten_when_its_time_has_passed() -> None:
             1, TIMESTAMP, 2, delete_retention_ms=retention_ms, now_ms=NOW_MS + 2000,
             drop_expired_tombstones=trusted,
         )  # fmt: skip
-        assert ledger.remembered() == kept, (retention_ms, trusted)
+        assert ledger.remembered() == retained, (retention_ms, trusted)
 
 
 def test_a_delete_is_remembered_to_the_end_of_its_run_whatever_the_retention() -> None:

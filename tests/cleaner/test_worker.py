@@ -38,7 +38,7 @@ ODD = [sys.executable, "-P", "-m", "tests.support.odd_worker"]
 
 
 def run_here(runner, slots=None) -> list[FromWorker]:
-    said: list[FromWorker] = []
+    messages: list[FromWorker] = []
     memory = SharedMemory()
     side = BrokerSide(memory.slots if slots is None else slots)
     side.grant(Direction.READ, UNLIMITED)
@@ -49,10 +49,10 @@ def run_here(runner, slots=None) -> list[FromWorker]:
         runner,
         env,
         memory.slots if slots is None else slots,
-        send=said.append,
+        send=messages.append,
         nap=env.advance_ms,
     )
-    return said
+    return messages
 
 
 def test_a_job_ends_with_its_report_after_its_groups() -> None:
@@ -106,9 +106,9 @@ def test_progress_is_told_now_and_then_however_often_it_is_reported() -> None:
             env.advance_ms(PROGRESS_SECONDS * 1000 / 10)
         return report_of(order)
 
-    said = run_here(runner)
-    told = [message for message in said if isinstance(message, Progressed)]
-    assert 10 <= len(told) <= 11
+    messages = run_here(runner)
+    progresseds = [message for message in messages if isinstance(message, Progressed)]
+    assert 10 <= len(progresseds) <= 11
 
 
 # --- as a process

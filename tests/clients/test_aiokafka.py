@@ -28,12 +28,12 @@ async def read(broker: VarveBroker, topic: str, count: int) -> list[tuple[int, b
     try:
         consumer.assign([TopicPartition(topic, 0)])
         await consumer.seek_to_beginning()
-        found: list[tuple[int, bytes, bytes]] = []
+        results: list[tuple[int, bytes, bytes]] = []
         async with asyncio.timeout(60):
-            while len(found) < count:
+            while len(results) < count:
                 for messages in (await consumer.getmany(timeout_ms=500)).values():
-                    found += [(m.offset, m.key, m.value) for m in messages]
-        return found
+                    results += [(m.offset, m.key, m.value) for m in messages]
+        return results
     finally:
         await consumer.stop()
 
@@ -47,8 +47,8 @@ async def test_records_of_every_codec_come_back_as_they_were(
     await produce(
         broker, topic, records, compression_type=codec, enable_idempotence=idempotent, acks="all"
     )
-    found = await read(broker, topic, 500)
-    assert [(key, value) for _, key, value in found] == records
+    results = await read(broker, topic, 500)
+    assert [(key, value) for _, key, value in results] == records
 
 
 async def test_a_group_commits_and_goes_on(broker: VarveBroker, topic: str) -> None:
@@ -65,9 +65,9 @@ async def test_a_group_commits_and_goes_on(broker: VarveBroker, topic: str) -> N
         await consumer.start()
         try:
             async with asyncio.timeout(60):
-                found = [(await consumer.getone()).value for _ in range(count)]
+                results = [(await consumer.getone()).value for _ in range(count)]
             await consumer.commit()
-            return found
+            return results
         finally:
             await consumer.stop()
 

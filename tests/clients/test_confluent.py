@@ -67,23 +67,25 @@ def read_all(broker: VarveBroker, topic: str, partition: int = 0) -> list[tuple[
             "enable.partition.eof": True,
         }
     )
-    where = TopicPartition(topic, partition)
-    low, end = consumer.get_watermark_offsets(where, timeout=30)
+    topic_partition = TopicPartition(topic, partition)
+    low, end = consumer.get_watermark_offsets(topic_partition, timeout=30)
     consumer.assign([TopicPartition(topic, partition, low)])
-    found = []
+    result = []
     deadline = time.monotonic() + 60
     at_end = low == end
     while not at_end:
-        assert time.monotonic() < deadline, f"stuck at {consumer.position([where])}, end {end}"
+        assert time.monotonic() < deadline, (
+            f"stuck at {consumer.position([topic_partition])}, end {end}"
+        )
         for message in consumer.consume(5000, timeout=0.5):
             error = message.error()
             if error is not None and error.code() == KafkaError._PARTITION_EOF:
                 at_end = message.offset() >= end
                 continue
             assert error is None, error
-            found.append((message.offset(), message.key(), message.value()))
+            result.append((message.offset(), message.key(), message.value()))
     consumer.close()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -93,9 +95,9 @@ def test_records_of_every_codec_come_back_as_they_were(
     create(broker, topic)
     records = [(f"key-{n}", b"value-%d-" % n * 10) for n in range(2000)]
     produce(broker, topic, records, **{"compression.type": codec})
-    found = read_all(broker, topic)
-    assert [(key.decode(), value) for _, key, value in found] == records
-    assert [offset for offset, _, _ in found] == list(range(2000))
+    results = read_all(broker, topic)
+    assert [(key.decode(), value) for _, key, value in results] == records
+    assert [offset for offset, _, _ in results] == list(range(2000))
 
 
 @pytest.mark.parametrize("idempotent", [False, True])
@@ -220,10 +222,10 @@ def test_offsets_are_found_by_time_and_records_deleted_up_to_one(
         producer.produce(topic, b"%d" % n, timestamp=now - 10_000 + n * 1000)
     assert producer.flush(30) == 0
     admin = admin_of(broker)
-    where = TopicPartition(topic, 0)
+    partition = TopicPartition(topic, 0)
 
     def offset_of(spec: OffsetSpec) -> int:
-        return int(admin.list_offsets({where: spec})[where].result(30).offset)
+        return int(admin.list_offsets({partition: spec})[partition].result(30).offset)
 
     assert offset_of(OffsetSpec.earliest()) == 0
     assert offset_of(OffsetSpec.latest()) == 10
@@ -265,16 +267,16 @@ def test_a_compacted_topic_shrinks_by_itself_and_keeps_the_last_value_of_every_k
     produce(broker, topic, records, **{"compression.type": codec})
     deadline = time.monotonic() + 60
     while True:
-        found = read_all(broker, topic)
-        if len(found) < 1000:
+        results = read_all(broker, topic)
+        if len(results) < 1000:
             break
-        assert time.monotonic() < deadline, f"{len(found)} records are left"
+        assert time.monotonic() < deadline, f"{len(results)} records are left"
     seen: dict[str, bytes | None] = {}
-    for _, key, value in found:
+    for _, key, value in results:
         seen[key.decode()] = value
     for key, value in last.items():
         assert seen.get(key) == value, key
-    assert [offset for offset, _, _ in found] == sorted(offset for offset, _, _ in found)
+    assert [offset for offset, _, _ in results] == sorted(offset for offset, _, _ in results)
 
 
 def test_a_topic_is_created_by_its_first_use(broker: VarveBroker, topic: str) -> None:

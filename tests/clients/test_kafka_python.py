@@ -28,14 +28,14 @@ def read(broker: VarveBroker, topic: str, count: int) -> list[tuple[int, bytes, 
     consumer = KafkaConsumer(bootstrap_servers=broker.bootstrap, auto_offset_reset="earliest")
     consumer.assign([TopicPartition(topic, 0)])
     consumer.seek_to_beginning()
-    found: list[tuple[int, bytes, bytes]] = []
+    results: list[tuple[int, bytes, bytes]] = []
     deadline = time.monotonic() + 60
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count}"
+    while len(results) < count:
+        assert time.monotonic() < deadline, f"{len(results)} of {count}"
         for messages in consumer.poll(500).values():
-            found += [(m.offset, m.key, m.value) for m in messages]
+            results += [(m.offset, m.key, m.value) for m in messages]
     consumer.close()
-    return found
+    return results
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -58,15 +58,15 @@ def test_a_group_commits_and_goes_on(broker: VarveBroker, topic: str) -> None:
             auto_offset_reset="earliest",
             enable_auto_commit=False,
         )
-        found: list[bytes] = []
+        results: list[bytes] = []
         deadline = time.monotonic() + 60
-        while len(found) < count:
-            assert time.monotonic() < deadline, f"{len(found)} of {count}"
+        while len(results) < count:
+            assert time.monotonic() < deadline, f"{len(results)} of {count}"
             for messages in consumer.poll(500).values():
-                found += [m.value for m in messages]
+                results += [m.value for m in messages]
         consumer.commit()
         consumer.close()
-        return found
+        return results
 
     assert consume(50) == [b"%d" % n for n in range(50)]
     produce(broker, topic, [(b"k", b"%d" % n) for n in range(50, 60)])

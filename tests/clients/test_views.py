@@ -211,7 +211,7 @@ class JavaReader:
                 *("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{LIB}/*"),
                 "org.apache.kafka.tools.consumer.ConsoleConsumer",
                 *(word for name, value in options.items() for word in (f"--{name}", value)),
-                *(word for one in shown for word in ("--formatter-property", one)),
+                *(word for item in shown for word in ("--formatter-property", item)),
             ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -310,8 +310,8 @@ class Views:
 
     def compact_and_expire(self) -> None:
         """Compact the view, and have the originals gone up to its horizon."""
-        where = TopicPartition(self._topic, 0, self.compact())
-        self._admin.delete_records([where])[where].result(SECONDS)
+        partition = TopicPartition(self._topic, 0, self.compact())
+        self._admin.delete_records([partition])[partition].result(SECONDS)
 
 
 PUBLICATIONS = 6  # more than replaced ledgers are kept for slow readers
@@ -411,10 +411,10 @@ def test_what_cannot_be_compacted_is_refused_with_a_reason(broker: VarveBroker, 
 
 def test_a_producer_is_told_that_a_view_is_read_only(broker: VarveBroker, topic: str) -> None:
     make_topic(broker, topic)
-    told = []
+    reported = []
     producer = Producer({"bootstrap.servers": broker.bootstrap})
     producer.produce(
-        f"{topic}.compacted", b"1", b"a", on_delivery=lambda error, _: told.append(error)
+        f"{topic}.compacted", b"1", b"a", on_delivery=lambda error, _: reported.append(error)
     )
     assert producer.flush(SECONDS) == 0
-    assert [error.name() for error in told] == ["TOPIC_AUTHORIZATION_FAILED"]
+    assert [error.name() for error in reported] == ["TOPIC_AUTHORIZATION_FAILED"]

@@ -98,7 +98,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Look:
+class Observation:
     """One side at one moment."""
 
     batches: list[Batch]
@@ -137,7 +137,7 @@ class Look:
     def committed(self, stable: int) -> list[str]:
         """What a reader of committed records gets, which it finds as Kafka's consumer does."""
         entries = [[int(word) for word in line.split()[1:4]] for line in self.lines("aborted")]
-        found = []
+        result = []
         for batch in self.batches:
             if batch.is_control or batch.last >= stable:
                 continue
@@ -145,20 +145,20 @@ class Look:
                 producer == batch.producer_id and first <= batch.last and last >= batch.first
                 for producer, first, last in entries
             )
-            found += [] if is_aborted else batch.records
-        return [line for line in found if int(line.split()[1]) >= self.start]
+            result += [] if is_aborted else batch.records
+        return [line for line in result if int(line.split()[1]) >= self.start]
 
 
-def look(folder: Path, name: str) -> Look:
+def look(folder: Path, name: str) -> Observation:
     """What the Java side printed of one side, and its state."""
-    found: list[tuple[tuple[str, ...], list[str]]] = []
+    results: list[tuple[tuple[str, ...], list[str]]] = []
     for line in (folder / f"{name}.batches").read_text().splitlines():
         if line.startswith("batch "):
-            found.append((tuple(line.split()), []))
+            results.append((tuple(line.split()), []))
         else:
-            found[-1][1].append(line)
-    batches = [Batch(words, tuple(records)) for words, records in found]
-    return Look(batches, (folder / f"{name}.state").read_text().splitlines())
+            results[-1][1].append(line)
+    batches = [Batch(words, tuple(records)) for words, records in results]
+    return Observation(batches, (folder / f"{name}.state").read_text().splitlines())
 
 
 Found: TypeAlias = Iterator[tuple[str, str, str]]
@@ -172,237 +172,237 @@ def compare(case: Case, home: Path) -> Difference | None:
     forgotten: frozenset[int] = frozenset()
     for number, moment in enumerate(moments_of(case)):
         name = f"{number:02}"
-        theirs, strict = look(home / "kafka", name), look(home / "varve", name)
+        remote, strict = look(home / "kafka", name), look(home / "varve", name)
         moment.forgotten = forgotten
-        if moment.was_reopened and theirs.start == theirs.number("end"):
-            forgotten |= strict.producer_ids() - theirs.producer_ids()
-        for what, kafka, ours in _strictly(case, theirs, strict, moment):
-            return Difference(case.seed, name, what, kafka, ours)
+        if moment.was_reopened and remote.start == remote.number("end"):
+            forgotten |= strict.producer_ids() - remote.producer_ids()
+        for subject, kafka, local in _strictly(case, remote, strict, moment):
+            return Difference(case.seed, name, subject, kafka, local)
         own = look(home / "varve-own", name)
-        for what, kafka, ours in _by_own_rule(case, theirs, own, moment):
-            return Difference(case.seed, name, f"own rule: {what}", kafka, ours)
+        for subject, kafka, local in _by_own_rule(case, remote, own, moment):
+            return Difference(case.seed, name, f"own rule: {subject}", kafka, local)
     return None
 
 
-def _strictly(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
+def _strictly(case: Case, remote: Observation, local: Observation, moment: Moment) -> Found:
     """By Kafka's rule: everything is the same, but for what has a name."""
     if "small map" in case.traits:
-        yield from _records(theirs, ours, moment, may_lack=True)
+        yield from _records(remote, local, moment, may_lack=True)
         return
-    if moment.was_unclean or _starts_inside(case, theirs):
-        yield from _batches(_with_data(theirs), _with_data(ours))
-        yield from _nothing_more(case, theirs, ours, moment)
+    if moment.was_unclean or _starts_inside(case, remote):
+        yield from _batches(_with_data(remote), _with_data(local))
+        yield from _nothing_more(case, remote, local, moment)
     else:
-        yield from _batches(theirs.visible(), ours.visible())
-        yield from _lines("marker", _markers(theirs), _markers(ours))
+        yield from _batches(remote.visible(), local.visible())
+        yield from _lines("marker", _markers(remote), _markers(local))
         if moment.forgotten:
-            yield from _no_more_aborted(theirs, ours, moment)
+            yield from _no_more_aborted(remote, local, moment)
         else:
-            entries = [side.aborted(with_stable=True) for side in (theirs, ours)]
+            entries = [side.aborted(with_stable=True) for side in (remote, local)]
             yield from _lines("aborted", *entries)
-    yield from _records(theirs, ours, moment, may_lack=False)
-    yield from _offsets(theirs, ours, moment)
-    yield from _producers(theirs, ours, moment)
+    yield from _records(remote, local, moment, may_lack=False)
+    yield from _offsets(remote, local, moment)
+    yield from _producers(remote, local, moment)
 
 
-def _by_own_rule(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
+def _by_own_rule(case: Case, remote: Observation, local: Observation, moment: Moment) -> Found:
     """The same records; of markers and empty batches none that Kafka has not."""
     is_small = "small map" in case.traits
-    yield from _records(theirs, ours, moment, may_lack=is_small)
+    yield from _records(remote, local, moment, may_lack=is_small)
     if not is_small:
-        yield from _nothing_more(case, theirs, ours, moment)
-        yield from _offsets(theirs, ours, moment)
+        yield from _nothing_more(case, remote, local, moment)
+        yield from _offsets(remote, local, moment)
 
 
-def _batches(theirs: list[Batch], ours: list[Batch]) -> Found:
-    for one, other in zip_longest(theirs, ours, fillvalue=NO_BATCH):
-        masked = ("crc",) if one.has_horizon else ("base", "crc")
-        if one.without(*masked) != other.without(*masked):
-            yield "batch", one.line, other.line
-        same_deltas = "LogAppendTime" not in one.words
-        if same_deltas and one.without("crc") == other.without("crc") and one != other:
-            yield "bytes of a batch", one.line, other.line
+def _batches(remote: list[Batch], batches: list[Batch]) -> Found:
+    for batch, other in zip_longest(remote, batches, fillvalue=NO_BATCH):
+        masked = ("crc",) if batch.has_horizon else ("base", "crc")
+        if batch.without(*masked) != other.without(*masked):
+            yield "batch", batch.line, other.line
+        same_deltas = "LogAppendTime" not in batch.words
+        if same_deltas and batch.without("crc") == other.without("crc") and batch != other:
+            yield "bytes of a batch", batch.line, other.line
 
 
-def _with_data(side: Look) -> list[Batch]:
+def _with_data(side: Observation) -> list[Batch]:
     return [batch for batch in side.visible() if batch.records and not batch.is_control]
 
 
-def _starts_inside(case: Case, theirs: Look) -> bool:
+def _starts_inside(case: Case, remote: Observation) -> bool:
     """Whether there may be batches of segments that lie below the log start."""
-    return "delete records" in case.traits and theirs.start > 0
+    return "delete records" in case.traits and remote.start > 0
 
 
-def _nothing_more(case: Case, theirs: Look, ours: Look, moment: Moment) -> Found:
+def _nothing_more(case: Case, remote: Observation, local: Observation, moment: Moment) -> Found:
     """Of what readers can meet, batches and aborted transactions, all of ours are in Kafka too."""
-    known = {(batch.first, batch.last) for batch in theirs.batches}
-    for batch in ours.visible():
+    existing = {(batch.first, batch.last) for batch in remote.batches}
+    for batch in local.visible():
         keeps_producer = moment.was_unclean and batch.is_control and not batch.records
-        is_late = batch.is_control and _starts_inside(case, theirs)
-        if (batch.first, batch.last) not in known and not (keeps_producer or is_late):
+        is_late = batch.is_control and _starts_inside(case, remote)
+        if (batch.first, batch.last) not in existing and not (keeps_producer or is_late):
             yield "kept by us alone", NO_BATCH.line, batch.line
-    yield from _no_more_aborted(theirs, ours, moment)
+    yield from _no_more_aborted(remote, local, moment)
 
 
-def _no_more_aborted(theirs: Look, ours: Look, moment: Moment) -> Found:
-    entries = theirs.aborted(with_stable=False)
-    for entry in ours.aborted(with_stable=False):
+def _no_more_aborted(remote: Observation, local: Observation, moment: Moment) -> Found:
+    entries = remote.aborted(with_stable=False)
+    for entry in local.aborted(with_stable=False):
         producer_id, _, last = map(int, entry.split()[1:])
         # An entry whose batches are gone hides nothing, as after a recovery.
         hides = any(batch.producer_id == producer_id and batch.last <= last
-                    for batch in _with_data(ours))  # fmt: skip
+                    for batch in _with_data(local))  # fmt: skip
         is_known = (
             entry in entries
-            or (moment.was_unclean and _begins_later(theirs, entry))
-            or (producer_id in moment.forgotten and _begins_hidden(theirs, entry))
+            or (moment.was_unclean and _begins_later(remote, entry))
+            or (producer_id in moment.forgotten and _begins_hidden(remote, entry))
         )
-        if not is_known and last >= ours.start and hides:
+        if not is_known and last >= local.start and hides:
             yield "aborted transaction kept by us alone", "(none)", entry
 
 
-def _begins_later(theirs: Look, entry: str) -> bool:
+def _begins_later(remote: Observation, entry: str) -> bool:
     """Whether Kafka has the entry of the same marker, which begins with batches it emptied.
 
     A recovery makes the index anew, and there a transaction begins with what is left of it.
     """
     producer_id, first, last = map(int, entry.split()[1:])
-    for other in theirs.aborted(with_stable=False):
+    for other in remote.aborted(with_stable=False):
         other_id, other_first, other_last = map(int, other.split()[1:])
         if (other_id, other_last) == (producer_id, last) and other_first < first:
             between = [
                 batch
-                for batch in theirs.batches
+                for batch in remote.batches
                 if batch.producer_id == producer_id and other_first <= batch.first < first
             ]
             return all(not batch.records and not batch.is_control for batch in between)
     return False
 
 
-def _begins_hidden(theirs: Look, entry: str) -> bool:
+def _begins_hidden(remote: Observation, entry: str) -> bool:
     """Whether Kafka has the entry of the same marker, which begins with the first visible batch.
 
     Ours begins below the log start: Kafka had forgotten the producer and its transaction.
     """
     producer_id, first, last = map(int, entry.split()[1:])
-    if first >= theirs.start:
+    if first >= remote.start:
         return False
-    for other in theirs.aborted(with_stable=False):
+    for other in remote.aborted(with_stable=False):
         other_id, other_first, other_last = map(int, other.split()[1:])
         if (other_id, other_last) == (producer_id, last):
-            between = range(theirs.start, other_first)
-            return other_first >= theirs.start and not any(
+            between = range(remote.start, other_first)
+            return other_first >= remote.start and not any(
                 batch.producer_id == producer_id and batch.last in between
-                for batch in theirs.batches
+                for batch in remote.batches
             )
     return False
 
 
-def _records(theirs: Look, ours: Look, moment: Moment, *, may_lack: bool) -> Found:
+def _records(remote: Observation, local: Observation, moment: Moment, *, may_lack: bool) -> Found:
     """Data records, whatever batches they lie in, for both kinds of readers.
 
     `may_lack`: what is superseded by a later committed record need not be there.
     """
-    stable = ours.number("stable")
-    their_stable = stable if _is_held_back(theirs, ours, moment) else theirs.number("stable")
+    stable = local.number("stable")
+    their_stable = stable if _is_held_back(remote, local, moment) else remote.number("stable")
     for which in ("data record", "committed record"):
-        one, other = (
-            (theirs.data(), ours.data())
+        item, other = (
+            (remote.data(), local.data())
             if which == "data record"
-            else (theirs.committed(their_stable), ours.committed(stable))
+            else (remote.committed(their_stable), local.committed(stable))
         )
         if may_lack:
             present = set(other)
-            one = [
+            item = [
                 line
-                for line in one
+                for line in item
                 if line in present or not moment.is_superseded(int(line.split()[1]))
             ]
-        yield from _lines(which, one, other)
-    for line in ours.committed(stable):
+        yield from _lines(which, item, other)
+    for line in local.committed(stable):
         if not moment.written[int(line.split()[1])].is_committed:
             yield "shown to readers of committed records", "(not committed)", line
 
 
-def _is_held_back(theirs: Look, ours: Look, moment: Moment) -> bool:
+def _is_held_back(remote: Observation, local: Observation, moment: Moment) -> bool:
     """Whether we still wait for an open transaction that Kafka has forgotten (an empty log)."""
-    return moment.hidden_since(theirs.start) is not None and ours.number("stable") <= ours.start
+    return moment.hidden_since(remote.start) is not None and local.number("stable") <= local.start
 
 
-def _offsets(theirs: Look, ours: Look, moment: Moment) -> Found:
+def _offsets(remote: Observation, local: Observation, moment: Moment) -> Found:
     for word in ("start", "end"):
-        yield from _lines(word, [str(theirs.number(word))], [str(ours.number(word))])
+        yield from _lines(word, [str(remote.number(word))], [str(local.number(word))])
     # Between the two there must be something to read, or they mean the same.
-    for word in ("dirty",) if _is_held_back(theirs, ours, moment) else ("dirty", "stable"):
-        offsets = [max(side.number(word), side.start) for side in (theirs, ours)]
+    for word in ("dirty",) if _is_held_back(remote, local, moment) else ("dirty", "stable"):
+        offsets = [max(side.number(word), side.start) for side in (remote, local)]
         between = range(min(offsets), max(offsets))
-        if any(batch.last in between for batch in theirs.batches):
+        if any(batch.last in between for batch in remote.batches):
             yield word, str(offsets[0]), str(offsets[1])
 
 
-def _producers(theirs: Look, ours: Look, moment: Moment) -> Found:
-    lines = ours.lines("producer")
+def _producers(remote: Observation, local: Observation, moment: Moment) -> Found:
+    lines = local.lines("producer")
     if not moment.was_reopened:
-        yield from _lines("producer", theirs.lines("producer"), lines)
+        yield from _lines("producer", remote.lines("producer"), lines)
         return
-    known = {line.split()[1]: line for line in lines}
-    for line in theirs.lines("producer"):
-        found = known.pop(line.split()[1], "(none)")
+    existing = {line.split()[1]: line for line in lines}
+    for line in remote.lines("producer"):
+        entry = existing.pop(line.split()[1], "(none)")
         is_named = moment.was_unclean and (
-            _tells_more(found, line) or _tells_the_epoch(ours, found, line, moment)
+            _tells_more(entry, line) or _tells_the_epoch(local, entry, line, moment)
         )
-        if found != line and not is_named and not _was_forgotten(theirs, found, line, moment):
-            yield "producer", line, found
-    for found in known.values():
-        offset = int(found.split()[4].removeprefix("offset="))
-        if not moment.was_unclean and offset >= theirs.start:
-            yield "producer", "(none)", found
+        if entry != line and not is_named and not _was_forgotten(remote, entry, line, moment):
+            yield "producer", line, entry
+    for entry in existing.values():
+        offset = int(entry.split()[4].removeprefix("offset="))
+        if not moment.was_unclean and offset >= remote.start:
+            yield "producer", "(none)", entry
 
 
-def _tells_more(ours: str, theirs: str) -> bool:
+def _tells_more(local: str, remote: str) -> bool:
     """Whether of one producer all that Kafka knows is known, and perhaps more."""
-    if ours == "(none)":
+    if local == "(none)":
         return False
-    _, _, our_epoch, *our_place, our_open, _ = ours.split()
-    _, _, epoch, *place, is_open, _ = theirs.split()
+    _, _, our_epoch, *our_place, our_open, _ = local.split()
+    _, _, epoch, *place, is_open, _ = remote.split()
     same_place = our_place == place or place[0] == "sequence=-1"
     return (our_epoch, our_open) == (epoch, is_open) and same_place
 
 
-def _tells_the_epoch(ours: Look, found: str, theirs: str, moment: Moment) -> bool:
+def _tells_the_epoch(local: Observation, value: str, remote: str, moment: Moment) -> bool:
     """Whether an emptied marker was the producer's last word, which Kafka passes over.
 
     Then we know the epoch of that marker, which was the last one written, and Kafka an older one,
     that of the last batch it can read.
     """
-    if found == "(none)":
+    if value == "(none)":
         return False
-    _, producer, our_epoch, *our_place, our_open, our_coordinator = found.split()
-    _, _, epoch, _, _, is_open, coordinator = theirs.split()
-    who, newest = int(producer), _number(our_epoch)
-    is_last = moment.epochs[who] == newest > _number(epoch)
+    _, producer, our_epoch, *our_place, our_open, our_coordinator = value.split()
+    _, _, epoch, _, _, is_open, coordinator = remote.split()
+    owner, newest = int(producer), _number(our_epoch)
+    is_last = moment.epochs[owner] == newest > _number(epoch)
     is_emptied = any(
-        batch.is_control and not batch.records and batch.producer == (who, newest)
-        for batch in ours.batches
+        batch.is_control and not batch.records and batch.producer == (owner, newest)
+        for batch in local.batches
     )
     says_no_more = our_place == ["sequence=-1", "offset=-1"] and our_coordinator == coordinator
     return is_last and is_emptied and says_no_more and (our_open, is_open) == ("open=-1",) * 2
 
 
-def _was_forgotten(theirs: Look, found: str, line: str, moment: Moment) -> bool:
+def _was_forgotten(remote: Observation, value: str, line: str, moment: Moment) -> bool:
     """Whether Kafka knows less only because it forgot the producer when its log was empty.
 
     It has no coordinator's epoch then, and begins an open transaction that began below the log
     start with its next batch.
     """
     producer_id = int(line.split()[1])
-    if producer_id not in moment.forgotten or found == "(none)":
+    if producer_id not in moment.forgotten or value == "(none)":
         return False
-    *ours, our_open, our_coordinator = found.split()
-    *known, is_open, coordinator = line.split()
+    *local, our_open, our_coordinator = value.split()
+    *existing, is_open, coordinator = line.split()
     first = moment.open_since(producer_id)
-    is_hidden = 0 <= first < theirs.start and _number(our_open) == first < _number(is_open)
+    is_hidden = 0 <= first < remote.start and _number(our_open) == first < _number(is_open)
     return (
-        ours == known
+        local == existing
         and (our_open == is_open or is_hidden)
         and coordinator in (our_coordinator, "coordinator=-1")
     )
@@ -412,11 +412,11 @@ def _number(word: str) -> int:
     return int(word.partition("=")[2])
 
 
-def _markers(side: Look) -> list[str]:
+def _markers(side: Observation) -> list[str]:
     return [line for batch in side.visible() if batch.is_control for line in batch.records]
 
 
-def _lines(what: str, theirs: list[str], ours: list[str]) -> Found:
-    for one, other in zip_longest(theirs, ours, fillvalue="(none)"):
-        if one != other:
-            yield what, one, other
+def _lines(subject: str, remote: list[str], local: list[str]) -> Found:
+    for item, other in zip_longest(remote, local, fillvalue="(none)"):
+        if item != other:
+            yield subject, item, other

@@ -342,7 +342,9 @@ def _append(world: World, records: list[Record], fields: dict[str, int]) -> None
     )
     if world.active_bytes + len(batch) > world.segment_bytes:
         _roll(world)
-        placed = [one._replace(offset=world.next_offset + at) for at, one in enumerate(records)]
+        placed = [
+            record._replace(offset=world.next_offset + at) for at, record in enumerate(records)
+        ]
         batch = bytes(
             build_batch(
                 placed,

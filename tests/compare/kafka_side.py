@@ -10,14 +10,14 @@ PROGRAM: Final = Path(__file__).parents[1] / "support" / "java" / "KafkaCleaner.
 SECONDS_MAX: Final = 600
 
 
-def run_kafka(homes: Path) -> None:
-    """Run `script` of every folder in `homes`; what comes out stands in its kafka/.
+def run_kafka(path: Path) -> None:
+    """Run `script` of every folder in `path`; what comes out stands in its kafka/.
 
     Each dump leaves NN.batches and NN.state there, and NN.batches beside every NN.log that was
     found in varve/ (and varve-own/): both sides are printed by Kafka's classes. A script that
     failed leaves kafka/failed.
     """
     assert unavailable() is None
-    command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{LIB}/*", str(PROGRAM), str(homes)]
+    command = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", f"{LIB}/*", str(PROGRAM), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

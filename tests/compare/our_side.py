@@ -130,7 +130,7 @@ class OurSide:
             return  # without dirty data Kafka's cleaner does nothing, whatever has expired
         assert verdict.section is not None
         end = verdict.section.end_offset
-        last = tuple((who, epoch, at) for who, (epoch, at) in log.last_records().items())
+        last = tuple((owner, epoch, at) for owner, (epoch, at) in log.last_records().items())
         aborted = tuple(log.aborted_transactions(log.log_start_offset, end))
         self._runs += 1
         job = plan_job(
@@ -200,7 +200,9 @@ class OurSide:
         aborted = log.aborted_transactions(0, log.log_end_offset)
         lines += [f"aborted {' '.join(map(str, entry))}" for entry in aborted]
         producers = log._producers.states.producers
-        lines += [_producer(entry) for entry in sorted(producers, key=lambda one: one.producer_id)]
+        lines += [
+            _producer(entry) for entry in sorted(producers, key=lambda entry: entry.producer_id)
+        ]
         return "".join(f"{line}\n" for line in lines)
 
     def close(self) -> None:

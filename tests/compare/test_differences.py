@@ -5,7 +5,7 @@ import pytest
 from storage.batch import Record
 from tests.compare.differences import (
     Batch,
-    Look,
+    Observation,
     _begins_hidden,
     _begins_later,
     _tells_the_epoch,
@@ -24,8 +24,8 @@ def batch(line: str) -> Batch:
     return Batch(tuple(line.split()), records)
 
 
-def side(*lines: str, aborted: str = "") -> Look:
-    return Look([batch(line) for line in lines], [f"aborted {aborted}"] if aborted else [])
+def side(*lines: str, aborted: str = "") -> Observation:
+    return Observation([batch(line) for line in lines], [f"aborted {aborted}"] if aborted else [])
 
 
 def producer(epoch: int, *, sequence: int = -1, offset: int = -1, is_open: int = -1) -> str:
@@ -35,14 +35,14 @@ def producer(epoch: int, *, sequence: int = -1, offset: int = -1, is_open: int =
 
 
 def tells(
-    ours: Look, *, found: str = producer(2), theirs: str = producer(1), newest: int = 2
+    look: Observation, *, value: str = producer(2), remote: str = producer(1), newest: int = 2
 ) -> bool:
-    return _tells_the_epoch(ours, found, theirs, Moment(epochs={7: newest}))
+    return _tells_the_epoch(look, value, remote, Moment(epochs={7: newest}))
 
 
 def test_an_emptied_marker_excuses_the_epoch_that_it_says() -> None:
     assert tells(side(READ, EMPTIED))
-    assert tells(side(READ, EMPTIED), theirs=producer(1, sequence=4, offset=3))
+    assert tells(side(READ, EMPTIED), remote=producer(1, sequence=4, offset=3))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_an_aborted_transaction_may_begin_behind_batches_that_kafka_emptied() ->
 
 
 @pytest.mark.parametrize(
-    "theirs",
+    "look",
     [
         side(DATA, READ, aborted="7 1 9 10"),
         side(DATA, READ, aborted="8 2 4 5"),
@@ -80,16 +80,16 @@ def test_an_aborted_transaction_may_begin_behind_batches_that_kafka_emptied() ->
     ],
     ids=["another marker", "another producer", "data between", "a marker between", "no entry"],
 )
-def test_it_may_not_begin_behind_anything_else(theirs: Look) -> None:
-    assert not _begins_later(theirs, "aborted 7 3 4")
+def test_it_may_not_begin_behind_anything_else(look: Observation) -> None:
+    assert not _begins_later(look, "aborted 7 3 4")
 
 
 HIDDEN = producer(0, sequence=4, offset=8, is_open=1)  # began at 1, and the log begins at 5
 
 
-def forgets(*, found: str = HIDDEN, line: str, who: int = 7) -> bool:
-    moment = Moment({1: Written(Record(1, 0, b"k", b"v"), 7, None)}, forgotten=frozenset({who}))
-    return _was_forgotten(Look([], ["start 5"]), found, line, moment)
+def forgets(*, value: str = HIDDEN, line: str, owner: int = 7) -> bool:
+    moment = Moment({1: Written(Record(1, 0, b"k", b"v"), 7, None)}, forgotten=frozenset({owner}))
+    return _was_forgotten(Observation([], ["start 5"]), value, line, moment)
 
 
 def test_a_producer_that_kafka_forgot_may_have_its_transaction_begin_later() -> None:
@@ -117,8 +117,8 @@ def test_nothing_else_of_it_may_differ(wrong: dict[str, object]) -> None:
 AFTER = DATA.replace("batch 3 3", "batch 6 6")
 
 
-def begins_hidden(theirs: Look, entry: str) -> bool:
-    return _begins_hidden(Look(theirs.batches, [*theirs.state, "start 5"]), entry)
+def begins_hidden(look: Observation, entry: str) -> bool:
+    return _begins_hidden(Observation(look.batches, [*look.state, "start 5"]), entry)
 
 
 def test_its_aborted_transaction_begins_with_the_first_visible_batch() -> None:

@@ -64,11 +64,11 @@ def fill(bootstrap: str) -> None:
                 bank.commit_transaction(60)
 
 
-def _write(producer: Producer, turn: int, who: str) -> None:
+def _write(producer: Producer, turn: int, owner: str) -> None:
     for number in range(80):
         key = f"key-{(number * 7 + turn) % 150}"
-        value = None if number % 9 == 0 else f"{who}-{turn}-{number}-".encode() + bytes(900)
-        producer.produce(TOPIC, value, key, headers=[("who", who.encode())], partition=0)
+        value = None if number % 9 == 0 else f"{owner}-{turn}-{number}-".encode() + bytes(900)
+        producer.produce(TOPIC, value, key, headers=[("who", owner.encode())], partition=0)
     assert producer.flush(60) == 0
 
 
@@ -117,17 +117,17 @@ def test_a_running_kafka_and_our_daemon_leave_the_same(tmp_path: Path) -> None:
     reason = unavailable()
     if reason is not None:
         pytest.skip(f"Apache Kafka cannot be run here: {reason}")
-    theirs, ours = tmp_path / "kafka", tmp_path / "varve"
-    with running_kafka(theirs, KAFKA) as kafka:
+    file_path, path = tmp_path / "kafka", tmp_path / "varve"
+    with running_kafka(file_path, KAFKA) as kafka:
         config = {"cleanup.policy": "delete", "segment.bytes": str(SEGMENT_BYTES)}
         admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
         for future in admin.create_topics([NewTopic(TOPIC, 1, 1, config=config)]).values():
             future.result(30)
         fill(kafka.bootstrap)
-    copied = ours / "data" / str(PARTITION)
-    shutil.copytree(theirs / "data" / str(PARTITION), copied)
-    shutil.copy(theirs / "data" / META_PROPERTIES, copied.parent)
-    with running_kafka(theirs, KAFKA) as kafka:
+    copied = path / "data" / str(PARTITION)
+    shutil.copytree(file_path / "data" / str(PARTITION), copied)
+    shutil.copy(file_path / "data" / META_PROPERTIES, copied.parent)
+    with running_kafka(file_path, KAFKA) as kafka:
         folder = kafka.data / str(PARTITION)
         end = last_base(folder)
         assert end > 0
@@ -139,7 +139,7 @@ def test_a_running_kafka_and_our_daemon_leave_the_same(tmp_path: Path) -> None:
         "cleaner": {"workers": 1, "dedupe_buffer_bytes": "16MiB", "backoff_ms": 100},
         "topics": {TOPIC: {**CLEANING, "segment.bytes": SEGMENT_BYTES}},
     }
-    with running_varve(ours, settings) as varve:
+    with running_varve(path, settings) as varve:
 
         def dirty() -> int:
             path = f"/api/v1/cleaner/partitions/{TOPIC}/0"
@@ -148,13 +148,13 @@ def test_a_running_kafka_and_our_daemon_leave_the_same(tmp_path: Path) -> None:
         wait_until(lambda: dirty() >= end, "ours is cleaned", 60)
         for level in LEVELS:
             assert_same_view(read_topics(varve.bootstrap, [TOPIC], level), views[level])
-    left = list(headers_of(folder))
-    found = list(headers_of(ours / "data" / str(PARTITION)))
+    remaining = list(headers_of(folder))
+    results = list(headers_of(path / "data" / str(PARTITION)))
     # Kafka keeps the last batch of the round, though it is empty: docs/compare-with-kafka.md.
-    if len(left) > len(found):
-        round_end = [one for one in left if one[1] == end - 1 and one[-1] == 0]
-        left = [one for one in left if one not in round_end]
-    assert found == left
+    if len(remaining) > len(results):
+        round_end = [item for item in remaining if item[1] == end - 1 and item[-1] == 0]
+        remaining = [item for item in remaining if item not in round_end]
+    assert results == remaining
 
 
 LEVELS = ("read_uncommitted", "read_committed")

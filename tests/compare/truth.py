@@ -45,16 +45,16 @@ class Moment:
         return min(
             (
                 offset
-                for offset, one in self.written.items()
-                if one.producer_id == producer_id and one.is_committed is None
+                for offset, written in self.written.items()
+                if written.producer_id == producer_id and written.is_committed is None
             ),
             default=-1,
         )
 
     def hidden_since(self, start: int) -> int | None:
         """Where an open transaction began below `start`, of a producer that Kafka has forgotten."""
-        found = (self.open_since(producer_id) for producer_id in self.forgotten)
-        return min((first for first in found if 0 <= first < start), default=None)
+        result = (self.open_since(producer_id) for producer_id in self.forgotten)
+        return min((first for first in result if 0 <= first < start), default=None)
 
 
 def moments_of(case: Case) -> list[Moment]:
@@ -84,9 +84,9 @@ def _append(written: dict[int, Written], batch: bytes, header: BatchHeader) -> N
     records = decode_records(batch, header)
     if header.is_control:
         is_commit = control_type(records[0]) == ControlType.COMMIT
-        for one in written.values():
-            if one.is_committed is None and one.producer_id == header.producer_id:
-                one.is_committed = is_commit
+        for item in written.values():
+            if item.is_committed is None and item.producer_id == header.producer_id:
+                item.is_committed = is_commit
         return
     for record in records:
         if header.is_transactional:
@@ -96,10 +96,10 @@ def _append(written: dict[int, Written], batch: bytes, header: BatchHeader) -> N
 
 
 def _moment(written: dict[int, Written]) -> Moment:
-    copies = {at: Written(one.record, one.producer_id, one.is_committed)
-              for at, one in written.items()}  # fmt: skip
+    copies = {at: Written(written.record, written.producer_id, written.is_committed)
+              for at, written in written.items()}  # fmt: skip
     last: dict[bytes, int] = {}
-    for offset, one in copies.items():
-        if one.is_committed and one.record.key is not None:
-            last[one.record.key] = offset
+    for offset, copy in copies.items():
+        if copy.is_committed and copy.record.key is not None:
+            last[copy.record.key] = offset
     return Moment(copies, last)

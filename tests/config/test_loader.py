@@ -23,11 +23,11 @@ def problems(file: Path, text: str, **overrides: object) -> list[tuple[int, str,
     file.write_text(text)
     with pytest.raises(ConfigFileError) as caught:
         load(str(file), overrides)
-    found = caught.value.problems
-    for problem in found:
+    results = caught.value.problems
+    for problem in results:
         assert problem.file in (str(file), "command line")
         assert str(problem) in str(caught.value)
-    return [(problem.line, problem.key, problem.reason) for problem in found]
+    return [(problem.line, problem.key, problem.reason) for problem in results]
 
 
 def test_the_default_file_is_the_defaults_of_the_models() -> None:
@@ -99,10 +99,10 @@ def test_a_flag_hides_what_is_wrong_with_the_key_of_the_file(file: Path) -> None
 
 
 def test_a_bad_flag_is_named_as_the_flag(file: Path) -> None:
-    found = problems(file, "", listeners=["nonsense"])
-    assert found == [(0, "--listen", "expected HOST:PORT, not 'nonsense'")]
-    found = problems(file, "", http="0.0.0.0:9644")
-    assert [(line, key) for line, key, _ in found] == [(0, "--http")]
+    results = problems(file, "", listeners=["nonsense"])
+    assert results == [(0, "--listen", "expected HOST:PORT, not 'nonsense'")]
+    results = problems(file, "", http="0.0.0.0:9644")
+    assert [(line, key) for line, key, _ in results] == [(0, "--http")]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_an_empty_section_leaves_the_default(file: Path, key: str) -> None:
 
 
 def test_everything_that_is_wrong_is_named_at_once_with_line_and_key(file: Path) -> None:
-    found = problems(
+    results = problems(
         file,
         """\
 listeners: ["127.0.0.1:9092", 5]
@@ -138,7 +138,7 @@ logging: {level: loud}
 allow_insecure: yes
 """,
     )
-    assert [(line, key) for line, key, _ in found] == [
+    assert [(line, key) for line, key, _ in results] == [
         (1, "listeners[1]"),
         (3, "cleaner.workers"),
         (4, "cleaner.backof_ms"),
@@ -149,7 +149,7 @@ allow_insecure: yes
         (12, "logging.level"),
         (13, "allow_insecure"),
     ]
-    reasons = [reason for _, _, reason in found]
+    reasons = [reason for _, _, reason in results]
     assert reasons[1] == "expected a whole number, not 'two'"
     assert reasons[2] == "unknown key; did you mean backoff_ms?"
     assert reasons[6] == "unknown key; did you mean http?"
@@ -208,7 +208,7 @@ allow_insecure: yes
 def test_contradictions_are_refused_where_they_stand(
     file: Path, text: str, line: int, key: str
 ) -> None:
-    assert [found[:2] for found in problems(file, text)] == [(line, key)]
+    assert [results[:2] for results in problems(file, text)] == [(line, key)]
 
 
 def test_strangers_are_let_in_only_when_asked_for(file: Path) -> None:
@@ -240,10 +240,10 @@ def test_strangers_are_let_in_only_when_asked_for(file: Path) -> None:
 def test_yaml_that_is_no_settings_file_is_refused(
     file: Path, text: str, line: int, words: str
 ) -> None:
-    found = problems(file, text)
-    assert len(found) == 1
-    assert found[0][0] == line
-    assert words in found[0][2]
+    results = problems(file, text)
+    assert len(results) == 1
+    assert results[0][0] == line
+    assert words in results[0][2]
 
 
 def test_a_bomb_is_refused_before_it_is_built(file: Path) -> None:
@@ -323,8 +323,8 @@ def test_settings_cannot_be_changed() -> None:
 
 
 def test_the_partitions_of_one_topic_are_bounded(file: Path) -> None:
-    found = problems(file, f"topics: {{a: {{partitions: {PARTITIONS_PER_TOPIC_MAX + 1}}}}}")
-    assert found[0][1] == "topics.a.partitions"
+    results = problems(file, f"topics: {{a: {{partitions: {PARTITIONS_PER_TOPIC_MAX + 1}}}}}")
+    assert results[0][1] == "topics.a.partitions"
 
 
 def test_the_default_file_is_called_by_its_name() -> None:

@@ -19,9 +19,9 @@ def keyed(**keys: str) -> dict[str, Any]:
 
 def test_a_file_that_says_the_same_changes_nothing() -> None:
     file = {"topics": {"a": keyed(retention_ms="5")}, "cleaner": {"workers": 2}}
-    found = reloaded(settings(**file), settings(**file))
-    assert (found.changed, found.fixed) == ((), ())
-    assert found.settings == settings(**file)
+    result = reloaded(settings(**file), settings(**file))
+    assert (result.changed, result.fixed) == ((), ())
+    assert result.settings == settings(**file)
 
 
 def test_topics_defaults_and_the_cleaner_change_and_the_rest_waits_for_a_start() -> None:
@@ -38,21 +38,21 @@ def test_topics_defaults_and_the_cleaner_change_and_the_rest_waits_for_a_start()
         auto_create_topics=False,
         logging={"level": "debug"},
     )
-    found = reloaded(running, file)
-    assert set(found.changed) == {
+    result = reloaded(running, file)
+    assert set(result.changed) == {
         "topics.a.partitions", "topics.a.retention.ms", "topics.a.segment.ms", "topics.b",
         "topics.c", "topic_defaults.partitions", "topic_defaults.retention.bytes",
         "cleaner.workers", "cleaner.nice", "auto_create_topics",
     }  # fmt: skip
-    assert set(found.fixed) == {
+    assert set(result.fixed) == {
         "listeners", "http", "log_dirs", "cleaner.enabled", "limits.connections",
         "groups.members", "logging.level",
     }  # fmt: skip
-    assert found.settings.topics == file.topics
-    assert found.settings.cleaner.workers == 2
-    assert found.settings.cleaner.enabled
-    assert found.settings.limits == running.limits
-    assert found.settings.listeners == running.listeners
+    assert result.settings.topics == file.topics
+    assert result.settings.cleaner.workers == 2
+    assert result.settings.cleaner.enabled
+    assert result.settings.limits == running.limits
+    assert result.settings.listeners == running.listeners
 
 
 def test_what_is_kept_and_what_is_new_must_not_contradict_each_other() -> None:
@@ -80,7 +80,7 @@ def test_each_key_that_a_dynamic_one_hides_is_named() -> None:
         "max.connections.per.ip": "6",  # likewise
         "producer.id.expiration.ms": "7000",
     }
-    assert [(one.key, one.value, one.by, one.dynamic_value) for one in
+    assert [(hidden.key, hidden.value, hidden.by, hidden.dynamic_value) for hidden in
             hidden_keys(file, topics, broker)] == [
         ("topics.a.retention.ms", "5", "retention.ms", "8"),
         ("topic_defaults.retention.ms", "7", "log.retention.ms", "9"),

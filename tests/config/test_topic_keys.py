@@ -292,8 +292,8 @@ def test_an_unknown_policy_is_shown_as_the_empty_one_whatever_the_defaults_say()
     assert rows["cleanup.policy"].source is ConfigSource.STATIC_BROKER
     assert rows["retention.ms"].value == "5"
     assert resolve(unknown).cleanup_policy == ()
-    given = TopicLayers(dynamic={"cleanup.policy": "compact"}, adopted=True)
-    assert {e.name: e.value for e in describe(given)}["cleanup.policy"] == "compact"
+    layers = TopicLayers(dynamic={"cleanup.policy": "compact"}, adopted=True)
+    assert {e.name: e.value for e in describe(layers)}["cleanup.policy"] == "compact"
 
 
 def test_an_empty_policy_keeps_everything() -> None:

@@ -150,8 +150,8 @@ def assert_kept(view: View, writer: Writer, acked: dict[int, Sent]) -> None:
         assert source in present, f"{source} was acknowledged and is lost"
         assert sent.offset < 0 or by_offset.get(sent.offset) == source, f"{source} has moved"
     for key, number in last_acked.items():
-        found = newest.get(key, -1)
-        assert number <= found <= writer.newest[key], f"{key!r}: acked {number}, found {found}"
+        result = newest.get(key, -1)
+        assert number <= result <= writer.newest[key], f"{key!r}: acked {number}, found {result}"
 
 
 def assert_each_once_and_in_order(view: View, writer: Writer) -> None:
@@ -185,8 +185,8 @@ def test_a_kill_loses_nothing_that_was_acknowledged(
             acked = [dict(writer.acked) for writer in writers]
             broker = start_varve(tmp_path, SETTINGS, port=port)
             view = read_topics(broker.bootstrap, [LOG, TABLE])
-            for writer, known in zip(writers, acked, strict=True):
-                assert_kept(view, writer, known)
+            for writer, sents in zip(writers, acked, strict=True):
+                assert_kept(view, writer, sents)
         for writer in writers:
             writer.finish()
         view = read_topics(broker.bootstrap, [LOG, TABLE])
@@ -213,10 +213,12 @@ def wait_for_a_clean(broker: VarveBroker, writers: list[Writer]) -> None:
 
 def wait_for_acknowledgements(writers: list[Writer], more: int) -> None:
     """Until `more` records were acknowledged; the writers are still writing then."""
-    wanted = sum(len(writer.acked) for writer in writers) + more
+    expected = sum(len(writer.acked) for writer in writers) + more
     for writer in writers:
-        writer.limit = wanted + 2 * UNDER_WAY
-    wait_until(lambda: sum(len(writer.acked) for writer in writers) >= wanted, f"{wanted} in all")
+        writer.limit = expected + 2 * UNDER_WAY
+    wait_until(
+        lambda: sum(len(writer.acked) for writer in writers) >= expected, f"{expected} in all"
+    )
 
 
 def assert_segments_were_rolled_and_cleaned(broker: VarveBroker, writers: list[Writer]) -> None:

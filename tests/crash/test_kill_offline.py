@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from broker.api_client import ApiClient, UnreachableError
 from cleaner.engine.clean import run_clean
 from cleaner.handoff import RUNS_PATH, AdoptOutcome
-from pipeline.lease import BrokerRuns, LeaseLostError, Run
+from pipeline.lease import Lease, LeaseClient, LeaseLostError
 from storage.env import RealEnv
 from tests.support.cleaning import Recorder
 from tests.support.draws import seed_of_test
@@ -67,7 +67,7 @@ def read_all(broker: VarveBroker) -> tuple[Values, int]:
     return values, count
 
 
-def carry_out(run: Run) -> None:
+def carry_out(run: Lease) -> None:
     """On the broker's disk, and hand back."""
     (part,) = run.plan.partitions
     out = Path(part.job.directory).parent / "out" / "attempt"
@@ -75,7 +75,7 @@ def carry_out(run: Run) -> None:
     recorder = Recorder()
     report = run_clean(RealEnv(), replace(part.job, output_directory=str(out)), recorder)
     folders = ["attempt"] * len(recorder.groups)
-    run.hand_back(part.job, recorder.groups, folders, report, engine="test")
+    run.submit(part.job, recorder.groups, folders, report, engine="test")
 
 
 class Asking(threading.Thread):
@@ -94,7 +94,7 @@ class Asking(threading.Thread):
 
 def adopted(broker: VarveBroker, run_id: str) -> AdoptOutcome:
     """What becomes of the run now that the broker is there again."""
-    run = BrokerRuns(f"http://127.0.0.1:{broker.http_port}").again(run_id)
+    run = LeaseClient(f"http://127.0.0.1:{broker.http_port}").reopen(run_id)
     run.end()
     try:
         (result,) = run.try_adopt()
@@ -117,7 +117,7 @@ def test_a_hand_back_survives_kills_of_the_broker_at_any_moment(tmp_path: Path) 
         staged = broker.data / f"{TOPIC}-0" / "varve.offline"
         for number in range(ROUNDS):
             produce(broker, rng, latest, number)
-            runs = BrokerRuns(f"http://127.0.0.1:{broker.http_port}")
+            runs = LeaseClient(f"http://127.0.0.1:{broker.http_port}")
             run = runs.open(TOPIC, roll=True)
             run.end()  # nobody keeps it alive: it has two minutes
             asking = Asking(broker, run.plan.run_id)

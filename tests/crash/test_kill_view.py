@@ -82,7 +82,7 @@ class Views:
     def runs(self) -> int:
         """Folders of runs, published or not."""
         names = self._folder.iterdir() if self._folder.is_dir() else ()
-        return sum(one.is_dir() for one in names)
+        return sum(path.is_dir() for path in names)
 
     def has_output(self) -> bool:
         """Whether a worker has begun to write, or was too quick to be seen doing it."""

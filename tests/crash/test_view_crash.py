@@ -77,10 +77,12 @@ def sources_of(env: MemoryEnv, previous: Ledger | None, number: int) -> Made:
     made = Made([], [], None)
     if previous is not None:
         folder = f"{view_path(FOLDER)}/{previous.manifest.run_id}"
-        for one in previous.manifest.segments:
-            made.sources.append(LinkedSource(folder, one.base_offset))
+        for segment in previous.manifest.segments:
+            made.sources.append(LinkedSource(folder, segment.base_offset))
             made.segments.append(
-                SourceSegment(one.base_offset, one.next_base_offset, one.size_bytes, NOW_MS, 0)
+                SourceSegment(
+                    segment.base_offset, segment.next_base_offset, segment.size_bytes, NOW_MS, 0
+                )
             )
         if (deleted := previous.manifest.deleted) is not None:
             made.sources.append(LinkedKeys(folder, deleted))
@@ -91,9 +93,9 @@ def sources_of(env: MemoryEnv, previous: Ledger | None, number: int) -> Made:
     made.segments.append(SourceSegment(base, base + OFFSETS, size, NOW_MS, 0))
     if len(made.segments) == 1 or made.segments[0].base_offset == base:
         return made
-    for at, one in enumerate(made.segments[:-1]):  # neighbours
+    for at, segment in enumerate(made.segments[:-1]):  # neighbours
         end = made.segments[at + 1].base_offset
-        made.segments[at] = SourceSegment(one.base_offset, end, one.size_bytes, NOW_MS, 0)
+        made.segments[at] = SourceSegment(segment.base_offset, end, segment.size_bytes, NOW_MS, 0)
     return made
 
 
@@ -115,15 +117,15 @@ def make_run(env: MemoryEnv, number: int) -> None:
     )
     control = Recorder()
     report = run_clean(env, job, control)
-    left = {one.base_offset: one for one in made.segments}
+    sources = {source.base_offset: source for source in made.segments}
     for group in control.groups:
         settle_group(env, directory, group.source_base_offsets, group.output)
         if group.output is None:
-            del left[group.source_base_offsets[0]]
+            del sources[group.source_base_offsets[0]]
     deleted = settle_deleted_keys(env, directory, report.deleted_keys)
     segments = tuple(
-        describe_segment(env, directory, one.base_offset, one.next_base_offset, None)
-        for one in left.values()
+        describe_segment(env, directory, source.base_offset, source.next_base_offset, None)
+        for source in sources.values()
     )
     manifest = ViewManifest(
         TOPIC_ID, run_id, (number + 1) * OFFSETS, segments, 0, NOW_MS, "keep", "timestamp",
@@ -134,13 +136,13 @@ def make_run(env: MemoryEnv, number: int) -> None:
 
 
 def content(ledger: Ledger) -> dict[bytes | None, bytes | None]:
-    found: dict[bytes | None, bytes | None] = {}
+    results: dict[bytes | None, bytes | None] = {}
     offset = 0
     while data := ledger.read(offset, 1 << 20, at_least_one=True).read():
         for position, header in walk_headers(data):
-            found.update((r.key, r.value) for r in decode_records(data, header, position))
+            results.update((r.key, r.value) for r in decode_records(data, header, position))
             offset = header.next_offset
-    return found
+    return results
 
 
 def check_version(env: MemoryEnv) -> int:
@@ -175,10 +177,10 @@ def test_power_lost_at_any_step_leaves_a_whole_version_and_the_next_run_is_right
             except SimulatedCrash:
                 pass
             after = env.crash()
-            found = check_version(after)
-            assert found in (number, number + 1), (number, at)
-            seen.add((number, found))
-            for following in range(found, len(LOG_PARTS)):
+            result = check_version(after)
+            assert result in (number, number + 1), (number, at)
+            seen.add((number, result))
+            for following in range(result, len(LOG_PARTS)):
                 make_run(after, following)
             assert check_version(after) == len(LOG_PARTS)
             at += 1

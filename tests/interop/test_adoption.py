@@ -128,10 +128,10 @@ def test_topic_ids_and_the_cluster_id_are_kept(
     killed_kafka: KilledKafka, adopted: VarveBroker
 ) -> None:
     assert topic_ids(adopted.bootstrap, TOPICS) == killed_kafka.topic_ids
-    told = AdminClient({"bootstrap.servers": adopted.bootstrap}).list_topics(timeout=30)
+    metadata = AdminClient({"bootstrap.servers": adopted.bootstrap}).list_topics(timeout=30)
     properties = (killed_kafka.directory / "data" / "meta.properties").read_text()
-    assert f"cluster.id={told.cluster_id}\n" in properties
-    assert f"node.id={told.controller_id}\n" in properties
+    assert f"cluster.id={metadata.cluster_id}\n" in properties
+    assert f"node.id={metadata.controller_id}\n" in properties
 
 
 def test_kafkas_own_metadata_log_is_not_touched_nor_served(
@@ -148,19 +148,19 @@ def test_offsets_are_found_by_timestamp_in_what_kafka_wrote(
     killed_kafka: KilledKafka, adopted: VarveBroker
 ) -> None:
     records = killed_kafka.uncommitted[EVENTS, 2]
-    wanted = LONG_AGO_MS + 700
-    first = next(one for one in records if one.timestamp[1] >= wanted)
-    newest = max(one.timestamp[1] for one in records)
-    where = TopicPartition(EVENTS, 2)
+    expected = LONG_AGO_MS + 700
+    first = next(record for record in records if record.timestamp[1] >= expected)
+    newest = max(record.timestamp[1] for record in records)
+    partition = TopicPartition(EVENTS, 2)
     admin = AdminClient({"bootstrap.servers": adopted.bootstrap})
 
     def offset_of(spec: OffsetSpec) -> int:
-        return int(admin.list_offsets({where: spec})[where].result(30).offset)
+        return int(admin.list_offsets({partition: spec})[partition].result(30).offset)
 
-    assert offset_of(OffsetSpec.for_timestamp(wanted)) == first.offset
+    assert offset_of(OffsetSpec.for_timestamp(expected)) == first.offset
     assert offset_of(OffsetSpec.for_timestamp(newest + 1)) == -1
     last = offset_of(OffsetSpec.max_timestamp())
-    assert next(one for one in records if one.offset == last).timestamp[1] == newest
+    assert next(record for record in records if record.offset == last).timestamp[1] == newest
 
 
 def test_settings_of_topics_are_those_of_kafkas_metadata(adopted: VarveBroker) -> None:
@@ -209,14 +209,14 @@ def test_a_topic_of_unknown_policy_is_neither_cleaned_nor_expired_and_says_so(
 
 
 def assert_last_values_kept(broker: VarveBroker, killed: KilledKafka) -> None:
-    found = read_topics(broker.bootstrap, [TABLE])[TABLE, 0]
+    records = read_topics(broker.bootstrap, [TABLE])[TABLE, 0]
     expected = killed.uncommitted[TABLE, 0]
     survivors = set(expected)
-    kept = [record for record in found if record.key != b"roll"]
-    assert set(kept) <= survivors, "what survives is what Kafka served"
-    assert len(kept) < len(expected)
+    seen_records = [record for record in records if record.key != b"roll"]
+    assert set(seen_records) <= survivors, "what survives is what Kafka served"
+    assert len(seen_records) < len(expected)
     last = {record.key: record for record in expected}
-    found_last = {record.key: record for record in kept}
+    found_last = {record.key: record for record in seen_records}
     for key, record in last.items():
         assert found_last.get(key) == record, key
 
@@ -311,7 +311,7 @@ def test_kafka_opens_what_is_left_to_it_and_serves_what_both_wrote(
         commit(broker)
         admin = quiet_admin(broker.bootstrap)
         admin.create_topics([NewTopic(MADE_HERE)])[MADE_HERE].result(30)
-        ours = {
+        local = {
             isolation: read_topics(broker.bootstrap, TOPICS, isolation) for isolation in ISOLATIONS
         }
         offsets = committed_offsets(broker.bootstrap)
@@ -320,31 +320,31 @@ def test_kafka_opens_what_is_left_to_it_and_serves_what_both_wrote(
             broker.kill()
         else:
             assert broker.stop() == 0
-    assert_begins_with(ours["read_uncommitted"], killed_kafka.uncommitted)
+    assert_begins_with(local["read_uncommitted"], killed_kafka.uncommitted)
     assert offsets["alone", EVENTS, 0] == (1399, "ours")
     with running_kafka(tmp_path, KAFKA_SETTINGS) as kafka:
-        assert_same_view(read_topics(kafka.bootstrap, TOPICS), ours["read_uncommitted"])
-        assert_committed_view(kafka, ours["read_committed"])
+        assert_same_view(read_topics(kafka.bootstrap, TOPICS), local["read_uncommitted"])
+        assert_committed_view(kafka, local["read_committed"])
         assert committed_offsets(kafka.bootstrap) == offsets
         assert topic_ids(kafka.bootstrap, TOPICS) == killed_kafka.topic_ids
         still_works(kafka)
-        theirs = read_topics(kafka.bootstrap, TOPICS)
+        remote = read_topics(kafka.bootstrap, TOPICS)
     strays = [path.name for path in broker.data.iterdir() if path.name.endswith("-stray")]
     assert [name.split("-0.")[0] for name in strays] == [MADE_HERE], "Kafka does not know that one"
     again = start_varve(tmp_path, ADOPTER_SETTINGS)
     try:
-        assert_same_view(read_topics(again.bootstrap, TOPICS), theirs)
+        assert_same_view(read_topics(again.bootstrap, TOPICS), remote)
     finally:
         assert again.stop() == 0
 
 
-def assert_committed_view(kafka: KafkaBroker, ours: View) -> None:
+def assert_committed_view(kafka: KafkaBroker, local: View) -> None:
     """The transaction left open is Kafka's to end: behind it more may have come to light."""
-    found = read_topics(kafka.bootstrap, TOPICS, "read_committed")
+    results = read_topics(kafka.bootstrap, TOPICS, "read_committed")
     undecided = (TRANSFERS, 0)
-    assert found[undecided][: len(ours[undecided])] == ours[undecided]
-    decided = [where for where in ours if where != undecided]
-    assert_same_view({w: found[w] for w in decided}, {w: ours[w] for w in decided})
+    assert results[undecided][: len(local[undecided])] == local[undecided]
+    decided = [where for where in local if where != undecided]
+    assert_same_view({w: results[w] for w in decided}, {w: local[w] for w in decided})
 
 
 def add_records(broker: VarveBroker) -> None:
@@ -372,9 +372,9 @@ def commit(broker: VarveBroker) -> None:
     consumer.close()
 
 
-def assert_begins_with(found: View, earlier: View) -> None:
+def assert_begins_with(value: View, earlier: View) -> None:
     for where, records in earlier.items():
-        assert found[where][: len(records)] == records, where
+        assert value[where][: len(records)] == records, where
 
 
 def still_works(kafka: KafkaBroker) -> None:

@@ -71,8 +71,8 @@ def dump(data: Path, folders: list[str]) -> Dump:
         if line.startswith("Dumping "):
             folder = Path(line.removeprefix("Dumping ")).parent.name
             shown += 1
-        elif found := re.match(r"^\| offset: (\d+) ", line):
-            offsets[folder].append(int(found[1]))
+        elif match := re.match(r"^\| offset: (\d+) ", line):
+            offsets[folder].append(int(match[1]))
         elif "isvalid: false" in line or "invalid bytes" in line or "Could not" in line:
             complaints.append(line)
     assert shown == len(paths), f"{shown} of {len(paths)} files were read"
@@ -104,12 +104,12 @@ def folders_of(data: Path) -> list[str]:
 
 def assert_readable(data: Path, served: View, suffixes: set[str]) -> None:
     """No complaint, and the tool saw in these partitions what the clients saw."""
-    said = dump(data, folders_of(data))
-    assert not said.complaints, "\n".join(said.complaints[:10])
-    assert suffixes <= said.files
+    output = dump(data, folders_of(data))
+    assert not output.complaints, "\n".join(output.complaints[:10])
+    assert suffixes <= output.files
     for (topic, partition), records in served.items():
-        found = said.offsets[f"{topic}-{partition}"]
-        assert found == [record.offset for record in records], f"{topic}-{partition}"
+        results = output.offsets[f"{topic}-{partition}"]
+        assert results == [record.offset for record in records], f"{topic}-{partition}"
 
 
 def create(broker: VarveBroker) -> None:
@@ -175,18 +175,18 @@ def copies(
 ) -> dict[str, tuple[Path, View]]:
     """The data directory before cleaning, after it, and after a stop, with what was served."""
     directory = tmp_path_factory.mktemp("dump")
-    found: dict[str, tuple[Path, View]] = {}
+    results: dict[str, tuple[Path, View]] = {}
     with running_varve(directory / "broker", ADOPTER_SETTINGS) as broker:
         create(broker)
         fill(broker)
         view = read_topics(broker.bootstrap, PLAIN + TABLES)
         assert all(len(records) == RECORDS for records in view.values())
-        found["before"] = copied(broker.data, directory / "before"), view
+        results["before"] = copied(broker.data, directory / "before"), view
         clean_all(broker)
         view = read_topics(broker.bootstrap, PLAIN + TABLES)
-        found["after"] = copied(broker.data, directory / "after"), view
-    found["stopped"] = copied(broker.data, directory / "stopped"), view
-    return found
+        results["after"] = copied(broker.data, directory / "after"), view
+    results["stopped"] = copied(broker.data, directory / "stopped"), view
+    return results
 
 
 @pytest.mark.parametrize("when", ["before", "after", "stopped"])
@@ -217,13 +217,13 @@ def test_kafkas_tool_reads_what_recovery_of_a_killed_kafka_made_of_it(
     with running_varve(tmp_path / "broker", ADOPTER_SETTINGS) as broker:
         view = read_topics(broker.bootstrap, TOPICS)
     data = copied(broker.data, tmp_path / "copy")
-    said = dump(data, folders_of(data))
-    assert not said.complaints, "\n".join(said.complaints[:10])
-    assert said.files == set(SUFFIXES)
+    output = dump(data, folders_of(data))
+    assert not output.complaints, "\n".join(output.complaints[:10])
+    assert output.files == set(SUFFIXES)
     for (topic, partition), records in view.items():
         # The tool shows the markers of transactions too, and what lies before the log start.
         first = records[0].offset
-        offsets = {offset for offset in said.offsets[f"{topic}-{partition}"] if offset >= first}
+        offsets = {offset for offset in output.offsets[f"{topic}-{partition}"] if offset >= first}
         assert offsets >= {record.offset for record in records}
 
 

@@ -41,7 +41,7 @@ def compact(broker: VarveBroker, topic: str, partition: int) -> int:
 
 def switch_on(broker: VarveBroker, topic: str, **keys: str) -> None:
     changes = {"varve.view": "compacted", "varve.view.min.bytes": "-1", **keys}
-    wanted = ConfigResource(
+    resource = ConfigResource(
         ResourceType.TOPIC,
         topic,
         incremental_configs=[
@@ -50,7 +50,7 @@ def switch_on(broker: VarveBroker, topic: str, **keys: str) -> None:
         ],
     )
     admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-    for done in admin.incremental_alter_configs([wanted]).values():
+    for done in admin.incremental_alter_configs([resource]).values():
         done.result(SECONDS)
 
 

@@ -100,12 +100,12 @@ class Cluster:
     def wait_for(self, name: str, pattern: str) -> re.Match[str]:
         """Until a process has said something."""
         deadline = time.monotonic() + START_SECONDS
-        while (found := re.search(pattern, self.log(name))) is None:
+        while (match := re.search(pattern, self.log(name))) is None:
             code = self.processes[name].poll()
             assert code is None, f"{name} ended with {code}: {self.log(name)[-3000:]}"
             assert time.monotonic() < deadline, f"{name}: {self.log(name)[-3000:]}"
             time.sleep(0.05)
-        return found
+        return match
 
     def stop(self) -> None:
         """End every process, the executors with their workers."""
@@ -194,7 +194,7 @@ def running_connect_server(folder: Path) -> Iterator[str]:
                 "spark-internal",
             ],
         )
-        found = cluster.wait_for("connect", r"Spark Connect server started at: (\S+)")
-        yield f"sc://{found[1]}"
+        match = cluster.wait_for("connect", r"Spark Connect server started at: (\S+)")
+        yield f"sc://{match[1]}"
     finally:
         cluster.stop()

@@ -10,7 +10,7 @@ from pipeline.stages import workplace
 MARK = "VARVE_TEST_MARK"  # names the file whose absence says that nobody was killed yet
 
 
-class _Collected(workplace.Collected):
+class _Collected(workplace.GroupCollector):
     def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
         super().groups_cleaned(groups)
         try:

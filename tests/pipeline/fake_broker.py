@@ -114,11 +114,11 @@ def offsets(request: Any, answer: Callable[[str, int], tuple[int, int]]) -> List
     topics = []
     for topic in request.topics:
         parts = []
-        for wanted in topic.partitions:
-            code, offset = answer(topic.name, wanted.partition_index)
+        for expected in topic.partitions:
+            code, offset = answer(topic.name, expected.partition_index)
             parts.append(
                 ListOffsetsResponsePartition(
-                    partition_index=wanted.partition_index, error_code=code, offset=offset
+                    partition_index=expected.partition_index, error_code=code, offset=offset
                 )
             )
         topics.append(ListOffsetsResponseTopic(name=topic.name, partitions=parts))

@@ -36,22 +36,22 @@ def stream(
 
 
 def main() -> None:
-    given = json.loads(sys.argv[1])
-    bootstrap, source, sink = given["bootstrap"], given["source"], given["sink"]
-    spark = build_session("local[2]", settings={"spark.jars": ",".join(given["jars"])})
+    document = json.loads(sys.argv[1])
+    bootstrap, source, sink = document["bootstrap"], document["source"], document["sink"]
+    spark = build_session("local[2]", settings={"spark.jars": ",".join(document["jars"])})
     answer: dict[str, Any] = {}
     try:
-        match given["what"]:
+        match document["what"]:
             case "compare":
-                for options in given["options"]:
+                for options in document["options"]:
                     kafka = load(spark, "kafka", bootstrap, source, **options)
                     varve = load(spark, "varve", bootstrap, source, **options)
                     answer.setdefault("schemas", []).append(kafka.schema == varve.schema)
-                    found = rows_of(kafka)
-                    answer.setdefault("counts", []).append(len(found))
-                    answer.setdefault("equal", []).append(found == rows_of(varve))
+                    results = rows_of(kafka)
+                    answer.setdefault("counts", []).append(len(results))
+                    answer.setdefault("equal", []).append(results == rows_of(varve))
             case "stream":
-                answer["batches"] = stream(spark, bootstrap, source, sink, given["checkpoint"])
+                answer["batches"] = stream(spark, bootstrap, source, sink, document["checkpoint"])
             case "write":
                 rows = load(spark, "kafka", bootstrap, source, includeHeaders=True)
                 rows = rows.select("key", "value", "partition", "headers")

@@ -128,8 +128,10 @@ def plant_in_ledgers(data: Path, topic: str, plant: Plant) -> None:
     rows = {
         n: [
             row
-            for one in manifests[n].segments
-            for row in decoded(folder / manifests[n].run_id / f"{one.base_offset:020d}.log")
+            for ledger_segment in manifests[n].segments
+            for row in decoded(
+                folder / manifests[n].run_id / f"{ledger_segment.base_offset:020d}.log"
+            )
         ]
         for n, folder in folders.items()
     }
@@ -140,8 +142,8 @@ def plant_in_ledgers(data: Path, topic: str, plant: Plant) -> None:
             old.unlink()
         content = encoded(sorted(rows[n], key=lambda row: row.offset), codec=4)
         (home / f"{0:020d}.log").write_bytes(content)
-        one = LedgerSegment(0, manifest.horizon, len(content), crc32c(content))
-        changed = replace(manifest, segments=(one,), records=len(rows[n]))
+        segment = LedgerSegment(0, manifest.horizon, len(content), crc32c(content))
+        changed = replace(manifest, segments=(segment,), records=len(rows[n]))
         (folder / "manifest").write_bytes(encode_manifest(changed))
 
 

@@ -83,17 +83,17 @@ def main(master: str, settings: str) -> None:
     engine = SparkEngine(spark, registry="tests.pipeline.spark_stages")
     for line in sys.stdin:
         question = json.loads(line)
-        told: list[int] = []
-        found: Any
+        reported: list[int] = []
+        result: Any
         try:
             tasks = [task.encode() for task in question["tasks"]]
-            found = [
+            result = [
                 result.decode()
-                for result in engine.run(question["stage"], tasks, progress=told.append)
+                for result in engine.run(question["stage"], tasks, progress=reported.append)
             ]
         except StageFailedError as error:
-            found = error.reason
-        answer = {"parallelism": engine.parallelism, "found": found, "told": told}
+            result = error.reason
+        answer = {"parallelism": engine.parallelism, "found": result, "told": reported}
         print(json.dumps(answer), flush=True)
     stop_session(spark)
 

@@ -16,7 +16,7 @@ from broker.api_client import ApiClient
 from config import exit_codes
 from pipeline.errors import JobError
 from pipeline.jobs import bootstrap
-from pipeline.jobs.bootstrap import Target, bootstrap_topic
+from pipeline.jobs.bootstrap import WriteTarget, bootstrap_topic
 from pipeline.jobs.bootstrap_resume import remaining, since_option
 from pipeline.jobs.bootstrap_rows import RowMapping, shaped
 from pipeline.records.partitioner import partition_of
@@ -46,8 +46,8 @@ JAVA_MURMUR2 = {
 
 def records(spark: "SparkSession", broker: VarveBroker, topic: str) -> list[Row]:
     bounds = bounds_of(broker.bootstrap, topic)
-    found = read_topic(spark, broker.bootstrap, topic, bounds.first, bounds.end, columns=COLUMNS)
-    rows: list[Row] = found.orderBy("partition", "offset").collect()
+    result = read_topic(spark, broker.bootstrap, topic, bounds.first, bounds.end, columns=COLUMNS)
+    rows: list[Row] = result.orderBy("partition", "offset").collect()
     return rows
 
 
@@ -55,7 +55,7 @@ def run(
     table: "DataFrame", broker: VarveBroker, topic: str, mapping: RowMapping, **options: Any
 ) -> bootstrap.BootstrapResult:
     dry_run = options.pop("dry_run", False)
-    target = Target(broker.bootstrap, topic, **options)
+    target = WriteTarget(broker.bootstrap, topic, **options)
     return bootstrap_topic(table.sparkSession, table, mapping, target, dry_run=dry_run)
 
 
@@ -69,17 +69,19 @@ def test_keys_go_where_javas_partitioner_puts_them(
     }
     table = spark.createDataFrame(list(rows.items()), "k binary, v binary").repartition(3)
     result = run(table, broker, topic, RowMapping(keys=("k",), values=("v",)))
-    found = records(spark, broker, topic)
-    assert {row.key: row.value for row in found} == rows
-    assert result.written == len(found) == len(rows)
-    for row in found:
+    results = records(spark, broker, topic)
+    assert {row.key: row.value for row in results} == rows
+    assert result.written == len(results) == len(rows)
+    for row in results:
         assert row.partition == partition_of(row.key, 7)
         if row.key in JAVA_MURMUR2:
             assert row.partition == (JAVA_MURMUR2[row.key] & 0x7FFFFFFF) % 7
-    counts = Counter(row.partition for row in found)
-    assert {n: one.records for n, one in result.partitions.items() if one.records} == counts
-    for one in result.partitions.values():
-        assert (one.first_offset, one.end_offset) == (0, one.records)
+    counts = Counter(row.partition for row in results)
+    assert {
+        n: partition.records for n, partition in result.partitions.items() if partition.records
+    } == counts
+    for written in result.partitions.values():
+        assert (written.first_offset, written.end_offset) == (0, written.records)
 
 
 def test_columns_become_keys_values_headers_and_times(
@@ -92,13 +94,13 @@ def test_columns_become_keys_values_headers_and_times(
     )
     mapping = RowMapping(keys=("region", "id"), headers=(("n", "note"),), timestamp="at")
     run(table, broker, topic, mapping)
-    found = {json.loads(row.key)["id"]: row for row in records(spark, broker, topic)}
-    assert found[7].key == b'{"region":"eu","id":7}'
-    assert found[7].value == b'{"a.b":null}'
-    assert found[8].value == b'{"a.b":1.5}'
-    assert [(h.key, h.value) for h in found[7].headers] == [("n", b"h")]
-    assert [(h.key, h.value) for h in found[8].headers] == [("n", None)]
-    assert found[8].timestamp.timestamp() * 1000 == START_MS + 1
+    document = {json.loads(row.key)["id"]: row for row in records(spark, broker, topic)}
+    assert document[7].key == b'{"region":"eu","id":7}'
+    assert document[7].value == b'{"a.b":null}'
+    assert document[8].value == b'{"a.b":1.5}'
+    assert [(h.key, h.value) for h in document[7].headers] == [("n", b"h")]
+    assert [(h.key, h.value) for h in document[8].headers] == [("n", None)]
+    assert document[8].timestamp.timestamp() * 1000 == START_MS + 1
 
 
 def test_a_topic_can_be_written_as_it_was_read(
@@ -120,11 +122,11 @@ def test_a_topic_can_be_written_as_it_was_read(
     result = run(table, broker, copy, mapping)
     assert (result.counts.tombstones, result.written) == (10, 50)
     same = ("key", "value", "timestamp", "headers")
-    wanted, found = (
+    expected, results = (
         sorted(tuple(map(repr, (row[name] for name in same))) for row in rows)
         for rows in (records(spark, broker, topic), records(spark, broker, copy))
     )
-    assert found == wanted
+    assert results == expected
 
 
 def test_duplicates_are_refused_unless_their_order_is_said(
@@ -304,7 +306,7 @@ def test_rows_without_keys_are_spread(
     table = spark.range(30).selectExpr("cast(id as string) v")
     result = run(table, broker, topic, RowMapping(values=("v",)))
     assert result.written == 30
-    assert min(one.records for one in result.partitions.values()) >= 8
+    assert min(written.records for written in result.partitions.values()) >= 8
 
 
 def test_shaping_takes_odd_names(spark: "SparkSession") -> None:
@@ -355,8 +357,8 @@ def test_tables_of_every_format_are_read(
     assert invoke(broker, topic, *where).exit_code == exit_codes.FAILED  # it was not made
     done = invoke(broker, topic, *where, *make, "--json")
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert (found["written"], len(found["partitions"])) == (2, 3)
+    document = json.loads(done.stdout)
+    assert (document["written"], len(document["partitions"])) == (2, 3)
     assert {row.key: row.value for row in records(spark, broker, topic)} == {
         b"k1": b"v1",
         b"k2": b"v2",

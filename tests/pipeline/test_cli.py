@@ -22,7 +22,7 @@ from pipeline.errors import JobError
 from pipeline.jobs import compact
 from pipeline.jobs.adopt import exit_code_of
 from pipeline.jobs.compact import CompactResult, PartitionResult, lines
-from pipeline.progress import Silent
+from pipeline.progress import SilentReporter
 from pipeline.stages.planning import Limits
 from pipeline.topics import as_job_errors
 
@@ -60,10 +60,10 @@ def test_varve_pipeline_becomes_the_other_program(monkeypatch: pytest.MonkeyPatc
         called.append([path, *arguments])
 
     monkeypatch.setattr(os, "execv", execv)
-    given = ["compact", "--help", "t", "--", "-x", ""]
-    done = CliRunner().invoke(main, ["pipeline", *given], catch_exceptions=False)
+    values = ["compact", "--help", "t", "--", "-x", ""]
+    done = CliRunner().invoke(main, ["pipeline", *values], catch_exceptions=False)
     assert done.exit_code == 0
-    assert called == [[sys.executable, sys.executable, "-P", "-m", "pipeline", *given]]
+    assert called == [[sys.executable, sys.executable, "-P", "-m", "pipeline", *values]]
 
 
 def test_every_job_can_be_loaded_and_is_told_of() -> None:
@@ -154,7 +154,7 @@ def test_the_worst_outcome_is_the_exit_code() -> None:
 
 
 def result(**changes: Any) -> CompactResult:
-    one: dict[str, Any] = {
+    item: dict[str, Any] = {
         "partition": 0,
         "outcome": "adopted",
         "reason": "",
@@ -168,7 +168,7 @@ def result(**changes: Any) -> CompactResult:
         "keys": 1000,
         **changes,
     }
-    return CompactResult("run1", "t", "local", "disk", False, [PartitionResult(**one)])
+    return CompactResult("run1", "t", "local", "disk", False, [PartitionResult(**item)])
 
 
 def test_people_are_told_what_became_of_each_partition() -> None:
@@ -216,5 +216,7 @@ def test_who_interrupts_the_check_is_not_told_that_nothing_was_handed_back(
     )
     engine: Any = SimpleNamespace(name="local")
     with pytest.raises(JobError, match="varve pipeline adopt r-1 tells") as caught:
-        compact.compact(run, engine, Limits(), transport="disk", adopt=True, told=Silent())
+        compact.compact(
+            run, engine, Limits(), transport="disk", adopt=True, reporter=SilentReporter()
+        )
     assert caught.value.code == exit_codes.INTERRUPTED

@@ -68,7 +68,7 @@ def read_all(broker: VarveBroker, topic: str, partitions: int = 2) -> list[tuple
                 "enable.partition.eof": True, "enable.auto.commit": False}  # fmt: skip
     consumer = Consumer(settings)
     consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
-    found, ended = [], set()
+    result, ended = [], set()
     try:
         while len(ended) < partitions:
             message = consumer.poll(30)
@@ -76,10 +76,10 @@ def read_all(broker: VarveBroker, topic: str, partitions: int = 2) -> list[tuple
             if message.error() is not None:
                 ended.add(message.partition())
                 continue
-            found.append((message.key(), message.value()))
+            result.append((message.key(), message.value()))
     finally:
         consumer.close()
-    return found
+    return result
 
 
 def compact(broker: VarveBroker, topic: str, *options: str) -> "subprocess.Popen[str]":
@@ -117,15 +117,15 @@ def compacted(broker: VarveBroker, topic: str, *options: str) -> dict[str, Any]:
 def assert_compacted(
     broker: VarveBroker, topic: str, last: dict[bytes, bytes], answer: dict[str, Any]
 ) -> None:
-    assert [one["outcome"] for one in answer["partitions"]] == ["adopted"] * 2
-    assert sum(one["records_after"] for one in answer["partitions"]) == KEYS
+    assert [partition["outcome"] for partition in answer["partitions"]] == ["adopted"] * 2
+    assert sum(partition["records_after"] for partition in answer["partitions"]) == KEYS
     assert sorted(read_all(broker, topic)) == sorted(last.items())
 
 
 def states(broker: VarveBroker, topic: str) -> list[str]:
     """Of the topic's runs, as the broker remembers them."""
-    found = json.loads(broker.get("/api/v1/offline-runs"))["runs"]
-    return [str(run["state"]) for run in found if run["topic"] == topic]
+    document = json.loads(broker.get("/api/v1/offline-runs"))["runs"]
+    return [str(run["state"]) for run in document if run["topic"] == topic]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,10 @@ def test_a_topic_is_compacted_by_processes(
     assert answer["engine"] == "local"
     assert_compacted(broker, topic, last, answer)
     again = compacted(broker, topic, "--processes", "1")
-    assert all(one["records_before"] == one["records_after"] for one in again["partitions"])
+    assert all(
+        partition["records_before"] == partition["records_after"]
+        for partition in again["partitions"]
+    )
 
 
 def test_a_dry_run_tells_what_a_run_comes_to_and_changes_nothing(
@@ -154,10 +157,10 @@ def test_a_dry_run_tells_what_a_run_comes_to_and_changes_nothing(
     last = made_topic(broker, topic)
     before = read_all(broker, topic)
     answer = compacted(broker, topic, "--dry-run", "--processes", "2")
-    assert [one["outcome"] for one in answer["partitions"]] == ["would"] * 2
-    assert sum(one["keys"] for one in answer["partitions"]) == len(last)
-    for one in answer["partitions"]:
-        assert one["bytes_after"] < one["bytes_before"] / 5
+    assert [item["outcome"] for item in answer["partitions"]] == ["would"] * 2
+    assert sum(item["keys"] for item in answer["partitions"]) == len(last)
+    for partition in answer["partitions"]:
+        assert partition["bytes_after"] < partition["bytes_before"] / 5
     assert read_all(broker, topic) == before
     assert states(broker, topic) == ["abandoned"]
 
@@ -166,7 +169,7 @@ def test_what_was_left_is_adopted_later(broker: VarveBroker, topic: str) -> None
     last = made_topic(broker, topic)
     before = read_all(broker, topic)
     answer = compacted(broker, topic, "--no-adopt", "--processes", "2")
-    assert [one["outcome"] for one in answer["partitions"]] == ["handed back"] * 2
+    assert [partition["outcome"] for partition in answer["partitions"]] == ["handed back"] * 2
     assert read_all(broker, topic) == before
     for _ in range(2):  # asked again it tells the same
         done = adopt(broker, answer["run_id"])
@@ -217,7 +220,7 @@ def test_an_empty_topic_has_nothing_to_compact(broker: VarveBroker, topic: str) 
     for future in admin.create_topics([new]).values():
         future.result(30)
     answer = compacted(broker, topic, "--processes", "1")
-    assert all(one["records_before"] == 0 for one in answer["partitions"])
+    assert all(partition["records_before"] == 0 for partition in answer["partitions"])
     assert compacted(broker, topic, "--processes", "1", "--dry-run")["dry_run"] is True
 
 

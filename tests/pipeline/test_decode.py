@@ -225,10 +225,10 @@ def test_every_codec_of_kafka_itself_is_read() -> None:
 @pytest.mark.parametrize("columns", [("offset",), ("value", "key"), ("headers",), COLUMNS])
 def test_only_the_columns_asked_for_come_in_their_order(columns: tuple[str, ...]) -> None:
     data = Author(3).write(20)
-    wanted = [{name: row[name] for name in columns} for row in model(data)]
+    expected = [{name: row[name] for name in columns} for row in model(data)]
     for batch in decode_batches(data, topic="orders", partition=3, columns=columns):
         assert batch.schema.equals(arrow_schema(columns))
-    assert decoded(data, columns=columns) == wanted
+    assert decoded(data, columns=columns) == expected
 
 
 def test_a_column_that_does_not_exist_is_refused() -> None:
@@ -295,11 +295,11 @@ def test_flipped_bytes_are_noticed_or_outside_the_checksum(seed: int) -> None:
     damaged = bytearray(data)
     damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     try:
-        found = decoded(bytes(damaged))
+        results = decoded(bytes(damaged))
     except CorruptBatchError:
         return
     values = [row["value"] for row in model(data)]
-    assert [row["value"] for row in found] == values[: len(found)]
+    assert [row["value"] for row in results] == values[: len(results)]
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -312,10 +312,10 @@ def test_bytes_with_a_right_checksum_and_wrong_content_never_lead_outside(seed: 
         data[chance.randrange(21, len(data))] = chance.choice((0, 1, 2, 127, 128, 255))
     struct.pack_into(">I", data, 17, crc32c(memoryview(data)[21:]))
     try:
-        found = decoded(bytes(data))
+        results = decoded(bytes(data))
     except CorruptBatchError:
         return
-    assert found == model(bytes(data))
+    assert results == model(bytes(data))
 
 
 def test_a_time_that_microseconds_do_not_hold_is_an_error_only_where_it_is_asked_for() -> None:
@@ -425,8 +425,8 @@ def test_a_range_of_offsets_begins_where_the_index_says(
         open_source(self, source, position)
 
     monkeypatch.setattr(decode_module.SourceReader, "open", spied)
-    found = _of_segment(path, first_offset=1995, end_offset=1998)
-    assert [row["offset"] for row in found] == [1995, 1996, 1997]
+    results = _of_segment(path, first_offset=1995, end_offset=1998)
+    assert [row["offset"] for row in results] == [1995, 1996, 1997]
     assert opened[0] > len(data) * 0.98
 
 
@@ -434,7 +434,7 @@ def test_an_index_that_lies_costs_time_and_no_rows(tmp_path: Path) -> None:
     path, data, _ = _indexed(tmp_path, 50)
     index_path = tmp_path / file_name(0, INDEX)
     good = index_path.read_bytes()
-    wanted = model(data, first=205)
+    expected = model(data, first=205)
     lies = [
         b"",
         good[:-3],
@@ -446,9 +446,9 @@ def test_an_index_that_lies_costs_time_and_no_rows(tmp_path: Path) -> None:
     ]
     for lie in lies:
         index_path.write_bytes(lie)
-        assert _of_segment(path, first_offset=205) == wanted
+        assert _of_segment(path, first_offset=205) == expected
     index_path.unlink()
-    assert _of_segment(path, first_offset=205) == wanted
+    assert _of_segment(path, first_offset=205) == expected
 
 
 def test_headers_are_not_looked_at_where_they_are_not_asked_for() -> None:

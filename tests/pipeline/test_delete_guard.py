@@ -10,9 +10,9 @@ from deltalake import DeltaTable, write_deltalake
 from config import exit_codes
 from pipeline.errors import JobError
 from pipeline.tables.delete_guard import (
-    LOOK_MS_MAX,
+    PROGRESS_AGE_MS_MAX,
     UNKNOWN_MS,
-    CleanerLook,
+    CleanerProgress,
     DeleteGuard,
     safe_ms_in,
     safe_time_id,
@@ -44,9 +44,9 @@ class World:
             now_ms=lambda: self.now_ms,
         )
 
-    def _look(self, number: int) -> CleanerLook:
+    def _look(self, number: int) -> CleanerProgress:
         self.looks.append(self.now_ms)
-        return CleanerLook(self.cleaned, self.is_calm)
+        return CleanerProgress(self.cleaned, self.is_calm)
 
 
 def refused(guard: DeleteGuard, reach: int = 20) -> str:
@@ -119,11 +119,11 @@ def test_an_idle_topic_stays_safe_by_looks_at_a_bounded_rate() -> None:
     guard = world.guard(reach=10, safe_ms=START_MS)
     for _ in range(1000):
         world.now_ms += HOUR_MS // 100
-        guard.look_again()
-        guard.look_again()
+        guard.refresh()
+        guard.refresh()
     assert len(world.looks) == 500  # of 36 s each, and 60 s between two
     world.cleaned = 12  # a delete came, and was cleaned at once
-    world.now_ms += LOOK_MS_MAX
+    world.now_ms += PROGRESS_AGE_MS_MAX
     guard.check()
 
 
@@ -146,7 +146,7 @@ def test_a_partition_that_is_newer_than_the_table_is_still_unread() -> None:
         [0, 1],
         {0: 7},
         START_MS,
-        look=lambda number: CleanerLook(5, is_calm=True),
+        look=lambda number: CleanerProgress(5, is_calm=True),
         delete_retention_ms=lambda: world.retention_ms,
         now_ms=lambda: world.now_ms,
     )

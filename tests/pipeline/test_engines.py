@@ -25,10 +25,10 @@ def engine() -> Iterator[LocalEngine]:
 
 
 def test_results_come_in_the_order_of_the_tasks(engine: LocalEngine) -> None:
-    told: list[int] = []
+    reported: list[int] = []
     tasks = [f"task {n}".encode() for n in range(20)]
-    assert engine.run("echo", tasks, progress=told.append) == [task[::-1] for task in tasks]
-    assert told == list(range(1, 21))
+    assert engine.run("echo", tasks, progress=reported.append) == [task[::-1] for task in tasks]
+    assert reported == list(range(1, 21))
 
 
 def test_no_tasks_are_no_work(engine: LocalEngine) -> None:

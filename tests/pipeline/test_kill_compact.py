@@ -92,8 +92,8 @@ class Scene:
     def assert_swept(self) -> None:
         """Nothing is left of any run, and nothing else lies in the topic's folders."""
         wait_until(lambda: not self.staged("**/*"), "staging is swept", SECONDS)
-        left = [str(one) for one in self.broker.data.glob(f"{self.topic}-*/*.cleaned")]
-        assert left == []
+        remaining = [str(path) for path in self.broker.data.glob(f"{self.topic}-*/*.cleaned")]
+        assert remaining == []
 
     def assert_compacts(self, cluster: Cluster) -> None:
         """Another run succeeds."""

@@ -15,7 +15,7 @@ import pytest
 from broker.api_client import ApiClient
 from config import exit_codes
 from pipeline.errors import JobError
-from pipeline.progress import Silent
+from pipeline.progress import SilentReporter
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.opening import Broker
 from pipeline.tables.state_table import latest, make_table, release
@@ -65,17 +65,17 @@ def read_table(path: Path, table_format: str) -> pa.Table:
 
 
 def assert_state(table: pa.Table, model: Model, ends: dict[int, int] | None = None) -> None:
-    found = {
+    results = {
         (row["partition"], row["key"]): (
             row["offset"], row["value"], int(row["timestamp"].timestamp() * 1000 + 0.5)
         )
         for row in table.to_pylist()
     }  # fmt: skip
-    wanted = {
+    expected = {
         which: (row.offset, row.value, row.timestamp) for which, row in model.state(ends).items()
     }
-    assert found == wanted
-    assert table.num_rows == len(wanted)
+    assert results == expected
+    assert table.num_rows == len(expected)
 
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
@@ -89,14 +89,14 @@ def test_a_table_is_what_reading_to_the_end_gives(
     place = target(str(tmp_path / "t"), table_format, overwrite=False)
     limits: dict[str, Any] = rng.choice([{}, {"task_memory": 1 << 15, "task_bytes": 1 << 15}])
     result = make_table(
-        spark, addresses, topic, place, told=Silent(), transport=transport, **limits
+        spark, addresses, topic, place, reporter=SilentReporter(), transport=transport, **limits
     )
     model = read_model(broker, topic)
     table = read_table(tmp_path / "t", table_format)
     assert_state(table, model)
     assert result.rows == table.num_rows
     assert result.transport == transport
-    assert sum(one.live for one in result.partitions) == result.rows
+    assert sum(state.live for state in result.partitions) == result.rows
     assert list(tmp_path.iterdir()) == [tmp_path / "t"]
 
 
@@ -124,7 +124,7 @@ def test_transactions_count_by_how_they_ended(
         model = read_model(broker, topic)
         addresses = Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
         place = target(str(tmp_path / "t"), "delta", overwrite=False)
-        result = make_table(spark, addresses, topic, place, told=Silent())
+        result = make_table(spark, addresses, topic, place, reporter=SilentReporter())
         assert result.partitions[0].end_offset == at - 1
         records = sum(row.partition == 0 for row in model.rows)
         assert result.partitions[0].records == records
@@ -142,7 +142,7 @@ def test_a_topic_without_state_gives_an_empty_table(
     make_topic(broker, topic, cleanup_policy="delete")
     write(broker, topic, records)
     place = target(str(tmp_path / "t"), table_format, overwrite=False)
-    result = make_table(spark, addresses, topic, place, told=Silent())
+    result = make_table(spark, addresses, topic, place, reporter=SilentReporter())
     assert result.rows == 0
     table = read_table(tmp_path / "t", table_format)
     assert table.num_rows == 0
@@ -158,13 +158,21 @@ def test_a_table_is_replaced_where_that_was_asked_for(
     write(broker, topic, [(b"a", b"1"), (b"b", b"2")])
     path = tmp_path / "t"
     make_table(
-        spark, addresses, topic, target(str(path), table_format, overwrite=False), told=Silent()
+        spark,
+        addresses,
+        topic,
+        target(str(path), table_format, overwrite=False),
+        reporter=SilentReporter(),
     )
     write(broker, topic, [(b"a", None), (b"c", b"3")])
     with pytest.raises(JobError, match="is there already"):
         target(str(path), table_format, overwrite=False)
     make_table(
-        spark, addresses, topic, target(str(path), table_format, overwrite=True), told=Silent()
+        spark,
+        addresses,
+        topic,
+        target(str(path), table_format, overwrite=True),
+        reporter=SilentReporter(),
     )
     table = read_table(path, table_format)
     assert sorted(table.column("value").to_pylist()) == [b"2", b"3"]
@@ -188,7 +196,7 @@ def test_values_become_text_or_columns(
     write(broker, topic, [(b"a", b'{"n": 1, "s": "x"}'), (b"\xff", b'{"n": 2}')])
     forms = Forms(Form("string"), Form.parse("json:n long, s string"))
     place = target(str(tmp_path / "t"), "parquet", overwrite=False)
-    make_table(spark, addresses, topic, place, forms=forms, told=Silent())
+    make_table(spark, addresses, topic, place, forms=forms, reporter=SilentReporter())
     rows = read_table(tmp_path / "t", "parquet").select(["key", "value"]).to_pylist()
     assert sorted(rows, key=str) == [
         {"key": "a", "value": {"n": 1, "s": "x"}},
@@ -209,10 +217,12 @@ def test_a_value_of_another_schema_ends_the_job_or_is_null(
         pytest.raises(JobError, match="the value at partition 0, offset 1 is not JSON"),
         as_job_errors(),
     ):
-        make_table(spark, addresses, topic, place, forms=Forms(value=form), told=Silent())
+        make_table(
+            spark, addresses, topic, place, forms=Forms(value=form), reporter=SilentReporter()
+        )
     assert list(tmp_path.iterdir()) == []
     forms = Forms(value=form, null_malformed=True)
-    make_table(spark, addresses, topic, place, forms=forms, told=Silent())
+    make_table(spark, addresses, topic, place, forms=forms, reporter=SilentReporter())
     rows = read_table(tmp_path / "t", "parquet").select(["key", "value"]).to_pylist()
     assert sorted(rows, key=str) == [
         {"key": b"a", "value": {"n": 1}},
@@ -230,7 +240,7 @@ def test_a_dataframe_is_read_as_long_as_it_is_kept(
     assert [bytes(row["value"]) for row in frame.collect()] == [b"2"]
     release(frame)
     runs = json.loads(broker.get("/api/v1/offline-runs"))["runs"]
-    assert not [one for one in runs if one["topic"] == topic and one["state"] == "leased"]
+    assert not [item for item in runs if item["topic"] == topic and item["state"] == "leased"]
 
 
 def run(broker: VarveBroker, *arguments: str) -> "subprocess.CompletedProcess[str]":

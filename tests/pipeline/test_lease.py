@@ -17,12 +17,12 @@ from cleaner.handoff import AdoptOutcome, Purpose, RunPlan
 from cleaner.job import CleanedGroup, CleanJob, SourceSegment
 from config import exit_codes
 from pipeline.lease import (
-    BrokerRuns,
     BrokerUnreachableError,
+    Lease,
+    LeaseClient,
     LeaseLostError,
+    LeaseRequestError,
     OutputsRefusedError,
-    Run,
-    RunError,
 )
 from pipeline.transport import InputsGoneError, TransportError, transport_of
 from pipeline.transport.http import HttpTransport
@@ -61,12 +61,12 @@ def url_of(broker: Broker) -> str:
     return f"http://{broker.http_address}"
 
 
-async def driven(broker: Broker, work: Callable[[BrokerRuns], T]) -> T:
+async def driven(broker: Broker, work: Callable[[LeaseClient], T]) -> T:
     """Do what a driver does, beside the broker's loop."""
-    return await asyncio.to_thread(work, BrokerRuns(url_of(broker)))
+    return await asyncio.to_thread(work, LeaseClient(url_of(broker)))
 
 
-def clean_elsewhere(run: Run, index: int = 0) -> tuple[CleanJob, list[CleanedGroup]]:
+def clean_elsewhere(run: Lease, index: int = 0) -> tuple[CleanJob, list[CleanedGroup]]:
     """Play the executor without the broker's disk, and hand back."""
     job = run.plan.partitions[index].job
     env = RealEnv()
@@ -80,7 +80,7 @@ def clean_elsewhere(run: Run, index: int = 0) -> tuple[CleanJob, list[CleanedGro
         groups = recorder.groups
         names = [file.name for group in groups if group.output for file in group.output.files]
         transport.deliver(job, "attempt-1", names)
-        run.hand_back(job, groups, ["attempt-1"] * len(groups), report, engine="elsewhere")
+        run.submit(job, groups, ["attempt-1"] * len(groups), report, engine="elsewhere")
     finally:
         transport.close()
     return job, groups
@@ -89,7 +89,7 @@ def clean_elsewhere(run: Run, index: int = 0) -> tuple[CleanJob, list[CleanedGro
 async def test_whoever_has_no_access_to_the_disk_fetches_and_puts(
     env: MemoryEnv, scratch: Path
 ) -> None:
-    def work(runs: BrokerRuns) -> list[Any]:
+    def work(runs: LeaseClient) -> list[Any]:
         with runs.open("orders", roll=True) as run:
             clean_elsewhere(run)
             assert list(scratch.iterdir()) == []
@@ -97,17 +97,17 @@ async def test_whoever_has_no_access_to_the_disk_fetches_and_puts(
 
     async with offline_broker(env) as broker:
         fill(env, broker, 4)
-        known = latest(served(broker))
+        existing = latest(served(broker))
         (result,) = await driven(broker, work)
         assert (result.outcome, result.groups_published) == (AdoptOutcome.ADOPTED, 1)
-        assert latest(served(broker)) == known
+        assert latest(served(broker)) == existing
         assert offsets_in(served(broker).log) == list(range(4 * RECORDS - KEYS, 4 * RECORDS))
         assert staged(env) == []
 
 
 async def test_a_topic_that_is_not_compacted_is_an_error_of_usage(env: MemoryEnv) -> None:
-    def work(runs: BrokerRuns) -> None:
-        with pytest.raises(RunError, match="audit-0 is not compacted") as refused:
+    def work(runs: LeaseClient) -> None:
+        with pytest.raises(LeaseRequestError, match="audit-0 is not compacted") as refused:
             runs.open("audit")
         assert refused.value.code == exit_codes.USAGE
 
@@ -137,7 +137,7 @@ async def test_files_larger_than_a_range_come_in_pieces_and_a_damaged_one_again(
 
     monkeypatch.setattr(ApiClient, "download", odd)
 
-    def work(runs: BrokerRuns) -> None:
+    def work(runs: LeaseClient) -> None:
         with runs.open("orders") as run:
             job = run.plan.partitions[0].job
             source = run.source("http")
@@ -164,7 +164,7 @@ async def test_files_larger_than_a_range_come_in_pieces_and_a_damaged_one_again(
 
 
 async def test_a_task_of_a_run_that_is_over_is_told_so_at_once(env: MemoryEnv) -> None:
-    def work(runs: BrokerRuns) -> None:
+    def work(runs: LeaseClient) -> None:
         with runs.open("orders") as run:
             job = run.plan.partitions[0].job
             transport = transport_of(RealEnv(), run.source("http"))
@@ -211,13 +211,13 @@ def test_a_descriptor_of_no_kind_is_refused() -> None:
 async def test_a_run_is_kept_alive_as_long_as_it_is_open(env: MemoryEnv) -> None:
     renewed = threading.Event()
 
-    def work(runs: BrokerRuns) -> None:
+    def work(runs: LeaseClient) -> None:
         with runs.open("orders", ttl_seconds=1):
             assert renewed.wait(20)
 
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
-        renew, count = broker.offline.renew, []
+        renew, count = broker.leases.renew, []
 
         def noted(*args: Any) -> Any:
             count.append(1)
@@ -225,7 +225,7 @@ async def test_a_run_is_kept_alive_as_long_as_it_is_open(env: MemoryEnv) -> None
                 renewed.set()
             return renew(*args)
 
-        broker.offline.renew = noted  # type: ignore[method-assign]
+        broker.leases.renew = noted  # type: ignore[method-assign]
         await driven(broker, work)
         await settled(broker)
         assert staged(env) == []  # it was given up at the end of its block
@@ -233,7 +233,7 @@ async def test_a_run_is_kept_alive_as_long_as_it_is_open(env: MemoryEnv) -> None
 
 
 async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: MemoryEnv) -> None:
-    def work(runs: BrokerRuns) -> None:
+    def work(runs: LeaseClient) -> None:
         with runs.open("orders") as run:
             clean_elsewhere(run)
             broker_cut.set()
@@ -241,7 +241,7 @@ async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: Memo
             with pytest.raises(LeaseLostError, match="generation") as lost:
                 run.adopt()
             assert lost.value.code == exit_codes.STALE
-            assert [one.outcome for one in lost.value.results] == [AdoptOutcome.STALE]
+            assert [result.outcome for result in lost.value.results] == [AdoptOutcome.STALE]
 
     broker_cut, was_cut = threading.Event(), threading.Event()
     async with offline_broker(env) as broker:
@@ -256,7 +256,7 @@ async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: Memo
 
 
 async def test_what_was_tampered_with_is_refused_with_a_code_of_its_own(env: MemoryEnv) -> None:
-    def work(runs: BrokerRuns) -> None:
+    def work(runs: LeaseClient) -> None:
         with runs.open("orders") as run:
             job, (group,) = clean_elsewhere(run)
             assert group.output is not None
@@ -277,7 +277,7 @@ async def test_what_was_tampered_with_is_refused_with_a_code_of_its_own(env: Mem
 
 
 async def test_a_partition_that_somebody_has_cannot_be_leased(env: MemoryEnv) -> None:
-    def work(runs: BrokerRuns) -> None:
+    def work(runs: LeaseClient) -> None:
         with runs.open("orders") as first:
             with pytest.raises(LeaseLostError, match=first.plan.run_id):
                 runs.open("orders")
@@ -295,7 +295,7 @@ async def test_a_partition_that_somebody_has_cannot_be_leased(env: MemoryEnv) ->
 async def test_without_anything_to_do_a_run_is_over_at_once_and_adopts_nothing(
     env: MemoryEnv,
 ) -> None:
-    def work(runs: BrokerRuns) -> None:
+    def work(runs: LeaseClient) -> None:
         with runs.open("orders", ttl_seconds=1) as run:
             assert run.plan.partitions == ()
             assert run.is_over
@@ -307,8 +307,11 @@ async def test_without_anything_to_do_a_run_is_over_at_once_and_adopts_nothing(
 
 
 async def test_what_was_not_handed_back_is_not_adopted(env: MemoryEnv) -> None:
-    def work(runs: BrokerRuns) -> None:
-        with runs.open("orders") as run, pytest.raises(RunError, match="no manifest") as refused:
+    def work(runs: LeaseClient) -> None:
+        with (
+            runs.open("orders") as run,
+            pytest.raises(LeaseRequestError, match="no manifest") as refused,
+        ):
             run.adopt()
         assert refused.value.code == exit_codes.FAILED
 
@@ -320,7 +323,7 @@ async def test_what_was_not_handed_back_is_not_adopted(env: MemoryEnv) -> None:
 async def test_a_run_that_is_left_waits_for_its_adoption_also_behind_a_restart(
     env: MemoryEnv,
 ) -> None:
-    def leave(runs: BrokerRuns) -> str:
+    def leave(runs: LeaseClient) -> str:
         with runs.open("orders", ttl_seconds=10) as run:
             clean_elsewhere(run)
             run.leave(600)
@@ -332,9 +335,9 @@ async def test_a_run_that_is_left_waits_for_its_adoption_also_behind_a_restart(
         await settled(broker)
     async with offline_broker(env) as broker:
         env.advance_ms(599_000)
-        broker.offline.look()
-        results = await driven(broker, lambda runs: runs.again(run_id).try_adopt())
-        assert [one.outcome for one in results] == [AdoptOutcome.ADOPTED]
+        broker.leases.expire_due()
+        results = await driven(broker, lambda runs: runs.reopen(run_id).try_adopt())
+        assert [result.outcome for result in results] == [AdoptOutcome.ADOPTED]
 
 
 class SlowClient(ApiClient):
@@ -359,7 +362,7 @@ class SlowClient(ApiClient):
 
 def test_no_renewal_that_is_under_way_shortens_the_time_of_a_run_that_is_left() -> None:
     client = SlowClient()
-    run = Run(client, RunPlan("r", "", Purpose.COMPACT, 0, 0, "", ()), ttl_seconds=1)
+    run = Lease(client, RunPlan("r", "", Purpose.COMPACT, 0, 0, "", ()), ttl_seconds=1)
     assert client.is_asked.wait(20)
     threading.Timer(0.2, client.may_arrive.set).start()
     run.leave(600)
@@ -372,7 +375,7 @@ async def test_what_is_not_there_is_no_log_that_went_on(env: MemoryEnv) -> None:
     """Code 3 says: try again. That would be in vain."""
     async with offline_broker(env) as broker:
         for topic, partitions in (("nothing", None), ("orders", [99])):
-            with pytest.raises(RunError) as error:
+            with pytest.raises(LeaseRequestError) as error:
                 await driven(
                     broker,
                     lambda runs, t=topic, p=partitions: runs.open(t, p),  # type: ignore[misc]
@@ -382,5 +385,5 @@ async def test_what_is_not_there_is_no_log_that_went_on(env: MemoryEnv) -> None:
 
 def test_without_a_broker_there_is_a_code_of_its_own() -> None:
     with pytest.raises(BrokerUnreachableError) as error:
-        BrokerRuns("http://127.0.0.1:1").open("orders")
+        LeaseClient("http://127.0.0.1:1").open("orders")
     assert error.value.code == exit_codes.UNREACHABLE

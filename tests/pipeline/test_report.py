@@ -71,6 +71,6 @@ def test_an_assumed_reader_never_makes_the_advice_shorter_than_the_setting(
     settings = {} if now is None else {"delete_retention_ms": now}
     topic = figures_of(size_bytes, **settings)
     advise(topic)
-    (found,) = [one for one in topic.advice if one.setting == "delete.retention.ms"]
-    assert abs(int(found.advised) - advised) < 60_000
-    assert "set it to the longest time for which yours may be stopped" in found.why
+    (advice,) = [advice for advice in topic.advice if advice.setting == "delete.retention.ms"]
+    assert abs(int(advice.advised) - advised) < 60_000
+    assert "set it to the longest time for which yours may be stopped" in advice.why

@@ -41,12 +41,12 @@ stop_session(spark)
 
 
 def test_an_interrupt_is_told_without_the_stacks_of_py4j() -> None:
-    def told(text: str) -> bool:
+    def reported(text: str) -> bool:
         return is_news(logging.LogRecord("root", logging.ERROR, "", 0, text, (), None))
 
-    assert not told("KeyboardInterrupt while sending command.")
-    assert not told("Exception while sending command.")
-    assert told("something else")
+    assert not reported("KeyboardInterrupt while sending command.")
+    assert not reported("Exception while sending command.")
+    assert reported("something else")
 
 
 def test_a_local_master_tries_its_tasks_twice_and_stays_on_loopback() -> None:
@@ -118,9 +118,9 @@ def test_the_driver_binds_to_the_address_that_faces_the_master() -> None:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        found = _placement(f"spark://127.0.0.1:{listening.getsockname()[1]}")
-    assert found["spark.driver.host"] == "127.0.0.1"
-    assert found["spark.executorEnv.PYTHONPATH"] == str(ROOT)
+        results = _placement(f"spark://127.0.0.1:{listening.getsockname()[1]}")
+    assert results["spark.driver.host"] == "127.0.0.1"
+    assert results["spark.executorEnv.PYTHONPATH"] == str(ROOT)
 
 
 def test_a_master_that_is_not_there_is_an_error_in_one_line() -> None:
@@ -147,8 +147,8 @@ def test_the_session_is_set_up_as_the_jobs_rely_on(spark: "SparkSession") -> Non
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert spark.sparkContext.uiWebUrl is None
     assert spark.sparkContext.getConf().get("spark.driver.bindAddress") == "127.0.0.1"
-    found = spark.range(2, numPartitions=2).mapInArrow(_interpreters, "python string").collect()
-    assert {row.python for row in found} == {sys.executable}
+    result = spark.range(2, numPartitions=2).mapInArrow(_interpreters, "python string").collect()
+    assert {row.python for row in result} == {sys.executable}
 
 
 def test_a_worker_whose_jvm_has_gone_has_no_last_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,9 +157,9 @@ def test_a_worker_whose_jvm_has_gone_has_no_last_words(capsys: pytest.CaptureFix
             raise error
         except Exception:
             print_unless_gone()
-    told = capsys.readouterr().err
-    assert told.count("Traceback") == 1
-    assert "ValueError: a fault" in told
+    reported = capsys.readouterr().err
+    assert reported.count("Traceback") == 1
+    assert "ValueError: a fault" in reported
 
 
 def _interpreters(batches):  # type: ignore[no-untyped-def]
@@ -207,7 +207,7 @@ def path_without_java(folder: Path) -> Path:
     """A PATH with the programs of this one's, all but Java's."""
     folder.mkdir()
     for name in ("bash", "sh", "env", "dirname", "cat", "ps", "tr", "uname", "nice", "ls", "id"):
-        if (found := shutil.which(name)) is not None:
-            (folder / name).symlink_to(found)
+        if (result := shutil.which(name)) is not None:
+            (folder / name).symlink_to(result)
     assert not re.search(r"java", " ".join(os.listdir(folder)))
     return folder

@@ -11,7 +11,7 @@ from broker.api_client import ApiClient
 from config import exit_codes
 from pipeline.errors import JobError
 from pipeline.jobs.snapshot import AsOf, SnapshotResult, snapshot
-from pipeline.progress import Silent
+from pipeline.progress import SilentReporter
 from pipeline.tables.as_of import parse_offsets, parse_time
 from pipeline.tables.opening import Broker
 from pipeline.tables.target import Format, target
@@ -39,7 +39,7 @@ def taken(
     table_format: Format = "parquet",
 ) -> SnapshotResult:
     place = target(str(path), table_format, overwrite=False)
-    return snapshot(spark, addresses, topic, place, as_of, told=Silent())
+    return snapshot(spark, addresses, topic, place, as_of, reporter=SilentReporter())
 
 
 @pytest.mark.spark
@@ -56,23 +56,26 @@ def test_a_state_as_of_offsets_is_what_was_there_then(
         )
     model = read_model(broker, topic)
     ends = {n: 1 + max(row.offset for row in model.rows if row.partition == n) for n in range(2)}
-    asked = [
+    requested = [
         {n: rng.randint(0, end) for n, end in ends.items()},
         {0: 0, 1: ends[1]},
         {0: rng.randint(1, ends[0]), 1: 1},
     ]
-    for number, offsets in enumerate(asked):
+    for number, offsets in enumerate(requested):
         path = tmp_path / f"t{number}"
         result = taken(spark, addresses, topic, path, AsOf(offsets))
         assert result.end_offsets == offsets
         assert_state(read_table(path, "parquet"), model, offsets)
-        for one in result.table.partitions:
-            below = [row for row in model.rows
-                     if row.partition == one.partition and row.offset < one.end_offset]  # fmt: skip
+        for state in result.table.partitions:
+            below = [
+                row
+                for row in model.rows
+                if row.partition == state.partition and row.offset < state.end_offset
+            ]
             keyless = sum(row.key is None for row in below)
-            assert (one.records, one.keyless) == (len(below), keyless)
-            live = len([n for n, _ in model.state(offsets) if n == one.partition])
-            assert one.live in (live, -1)  # not counted where records follow what was indexed
+            assert (state.records, state.keyless) == (len(below), keyless)
+            live = len([n for n, _ in model.state(offsets) if n == state.partition])
+            assert state.live in (live, -1)  # not counted where records follow what was indexed
 
 
 @pytest.mark.spark
@@ -83,8 +86,8 @@ def test_a_state_as_of_a_time_ends_before_the_first_later_record(
     for minute in range(5):
         at = START_MS + minute * 60_000
         write(broker, topic, [(b"a", b"%d" % minute)], partition=minute % 2, timestamp=at)
-    wanted = {-1: [], 0: [b"0"], 60_000: [b"0", b"1"], 179_999: [b"1", b"2"], 10**9: [b"3", b"4"]}
-    for place, (after, values) in enumerate(wanted.items()):
+    expected = {-1: [], 0: [b"0"], 60_000: [b"0", b"1"], 179_999: [b"1", b"2"], 10**9: [b"3", b"4"]}
+    for place, (after, values) in enumerate(expected.items()):
         path = tmp_path / f"t{place}"
         taken(spark, addresses, topic, path, AsOf(time_ms=START_MS + after), table_format="delta")
         assert sorted(read_table(path, "delta").column("value").to_pylist()) == values
@@ -105,7 +108,7 @@ def test_a_state_that_compaction_has_merged_is_refused_or_the_nearest_is_taken(
     with pytest.raises(JobError, match=r"was compacted up to 50.*--nearest"):
         taken(spark, addresses, topic, tmp_path / "t", AsOf({0: 30}))
     result = taken(spark, addresses, topic, tmp_path / "t", AsOf({0: 30}, nearest=True))
-    assert [(one.asked, one.taken) for one in result.moved] == [(30, 50)]
+    assert [(moved.asked, moved.taken) for moved in result.moved] == [(30, 50)]
     assert_state(read_table(tmp_path / "t", "parquet"), before)
     taken(spark, addresses, topic, tmp_path / "u", AsOf({0: 55}))
     assert_state(read_table(tmp_path / "u", "parquet"), model, {0: 55})
@@ -140,10 +143,11 @@ def test_all_records_are_copied_where_that_is_asked_for(
         spark, addresses, topic, tmp_path / "t", AsOf(all_records=True), table_format=table_format
     )
     table = read_table(tmp_path / "t", table_format)
-    found = {
-        (one["partition"], one["offset"]): (one["key"], one["value"]) for one in table.to_pylist()
+    results = {
+        (item["partition"], item["offset"]): (item["key"], item["value"])
+        for item in table.to_pylist()
     }
-    assert found == {(row.partition, row.offset): (row.key, row.value) for row in model.rows}
+    assert results == {(row.partition, row.offset): (row.key, row.value) for row in model.rows}
     half = {0: 100, 1: 50}
     taken(spark, addresses, topic, tmp_path / "u", AsOf(half, all_records=True))
     assert read_table(tmp_path / "u", "parquet").num_rows == 150

@@ -64,8 +64,8 @@ class Topic:
             places = [
                 TopicPartition(self.name, n) for n in client.partitions([self.name])[self.name]
             ]
-            found = client.offsets(dict.fromkeys(places, LATEST))
-        return {place.partition: offset for place, offset in found.items()}
+            results = client.offsets(dict.fromkeys(places, LATEST))
+        return {place.partition: offset for place, offset in results.items()}
 
     def delete_below(self, partition: int, offset: int) -> None:
         deleted = self.admin.delete_records([Place(self.name, partition, offset)])
@@ -142,8 +142,8 @@ def test_a_filter_that_is_pushed_down_gives_what_a_plain_one_gives(
     plain = spark.createDataFrame(every.collect(), every.schema)
     for condition in CONDITIONS:
         pushed = load(spark, filled, includeHeaders=True, pushDownPredicate=True)
-        wanted = sorted(map(repr, plain.where(condition).collect()))
-        assert sorted(map(repr, pushed.where(condition).collect())) == wanted, condition
+        expected = sorted(map(repr, plain.where(condition).collect()))
+        assert sorted(map(repr, pushed.where(condition).collect())) == expected, condition
 
 
 def test_pushed_down_filters_leave_whole_partitions_unread(
@@ -165,9 +165,9 @@ def test_uses_of_one_dataframe_do_not_get_each_others_filters(
 ) -> None:
     """Which is what Spark 4.3.0 does with a Python source that takes filters."""
     every = load(spark, filled)
-    one, two = every.where("partition = 1"), every.where("partition = 2 and offset < 7")
-    assert [one.count(), every.count(), two.count(), every.count()] == [100, 300, 7, 300]
-    assert one.unionAll(two).unionAll(every).count() == 407
+    item, two = every.where("partition = 1"), every.where("partition = 2 and offset < 7")
+    assert [item.count(), every.count(), two.count(), every.count()] == [100, 300, 7, 300]
+    assert item.unionAll(two).unionAll(every).count() == 407
 
 
 def test_bounds_are_taken_as_sparks_source_takes_them(spark: "SparkSession", filled: Topic) -> None:
@@ -175,8 +175,8 @@ def test_bounds_are_taken_as_sparks_source_takes_them(spark: "SparkSession", fil
     start = json.dumps({name: {"0": 90, "1": -2, "2": 100}})
     end = json.dumps({name: {"0": -1, "1": 3, "2": 100}})
     rows = load(spark, filled, startingOffsets=start, endingOffsets=end).collect()
-    found = sorted((row.partition, row.offset) for row in rows)
-    assert found == [(0, n) for n in range(90, 100)] + [(1, n) for n in range(3)]
+    results = sorted((row.partition, row.offset) for row in rows)
+    assert results == [(0, n) for n in range(90, 100)] + [(1, n) for n in range(3)]
     times = {"startingTimestamp": START_MS + 60_000, "endingTimestamp": START_MS + 90_000}
     assert load(spark, filled, **times).count() == 30
     assert load(spark, filled, assign=json.dumps({name: [2]})).count() == 100
@@ -216,10 +216,10 @@ def test_what_is_written_is_read_again(
     rows = load(spark, filled, includeHeaders=True)
     written = rows.selectExpr("key", "value", f"'{copy.name}' as topic", "partition", "headers")
     save(written, broker)
-    found = load(spark, copy, includeHeaders=True)
+    result = load(spark, copy, includeHeaders=True)
     columns = ("key", "value", "partition", "headers")
-    wanted = sorted(map(repr, rows.select(*columns).collect()))
-    assert sorted(map(repr, found.select(*columns).collect())) == wanted
+    expected = sorted(map(repr, rows.select(*columns).collect()))
+    assert sorted(map(repr, result.select(*columns).collect())) == expected
 
 
 def save(rows: "DataFrame", broker: VarveBroker, **options: str) -> None:
@@ -233,8 +233,8 @@ def test_texts_are_written_and_other_columns_passed_over(
     made = Topic(broker, topic)
     rows = spark.createDataFrame([("k", "vü", 7)], "key string, value string, other int")
     save(rows, broker, topic=topic)
-    (found,) = load(spark, made).collect()
-    assert (found.key, found.value) == (b"k", "vü".encode())
+    (result,) = load(spark, made).collect()
+    assert (result.key, result.value) == (b"k", "vü".encode())
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def test_a_task_that_fails_is_run_again_and_its_rows_are_all_there(
 
     rows = spark.range(0, 500, 1, 1).selectExpr("cast(id as string) as key", "'v' as value")
     save(rows.mapInArrow(fail_once, rows.schema), broker, topic=topic)
-    found = [row.key for row in load(spark, made).collect()]
-    assert set(found) == {b"%d" % n for n in range(500)}
+    results = [row.key for row in load(spark, made).collect()]
+    assert set(results) == {b"%d" % n for n in range(500)}
 
 
 def test_a_write_that_is_refused_fails_the_query(
@@ -324,9 +324,9 @@ def test_a_stream_reads_what_is_new_since_its_checkpoint(
     with BulkProducer(broker.bootstrap) as producer:
         producer.send(filled.name, b"new", b"partition", partition=3)
     assert sum(run_stream(spark, filled, copy.name, tmp_path / "c", **options)) == 51
-    found = load(spark, copy).select("key", "value").collect()
-    wanted = load(spark, filled).select("key", "value").collect()
-    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+    result = load(spark, copy).select("key", "value").collect()
+    expected = load(spark, filled).select("key", "value").collect()
+    assert sorted(map(repr, result)) == sorted(map(repr, expected))
 
 
 def test_a_stream_begins_at_the_end_where_nothing_is_said(

@@ -24,7 +24,7 @@ from pyspark_varve.offsets import Range, from_json, limited, split, to_json
 from pyspark_varve.options import (
     AtTime,
     Edge,
-    Given,
+    ExplicitOffsets,
     OptionError,
     SourceOptions,
     producer_settings,
@@ -37,10 +37,10 @@ P0, P1, P2 = (TopicPartition("t", n) for n in range(3))
 
 
 def read(is_stream: bool = False, **options: str) -> SourceOptions:
-    given = {"kafka.bootstrap.servers": "h:1"} | options
+    values = {"kafka.bootstrap.servers": "h:1"} | options
     if not {"assign", "subscribe", "subscribePattern"} & set(options):
-        given["subscribe"] = "t"
-    return read_source_options(given, columns=COLUMNS, is_stream=is_stream)
+        values["subscribe"] = "t"
+    return read_source_options(values, columns=COLUMNS, is_stream=is_stream)
 
 
 def test_defaults_are_those_of_sparks_source() -> None:
@@ -56,19 +56,19 @@ def test_defaults_are_those_of_sparks_source() -> None:
 
 
 def test_names_are_case_insensitive_and_values_are_not() -> None:
-    found = read(SUBSCRIBE="Orders,b , a", STARTINGOFFSETS="EARLIEST", subscribe="Orders,b , a")
-    assert found.subscription.topics == ("Orders", "a", "b")
-    assert found.starting is Edge.EARLIEST
+    options = read(SUBSCRIBE="Orders,b , a", STARTINGOFFSETS="EARLIEST", subscribe="Orders,b , a")
+    assert options.subscription.topics == ("Orders", "a", "b")
+    assert options.starting is Edge.EARLIEST
 
 
 def test_bounds_are_read_in_sparks_order() -> None:
     each = json.dumps({"t": {"0": 5, "1": -2}})
-    assert read(startingOffsets=each).starting == Given({P0: 5, P1: -2})
+    assert read(startingOffsets=each).starting == ExplicitOffsets({P0: 5, P1: -2})
     times = json.dumps({"t": {"0": 1000}})
-    found = read(startingOffsets=each, startingOffsetsByTimestamp=times)
-    assert found.starting == AtTime(None, {P0: 1000})
-    found = read(startingOffsetsByTimestamp=times, startingTimestamp="7", endingTimestamp="9")
-    assert (found.starting, found.ending) == (AtTime(7, {}), AtTime(9, {}))
+    options = read(startingOffsets=each, startingOffsetsByTimestamp=times)
+    assert options.starting == AtTime(None, {P0: 1000})
+    options = read(startingOffsetsByTimestamp=times, startingTimestamp="7", endingTimestamp="9")
+    assert (options.starting, options.ending) == (AtTime(7, {}), AtTime(9, {}))
     assert read(assign='{"t":[1,0]}').subscription.assigned == (P0, P1)
 
 
@@ -123,8 +123,8 @@ def test_columns_are_those_there_are(columns: str) -> None:
 
 
 def test_a_producer_gets_what_stands_behind_kafka() -> None:
-    given = {"kafka.bootstrap.servers": "h:1", "kafka.linger.ms": "5", "topic": "t"}
-    assert producer_settings(given) == {"linger.ms": "5"}
+    values = {"kafka.bootstrap.servers": "h:1", "kafka.linger.ms": "5", "topic": "t"}
+    assert producer_settings(values) == {"linger.ms": "5"}
 
 
 def test_ranges_are_cut_and_never_put_together() -> None:
@@ -170,7 +170,7 @@ def pushed(*filters: Any) -> tuple[Narrowed, list[Any]]:
 
 
 def test_filters_of_offsets_and_partitions_are_taken_over() -> None:
-    narrowed, left = pushed(
+    narrowed, remaining = pushed(
         GreaterThan(("offset",), 10),
         LessThanOrEqual(("offset",), 20),
         GreaterThanOrEqual(("partition",), 1),
@@ -178,11 +178,11 @@ def test_filters_of_offsets_and_partitions_are_taken_over() -> None:
         EqualTo(("topic",), "t"),
         IsNotNull(("offset",)),
     )
-    assert left == []
+    assert remaining == []
     assert (narrowed.first_offset, narrowed.end_offset) == (11, 21)
     assert [p for p in (P0, P1, P2, TopicPartition("u", 1)) if narrowed.wants(p)] == [P1]
-    narrowed, left = pushed(In(("partition",), (0, 2)), In(("topic",), ("t", "u")))
-    assert left == []
+    narrowed, remaining = pushed(In(("partition",), (0, 2)), In(("topic",), ("t", "u")))
+    assert remaining == []
     assert [p for p in (P0, P1, P2) if narrowed.wants(p)] == [P0, P2]
 
 
@@ -200,8 +200,8 @@ def test_what_is_only_narrowed_or_not_known_is_left_to_spark() -> None:
         LessThan(("timestamp",), since),
         EqualTo(("headers", "key"), "x"),
     ]
-    narrowed, left = pushed(*filters)
-    assert left == filters
+    narrowed, remaining = pushed(*filters)
+    assert remaining == filters
     assert (narrowed.first_offset, narrowed.end_offset) == (5, 10)
     assert narrowed.from_ms == round(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000) + 1
     assert narrowed.wants(P0)

@@ -60,13 +60,13 @@ def varve(broker: VarveBroker, *arguments: str) -> str:
 
 
 def jobs(broker: VarveBroker, topic: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(broker.get(f"{API}/history?topic={topic}"))["jobs"]
-    return found
+    document: list[dict[str, Any]] = json.loads(broker.get(f"{API}/history?topic={topic}"))["jobs"]
+    return document
 
 
 def spark(broker: VarveBroker) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(broker.get(API))["spark"]
-    return found
+    document: dict[str, Any] = json.loads(broker.get(API))["spark"]
+    return document
 
 
 def test_what_is_large_is_cleaned_on_spark_without_being_asked(
@@ -79,8 +79,8 @@ def test_what_is_large_is_cleaned_on_spark_without_being_asked(
     assert "Spark (local[2])" in varve(broker, "explain", topic, "0")
     wait_until(lambda: len(jobs(broker, topic)) >= 2, "both are cleaned", SECONDS)
     wait_until(lambda: sorted(read_all(broker, topic)) == sorted(last.items()), "compact", SECONDS)
-    assert {one["engine"] for one in jobs(broker, topic)} == {"spark"}
-    assert {one["outcome"] for one in jobs(broker, topic)} == {"finished"}
+    assert {job["engine"] for job in jobs(broker, topic)} == {"spark"}
+    assert {job["outcome"] for job in jobs(broker, topic)} == {"finished"}
     wait_until(lambda: spark(broker)["job"] is None, "the job ends", SECONDS)
     assert "spark (local[2]): idle" in varve(broker, "status")
 
@@ -93,7 +93,7 @@ def test_a_pause_ends_the_job_and_gives_its_lease_back(broker: VarveBroker, topi
     for number in range(2):
         varve(broker, "pause", topic, str(number))
     wait_until(lambda: spark(broker)["job"] is None, "it ends", SECONDS)
-    assert {one["outcome"] for one in jobs(broker, topic)} == {"aborted"}
+    assert {job["outcome"] for job in jobs(broker, topic)} == {"aborted"}
     assert sorted(read_all(broker, topic)) == before
     runs = json.loads(broker.get("/api/v1/offline-runs"))["runs"]
     assert {run["state"] for run in runs} <= {"abandoned"}
@@ -111,7 +111,7 @@ def test_without_a_master_the_workers_clean_and_other_settings_bring_spark_back(
         wait_until(
             lambda: sorted(read_all(broker, topic)) == sorted(last.items()), "compact", SECONDS
         )
-        assert [one["engine"] for one in jobs(broker, topic) if one["outcome"] == "finished"] == [
+        assert [job["engine"] for job in jobs(broker, topic) if job["outcome"] == "finished"] == [
             "",
             "",
         ]

@@ -23,10 +23,10 @@ def engine(spark: "SparkSession") -> SparkEngine:
 
 def test_results_come_in_the_order_of_the_tasks(engine: SparkEngine) -> None:
     tasks = [b"%d" % (number * 7919 % 100) for number in range(40)]
-    told: list[int] = []
-    assert engine.run("echo", tasks, progress=told.append) == tasks
-    assert told == sorted(told)
-    assert told[-1] == 40
+    reported: list[int] = []
+    assert engine.run("echo", tasks, progress=reported.append) == tasks
+    assert reported == sorted(reported)
+    assert reported[-1] == 40
     assert engine.run("echo", []) == []
 
 

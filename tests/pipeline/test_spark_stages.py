@@ -59,8 +59,8 @@ def test_engines_leave_the_same_of_any_log(
         made = [written(data, Path(folder, str(number))) for number in range(PARTITIONS)]
         for limits in (Limits(memory_bytes=1 << 20), any_limits(rng, shards=rng.randint(1, 4))):
             for engine in (SparkEngine(spark), local):
-                found = clean_partitions(engine, made, source_of, limits)
-                for job, cleaned in zip(made, found, strict=True):
+                cleaneds = clean_partitions(engine, made, source_of, limits)
+                for job, cleaned in zip(made, cleaneds, strict=True):
                     assert_same(ENV, cleaned, job)
 
 

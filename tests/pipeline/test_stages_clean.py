@@ -32,8 +32,8 @@ def prepared(*segments: Segment, **changes: object) -> tuple[MemoryEnv, CleanJob
 def cleaned(env: MemoryEnv, job: CleanJob, limits: Limits = IN_SHARDS) -> list[str]:
     """Clean and compare -> the stages whose tasks were run."""
     engine = DirectEngine(env)
-    (found,) = clean_partitions(engine, [job], source_of, limits)
-    assert_same(env, found, job)
+    (cleaned_partition,) = clean_partitions(engine, [job], source_of, limits)
+    assert_same(env, cleaned_partition, job)
     return engine.ran
 
 
@@ -52,8 +52,10 @@ def test_every_task_is_told_of_the_segments_that_it_reads_alone() -> None:
 
     class Noting(DirectEngine):
         def run(self, stage: str, tasks: Sequence[bytes], **more: Any) -> list[bytes]:
-            told = [json.loads(task)["job"]["groups"] for task in tasks]
-            named[stage] = [[one["base_offset"] for group in job for one in group] for job in told]
+            document = [json.loads(task)["job"]["groups"] for task in tasks]
+            named[stage] = [
+                [item["base_offset"] for group in job for item in group] for job in document
+            ]
             return super().run(stage, tasks, **more)
 
     clean_partitions(Noting(env), [job], source_of, IN_SHARDS)
@@ -77,9 +79,12 @@ def test_records_of_the_clean_section_stay_beside_older_ones_of_their_key_there(
         segment(3, [batch(record(3, "b"), record(4, "c"))], 5),
         first_dirty_offset=3,
     )
-    (found,) = clean_partitions(DirectEngine(env), [job], source_of, IN_SHARDS)
-    assert (found.report.records_before, found.report.records_after) == (5, 4)
-    assert_same(env, found, job)
+    (cleaned_partition,) = clean_partitions(DirectEngine(env), [job], source_of, IN_SHARDS)
+    assert (cleaned_partition.report.records_before, cleaned_partition.report.records_after) == (
+        5,
+        4,
+    )
+    assert_same(env, cleaned_partition, job)
 
 
 def test_batches_wider_than_any_window_are_filtered_by_their_survivors() -> None:
@@ -111,9 +116,9 @@ def test_a_partition_whose_keys_do_not_fit_after_all_is_cut_up() -> None:
     env, job = prepared(segment(0, records[:100], 100), segment(100, records[100:], 200))
     engine = DirectEngine(env)
     limits = Limits(memory_bytes=1000)
-    (found,) = clean_partitions(engine, [job], source_of, limits)
+    (cleaned_partition,) = clean_partitions(engine, [job], source_of, limits)
     assert engine.ran[:2] == ["whole", "combine"]
-    assert_same(env, found, job)
+    assert_same(env, cleaned_partition, job)
 
 
 def test_a_partition_without_records_comes_to_nothing() -> None:
@@ -134,10 +139,10 @@ def test_partitions_go_through_the_stages_together() -> None:
     first = write_segments(env, [segment(0, [batch(record(0, "a"), record(1, "a"))], 2)])
     jobs = [clean_job([first]), clean_job([first], run_id="run2"), clean_job([first], run_id="r3")]
     engine = DirectEngine(env)
-    found = clean_partitions(engine, jobs, source_of, replace(IN_SHARDS, shards=1))
+    cleaneds = clean_partitions(engine, jobs, source_of, replace(IN_SHARDS, shards=1))
     assert engine.ran == ["combine"] * 3 + ["merge"] * 3 + ["rewrite"] * 3
-    for job, one in zip(jobs, found, strict=True):
-        assert_same(env, one, job)
+    for job, cleaned_partition in zip(jobs, cleaneds, strict=True):
+        assert_same(env, cleaned_partition, job)
 
 
 def test_warming_up_compiles_all_that_stages_call() -> None:

@@ -66,15 +66,15 @@ def damage(env: MemoryEnv, job: CleanJob, rng: random.Random) -> str:
     path = f"{job.directory}/{file_name(source.base_offset, LOG)}"
     file = env.open(path, write=True)
     at = rng.randrange(source.size_bytes)
-    what = rng.choice(["flip", "flip", "cut", "zeros"])
-    if what == "cut":
+    subject = rng.choice(["flip", "flip", "cut", "zeros"])
+    if subject == "cut":
         file.truncate(at)
-    elif what == "zeros":
+    elif subject == "zeros":
         file.pwrite(bytes(min(70, source.size_bytes - at)), at)
     else:
         file.pwrite(bytes([(file.pread(1, at) or b"\0")[0] ^ (1 << rng.randrange(8))]), at)
     file.close()
-    return f"{what} at {at} of {path}"
+    return f"{subject} at {at} of {path}"
 
 
 def outcome(env: MemoryEnv, job: CleanJob) -> type[StorageError] | None:
@@ -119,7 +119,7 @@ def test_indexes_that_contradict_the_markers_fail_the_stages_as_they_fail_the_cl
     entry = entries.pop(rng.randrange(len(entries)))
     if rng.random() < 0.5:
         entries.append(entry._replace(last_offset=entry.last_offset - 1))
-    job = replace(job, aborted=tuple(sorted(entries, key=lambda one: one.last_offset)))
+    job = replace(job, aborted=tuple(sorted(entries, key=lambda entry: entry.last_offset)))
     failed = outcome(env, job)
     for limits in some_limits(rng):
         if failed is None:

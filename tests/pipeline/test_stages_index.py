@@ -35,7 +35,7 @@ class Model:
         self.aborted: dict[int, int] = {}
         self.control: dict[int, int] = {}
         self.batches: dict[int, int] = {}
-        for source in (one for group in job.groups for one in group):
+        for source in (source for group in job.groups for source in group):
             base = source.base_offset
             self.records[base], self.aborted[base] = [], 0
             self.control[base] = self.batches[base] = 0
@@ -43,26 +43,28 @@ class Model:
             for position, header in walk_headers(data):
                 self.batches[base] += 1
                 batch = data[position : position + header.size_bytes]
-                found = [
-                    one
-                    for one in decode_records(batch, read_header(batch))
-                    if one.offset >= job.log_start_offset
+                records = [
+                    record
+                    for record in decode_records(batch, read_header(batch))
+                    if record.offset >= job.log_start_offset
                 ]
                 if header.is_control:
-                    self.control[base] += len(found)
+                    self.control[base] += len(records)
                 elif header.is_transactional and any(
                     entry.producer_id == header.producer_id
                     and entry.first_offset <= header.base_offset
                     and header.last_offset <= entry.last_offset
                     for entry in job.aborted
                 ):
-                    self.aborted[base] += len(found)
+                    self.aborted[base] += len(records)
                 else:
-                    self.records[base] += found
-                    self.last |= {one.key: one for one in found if one.key is not None}
+                    self.records[base] += records
+                    self.last |= {
+                        record.key: record for record in records if record.key is not None
+                    }
 
     def offsets(self, *, deletes: bool) -> set[int]:
-        return {one.offset for one in self.last.values() if (one.value is None) == deletes}
+        return {record.offset for record in self.last.values() if (record.value is None) == deletes}
 
 
 def check(env: Env, job: CleanJob, index: PartitionIndex) -> None:
@@ -70,35 +72,39 @@ def check(env: Env, job: CleanJob, index: PartitionIndex) -> None:
     assert index.keys == len(model.last)
     assert index.damaged == ()
     files = [
-        SurvivorsFile(env, f"{out_of(job)}/{one.folder}/{name}")
-        for one in index.survivors
-        for name in one.names
+        SurvivorsFile(env, f"{out_of(job)}/{survivor_files.folder}/{name}")
+        for survivor_files in index.survivors
+        for name in survivor_files.names
     ]
     live, deletes = model.offsets(deletes=False), model.offsets(deletes=True)
-    sources = [one for group in job.groups for one in group]
-    assert [one.base_offset for one in index.counts] == [one.base_offset for one in sources]
+    sources = [source for group in job.groups for source in group]
+    assert [counts.base_offset for counts in index.counts] == [
+        source.base_offset for source in sources
+    ]
     for source, counts in zip(sources, index.counts, strict=True):
         base, end = source.base_offset, source.next_base_offset
-        for kind, wanted in ((Kind.LIVE, live), (Kind.DELETES, deletes)):
-            found = read_survivors(files, base, end, kind)
-            inside = sorted(offset for offset in wanted if base <= offset < end)
-            assert found.listed().tolist() == inside
-            assert found.count == len(inside)
-            told = counts.live if kind is Kind.LIVE else counts.tombstones
-            assert told == len(inside)
-            asked = np.array([*inside, base - 1, end, base, end - 1], dtype=np.int64)
-            assert found.contains(asked).tolist() == [one in inside for one in asked.tolist()]
+        for kind, expected in ((Kind.LIVE, live), (Kind.DELETES, deletes)):
+            survivors = read_survivors(files, base, end, kind)
+            inside = sorted(offset for offset in expected if base <= offset < end)
+            assert survivors.listed().tolist() == inside
+            assert survivors.count == len(inside)
+            reported = counts.live if kind is Kind.LIVE else counts.tombstones
+            assert reported == len(inside)
+            requested = np.array([*inside, base - 1, end, base, end - 1], dtype=np.int64)
+            assert survivors.contains(requested).tolist() == [
+                item in inside for item in requested.tolist()
+            ]
         records = model.records[base]
-        times = [one.timestamp for one in records]
+        times = [record.timestamp for record in records]
         assert counts.batches == model.batches[base]
         assert counts.records == len(records) + model.aborted[base]
         assert counts.aborted == model.aborted[base]
         assert counts.control == model.control[base]
-        assert counts.keyless == sum(one.key is None for one in records)
-        keyed = [one for one in records if one.key is not None]
-        assert counts.null_values == sum(one.value is None for one in keyed)
-        assert counts.key_bytes == sum(len(one.key or b"") for one in keyed)
-        assert counts.value_bytes == sum(len(one.value or b"") for one in records)
+        assert counts.keyless == sum(record.key is None for record in records)
+        keyed = [record for record in records if record.key is not None]
+        assert counts.null_values == sum(record.value is None for record in keyed)
+        assert counts.key_bytes == sum(len(record.key or b"") for record in keyed)
+        assert counts.value_bytes == sum(len(record.value or b"") for record in records)
         assert (counts.first_ms, counts.last_ms) == (
             (min(times), max(times)) if times else (-1, -1)
         )
@@ -144,5 +150,5 @@ def test_an_index_tells_of_damage_and_of_what_stands_before_it(seed: int) -> Non
         (index,) = index_partitions(DirectEngine(env), [job], source_of, limits)
         indexes.append(replace(index, survivors=()))
     assert indexes[0] == indexes[1]
-    broken = {one.base_offset for one in indexes[0].damaged}
-    assert broken <= {one.base_offset for one in indexes[0].counts}
+    broken = {damaged_segment.base_offset for damaged_segment in indexes[0].damaged}
+    assert broken <= {counts.base_offset for counts in indexes[0].counts}

@@ -53,13 +53,13 @@ def test_processes_leave_what_the_cleaner_leaves(
     engine: LocalEngine, tmp_path: Path, limits: Limits
 ) -> None:
     jobs = jobs_on_disk(tmp_path, 4)
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
     results = clean_partitions(
-        engine, jobs, source_of, limits, progress=lambda *news: told.append(news)
+        engine, jobs, source_of, limits, progress=lambda *news: reported.append(news)
     )
     for job, cleaned in zip(jobs, results, strict=True):
         assert_same(RealEnv(), cleaned, job)
-    stages = [stage for stage, done, total in told if done == total]
+    stages = [stage for stage, done, total in reported if done == total]
     assert stages == (["whole"] if limits is WHOLE else ["combine", "merge", "rewrite"])
 
 
@@ -73,13 +73,13 @@ def test_a_process_killed_while_it_writes_leaves_only_its_own_folder(
     with LocalEngine(2, registry="tests.pipeline.dying_stages") as engine:
         results = clean_partitions(engine, jobs, source_of, limits)
     assert (tmp_path / "killed").exists()
-    left = 0
+    remaining = 0
     for job, cleaned in zip(jobs, results, strict=True):
         names = {path.name for path in Path(out_of(job)).iterdir()}
         outputs = {name for name in names if not name.startswith("scratch-")}
-        left += len(outputs - set(cleaned.folders))
+        remaining += len(outputs - set(cleaned.folders))
         assert_same(RealEnv(), cleaned, job)
-    assert left >= 1, "the attempt that was killed has left its folder"
+    assert remaining >= 1, "the attempt that was killed has left its folder"
     assert [sorted(Path(job.directory).iterdir()) for job in jobs] == before
 
 

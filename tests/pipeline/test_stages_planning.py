@@ -64,8 +64,8 @@ def test_there_are_shards_for_every_worker_and_for_the_memory() -> None:
     assert shards_for(1000, 8, Limits(parallelism=4)) == 4
     assert shards_for(1000, 2, Limits(parallelism=4)) == 2, "no more than there is to read"
     keys = 8 << 30
-    wanted = keys // RECORDS_PER_KEY_HOPED * 24 * 10 // 9 * 2 // (1 << 30)
-    assert shards_for(keys, 100, Limits()) in {wanted, wanted + 1}
+    expected = keys // RECORDS_PER_KEY_HOPED * 24 * 10 // 9 * 2 // (1 << 30)
+    assert shards_for(keys, 100, Limits()) in {expected, expected + 1}
     assert shards_for(1 << 60, 100, Limits()) == SHARDS_MAX
     assert shards_for(1 << 60, 100, Limits(shards=3)) == 3
 
@@ -74,11 +74,11 @@ def test_there_are_shards_for_every_worker_and_for_the_memory() -> None:
 def test_stretches_hold_everything_once_and_are_as_long_as_may_be(
     sizes: list[int], wanted: int
 ) -> None:
-    found = stretches(enumerate(sizes), wanted)
-    assert [place for one in found for place in one] == list(range(len(sizes)))
-    total = [sum(sizes[place] for place in one) for one in found]
-    assert all(size <= wanted or len(one) == 1 for size, one in zip(total, found, strict=True))
-    for size, following in zip(total, found[1:], strict=False):
+    results = stretches(enumerate(sizes), wanted)
+    assert [place for item in results for place in item] == list(range(len(sizes)))
+    total = [sum(sizes[place] for place in item) for item in results]
+    assert all(size <= wanted or len(item) == 1 for size, item in zip(total, results, strict=True))
+    for size, following in zip(total, results[1:], strict=False):
         assert size + sizes[following[0]] > wanted
 
 

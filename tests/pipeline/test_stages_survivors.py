@@ -33,13 +33,13 @@ def survivors_of(base: int, width: int, offsets: list[int]) -> Survivors:
 @given(st.data(), st.sampled_from([0, 5, 1 << 40]), WIDTHS)
 def test_a_set_holds_its_offsets_in_either_form(data: st.DataObject, base: int, width: int) -> None:
     offsets = data.draw(sets(base, width))
-    found = survivors_of(base, width, offsets)
-    assert (found.bits is None) != (found.offsets is None)
-    assert len(found.to_bytes()) <= max(8 * len(offsets), 1)
-    assert found.listed().tolist() == offsets
-    assert found.count == len(offsets)
-    listed = found.offsets is not None
-    again = Survivors.from_bytes(base, base + width, found.to_bytes(), listed=listed)
+    survivors = survivors_of(base, width, offsets)
+    assert (survivors.bits is None) != (survivors.offsets is None)
+    assert len(survivors.to_bytes()) <= max(8 * len(offsets), 1)
+    assert survivors.listed().tolist() == offsets
+    assert survivors.count == len(offsets)
+    listed = survivors.offsets is not None
+    again = Survivors.from_bytes(base, base + width, survivors.to_bytes(), listed=listed)
     assert again.listed().tolist() == offsets
 
 
@@ -48,8 +48,8 @@ def test_a_union_holds_what_its_parts_hold(data: st.DataObject, width: int) -> N
     parts = data.draw(st.lists(sets(40, width), min_size=1, max_size=4))
     many = list(range(40, 40 + min(width, 3000)))  # a bitmap among lists, where that can be
     parts += [many] if data.draw(st.booleans()) else []
-    found = Survivors.union([survivors_of(40, width, one) for one in parts])
-    assert found.listed().tolist() == sorted({offset for one in parts for offset in one})
+    survivors = Survivors.union([survivors_of(40, width, part) for part in parts])
+    assert survivors.listed().tolist() == sorted({offset for part in parts for offset in part})
 
 
 @given(st.data(), st.sampled_from([9, 1000, 1 << 31]))
@@ -65,15 +65,17 @@ def test_the_second_pass_is_given_every_bit_of_its_windows(data: st.DataObject, 
     bits = np.zeros(((end - begin) >> 3) + 1, dtype=np.uint8)
     source.mark(bits, begin, end)
     marked = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + begin
-    assert [one for one in marked.tolist() if one < end] == [
-        one for one in offsets if begin <= one < end
+    assert [item for item in marked.tolist() if item < end] == [
+        offset for offset in offsets if begin <= offset < end
     ]
 
 
 def test_offsets_are_cut_at_the_segments() -> None:
     offsets = np.array([3, 10, 11, 35], dtype=np.int64)
-    found = list(cut(offsets, [(0, 10), (10, 20), (20, 30), (30, 1 << 40)]))
-    assert [(one.base_offset, one.listed().tolist()) for one in found] == [
+    all_survivors = list(cut(offsets, [(0, 10), (10, 20), (20, 30), (30, 1 << 40)]))
+    assert [
+        (survivors.base_offset, survivors.listed().tolist()) for survivors in all_survivors
+    ] == [
         (0, [3]),
         (10, [10, 11]),
         (30, [35]),
@@ -128,13 +130,13 @@ def test_rows_come_back_by_shard_and_in_their_order() -> None:
     files = writer.close()
     assert sorted(files) == ["0", "1", "2", "3", "4"]
     seen = []
-    for shard, told in files.items():
+    for shard, row_file in files.items():
         pieces = [
-            piece[: 3 * found].reshape(-1, 3).copy()
-            for piece, found in read_rows(env, f"d/{told.name}", told)
+            piece[: 3 * result].reshape(-1, 3).copy()
+            for piece, result in read_rows(env, f"d/{row_file.name}", row_file)
         ]
         together = np.concatenate(pieces)
-        assert len(together) == told.rows
+        assert len(together) == row_file.rows
         assert ((together[:, 0] >> np.uint64(32)) * 5 >> np.uint64(32) == int(shard)).all()
         assert (np.diff(together[:, 2].astype(np.int64)) > 0).all()
         seen.append(together)
@@ -148,11 +150,11 @@ def test_damaged_rows_are_never_believed(how: str) -> None:
     env.mkdir("d")
     writer = RowWriter(env, "d", "dirty", 1)
     writer.add(np.arange(1, 31, dtype=np.uint64), 10)
-    told = writer.close()["0"]
-    data = env.read_file(f"d/{told.name}")
+    row_file = writer.close()["0"]
+    data = env.read_file(f"d/{row_file.name}")
     spoilt = {"flip": data[:50] + b"\xff" + data[51:], "cut": data[:-1], "longer": data + b"x"}
-    file = env.open(f"d/{told.name}", create=True, truncate=True)
+    file = env.open(f"d/{row_file.name}", create=True, truncate=True)
     file.pwrite(spoilt[how], 0)
     file.close()
     with pytest.raises(CorruptRowsError):
-        list(read_rows(env, f"d/{told.name}", told))
+        list(read_rows(env, f"d/{row_file.name}", row_file))

@@ -16,7 +16,7 @@ from config import exit_codes
 from pipeline.errors import JobError
 from pipeline.jobs import stream
 from pipeline.jobs.stream import StreamResult, follow
-from pipeline.progress import Silent
+from pipeline.progress import SilentReporter
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delete_guard import DeleteGuard
 from pipeline.tables.opening import Broker
@@ -45,7 +45,7 @@ def caught_up(
 ) -> StreamResult:
     options = {"forms": EXACT, **options}
     with as_job_errors():
-        return follow(spark, addresses, topic, str(path), told=Silent(), **options)
+        return follow(spark, addresses, topic, str(path), reporter=SilentReporter(), **options)
 
 
 def test_a_table_follows_its_topic_over_restarts(

@@ -20,7 +20,7 @@ from broker.api_client import ApiClient
 from config import exit_codes
 from pipeline.engines import LocalEngine
 from pipeline.jobs.survey import SurveyResult, answer, survey_topic
-from pipeline.progress import Silent
+from pipeline.progress import SilentReporter
 from pipeline.records.fingerprints import fingerprints
 from pipeline.report.figures import (
     TopicFigures,
@@ -51,7 +51,12 @@ def addresses(broker: VarveBroker) -> Broker:
 def surveyed(addresses: Broker, topic: str, **limits: int) -> TopicFigures:
     with LocalEngine(1) as engine:
         return survey_topic(
-            engine, addresses, topic, limits=Limits(**limits), engine_name="local", told=Silent()
+            engine,
+            addresses,
+            topic,
+            limits=Limits(**limits),
+            engine_name="local",
+            reporter=SilentReporter(),
         )
 
 
@@ -63,18 +68,18 @@ def test_spark_finds_what_processes_find(
 
     make_topic(broker, topic, cleanup_policy="delete")
     fill(broker, topic, random.Random(4), records=1000, keyless=0.03)
-    found = survey_topic(
+    figures = survey_topic(
         SparkEngine(spark), addresses, topic, limits=Limits(), engine_name="spark",
-        transport="http", told=Silent(),
+        transport="http", reporter=SilentReporter(),
     )  # fmt: skip
-    assert found == surveyed(addresses, topic)
+    assert figures == surveyed(addresses, topic)
 
 
 def lives_of(model: Model) -> tuple[list[int], int]:
     """How many offsets each superseded record lived for, and how many records are live."""
     last: dict[tuple[int, bytes], Any] = {}
     ended = []
-    for row in sorted(model.rows, key=lambda one: (one.partition, one.offset)):
+    for row in sorted(model.rows, key=lambda row: (row.partition, row.offset)):
         if row.key is None:
             continue
         before = last.get((row.partition, row.key))
@@ -101,14 +106,14 @@ def test_counts_are_those_of_the_records(
     assert figures.total("tombstones") == len(keys) - len(live)
     assert figures.total("keyless") == len(model.rows) - len(keyed)
     assert figures.total("garbage") == len(keyed) - len(keys)
-    assert figures.total("size_bytes") == sum(one.size_bytes for one in figures.segments)
+    assert figures.total("size_bytes") == sum(segment.size_bytes for segment in figures.segments)
     assert figures.skew.records == len(keyed)
     assert figures.policy == "compact"
-    assert [one.setting for one in figures.advice] == [
+    assert [advice.setting for advice in figures.advice] == [
         "cleanup.policy", "min.cleanable.dirty.ratio", "segment.bytes", "min.compaction.lag.ms",
         "delete.retention.ms",
     ]  # fmt: skip
-    assert all(one.why for one in figures.advice)
+    assert all(advice.why for advice in figures.advice)
     ended, lasting = lives_of(model)
     if not limits:
         assert (figures.survival.ended, figures.survival.cut) == (len(ended), lasting)
@@ -117,8 +122,8 @@ def test_counts_are_those_of_the_records(
         counts: dict[tuple[int, bytes | None], int] = {}
         for row in keyed:
             counts[row.partition, row.key] = counts.get((row.partition, row.key), 0) + 1
-        wanted = sorted(counts.values(), reverse=True)[:20]
-        assert [count for _, count, _ in figures.skew.top] == wanted
+        expected = sorted(counts.values(), reverse=True)[:20]
+        assert [count for _, count, _ in figures.skew.top] == expected
         for key, count, share in figures.skew.top:
             assert count in {counts.get((n, b64decode(key))) for n in range(2)}
             assert share == count / len(keyed)
@@ -234,12 +239,12 @@ def test_a_report_needs_nothing_else_and_escapes_what_it_shows(
     figures = surveyed(addresses, topic)
     figures.topic = '"><img src=x onerror=alert(1)>'
     text = page([figures, figures], made_ms=0)
-    found = Tags()
-    found.feed(text)
-    assert not found.tags & {"script", "img", "link", "iframe", "object", "image"}
-    assert all(link.startswith("#") for link in found.links)
-    assert len(found.ids) == len(set(found.ids))
-    assert found.tags >= {"svg", "path", "text", "table", "figure"}
+    tags = Tags()
+    tags.feed(text)
+    assert not tags.tags & {"script", "img", "link", "iframe", "object", "image"}
+    assert all(link.startswith("#") for link in tags.links)
+    assert len(tags.ids) == len(set(tags.ids))
+    assert tags.tags >= {"svg", "path", "text", "table", "figure"}
     assert "prefers-color-scheme: dark" in text
     assert "\u202e" not in text
     assert not re.findall(r"(?:https?:)?//[a-z]", re.sub(r'xmlns(:\w+)?="[^"]*"', "", text))
@@ -264,10 +269,10 @@ def test_the_command_writes_its_files(broker: VarveBroker, topic: str, tmp_path:
     files = ("--html", str(tmp_path / "r.html"), "--out", str(tmp_path / "s.parquet"))
     done = run(broker, topic, "--json", "--processes", "1", *files)
     assert (done.returncode, done.stderr) == (exit_codes.DONE, "")
-    (told,) = json.loads(done.stdout)["topics"]
-    assert told["totals"]["records"] == 2000
-    assert told["totals"]["live"] == 7
-    assert told["skew"]["top"][0]["key_text"].startswith("'")
+    (document,) = json.loads(done.stdout)["topics"]
+    assert document["totals"]["records"] == 2000
+    assert document["totals"]["live"] == 7
+    assert document["skew"]["top"][0]["key_text"].startswith("'")
     table = pq.read_table(tmp_path / "s.parquet")
     assert sum(table.column("live").to_pylist()) == 7
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")

@@ -10,7 +10,7 @@ import pytest
 from config import exit_codes
 from pipeline.errors import JobError
 from pipeline.jobs.verify import Verifier, answer, lines
-from pipeline.jobs.verify_batches import DISORDER, EXPIRED, Walk, walk
+from pipeline.jobs.verify_batches import DISORDER, EXPIRED, BatchWalk, walk
 from pipeline.tables.delta import version_id
 from pipeline.tables.publish import publish
 from pipeline.tables.target import target
@@ -62,13 +62,13 @@ def random_rows(rng: random.Random, count: int, first: int = 0) -> Iterator[tupl
 
 def transactions(first_offset: int) -> list[bytes]:
     """One that was aborted, and one that was committed, behind `first_offset`."""
-    found, at = [], first_offset
+    result, at = [], first_offset
     for producer, kind in ((900, ControlType.ABORT), (901, ControlType.COMMIT)):
         rows = [
             Record(at + n, START_MS + n, b"key-%d" % n, b"%s-%d" % (kind.name.encode(), n))
             for n in range(5)
         ]
-        found.append(
+        result.append(
             bytes(
                 build_batch(
                     rows,
@@ -80,7 +80,7 @@ def transactions(first_offset: int) -> list[bytes]:
             )
         )
         marker = marker_record(kind, 0, START_MS)._replace(offset=at + 5)
-        found.append(
+        result.append(
             bytes(
                 build_batch(
                     [marker],
@@ -91,7 +91,7 @@ def transactions(first_offset: int) -> list[bytes]:
             )
         )
         at += 6
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +137,16 @@ def test_a_sound_view_is_the_latest_of_each_key(
     assert (result.faults, result.examples, result.notes) == (0, [], [])
     assert result.kinds.keys() == {"same"}
     for n in range(PARTITIONS):
-        one = result.partitions[n]
+        counts = result.partitions[n]
         rows = original_rows(tmp_path / "data", "orders", n)
-        below = [row for row in rows if row.offset < one.end_offset]
+        below = [row for row in rows if row.offset < counts.end_offset]
         decided = [row for row in below if not (row.value or b"").startswith(b"ABORT-")]
         assert len(decided) == len(below) - 5
         values = [row for row in latest(decided).values() if row.value is not None]
         keyless = [row for row in decided if row.key is None]
-        assert one.originals == len(decided)
-        assert one.copies == len(values) + len(keyless)
-        assert one.keys == len(latest(decided)) + len(keyless)
+        assert counts.originals == len(decided)
+        assert counts.copies == len(values) + len(keyless)
+        assert counts.keys == len(latest(decided)) + len(keyless)
     assert lines(result)[-1] == "orders.compacted is what it has to be"
 
 
@@ -163,8 +163,8 @@ def test_a_sound_compacted_topic_has_each_key_once(
 
 def gap_in(rows: Rows) -> int:
     """An offset that no record has."""
-    taken = {row.offset for row in rows}
-    return next(n for n in range(1, 10_000) if n not in taken)
+    used = {row.offset for row in rows}
+    return next(n for n in range(1, 10_000) if n not in used)
 
 
 def value_at(rows: Rows, place: int = 3) -> int:
@@ -188,9 +188,12 @@ def older(rows: dict[int, Rows], originals: dict[int, Rows]) -> None:
 
 def older_of(row: Record, originals: Rows) -> Rows:
     return [
-        one
-        for one in originals
-        if one.key is not None and one.key == row.key and one.offset < row.offset and one.value
+        record
+        for record in originals
+        if record.key is not None
+        and record.key == row.key
+        and record.offset < row.offset
+        and record.value
     ]
 
 
@@ -238,7 +241,7 @@ def keyless_lost(rows: dict[int, Rows], _: dict[int, Rows]) -> None:
 
 def aborted(rows: dict[int, Rows], originals: dict[int, Rows]) -> None:
     row = next(row for row in originals[0] if row.value == b"ABORT-1")
-    rows[0] = [one for one in rows[0] if one.key != row.key] + [row]
+    rows[0] = [record for record in rows[0] if record.key != row.key] + [row]
 
 
 PLANTED: dict[Callable[..., None], tuple[str, int]] = {
@@ -273,9 +276,11 @@ def test_a_fault_in_the_ledger_is_found_and_named(
     with running_varve(home, SETTINGS) as broker:
         result = verifier(spark, broker, "orders").view()
     kind, partition = PLANTED[plant]
-    found = {kind: count for kind, count in result.kinds.items() if kind != "same"}
-    assert found == {kind: 1}, answer(result)
-    assert [(one.found, one.partition) for one in result.examples] == [(kind, partition)]
+    results = {kind: count for kind, count in result.kinds.items() if kind != "same"}
+    assert results == {kind: 1}, answer(result)
+    assert [(example.found, example.partition) for example in result.examples] == [
+        (kind, partition)
+    ]
     assert result.exit_code == exit_codes.UNVERIFIED
 
 
@@ -318,12 +323,12 @@ class OneAnswer(WireClient):
 def test_batches_that_do_not_ascend_are_found() -> None:
     rows = [Record(n, START_MS, b"k%d" % n, b"v") for n in range(40)]
     sound = [encoded(rows[n : n + 10]) for n in range(0, 40, 10)]
-    assert list(walk(OneAnswer(b"".join(sound)), Walk("t", 0, 0, 40))) == []
+    assert list(walk(OneAnswer(b"".join(sound)), BatchWalk("t", 0, 0, 40))) == []
     swapped = [sound[1], sound[0], *sound[2:]]
-    (fault,) = walk(OneAnswer(b"".join(swapped)), Walk("t", 0, 0, 40))
+    (fault,) = walk(OneAnswer(b"".join(swapped)), BatchWalk("t", 0, 0, 40))
     assert (fault.found, fault.wanted_offset, fault.served_offset) == (DISORDER, 20, 0)
     twice = [sound[0], sound[0], *sound[1:]]
-    assert [one.found for one in walk(OneAnswer(b"".join(twice)), Walk("t", 0, 0, 40))]
+    assert [fault.found for fault in walk(OneAnswer(b"".join(twice)), BatchWalk("t", 0, 0, 40))]
 
 
 # Other rules of a view ----------------------------------------------------------------------
@@ -359,7 +364,7 @@ def test_a_view_is_held_against_its_own_rule(
     assert result.partitions[0].originals == (380 if "varve_view_null_key" in keys else 400)
     by_another = Verifier(spark, client_of(broker), broker.bootstrap, topic)
     views = by_another._views()
-    views = {n: (one[0], "offset", "", "keep", one[4]) for n, one in views.items()}
+    views = {n: (view[0], "offset", "", "keep", view[4]) for n, view in views.items()}
     wrong = by_another._view(views, by_another._bounds(topic), {})
     assert wrong.faults > 0
 
@@ -386,11 +391,11 @@ def test_a_view_that_changes_whenever_it_is_read_is_given_up(
 ) -> None:
     """And one that changes once is read again."""
     make_topic(broker, topic, 1, **VIEW)
-    told = iter(range(100))
+    reported = iter(range(100))
     changes = [2]
 
     def views(_: Verifier) -> dict[int, Any]:
-        return {0: (0, "offset", "", "keep", min(next(told), changes[0]))}
+        return {0: (0, "offset", "", "keep", min(next(reported), changes[0]))}
 
     monkeypatch.setattr(Verifier, "_views", views)
     assert verifier(spark, broker, topic).view().faults == 0

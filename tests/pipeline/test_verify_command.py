@@ -61,9 +61,9 @@ def test_the_command_ends_with_four_where_something_is_wrong(
     write(broker, copy, [(0, b"\xff\x00", b"v", START_MS, None)])
     done = invoke(broker, topic, "--against", copy, "--json")
     assert done.exit_code == exit_codes.UNVERIFIED
-    found = json.loads(done.stdout)
-    assert found["same"] is False
-    assert found["examples"] == [
+    document = json.loads(done.stdout)
+    assert document["same"] is False
+    assert document["examples"] == [
         {
             "found": "extra_key",
             "partition": 0,
@@ -125,8 +125,8 @@ def test_the_program_itself_ends_with_the_code(broker: VarveBroker, topic: str) 
         [*command, *where], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    found = json.loads(done.stdout)
-    assert found["notes"] == ["nothing was cleaned yet of partitions 0"]
+    document = json.loads(done.stdout)
+    assert document["notes"] == ["nothing was cleaned yet of partitions 0"]
 
 
 def test_a_result_is_told_in_lines() -> None:

@@ -117,15 +117,15 @@ def test_what_is_read_equals_what_a_consumer_gets(
 ) -> None:
     create(broker, topic)
     fill(broker, topic, 700, **{"compression.type": codec})
-    wanted = as_consumed(broker, topic, 700)
+    expected = as_consumed(broker, topic, 700)
     place = TopicPartition(topic, 0)
     with WireClient(broker.bootstrap) as client:
         for fetch_bytes in (100, 10_000, 8 << 20):
             options = ReadOptions(columns=ALL_COLUMNS, fetch_bytes=fetch_bytes)
-            assert rows_of(read_range(client, place, 0, 700, options)) == wanted
-            assert rows_of(read_range(client, place, 123, 456, options)) == wanted[123:456]
-        kept = ReadOptions(columns=ALL_COLUMNS, keep=lambda offsets: offsets % 10 == 3)
-        assert rows_of(read_range(client, place, 0, 700, kept)) == wanted[3::10]
+            assert rows_of(read_range(client, place, 0, 700, options)) == expected
+            assert rows_of(read_range(client, place, 123, 456, options)) == expected[123:456]
+        read_options = ReadOptions(columns=ALL_COLUMNS, keep=lambda offsets: offsets % 10 == 3)
+        assert rows_of(read_range(client, place, 0, 700, read_options)) == expected[3::10]
 
 
 def test_bounds_are_those_of_the_log(broker: VarveBroker, topic: str) -> None:
@@ -164,12 +164,12 @@ def test_offsets_that_are_gone_are_named_with_what_is_there(
         with pytest.raises(OffsetsGoneError) as caught:
             rows_of(read_range(client, place, 5, 50))
         assert (caught.value.log_start_offset, caught.value.end_offset) == (20, 50)
-        told: list[OffsetsGoneError] = []
-        options = ReadOptions(on_gone=told.append)
-        found = rows_of(read_range(client, place, 5, 50, options))
-        assert [row["offset"] for row in found] == list(range(20, 50))
+        errors: list[OffsetsGoneError] = []
+        options = ReadOptions(on_gone=errors.append)
+        results = rows_of(read_range(client, place, 5, 50, options))
+        assert [row["offset"] for row in results] == list(range(20, 50))
         assert rows_of(read_range(client, place, 900, 950, options)) == []
-        assert [error.offset for error in told] == [5, 900]
+        assert [error.offset for error in errors] == [5, 900]
 
 
 def test_a_range_behind_the_end_is_an_error_in_time(broker: VarveBroker, topic: str) -> None:
@@ -192,11 +192,11 @@ def test_reading_goes_on_over_a_restart_of_the_broker(tmp_path: Path, topic: str
         options = ReadOptions(fetch_bytes=2000, batch_rows=10)
         with WireClient(running.bootstrap) as client:
             batches = read_range(client, place, 0, 400, options)
-            found = list(itertools.islice(batches, 5))
+            results = list(itertools.islice(batches, 5))
             running.stop()
             running = start_varve(tmp_path, port=running.port)
-            found += list(batches)
-        offsets = [n for batch in found for n in batch.column("offset").to_pylist()]
+            results += list(batches)
+        offsets = [n for batch in results for n in batch.column("offset").to_pylist()]
         assert offsets == list(range(400))
     finally:
         running.stop()
@@ -265,16 +265,16 @@ def test_each_partition_is_asked_of_its_leader_and_again_when_that_moved() -> No
         ports |= {1: brokers[0].port, 2: brokers[1].port}
         first, second = TopicPartition("t", 0), TopicPartition("t", 1)
         with WireClient(brokers[0].address, timeout_seconds=5) as client:
-            wanted = {first: LATEST, second: LATEST}
-            assert client.offsets(wanted) == {first: 100, second: 201}
+            expected = {first: LATEST, second: LATEST}
+            assert client.offsets(expected) == {first: 100, second: 201}
             leaders["t", 0] = 2
-            assert client.offsets(wanted) == {first: 200, second: 201}
+            assert client.offsets(expected) == {first: 200, second: 201}
             leaders["t", 1] = 3  # which is not there
         with (
             WireClient(brokers[0].address, timeout_seconds=0.3) as client,
             pytest.raises(WireError, match=r"t-1 has no leader"),
         ):
-            client.offsets(wanted)
+            client.offsets(expected)
 
 
 def _one(answer: Any) -> fake_broker.Answers:
@@ -342,14 +342,14 @@ class _Log:
         }
 
     def _fetch(self, request: Any) -> Any:
-        wanted = request.topics[0].partitions[0]
+        expected = request.topics[0].partitions[0]
         begin = end = -1
         last = 0
         for position, header in walk_headers(self.data):
-            if header.next_offset <= wanted.fetch_offset:
+            if header.next_offset <= expected.fetch_offset:
                 continue
             begin = position if begin < 0 else begin
-            fits = position + header.size_bytes - begin <= wanted.partition_max_bytes
+            fits = position + header.size_bytes - begin <= expected.partition_max_bytes
             if end >= 0 and not fits:
                 break
             end, last = position + header.size_bytes, header.last_offset
@@ -358,7 +358,7 @@ class _Log:
         aborted = [
             FetchResponseAbortedTransaction(producer_id=producer, first_offset=first)
             for producer, first, marker in self.aborted
-            if first <= last and marker >= wanted.fetch_offset
+            if first <= last and marker >= expected.fetch_offset
         ]
         return fake_broker.fetched(
             request,
@@ -418,14 +418,14 @@ def test_a_committed_reader_never_sees_what_was_aborted(seed: int) -> None:
         log.ports[1] = brokers[0].port
         with WireClient(brokers[0].address) as client:
             for fetch_bytes in (1, 300, 1500, 1 << 20):
-                for isolation, wanted in (
+                for isolation, expected in (
                     (Isolation.READ_COMMITTED, committed),
                     (Isolation.READ_UNCOMMITTED, every),
                 ):
                     options = ReadOptions(fetch_bytes=fetch_bytes, isolation=isolation)
                     place = TopicPartition("t", 0)
-                    found = rows_of(read_range(client, place, 0, log.end, options))
-                    assert [row["offset"] for row in found] == wanted
+                    results = rows_of(read_range(client, place, 0, log.end, options))
+                    assert [row["offset"] for row in results] == expected
 
 
 def test_a_marker_that_unpacks_to_more_than_a_marker_is_damage() -> None:
@@ -471,12 +471,12 @@ def test_transactions_of_kafka_itself_are_read_as_its_consumers_read_them(tmp_pa
         with WireClient(running.bootstrap) as client:
             for isolation in Isolation:
                 end = client.offsets({place: LATEST}, isolation)[place]
-                wanted = _consumed(running.bootstrap, isolation, end)
+                expected = _consumed(running.bootstrap, isolation, end)
                 for fetch_bytes in (200, 1 << 20):
                     options = ReadOptions(isolation=isolation, fetch_bytes=fetch_bytes)
-                    found = rows_of(read_range(client, place, 0, end, options))
-                    assert [(row["offset"], row["value"]) for row in found] == wanted
-        assert 0 < len(wanted) < 8 * 30
+                    results = rows_of(read_range(client, place, 0, end, options))
+                    assert [(row["offset"], row["value"]) for row in results] == expected
+        assert 0 < len(expected) < 8 * 30
 
 
 def _consumed(bootstrap: str, isolation: Isolation, end: int) -> list[tuple[int, bytes]]:
@@ -489,7 +489,7 @@ def _consumed(bootstrap: str, isolation: Isolation, end: int) -> list[tuple[int,
         }
     )
     consumer.assign([Place("t", 0, 0)])
-    found: list[tuple[int, bytes]] = []
+    results: list[tuple[int, bytes]] = []
     while True:
         message = consumer.poll(30)
         assert message is not None
@@ -497,9 +497,9 @@ def _consumed(bootstrap: str, isolation: Isolation, end: int) -> list[tuple[int,
         if error is not None:
             assert error.code() == KafkaError._PARTITION_EOF
             break
-        found.append((message.offset(), message.value()))
+        results.append((message.offset(), message.value()))
     consumer.close()
-    return found
+    return results
 
 
 def test_a_damaged_batch_is_an_error_that_says_where_it_came_from() -> None:

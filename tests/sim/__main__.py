@@ -64,7 +64,7 @@ def _run(seeds: range, keep_going: bool) -> int:
                 if not keep_going:
                     return 1
     print(f"{len(seeds)} seeds in {time.monotonic() - began:.0f} s; broken rules: {dict(failed)}")
-    print(", ".join(f"{what}: {count}" for what, count in seen.most_common(50)))
+    print(", ".join(f"{subject}: {count}" for subject, count in seen.most_common(50)))
     return bool(failed)
 
 

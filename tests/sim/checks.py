@@ -33,7 +33,11 @@ class Checks:
     def check_health(self) -> None:
         """Directories and partitions are served unless the disk failed."""
         faults = self._world.env.happened
-        offline = [one for one in self._world.broker.manager.directories if not one.is_online]
+        offline = [
+            directory
+            for directory in self._world.broker.manager.directories
+            if not directory.is_online
+        ]
         if offline and not any(fault.number == errno.EIO for fault in faults):
             raise RuleError(
                 "directory", f"offline without a disk fault: {offline[0].offline_reason}"
@@ -57,15 +61,15 @@ class Checks:
         self.check_health()
         for name, model in list(self._world.models.items()):
             topic = self._world.broker.topics.get(name)
-            known = topic is not None and topic.topic_id == model.topic_id
-            if not known and (model.deleting or not model.topic_id):
+            existing = topic is not None and topic.topic_id == model.topic_id
+            if not existing and (model.deleting or not model.topic_id):
                 # Its deletion, or its creation, was cut off or finished.
                 del self._world.models[name]
                 if topic is not None:
                     self._world.models[name] = PartitionModel(model.where, topic.topic_id)
                     self._world.note_config(name)
                 continue
-            if not known:
+            if not existing:
                 raise model.fail("acknowledged", "the topic has gone")
             model.deleting = False
             self._world.note_config(name)
@@ -80,10 +84,10 @@ class Checks:
                 min(log.log_start_offset, log.first_base_offset),
             )
             try:
-                found = self._batches(model, partition)
+                batches = self._batches(model, partition)
             finally:
                 log.log_start_offset = start
-            model.reopened(found, log.log_end_offset)
+            model.reopened(batches, log.log_end_offset)
             await self._operations.end_transactions(name)
         self.check_all()
 
@@ -108,7 +112,7 @@ class Checks:
     def _batches(self, model: PartitionModel, partition: Partition) -> list[Batch]:
         """Every batch of the log."""
         log = partition.log
-        found: list[Batch] = []
+        results: list[Batch] = []
         offset = log.log_start_offset
         while offset < log.log_end_offset:
             try:
@@ -118,16 +122,16 @@ class Checks:
                 raise model.fail("readable", f"offset {offset}: {error}") from error
             if not batches:
                 break
-            found += batches
+            results += batches
             offset = batches[-1].header.next_offset
-        return found
+        return results
 
     def _check_log(self, model: PartitionModel, partition: Partition) -> None:
         log = partition.log
-        found = self._batches(model, partition)
-        model.check_written(found)
+        batches = self._batches(model, partition)
+        model.check_written(batches)
         start, stable = log.log_start_offset, log.last_stable_offset
-        seen = committed(found, log.aborted_transactions(start, stable), start, stable)
+        seen = committed(batches, log.aborted_transactions(start, stable), start, stable)
         model.check_latest(seen, start, stable, self._world.env.wall_ms())
 
     def _check_view(self, model: PartitionModel, partition: Partition) -> None:

@@ -33,8 +33,8 @@ READ_BYTES = 1 << 20
 class RuleError(Exception):
     """A rule does not hold."""
 
-    def __init__(self, rule: str, what: str) -> None:
-        super().__init__(f"{rule}: {what}")
+    def __init__(self, rule: str, subject: str) -> None:
+        super().__init__(f"{rule}: {subject}")
         self.rule = rule
 
 
@@ -81,8 +81,8 @@ class PartitionModel:
     is_damaged: bool = False
     deleting: bool = False
 
-    def fail(self, rule: str, what: str) -> RuleError:
-        return RuleError(rule, f"{self.where}: {what}")
+    def fail(self, rule: str, subject: str) -> RuleError:
+        return RuleError(rule, f"{self.where}: {subject}")
 
     # What happens -------------------------------------------------------------------------
 
@@ -107,9 +107,9 @@ class PartitionModel:
 
     # After a start ------------------------------------------------------------------------
 
-    def reopened(self, found: Sequence[Batch], end: int) -> None:
-        """The log was opened by another process, which read `found` in it."""
-        self._take_in_pending(found)
+    def reopened(self, batches: Sequence[Batch], end: int) -> None:
+        """The log was opened by another process, which read `batches` in it."""
+        self._take_in_pending(batches)
         death, self.death = self.death, None
         if death is not None:
             lowest = death.recovery_point if self.lost_power else death.log_end_offset
@@ -117,14 +117,14 @@ class PartitionModel:
                 raise self.fail("acknowledged", f"the log ends at {end}, not at {lowest} or behind")
             if self.lost_power:
                 self.history.cut(end)
-                bases = {batch.base for batch in found}
+                bases = {batch.base for batch in batches}
                 self.history.keep_only(bases, death.recovery_point)
         self.lost_power = False
         self.pending.clear()
 
-    def _take_in_pending(self, found: Sequence[Batch]) -> None:
+    def _take_in_pending(self, batches: Sequence[Batch]) -> None:
         """What was not acknowledged may be there."""
-        for batch in found:
+        for batch in batches:
             if batch.base in self.history.batches:
                 continue
             for sent in self.pending:
@@ -134,11 +134,11 @@ class PartitionModel:
 
     # Rules --------------------------------------------------------------------------------
 
-    def check_written(self, found: Sequence[Batch]) -> None:
-        offsets = [record.offset for batch in found for record in batch.records]
+    def check_written(self, batches: Sequence[Batch]) -> None:
+        offsets = [record.offset for batch in batches for record in batch.records]
         if offsets != sorted(set(offsets)):
             raise self.fail("written", f"offsets do not ascend: {offsets}")
-        for batch in found:
+        for batch in batches:
             source = self.history.batches.get(batch.base)
             if source is None:
                 raise self.fail("written", f"nobody wrote a batch at {batch.base}")
@@ -163,12 +163,12 @@ class PartitionModel:
         self.log_start_max = max(self.log_start_max, start)
         shown = last_of_keys(seen)
         for key, record in self.wanted(stable).items():
-            got = shown.pop(key, None)
-            if got is not None and got.offset != record.offset:
+            entry = shown.pop(key, None)
+            if entry is not None and entry.offset != record.offset:
                 raise self.fail(
-                    "latest-log", f"key {key!r} shows {_text(got)}, its last is {_text(record)}"
+                    "latest-log", f"key {key!r} shows {_text(entry)}, its last is {_text(record)}"
                 )
-            if got is not None or record.offset < self.log_start_max:
+            if entry is not None or record.offset < self.log_start_max:
                 continue
             if record.value is not None:
                 raise self.fail("latest-log", f"key {key!r} is missing, its last: {_text(record)}")
@@ -199,16 +199,17 @@ class PartitionModel:
         """`gone`: what expired before a view could take it."""
         shown = last_of_keys(seen)
         for key, record in self.wanted(stable).items():
-            got = shown.get(key)
+            actual = shown.get(key)
             if gone.holds(record.offset):
                 continue
             if record.value is None:
-                if got is not None and got.offset != record.offset:
+                if actual is not None and actual.offset != record.offset:
                     raise self.fail(
-                        "latest-view", f"key {key!r} shows {_text(got)}, deleted at {record.offset}"
+                        "latest-view",
+                        f"key {key!r} shows {_text(actual)}, deleted at {record.offset}",
                     )
-            elif got is None or got.offset != record.offset:
-                shows = "nothing" if got is None else _text(got)
+            elif actual is None or actual.offset != record.offset:
+                shows = "nothing" if actual is None else _text(actual)
                 raise self.fail(
                     "latest-view", f"key {key!r} shows {shows}, its last is {_text(record)}"
                 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from broker.end_transaction import end_transaction
 from broker.handlers.produce import _produce_one
-from broker.offline.issue import Wanted
+from broker.offline.issue import LeaseRequest
 from broker.protocol.codec import RequestHeader
 from broker.protocol.produce import ProducedPartition
 from cleaner.engine.clean import run_clean
@@ -57,7 +57,7 @@ class Operations:
             case "clean":
                 if values["rolls"]:
                     self._roll(name)
-                self._world.broker.pool.run_now(TopicPartition(name, 0))
+                self._world.broker.pool.request_clean(TopicPartition(name, 0))
             case "view":
                 await self._compact_view(name, **values)
             case "alter":
@@ -82,8 +82,10 @@ class Operations:
     # Topics -------------------------------------------------------------------------------
 
     async def _create(self, name: str, config: dict[str, str]) -> None:
-        known = self._world.models.get(name)
-        if self._world.broker.topics.get(name) is not None or (known and not known.topic_id):
+        partition_model = self._world.models.get(name)
+        if self._world.broker.topics.get(name) is not None or (
+            partition_model and not partition_model.topic_id
+        ):
             return  # it is there, or is being made
         model = self._world.models[name] = PartitionModel(TopicPartition(name, 0), b"")
         topic = await self._world.broker.topics.create(name, 1, config)
@@ -238,9 +240,9 @@ class Operations:
             return
         if from_scratch and not partition.log.config.compacts:
             from_scratch = False  # what expired would be lost, as the operator is told
-        where = TopicPartition(name, 0)
+        topic_partition = TopicPartition(name, 0)
         work = functools.partial(
-            self._world.broker.view_runs.compact, where, from_scratch=from_scratch
+            self._world.broker.view_runs.compact, topic_partition, from_scratch=from_scratch
         )
         if waits:
             await work()
@@ -249,8 +251,8 @@ class Operations:
 
     async def _lease(self, name: str, *, seconds: float, rolls: bool, ttl: int) -> None:
         """Somebody compacts outside of the broker, and hands the files back."""
-        wanted = Wanted(name, None, Purpose.COMPACT, rolls, ttl)
-        plan = await self._world.broker.offline.open(wanted)
+        request = LeaseRequest(name, None, Purpose.COMPACT, rolls, ttl)
+        plan = await self._world.broker.leases.open(request)
         for part in plan.partitions:
             folder = part.job.directory.rpartition("/")[0]
             out, recorder = f"{folder}/out/attempt", Recorder()
@@ -273,7 +275,7 @@ class Operations:
             await asyncio.sleep(seconds)
             put(self._world.env, f"{folder}/{MANIFEST_NAME}", encode_manifest(manifest))
             self._world.env.sync_dir(folder)
-        _, results, _ = await self._world.broker.offline.adopt(plan.run_id, None)
+        _, results, _ = await self._world.broker.leases.adopt(plan.run_id, None)
         self._world.note(
             f"    adopted: {[(result.outcome.value, result.reason) for result in results]}"
         )

@@ -28,11 +28,11 @@ def shrunk(script: Script, rule: str) -> Script:
     while runs < SHRINK_RUNS_MAX:
         at, shorter = 0, False
         while at < len(script.operations) and runs < SHRINK_RUNS_MAX:
-            left = script.operations[:at] + script.operations[at + size :]
+            operations = script.operations[:at] + script.operations[at + size :]
             runs += 1
-            error, _ = broken_rule(replace(script, operations=left))
+            error, _ = broken_rule(replace(script, operations=operations))
             if error is not None and error.rule == rule:
-                script, shorter = replace(script, operations=left), True
+                script, shorter = replace(script, operations=operations), True
             else:
                 at += size
         if size == 1 and not shorter:
@@ -56,10 +56,11 @@ def run_seeds(seeds: Iterable[int]) -> Seen:
 def report(script: Script, error: RuleError) -> str:
     """The rule that was broken, and the trace of the shortest script that breaks it."""
     short = shrunk(script, error.rule)
-    found, machine = broken_rule(short)
+    rule_error, machine = broken_rule(short)
     trace = "\n".join(machine.trace)
     return (
         f"seed {script.seed} breaks a rule: {error}\n"
-        f"{len(short.operations)} of {len(script.operations)} operations still break it: {found}\n"
+        f"{len(short.operations)} of {len(script.operations)} operations still break it: "
+        f"{rule_error}\n"
         f"{trace}\nmake sim SEED={script.seed} shows all of it"
     )

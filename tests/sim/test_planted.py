@@ -13,7 +13,7 @@ import pytest
 from broker.handlers import produce
 from broker.housekeeping import Housekeeping
 from broker.partition import Partition
-from broker.view_making import ViewMaker
+from broker.view_making import ViewCompactor
 from broker.views import Views
 from cleaner.host import LogFacts, Undecided
 from cleaner.job import CleanJob
@@ -122,13 +122,13 @@ def leased_work_is_stamped_from_its_lease(patch: pytest.MonkeyPatch) -> None:
 
 def staging_a_view_holds_the_cleaner(patch: pytest.MonkeyPatch) -> None:
     """Each compaction of a view gave up the clean of its topic."""
-    staged = ViewMaker._staged
+    staged = ViewCompactor._staged
 
-    async def held(self: ViewMaker, view: Any, *args: Any, **kwargs: Any) -> Any:
-        async with self._tools.hold(view.base.partition):
+    async def owned(self: ViewCompactor, view: Any, *args: Any, **kwargs: Any) -> Any:
+        async with self._tools.pause(view.base.partition):
             return await staged(self, view, *args, **kwargs)
 
-    patch.setattr(ViewMaker, "_staged", held)
+    patch.setattr(ViewCompactor, "_staged", owned)
 
 
 @dataclass(frozen=True)
@@ -202,6 +202,6 @@ def seeds_to_find(planted: Planted, seeds: int) -> int | None:
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.fault.__name__)
 def test_a_planted_fault_is_found(planted: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     planted.fault(monkeypatch)
-    found = seeds_to_find(planted, SEEDS)
-    print(f"{planted.fault.__name__}: after {found} seeds")
-    assert found is not None
+    result = seeds_to_find(planted, SEEDS)
+    print(f"{planted.fault.__name__}: after {result} seeds")
+    assert result is not None

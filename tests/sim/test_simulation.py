@@ -27,8 +27,10 @@ def test_whatever_touches_a_partition_at_once_no_rule_of_the_model_is_broken(fir
 def test_the_runs_before_reached_what_the_rules_are_about() -> None:
     if SEEN["seeds"] < len(SEEDS):
         pytest.skip("not all of them were run")
-    for what in REACHED:
-        assert SEEN[what] >= len(SEEDS) // 50, f"{what}: {SEEN[what]} times in {len(SEEDS)} seeds"
+    for subject in REACHED:
+        assert SEEN[subject] >= len(SEEDS) // 50, (
+            f"{subject}: {SEEN[subject]} times in {len(SEEDS)} seeds"
+        )
 
 
 def test_a_seed_gives_the_same_run_each_time() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from broker.app import Broker
-from broker.offline.model import OfflineError
+from broker.offline.model import LeaseError
 from broker.partition import Partition
 from broker.topics import TopicError
 from broker.view_making import ViewError
@@ -19,7 +19,7 @@ from tests.sim.script import Script
 
 HOME = "/disk1"
 # What a client or an operator may be answered; anything else is a mistake.
-OPERATION_ERRORS = (StorageError, TopicError, ViewError, OfflineError, OSError, KeyError)
+OPERATION_ERRORS = (StorageError, TopicError, ViewError, LeaseError, OSError, KeyError)
 
 
 class World:

@@ -29,7 +29,7 @@ class KeyState:
 
 
 @dataclass(frozen=True)
-class Told:
+class Acknowledged:
     """What was known of one key before somebody began to read."""
 
     acked: int
@@ -83,15 +83,17 @@ class Writer:
         """Nothing was refused so far."""
         assert not self.refused, f"{self.name}: {self.refused[:3]}"
 
-    def told(self) -> dict[bytes, Told]:
+    def told(self) -> dict[bytes, Acknowledged]:
         """What has been acknowledged up to now."""
         with self.lock:
-            return {key: Told(one.acked, one.acked_at) for key, one in self.state.items()}
+            return {
+                key: Acknowledged(state.acked, state.acked_at) for key, state in self.state.items()
+            }
 
     def live_bytes(self) -> int:
         """What one record of each key takes, without compression."""
         with self.lock:
-            return sum(one.value_bytes + len(key) + 40 for key, one in self.state.items())
+            return sum(state.value_bytes + len(key) + 40 for key, state in self.state.items())
 
     def _run(self, producer: Producer) -> None:
         began = time.monotonic()
@@ -147,12 +149,12 @@ def number_of(record: SeenRecord) -> int:
 
 def check_view(
     writer: Writer,
-    told: Mapping[bytes, Told],
+    reporters: Mapping[bytes, Acknowledged],
     records: list[SeenRecord],
     *,
     kept_since: float | None = None,
 ) -> None:
-    """What a reader from the beginning saw, that began after `told` was taken.
+    """What a reader from the beginning saw, that began after `reporters` was taken.
 
     Of every key the last acknowledged value, or a later one that was sent, and nothing where that
     one is a tombstone; records in the order in which they were written. `kept_since`: what was
@@ -168,17 +170,19 @@ def check_view(
             where = f"{key!r} at {earlier.offset} and {record.offset}"
             assert number_of(earlier) < number_of(record), f"order of {where}"
         newest[key] = record
-    for key, one in told.items():
-        found = newest.get(key)
+    for key, reporter in reporters.items():
+        seen_record = newest.get(key)
         with writer.lock:
             state = writer.state[key]
             last_sent, last_tombstone = state.sent, state.last_tombstone
-        if found is None:
-            expired = kept_since is not None and one.acked_at < kept_since
-            is_deleted = last_tombstone >= one.acked
-            assert is_deleted or expired or one.acked < 0, f"{key!r}: number {one.acked} is lost"
+        if seen_record is None:
+            expired = kept_since is not None and reporter.acked_at < kept_since
+            is_deleted = last_tombstone >= reporter.acked
+            assert is_deleted or expired or reporter.acked < 0, (
+                f"{key!r}: number {reporter.acked} is lost"
+            )
             continue
-        number = number_of(found)
-        assert one.acked <= number <= last_sent, (
-            f"{key!r} has number {number}, acknowledged was {one.acked}, sent {last_sent}"
+        number = number_of(seen_record)
+        assert reporter.acked <= number <= last_sent, (
+            f"{key!r} has number {number}, acknowledged was {reporter.acked}, sent {last_sent}"
         )

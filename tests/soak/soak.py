@@ -10,7 +10,7 @@ from typing import Any, Final
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.soak.disturbance import Patient
-from tests.soak.load import Told, Writer, check_view
+from tests.soak.load import Acknowledged, Writer, check_view
 from tests.soak.watch import LEFTOVERS, Watch, files_like
 from tests.support.ports import free_port
 from tests.support.reading import read_partitions
@@ -94,7 +94,9 @@ class Soak:
 
     def check(self, *, final: bool = False) -> int:
         """Read everything from the beginning, and compare it with what writers were told."""
-        told: list[tuple[Writer, dict[bytes, Told]]] = [(one, one.told()) for one in self.writers]
+        reported: list[tuple[Writer, dict[bytes, Acknowledged]]] = [
+            (writer, writer.told()) for writer in self.writers
+        ]
         # Retention is as late as its timer; what is younger than this must be there.
         kept_since = time.monotonic() - RETENTION_SECONDS / 2
         view = read_partitions(self.patient.broker.bootstrap, self.patient.partitions)
@@ -102,19 +104,21 @@ class Soak:
         for records in view.values():
             offsets = [record.offset for record in records]
             assert offsets == sorted(set(offsets)), "offsets do not grow"
-        for writer, known in told:
+        for writer, reporters in reported:
             if final:
-                assert all(one.acked == writer.state[key].sent for key, one in known.items())
+                assert all(
+                    reporter.acked == writer.state[key].sent for key, reporter in reporters.items()
+                )
             records = [
                 record
-                for (topic, _), found in view.items()
+                for (topic, _), records in view.items()
                 if topic == writer.topic
-                for record in found
+                for record in records
             ]
-            kept = kept_since if writer.topic == FEED else None
-            check_view(writer, known, records, kept_since=kept)
+            retained = kept_since if writer.topic == FEED else None
+            check_view(writer, reporters, records, kept_since=retained)
         self.checks += 1
-        compacted = {where: found for where, found in view.items() if where[0] != FEED}
+        compacted = {where: records for where, records in view.items() if where[0] != FEED}
         return sum(
             len(records) - len({record.key for record in records}) for records in compacted.values()
         )
@@ -222,7 +226,7 @@ def summary(soak: Soak) -> str:
     written = sum(writer.sent_bytes for writer in soak.writers)
     live = sum(writer.live_bytes() for writer in soak.writers)
     cleans = patient.cleans + patient._seen_cleans
-    did = ", ".join(f"{what} {count}" for what, count in sorted(patient.done.items()))
+    did = ", ".join(f"{subject} {count}" for subject, count in sorted(patient.done.items()))
     return "\n".join(
         [
             f"{soak.seconds:.0f} s, {sent} records sent ({written / MIB:.0f} MiB), "

@@ -30,17 +30,17 @@ def files_like(folder: Path, *endings: str) -> list[str]:
 
 def workers_of(pid: int) -> list[psutil.Process]:
     """The cleaner's workers of a broker."""
-    found = []
+    result = []
     try:
         for child in psutil.Process(pid).children(recursive=True):
             try:
                 if "cleaner.workers.worker" in child.cmdline():
-                    found.append(child)
+                    result.append(child)
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue
     except psutil.NoSuchProcess:
         return []
-    return found
+    return result
 
 
 @dataclass

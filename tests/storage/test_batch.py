@@ -325,12 +325,12 @@ def test_zeros_are_damage_and_no_old_format() -> None:
 
 
 def test_the_walk_yields_whole_batches_and_ends_at_a_partial_one() -> None:
-    one, two = small_batch(), small_batch(base_offset=9)
-    data = one + two
+    item, two = small_batch(), small_batch(base_offset=9)
+    data = item + two
     for end in range(len(data) + 1):
         walked = [position for position, _ in walk_headers(data, 0, end)]
-        assert walked == [at for at in (0, len(one)) if end >= at + len(one)]
-    assert [at for at, _ in walk_headers(memoryview(data), len(one))] == [len(one)]
+        assert walked == [at for at in (0, len(item)) if end >= at + len(item)]
+    assert [at for at, _ in walk_headers(memoryview(data), len(item))] == [len(item)]
 
 
 def test_the_walk_names_the_place_of_damage() -> None:

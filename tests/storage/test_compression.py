@@ -222,10 +222,10 @@ def test_xerial_blocks_hold_32_kib() -> None:
 
 
 def test_lz4_is_written_in_independent_blocks_of_64_kib_as_kafka_does() -> None:
-    theirs = golden_bytes("batch-lz4.bin")[HEADER_BYTES:]
+    remote = golden_bytes("batch-lz4.bin")[HEADER_BYTES:]
     for level in (None, 1, 9, 12, 17):
-        ours = compress(LZ4, TEXT, level)
-        assert ours[:6] == theirs[:6]
+        local = compress(LZ4, TEXT, level)
+        assert local[:6] == remote[:6]
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -69,9 +69,9 @@ def test_whichever_byte_of_a_batch_flips_all_others_are_served(interval: int) ->
         env = MemoryEnv()
         log = filled(env, index_interval_bytes=interval)
         flip(env, 2 * BATCH_BYTES + at)
-        found = log.mark_damaged(PATH, 2 * BATCH_BYTES, "the cleaner says so")
-        assert found is not None
-        assert not found.is_served
+        damaged_segment = log.mark_damaged(PATH, 2 * BATCH_BYTES, "the cleaner says so")
+        assert damaged_segment is not None
+        assert not damaged_segment.is_served
         assert [is_refused(log, offset) for offset in range(6)] == [
             False, False, True, False, False, False,
         ], at  # fmt: skip
@@ -143,7 +143,7 @@ def test_two_damaged_batches_are_two_ranges(env: MemoryEnv) -> None:
         flip(env, index * BATCH_BYTES + 10)  # lengths
     for index in (3, 1):
         log.mark_damaged(PATH, index * BATCH_BYTES, "no batch")
-    assert [(one.first_offset, one.next_offset) for one in log.damaged] == [(1, 2), (3, 4)]
+    assert [(damage.first_offset, damage.next_offset) for damage in log.damaged] == [(1, 2), (3, 4)]
     assert [offset for offset in range(6) if is_refused(log, offset)] == [1, 3]
 
 
@@ -256,7 +256,7 @@ def test_the_log_start_moves_past_damage_and_retention_takes_it(env: MemoryEnv) 
     assert log.delete_records(3) == 3
     assert offsets_in(log) == [3, 4, 5, 6]
     assert log.delete_records(6) == 6
-    assert [one.facts.base_offset for one in log.expire(NOW_MS)] == [0]
+    assert [segment.facts.base_offset for segment in log.expire(NOW_MS)] == [0]
     assert log.damaged == ()
     assert offsets_in(log) == [6]
 
@@ -276,12 +276,12 @@ def test_a_batch_that_the_cleaner_cannot_unpack_stays_readable(env: MemoryEnv) -
     oversize(log, 4096)
     fill(log, 1)
     log.roll(NOW_MS)
-    found = log.mark_damaged(PATH, 2 * BATCH_BYTES, "batch unpacks to more than 4096 bytes")
-    assert found is not None
-    assert found.is_served
-    assert (found.first_offset, found.next_offset) == (2, 3)
+    damage = log.mark_damaged(PATH, 2 * BATCH_BYTES, "batch unpacks to more than 4096 bytes")
+    assert damage is not None
+    assert damage.is_served
+    assert (damage.first_offset, damage.next_offset) == (2, 3)
     assert log.damaged == ()
-    assert log.uncleanable == (found,)
+    assert log.uncleanable == (damage,)
     assert offsets_in(log) == [0, 1, 2, 3]
     assert log.offset_for_timestamp(NOW_MS + 1) == TimestampOffset(NOW_MS + 9, 2, 0)
     log.update_config(replace(config, varve_decompressed_batch_bytes=8192))
@@ -304,6 +304,6 @@ def test_records_that_contradict_their_batch_stay_readable_under_a_right_checksu
 
 def test_a_finding_that_is_at_no_border_of_batches_is_damage(env: MemoryEnv) -> None:
     log = filled(env)
-    found = log.mark_damaged(PATH, BATCH_BYTES + 5, "half a batch")
-    assert found is not None
-    assert not found.is_served
+    damage = log.mark_damaged(PATH, BATCH_BYTES + 5, "half a batch")
+    assert damage is not None
+    assert not damage.is_served

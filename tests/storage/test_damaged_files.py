@@ -19,9 +19,9 @@ def test_the_page_on_damaged_files_says_what_happens(made: dict[str, str], name:
 
 def test_a_broken_rule_is_noticed() -> None:
     """A start that lost a record for a damaged checkpoint would not be a row of the table."""
-    found = damaged_files.world(damaged_files.ORDERLY)
-    path = next(path for path in found.files if path.endswith("recovery-point-offset-checkpoint"))
-    other = sorted(path for path in found.files if path.endswith(".log"))[1]
-    files = {**found.files, path: b"", other: found.files[other][:100]}
+    world = damaged_files.world(damaged_files.ORDERLY)
+    path = next(path for path in world.files if path.endswith("recovery-point-offset-checkpoint"))
+    other = sorted(path for path in world.files if path.endswith(".log"))[1]
+    files = {**world.files, path: b"", other: world.files[other][:100]}
     with pytest.raises(damaged_files.BrokenRuleError, match="missing"):
-        damaged_files.outcome_of(found, files, path)
+        damaged_files.outcome_of(world, files, path)

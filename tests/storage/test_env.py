@@ -82,12 +82,12 @@ def test_opening_needs_the_file_unless_told_to_create_it(env: Env, root: str) ->
         env.open(os.path.join(root, "no-folder", "a"), create=True)
     env.open(path, create=True).close()
     put(env, path, b"xyz")
-    kept = env.open(path, create=True, write=True)
-    assert kept.size() == 3
-    assert isinstance(kept, File)
+    file = env.open(path, create=True, write=True)
+    assert file.size() == 3
+    assert isinstance(file, File)
     env.open(path, truncate=True).close()
-    assert kept.size() == 0
-    kept.close()
+    assert file.size() == 0
+    file.close()
 
 
 def test_a_file_opened_for_reading_cannot_be_written(env: Env, root: str) -> None:

@@ -27,7 +27,7 @@ def killed(seed: int = 8) -> MemoryEnv:
 
 def epochs_in(env: MemoryEnv, log: Log) -> list[tuple[int, int]]:
     path = f"{log.directory}/{EPOCHS}"
-    return [tuple(one) for one in LeaderEpochs.decode(env.read_file(path), path).entries]
+    return [tuple(entry) for entry in LeaderEpochs.decode(env.read_file(path), path).entries]
 
 
 def done_by_append(env: MemoryEnv, log: Log) -> set[str]:

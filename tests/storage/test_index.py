@@ -47,16 +47,16 @@ def test_time_entries_survive_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("relative", "found"),
+    ("relative", "value"),
     [(0, (-1, 0)), (2, (-1, 0)), (3, (3, 100)), (6, (3, 100)), (7, (7, 250)), (99, (7, 250))],
 )
-def test_lookup_gives_the_last_entry_at_or_below(relative: int, found: tuple[int, int]) -> None:
-    assert offsets_of((3, 100), (7, 250)).lookup(relative) == found
+def test_lookup_gives_the_last_entry_at_or_below(relative: int, value: tuple[int, int]) -> None:
+    assert offsets_of((3, 100), (7, 250)).lookup(relative) == value
 
 
-@pytest.mark.parametrize(("limit", "found"), [(0, 0), (99, 0), (100, 100), (249, 100), (500, 250)])
-def test_a_position_is_found_by_a_limit(limit: int, found: int) -> None:
-    assert offsets_of((3, 100), (7, 250)).last_position_within(limit) == found
+@pytest.mark.parametrize(("limit", "value"), [(0, 0), (99, 0), (100, 100), (249, 100), (500, 250)])
+def test_a_position_is_found_by_a_limit(limit: int, value: int) -> None:
+    assert offsets_of((3, 100), (7, 250)).last_position_within(limit) == value
 
 
 def test_truncation_forgets_batches_that_begin_at_the_position() -> None:
@@ -78,9 +78,11 @@ def test_no_timestamp_adds_no_entry() -> None:
     assert TimeIndex().maybe_append(-1, 0) == b""
 
 
-@pytest.mark.parametrize(("timestamp", "known"), [(5, -1), (10, -1), (11, 1), (20, 1), (21, 4)])
-def test_all_below_a_timestamp_lies_up_to_the_entry_before_it(timestamp: int, known: int) -> None:
-    assert times_of((10, 1), (20, 4)).last_before(timestamp) == known
+@pytest.mark.parametrize(("timestamp", "existing"), [(5, -1), (10, -1), (11, 1), (20, 1), (21, 4)])
+def test_all_below_a_timestamp_lies_up_to_the_entry_before_it(
+    timestamp: int, existing: int
+) -> None:
+    assert times_of((10, 1), (20, 4)).last_before(timestamp) == existing
 
 
 @pytest.mark.parametrize(

@@ -60,14 +60,14 @@ def removal(topic_id: bytes = ID) -> bytes:
 
 def batches(base_offset: int, *values: bytes) -> bytes:
     """Three records to a batch, as a controller that is asked now and then writes them."""
-    found = bytearray()
+    result = bytearray()
     for first in range(0, len(values), 3):
         records = [
             Record(base_offset + first + index, 1000, None, value, ())
             for index, value in enumerate(values[first : first + 3])
         ]
-        found += build_batch(records)
-    return bytes(found)
+        result += build_batch(records)
+    return bytes(result)
 
 
 def write(env: MemoryEnv, name: str, data: bytes) -> None:
@@ -94,9 +94,13 @@ def test_what_kafka_wrote_is_read_as_kafka_meant_it(with_snapshots: bool) -> Non
     for path in GOLDEN.iterdir():
         if with_snapshots or path.suffix == ".log":
             write(env, path.name, path.read_bytes())
-    found = read_kafka_topics(env, "/disk1")
-    assert found is not None
-    configs = {name: one.configs for name, one in found.items() if not name.startswith("__")}
+    topics = read_kafka_topics(env, "/disk1")
+    assert topics is not None
+    configs = {
+        name: kafka_topic.configs
+        for name, kafka_topic in topics.items()
+        if not name.startswith("__")
+    }
     assert configs == {
         "customers": {"cleanup.policy": "compact", "delete.retention.ms": "60000"},
         "audit": {"cleanup.policy": "delete", "retention.ms": "-1"},
@@ -104,11 +108,11 @@ def test_what_kafka_wrote_is_read_as_kafka_meant_it(with_snapshots: bool) -> Non
         "plain": {},
         "gone": {},
     }
-    assert found["customers"].topic_id == decode_topic_id("jA2Kr-eCTnWft7wtk9gWYg")
+    assert topics["customers"].topic_id == decode_topic_id("jA2Kr-eCTnWft7wtk9gWYg")
 
 
 def test_the_last_value_of_a_setting_counts_and_a_removed_one_is_gone() -> None:
-    found = read(
+    topics = read(
         topic("t"),
         config("t", "cleanup.policy", "delete"),
         config("t", "cleanup.policy", "compact"),
@@ -118,14 +122,14 @@ def test_the_last_value_of_a_setting_counts_and_a_removed_one_is_gone() -> None:
         frame(3, b"\7" * 40),  # a partition
         frame(99, b"whatever", version=7),
     )
-    assert found == {"t": KafkaTopic(ID, {"cleanup.policy": "compact"})}
+    assert topics == {"t": KafkaTopic(ID, {"cleanup.policy": "compact"})}
 
 
 def test_settings_of_a_removed_topic_do_not_come_back_with_its_name() -> None:
-    found = read(
+    topics = read(
         topic("t"), config("t", "cleanup.policy", "compact"), removal(), topic("t", OTHER_ID)
     )
-    assert found == {"t": KafkaTopic(OTHER_ID, {})}
+    assert topics == {"t": KafkaTopic(OTHER_ID, {})}
 
 
 @pytest.mark.parametrize(
@@ -135,9 +139,9 @@ def test_only_a_finished_transaction_of_the_controller_counts(
     end: int | None, policy: str | None
 ) -> None:
     values = [topic("t"), frame(BEGIN_TRANSACTION, b"\0"), config("t", "cleanup.policy", "compact")]
-    found = read(*values, *([] if end is None else [frame(end)]))
-    assert found is not None
-    assert found["t"].configs.get("cleanup.policy") == policy
+    topics = read(*values, *([] if end is None else [frame(end)]))
+    assert topics is not None
+    assert topics["t"].configs.get("cleanup.policy") == policy
 
 
 def test_the_newest_snapshot_is_read_and_then_the_log_behind_it() -> None:
@@ -149,8 +153,8 @@ def test_the_newest_snapshot_is_read_and_then_the_log_behind_it() -> None:
     write(env, segment(6), batches(6, *[config("t", "retention.ms", "1")] * 3))
     write(env, segment(9), batches(9, config("t", "segment.ms", "8")))
     write(env, f"{99:020}-{2:010}.checkpoint.part", b"junk")
-    found = read_kafka_topics(env, "/disk1")
-    assert found == {"t": KafkaTopic(ID, {"retention.ms": "7", "segment.ms": "8"})}
+    topics = read_kafka_topics(env, "/disk1")
+    assert topics == {"t": KafkaTopic(ID, {"retention.ms": "7", "segment.ms": "8"})}
 
 
 def test_a_torn_end_is_left_out_and_any_other_damage_or_gap_makes_nothing_believed() -> None:
@@ -158,9 +162,9 @@ def test_a_torn_end_is_left_out_and_any_other_damage_or_gap_makes_nothing_believ
     torn = whole + batches(3, config("t", "retention.ms", "3"))[:-4]
     env = MemoryEnv(seed=1)
     write(env, segment(0), torn)
-    found = read_kafka_topics(env, "/disk1")
-    assert found is not None
-    assert found["t"].configs == {"retention.ms": "1", "segment.ms": "2"}
+    topics = read_kafka_topics(env, "/disk1")
+    assert topics is not None
+    assert topics["t"].configs == {"retention.ms": "1", "segment.ms": "2"}
     write(env, segment(4), batches(4, config("t", "retention.ms", "9")))
     with pytest.raises(MetadataLogError, match=r"00000000000000000000\.log"):
         read_kafka_topics(env, "/disk1")
@@ -187,9 +191,12 @@ def test_a_directory_without_kafkas_metadata_has_none() -> None:
 
 def test_only_settings_that_are_valid_here_are_taken() -> None:
     configs = {"cleanup.policy": "compact", "retention.ms": "never", "new.in.kafka.9": "1"}
-    taken = settings_to_take(KafkaTopic(ID, configs))
-    assert taken.settings == {"cleanup.policy": "compact"}
-    assert [one.partition(":")[0] for one in taken.refused] == ["new.in.kafka.9", "retention.ms"]
+    settings = settings_to_take(KafkaTopic(ID, configs))
+    assert settings.settings == {"cleanup.policy": "compact"}
+    assert [item.partition(":")[0] for item in settings.refused] == [
+        "new.in.kafka.9",
+        "retention.ms",
+    ]
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])

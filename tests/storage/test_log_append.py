@@ -348,7 +348,7 @@ def test_appends_that_find_no_room_are_refused_until_there_is_some(seed: int) ->
     rng = random.Random(seed)
     env = MemoryEnv(seed)
     log = open_log(env, replace(SMALL, segment_bytes=600, index_interval_bytes=1))
-    told: list[int] = []
+    reported: list[int] = []
     refused = 0
     for _ in range(150):
         share = rng.choice((0.0, 0.2))
@@ -358,16 +358,16 @@ def test_appends_that_find_no_room_are_refused_until_there_is_some(seed: int) ->
 
         full = env.fail_on(strikes, rng.choice((errno.ENOSPC, errno.EMFILE, errno.EDQUOT)))
         try:
-            told.append(append(log, rng.randbytes(rng.randrange(90))).first_offset)
+            reported.append(append(log, rng.randbytes(rng.randrange(90))).first_offset)
         except NoRoomError:
             refused += 1
         full.remove()
     assert refused
-    assert told == list(range(len(told)))
-    assert offsets_in(log) == told
+    assert reported == list(range(len(reported)))
+    assert offsets_in(log) == reported
     log.flush()
     for after in (env.kill(), env.crash()):
-        assert offsets_in(open_log(after, replace(SMALL, segment_bytes=600))) == told
+        assert offsets_in(open_log(after, replace(SMALL, segment_bytes=600))) == reported
 
 
 STEPS_OF_A_ROLL = (

@@ -53,8 +53,8 @@ class Witness:
         offsets = [record.offset for record in records]
         assert offsets == sorted(set(offsets))
         assert all(record.value == value_at(record.offset) for record in records)
-        kept = set(range(max(self.start, log.log_start_offset), durable)) - self.lost
-        assert kept <= set(offsets), (kept, offsets)
+        retained = set(range(max(self.start, log.log_start_offset), durable)) - self.lost
+        assert retained <= set(offsets), (retained, offsets)
         # Of what was never flushed a crash may take any part, as it does in Kafka.
         self.lost |= set(range(durable, log.log_end_offset)) - set(offsets)
         assert log.log_end_offset >= durable
@@ -64,24 +64,24 @@ class Witness:
 
 def work(log: Log, rng: random.Random, witness: Witness, steps: int) -> None:
     for _ in range(steps):
-        what = rng.random()
-        if what < 0.6:
+        subject = rng.random()
+        if subject < 0.6:
             count = rng.randrange(1, 4)
             base = log.log_end_offset
             witness.appended_end = max(witness.appended_end, base + count)
             append(log, *[value_at(base + at) for at in range(count)], timestamp=NOW_MS + base)
-        elif what < 0.8:
+        elif subject < 0.8:
             log.flush()
-        elif what < 0.85:
+        elif subject < 0.85:
             log.roll(NOW_MS)
-        elif what < 0.9:
+        elif subject < 0.9:
             offset = rng.randrange(log.log_start_offset, log.high_watermark + 1)
             witness.start = max(witness.start, offset)
             log.delete_records(offset)
             log.expire(NOW_MS)
-        elif what < 0.93:
+        elif subject < 0.93:
             clean(log, rng, witness)
-        elif what < 0.96:
+        elif subject < 0.96:
             log.purge_deleted(NOW_MS + 10**9)
         else:
             witness.recovery_point = log.recovery_point

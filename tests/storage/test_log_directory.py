@@ -51,7 +51,7 @@ def test_new_directories_get_one_cluster_and_ids_of_their_own(env: MemoryEnv) ->
     assert first.cluster_id == second.cluster_id == opened.cluster_id
     assert (first.node_id, first.version) == (opened.node_id, 1) == (1, 1)
     assert first.directory_id != second.directory_id
-    assert [one.directory_id for one in opened.directories] == [
+    assert [directory.directory_id for directory in opened.directories] == [
         first.directory_id,
         second.directory_id,
     ]
@@ -60,7 +60,7 @@ def test_new_directories_get_one_cluster_and_ids_of_their_own(env: MemoryEnv) ->
     assert opened.online == opened.directories
     again = open_directories(after_power_loss(env, opened), ["/x/b", "/x/a"])
     assert again.cluster_id == opened.cluster_id
-    assert [one.directory_id for one in again.directories] == [
+    assert [directory.directory_id for directory in again.directories] == [
         second.directory_id,
         first.directory_id,
     ]
@@ -89,10 +89,10 @@ def test_an_old_meta_properties_is_completed_and_keeps_keys_that_are_not_ours(
 ) -> None:
     write(env, "/a/meta.properties", "broker.id=7\ncluster.id=old\nversion=0\nx.y=z\n")
     opened = open_directories(env, ["/a"])
-    found = properties(env, "/a")
-    assert (found.version, found.node_id, found.cluster_id) == (1, 7, "old")
-    assert found.directory_id == opened.directories[0].directory_id
-    assert found.others == {"x.y": "z"}
+    result = properties(env, "/a")
+    assert (result.version, result.node_id, result.cluster_id) == (1, 7, "old")
+    assert result.directory_id == opened.directories[0].directory_id
+    assert result.others == {"x.y": "z"}
 
 
 def test_a_directory_that_is_added_joins_the_cluster_of_the_others(env: MemoryEnv) -> None:
@@ -107,7 +107,7 @@ def meta(cluster: str = "c", node: int = 1, directory: str = "d") -> str:
 
 
 @pytest.mark.parametrize(
-    ("other", "field", "found"),
+    ("other", "field", "value"),
     [
         (meta(cluster="c2", directory="d2"), "cluster.id", "c2"),
         (meta(node=2, directory="d2"), "node.id", "2"),
@@ -115,7 +115,7 @@ def meta(cluster: str = "c", node: int = 1, directory: str = "d") -> str:
     ],
 )
 def test_directories_that_disagree_are_refused_and_nothing_is_changed(
-    env: MemoryEnv, other: str, field: str, found: str
+    env: MemoryEnv, other: str, field: str, value: str
 ) -> None:
     write(env, "/a/meta.properties", meta())
     write(env, "/b/meta.properties", other)
@@ -123,21 +123,21 @@ def test_directories_that_disagree_are_refused_and_nothing_is_changed(
     with pytest.raises(InconsistentDirectoryError) as caught:
         open_directories(env, ["/a", "/b", "/c"])
     assert (caught.value.directory, caught.value.field) == ("/b", field)
-    assert caught.value.found == found
+    assert caught.value.found == value
     assert env.exists("/a/.kafka_cleanshutdown")
     assert not env.exists("/c/meta.properties")
     open_directories(env, ["/a"])  # the locks were given back
 
 
 @pytest.mark.parametrize(
-    ("wanted", "field"), [({"cluster_id": "other"}, "cluster.id"), ({"node_id": 5}, "node.id")]
+    ("expected", "field"), [({"cluster_id": "other"}, "cluster.id"), ({"node_id": 5}, "node.id")]
 )
 def test_a_configured_identity_must_be_the_one_found(
-    env: MemoryEnv, wanted: dict[str, object], field: str
+    env: MemoryEnv, expected: dict[str, object], field: str
 ) -> None:
     write(env, "/a/meta.properties", KAFKA)
     with pytest.raises(InconsistentDirectoryError) as caught:
-        open_directories(env, ["/a"], **wanted)  # type: ignore[arg-type]
+        open_directories(env, ["/a"], **expected)  # type: ignore[arg-type]
     assert caught.value.field == field
     opened = open_directories(env, ["/b"], cluster_id="mine", node_id=0)
     assert (opened.cluster_id, opened.node_id) == ("mine", 0)
@@ -262,7 +262,7 @@ def test_directories_on_a_real_disk(tmp_path: Path) -> None:
     opened.directories[0].mark_clean()
     opened.release()
     again = open_directories(env, paths)
-    assert [one.was_clean for one in again.directories] == [True, False]
+    assert [directory.was_clean for directory in again.directories] == [True, False]
     assert again.cluster_id == opened.cluster_id
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == [".lock", "meta.properties"]
     again.release()

@@ -52,12 +52,12 @@ def make_topic(
     """As the broker does: intent, folders, metadata."""
     entry = TopicEntry(topic_id, {})
     manager.save_metadata(manager.metadata.with_topic(name, entry))
-    homes, logs = {}, []
+    placement, logs = {}, []
     for index in range(partitions):
-        where = TopicPartition(name, index)
-        logs.append(manager.create(where, topic_id, SMALL))
-        homes[index] = manager.directory_id_of(where)
-    entry = replace(entry, partitions=homes)
+        partition = TopicPartition(name, index)
+        logs.append(manager.create(partition, topic_id, SMALL))
+        placement[index] = manager.directory_id_of(partition)
+    entry = replace(entry, partitions=placement)
     manager.save_metadata(manager.metadata.with_topic(name, entry))
     return logs
 
@@ -153,8 +153,8 @@ def test_adoption_is_one_line_whatever_the_number_of_partitions(env: MemoryEnv) 
         kafka_folder(env, f"topic{index:02d}-0", None)
         kafka_folder(env, f"topic{index:02d}-1", None)
     _, report = opened(env, ONE)
-    lines = [fields for what, fields in report.lines() if "adopted" in what]
-    assert [(one["partitions"], one["topics"]) for one in lines] == [(60, 30)]
+    lines = [fields for subject, fields in report.lines() if "adopted" in subject]
+    assert [(line["partitions"], line["topics"]) for line in lines] == [(60, 30)]
     assert lines[0]["names"] == [f"topic{index:02d}" for index in range(20)]
 
 
@@ -202,14 +202,14 @@ def test_checkpoints_say_what_kafka_would(env: MemoryEnv) -> None:
     manager.set_cleaner_offset(ORDERS[1], 2)
     manager.checkpoint()
 
-    def said(disk: str, name: str) -> dict[TopicPartition, int]:
+    def output(disk: str, name: str) -> dict[TopicPartition, int]:
         return read_offsets(env, f"{disk}/{name}")
 
-    assert said(ONE, filenames.RECOVERY_POINT_CHECKPOINT) == {ORDERS[0]: 5, ORDERS[2]: 0}
-    assert said(ONE, filenames.LOG_START_CHECKPOINT) == {ORDERS[0]: 3}
-    assert said(ONE, filenames.REPLICATION_CHECKPOINT) == {ORDERS[0]: 5, ORDERS[2]: 5}
-    assert said(ONE, filenames.CLEANER_CHECKPOINT) == {ORDERS[2]: 4}
-    assert said(TWO, filenames.CLEANER_CHECKPOINT) == {ORDERS[1]: 2}
+    assert output(ONE, filenames.RECOVERY_POINT_CHECKPOINT) == {ORDERS[0]: 5, ORDERS[2]: 0}
+    assert output(ONE, filenames.LOG_START_CHECKPOINT) == {ORDERS[0]: 3}
+    assert output(ONE, filenames.REPLICATION_CHECKPOINT) == {ORDERS[0]: 5, ORDERS[2]: 5}
+    assert output(ONE, filenames.CLEANER_CHECKPOINT) == {ORDERS[2]: 4}
+    assert output(TWO, filenames.CLEANER_CHECKPOINT) == {ORDERS[1]: 2}
     manager.close()
     again, _ = opened(env)
     assert again.logs[ORDERS[0]].log_start_offset == 3
@@ -244,13 +244,13 @@ def test_an_older_capture_is_not_written_over_a_newer_one(env: MemoryEnv) -> Non
 def test_a_deleted_partition_gets_another_name_and_goes_later(env: MemoryEnv) -> None:
     manager = two_disks(env)
     log = manager.logs[ORDERS[0]]
-    found = log.read(0, 1 << 20, end_offset=5)
-    before = found.read()
+    fetch_slice = log.read(0, 1 << 20, end_offset=5)
+    before = fetch_slice.read()
     drop_topic(manager)
     assert manager.logs == {}
-    doomed = [name for name in env.listdir(ONE) if name.endswith("-delete")]
-    assert len(doomed) == 2
-    assert found.read() == before
+    scheduled = [name for name in env.listdir(ONE) if name.endswith("-delete")]
+    assert len(scheduled) == 2
+    assert fetch_slice.read() == before
     assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms - 1) == 0
     assert manager.purge_deleted(env.wall_ms() + SMALL.file_delete_delay_ms) == 4
     assert not [name for name in env.listdir(ONE) if "orders" in name]
@@ -388,7 +388,7 @@ def test_a_partition_is_made_in_the_next_directory_if_one_fails(env: MemoryEnv) 
     env.fail_on(lambda op, path: path.startswith(f"{ONE}/"), errno.EIO)
     log = manager.create(ORDERS[0], TOPIC_ID, SMALL)
     assert log.directory == f"{TWO}/orders-0"
-    assert [one.is_online for one in manager.directories] == [False, True]
+    assert [directory.is_online for directory in manager.directories] == [False, True]
     env.fail_on(lambda op, path: path.startswith(f"{TWO}/"), errno.EIO)
     with pytest.raises(LogDirectoryError):
         manager.create(ORDERS[1], TOPIC_ID, SMALL)
@@ -500,7 +500,7 @@ def test_a_directory_that_lost_all_its_checkpoints_loses_no_whole_batch(
     assert [note for directory, note in report.directory_notes if directory == home]
     log = manager.logs[ORDERS[0]]
     assert log.log_end_offset == 25
-    assert [(one.base_offset, one.next_offset) for one in log.damaged] == [(5, 6)]
+    assert [(damage.base_offset, damage.next_offset) for damage in log.damaged] == [(5, 6)]
     assert offsets_in(log, start=10) == list(range(10, 25))
 
 
@@ -536,7 +536,7 @@ def test_lost_meta_properties_are_written_again_from_the_metadata(
 ) -> None:
     manager = two_disks(env)
     ids = (manager.metadata.cluster_id, manager.metadata.node_id)
-    homes = {where: manager.directory_id_of(where) for where in ORDERS}
+    placement = {partition: manager.directory_id_of(partition) for partition in ORDERS}
     manager.close()
     for disk in (ONE, TWO)[:disks]:
         lose(env, f"{disk}/{filenames.META_PROPERTIES}", how)
@@ -546,7 +546,7 @@ def test_lost_meta_properties_are_written_again_from_the_metadata(
         (TWO,) if disks == 1 else ()
     )
     assert (manager.metadata.cluster_id, manager.metadata.node_id) == ids
-    assert {where: manager.directory_id_of(where) for where in ORDERS} == homes
+    assert {partition: manager.directory_id_of(partition) for partition in ORDERS} == placement
     assert all(offsets_in(log) == [0, 1, 2, 3, 4] for log in manager.logs.values())
     manager.close()
     again, report = opened(env)
@@ -635,7 +635,7 @@ def test_a_folder_removed_by_hand_takes_only_its_partition_offline(
     env: MemoryEnv, action: str
 ) -> None:
     manager = two_disks(env)
-    lost, kept = manager.logs[ORDERS[0]], manager.logs[ORDERS[2]]
+    lost, log = manager.logs[ORDERS[0]], manager.logs[ORDERS[2]]
     if action == "retention":
         fill(lost, 15)
         lost.roll(NOW_MS)
@@ -648,8 +648,8 @@ def test_a_folder_removed_by_hand_takes_only_its_partition_offline(
     assert manager.fail(caught.value) == (ORDERS[0],)
     assert "No such file" in manager.offline[ORDERS[0]]
     assert all(directory.is_online for directory in manager.directories)
-    fill(kept, 1)
-    kept.flush()
+    fill(log, 1)
+    log.flush()
     with pytest.raises(PartitionFolderError):
         append(lost, b"late")
 
@@ -762,7 +762,7 @@ def test_one_damaged_batch_in_a_folder_from_elsewhere_costs_no_other(
     manager, _ = opened(env)
     log = manager.logs[TopicPartition(name.removesuffix("-0"), 0)]
     assert log.log_end_offset == 40
-    assert [(one.base_offset, one.next_offset) for one in log.damaged] == [(5, 6)]
+    assert [(damage.base_offset, damage.next_offset) for damage in log.damaged] == [(5, 6)]
 
 
 def test_a_folder_of_another_topic_id_is_refused(env: MemoryEnv) -> None:
@@ -806,7 +806,7 @@ def test_folders_nobody_knows_are_adopted(env: MemoryEnv) -> None:
     kafka_folder(env, "unknown-0", TOPIC_ID)
     kafka_folder(env, "unknown-2", TOPIC_ID)
     manager, report = opened(env, ONE)
-    assert [str(one) for one in report.adopted] == ["unknown-0", "unknown-2"]
+    assert [str(partition) for partition in report.adopted] == ["unknown-0", "unknown-2"]
     entry = manager.metadata.topics["unknown"]
     assert (entry.topic_id, entry.created_by) == (TOPIC_ID, "adopted")
     assert sorted(entry.partitions) == [0, 2]
@@ -823,20 +823,20 @@ def test_an_adopted_folder_without_an_id_gets_one(env: MemoryEnv) -> None:
     kafka_folder(env, "unknown-0", None)
     kafka_folder(env, "unknown-1", None)
     manager, _ = opened(env, ONE)
-    given = manager.metadata.topics["unknown"].topic_id
+    value = manager.metadata.topics["unknown"].topic_id
     for index in (0, 1):
         path = f"{ONE}/unknown-{index}/{filenames.PARTITION_METADATA}"
-        assert decode_partition_metadata(env.read_file(path), path) == given
+        assert decode_partition_metadata(env.read_file(path), path) == value
 
 
 def test_no_producer_id_that_a_log_knows_is_given_out_again(env: MemoryEnv) -> None:
     manager, _ = opened(env, ONE)
     log = make_topic(manager, partitions=1)[0]
-    known = manager.metadata.next_producer_id + 41
-    append(log, b"v", producer_id=known, producer_epoch=0, base_sequence=0)
+    existing = manager.metadata.next_producer_id + 41
+    append(log, b"v", producer_id=existing, producer_epoch=0, base_sequence=0)
     manager.close()
     again, _ = opened(env, ONE)
-    assert again.metadata.next_producer_id == known + 1
+    assert again.metadata.next_producer_id == existing + 1
 
 
 def test_an_id_that_a_client_invented_does_not_use_up_all_others(env: MemoryEnv) -> None:
@@ -849,14 +849,14 @@ def test_an_id_that_a_client_invented_does_not_use_up_all_others(env: MemoryEnv)
 
 
 def test_other_folders_are_left_alone(env: MemoryEnv) -> None:
-    left = [
+    remaining = [
         "__cluster_metadata-0",
         f"orders-0.{'a' * 32}-stray",
         f"orders-0.{'b' * 32}-future",
         "lost+found",
         "notes",
     ]
-    for name in left:
+    for name in remaining:
         env.mkdir(f"{ONE}/{name}")
         env.open(f"{ONE}/{name}/00000000000000000000.log", create=True).close()
     env.mkdir(f"{ONE}/orders-0.{'c' * 32}-delete")
@@ -865,7 +865,7 @@ def test_other_folders_are_left_alone(env: MemoryEnv) -> None:
     assert report.adopted == ()
     manager.purge_deleted(0)
     names = env.listdir(ONE)
-    assert set(left) <= set(names)
+    assert set(remaining) <= set(names)
     assert not [name for name in names if name.endswith("-delete")]
 
 
@@ -918,11 +918,11 @@ def test_a_topic_is_there_whole_or_not_at_all_after_a_crash(seed: int) -> None:
         log = again.logs[TopicPartition("kept", index)]
         assert offsets_in(log) == [0, 1, 2, 3]
     assert report.offline == {}
-    known = again.metadata.topics.get("orders")
-    served = {where for where in again.logs if where.topic == "orders"}
+    entry = again.metadata.topics.get("orders")
+    served = {partition for partition in again.logs if partition.topic == "orders"}
     if dropped:
         assert served == set()
-    if known is not None and known.partitions:
+    if entry is not None and entry.partitions:
         assert served == {ORDERS[0], ORDERS[1]}
     else:
         assert served == set()

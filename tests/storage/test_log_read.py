@@ -97,9 +97,9 @@ def test_only_whole_batches_are_given_up_to_the_limit(env: MemoryEnv, interval: 
 def test_without_any_index_a_long_range_may_end_inside_a_batch(env: MemoryEnv) -> None:
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20, index_interval_bytes=1 << 30))
     fill(log, 1000)
-    found = log.read(0, 100_000, end_offset=1000)
-    assert found.length == 100_000
-    assert len(headers_of(found.read())) == 100_000 // BATCH_BYTES
+    fetch_slice = log.read(0, 100_000, end_offset=1000)
+    assert fetch_slice.length == 100_000
+    assert len(headers_of(fetch_slice.read())) == 100_000 // BATCH_BYTES
 
 
 def test_a_read_ends_with_its_segment_and_goes_on_in_the_next(env: MemoryEnv) -> None:
@@ -140,20 +140,20 @@ def test_a_hole_at_the_end_of_a_segment_leads_into_the_next(env: MemoryEnv) -> N
 def test_a_slice_outlives_its_segment(env: MemoryEnv) -> None:
     log = open_log(env)
     fill(log, 20)
-    found = log.read(0, 1 << 20, end_offset=20)
-    before = found.read()
+    fetch_slice = log.read(0, 1 << 20, end_offset=20)
+    before = fetch_slice.read()
     log.truncate_to(0, now_ms=NOW_MS)
     log.purge_deleted(NOW_MS + 10**9)
     other = log.read(0, 1 << 20, end_offset=0)
     assert other.length == 0
     log2 = open_log(MemoryEnv(), folder="/elsewhere")
     fill(log2, 20)
-    kept = log2.read(10, 1 << 20, end_offset=20)
-    expected = kept.read()
+    log_slice = log2.read(10, 1 << 20, end_offset=20)
+    expected = log_slice.read()
     log2.expire(NOW_MS + 10**12)
     log2.purge_deleted(NOW_MS + 10**13)
-    assert kept.read() == expected
-    assert len(before) == found.length
+    assert log_slice.read() == expected
+    assert len(before) == fetch_slice.length
 
 
 class CountedEnv(MemoryEnv):
@@ -189,8 +189,8 @@ def test_a_sequential_reader_reads_one_header_per_slice() -> None:
     env.reads.clear()
     offset = slices = 0
     while offset < 1000:
-        found = log.read(offset, 10_000, end_offset=1000)
-        offset += found.length // BATCH_BYTES
+        fetch_slice = log.read(offset, 10_000, end_offset=1000)
+        offset += fetch_slice.length // BATCH_BYTES
         slices += 1
     assert offset == 1000
     assert env.reads["pread"] <= slices
@@ -200,8 +200,8 @@ def model_read(
     batches: list[tuple[int, int, int]], offset: int, end_offset: int
 ) -> list[tuple[int, int, int]]:
     """The batches a read has to begin with: (base, next, segment)."""
-    found = [one for one in batches if one[1] > offset and one[1] <= end_offset]
-    return [one for one in found if one[2] == found[0][2]]
+    results = [batch for batch in batches if batch[1] > offset and batch[1] <= end_offset]
+    return [item for item in results if item[2] == results[0][2]]
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -228,7 +228,7 @@ def test_every_read_agrees_with_a_list_of_batches(seed: int) -> None:
     if rng.random() < 0.5:
         log.close()
         log = open_log(env, config, was_clean=True, recovery_point=log.log_end_offset)
-    ends = [one[1] for one in batches]
+    ends = [batch[1] for batch in batches]
     for _ in range(300):
         offset = rng.randrange(log.log_end_offset + 1)
         end_offset = rng.choice(ends)
@@ -236,7 +236,7 @@ def test_every_read_agrees_with_a_list_of_batches(seed: int) -> None:
         data = log.read(offset, limit, end_offset=end_offset).read()
         headers = headers_of(data)
         expected = model_read(batches, offset, end_offset)
-        got = [(header.base_offset, header.next_offset) for header in headers]
-        assert got == [one[:2] for one in expected[: len(got)]]
-        assert bool(got) == bool(expected)
+        actual = [(header.base_offset, header.next_offset) for header in headers]
+        assert actual == [item[:2] for item in expected[: len(actual)]]
+        assert bool(actual) == bool(expected)
         assert len(data) <= max(limit, read_header(data).size_bytes if data else 0)

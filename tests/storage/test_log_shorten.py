@@ -80,8 +80,8 @@ def test_expired_segments_are_renamed_at_once_and_unlinked_later(env: MemoryEnv)
     log = five_segments(env)
     log.delete_records(11)
     expired = log.expire(NOW_MS)
-    assert [one.facts.base_offset for one in expired] == [0, 5]
-    assert {one.reason for one in expired} == {ExpiryReason.LOG_START_OFFSET}
+    assert [segment.facts.base_offset for segment in expired] == [0, 5]
+    assert {segment.reason for segment in expired} == {ExpiryReason.LOG_START_OFFSET}
     assert bases(log) == [10, 15, 20]
     assert log.log_start_offset == 11
     present = names(env)
@@ -139,7 +139,7 @@ def test_nothing_that_is_being_swapped_expires(env: MemoryEnv) -> None:
     log = five_segments(env)
     log.flush()
     log.pin([5])
-    assert [one.facts.base_offset for one in log.expire(NOW_MS + 1001)] == [0]
+    assert [segment.facts.base_offset for segment in log.expire(NOW_MS + 1001)] == [0]
     log.unpin([5])
     assert len(log.expire(NOW_MS + 1001)) == 4
 
@@ -283,10 +283,10 @@ def test_readers_see_what_was_swapped_in(env: MemoryEnv) -> None:
 
 def test_a_slice_of_a_swapped_segment_stays_readable(env: MemoryEnv) -> None:
     log = five_segments(env)
-    found = log.read(0, 1 << 20, end_offset=22)
-    before = found.read()
+    fetch_slice = log.read(0, 1 << 20, end_offset=22)
+    before = fetch_slice.read()
     publish(env, log, [0, 5], {3})
-    assert found.read() == before
+    assert fetch_slice.read() == before
 
 
 def test_a_lookup_during_the_swap_uses_what_was_pinned(env: MemoryEnv) -> None:

@@ -81,5 +81,5 @@ def test_a_loss_of_power_during_a_skip_costs_no_other_record(seed: int) -> None:
             break
         again = open_log(env.crash(), recovery_point=7)
         again.mark_damaged(PATH, 2 * BATCH_BYTES, "as the next reader finds")
-        assert [one for one in offsets_served(again) if one != 2] == [0, 1, 3, 4, 5, 6], env
+        assert [item for item in offsets_served(again) if item != 2] == [0, 1, 3, 4, 5, 6], env
     assert steps > 5

@@ -28,8 +28,8 @@ def opened(env: MemoryEnv) -> LogManager:
 
 def filled(manager: LogManager) -> Log:
     log = manager.create(PARTITION, TOPIC_ID, SMALL)
-    homes = {PARTITION.partition: manager.directory_id_of(PARTITION)}
-    entry = TopicEntry(TOPIC_ID, homes)
+    placement = {PARTITION.partition: manager.directory_id_of(PARTITION)}
+    entry = TopicEntry(TOPIC_ID, placement)
     manager.save_metadata(manager.metadata.with_topic(PARTITION.topic, entry))
     fill(log, 20)
     return log

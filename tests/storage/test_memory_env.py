@@ -30,18 +30,18 @@ def put(env: Env, path: str, data: bytes, *, sync: bool = True) -> None:
 
 
 def only(operation: str) -> Callable[[str, str], bool]:
-    return lambda found, path: found == operation
+    return lambda value, path: value == operation
 
 
 def outcomes(build: Callable[[MemoryEnv], None]) -> set[tuple[tuple[str, bytes], ...]]:
     """What can be found in /d after losing power when `build` was done, over many seeds."""
-    found = set()
+    result = set()
     for seed in SEEDS:
         env = fresh(seed)
         build(env)
         after = env.crash()
-        found.add(tuple((name, after.read_file(f"/d/{name}")) for name in after.listdir("/d")))
-    return found
+        result.add(tuple((name, after.read_file(f"/d/{name}")) for name in after.listdir("/d")))
+    return result
 
 
 def test_what_was_synced_with_its_name_always_survives() -> None:
@@ -69,7 +69,7 @@ def test_any_subset_of_unsynced_creations_may_be_lost() -> None:
         for name in "abc":
             put(env, f"/d/{name}", b"")
 
-    names = {"".join(name for name, _ in found) for found in outcomes(build)}
+    names = {"".join(name for name, _ in results) for results in outcomes(build)}
     assert names == {"", "a", "b", "c", "ab", "ac", "bc", "abc"}
 
 
@@ -91,7 +91,7 @@ def test_a_later_deletion_may_survive_an_earlier_rename_that_is_lost() -> None:
         env.rename("/d/new", "/d/live")
         env.unlink("/d/old")
 
-    names = {"+".join(name for name, _ in found) for found in outcomes(build)}
+    names = {"+".join(name for name, _ in results) for results in outcomes(build)}
     assert names == {"new+old", "live", "live+old", "new"}
 
 
@@ -106,8 +106,8 @@ def test_a_rename_between_folders_survives_in_both_or_in_neither() -> None:
         if seed % 2:
             env.sync_dir("/d/to" if seed % 4 == 1 else "/d/from")
         after = env.crash()
-        found = after.exists("/d/from/a"), after.exists("/d/to/a")
-        assert found == (False, True) if seed % 2 else found in {(True, False), (False, True)}
+        results = after.exists("/d/from/a"), after.exists("/d/to/a")
+        assert results == (False, True) if seed % 2 else results in {(True, False), (False, True)}
 
 
 def test_what_a_durable_rename_replaced_does_not_come_back() -> None:
@@ -180,7 +180,7 @@ def test_a_crash_raises_at_its_operation_and_ever_after() -> None:
 
 
 def test_a_killed_process_leaves_what_the_machine_may_still_lose() -> None:
-    found = set()
+    result = set()
     for seed in SEEDS:
         env = fresh(seed)
         lock = env.lock("/d/.lock")
@@ -191,8 +191,8 @@ def test_a_killed_process_leaves_what_the_machine_may_still_lose() -> None:
         assert after.read_file("/d/a") == b"x"
         after.lock("/d/.lock")
         del lock
-        found.add(after.crash().exists("/d/a"))
-    assert found == {True, False}
+        result.add(after.crash().exists("/d/a"))
+    assert result == {True, False}
 
 
 def test_the_same_seed_meets_the_same_fate() -> None:
@@ -291,10 +291,10 @@ def test_an_atomic_write_is_all_old_or_all_new_at_every_crash() -> None:
                 finished = True
             except SimulatedCrash:
                 finished = False
-            found = env.crash().read_file("/d/c")
-            assert found in (old, new), env
-            assert found == new or not finished, env
-            seen.add(found)
+            result = env.crash().read_file("/d/c")
+            assert result in (old, new), env
+            assert result == new or not finished, env
+            seen.add(result)
             crashes += not finished
     assert seen == {old, new}
     assert crashes == 60 * 5  # open, write, sync, rename, sync_dir
@@ -334,5 +334,5 @@ def test_random_work_survives_if_it_was_settled() -> None:
                 env.sync_dir("/d")
         env.settle()
         after = env.crash()
-        found = {name: after.read_file(f"/d/{name}") for name in after.listdir("/d")}
-        assert found == expected, env
+        results = {name: after.read_file(f"/d/{name}") for name in after.listdir("/d")}
+        assert results == expected, env

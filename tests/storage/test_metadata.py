@@ -244,7 +244,7 @@ def test_a_directory_without_room_refuses_a_save_for_all_and_stays(
     full.remove()
     assert store.directories == DIRECTORIES
     assert store_of(env).load() == saved
-    assert not [name for one in DIRECTORIES for name in env.listdir(one) if name.endswith(".tmp")]
+    assert not [name for item in DIRECTORIES for name in env.listdir(item) if name.endswith(".tmp")]
     assert store.save(saved).epoch == saved.epoch + 1
 
 
@@ -285,11 +285,11 @@ def test_a_crash_at_any_step_of_a_save_gives_the_old_state_or_the_new() -> None:
                 saved = store_of(env).save(changed)
             except SimulatedCrash:
                 assert crash_at <= 15, env
-            found = store_of(env.crash()).load()
-            assert found is not None
-            assert found in (old, replace(changed, epoch=old.epoch + 1)), env
-            assert saved is None or found == saved, env
-            seen.add(found.epoch)
+            metadata = store_of(env.crash()).load()
+            assert metadata is not None
+            assert metadata in (old, replace(changed, epoch=old.epoch + 1)), env
+            assert saved is None or metadata == saved, env
+            seen.add(metadata.epoch)
     assert len(seen) == 2
 
 

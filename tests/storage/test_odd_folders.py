@@ -8,7 +8,7 @@ from storage import filenames
 from storage.errors import InconsistentDirectoryError, OpeningStoppedError
 from storage.log_manager import LogManager
 from storage.model import TopicPartition
-from storage.opening import Opening
+from storage.opening import OpeningProgress
 from tests.storage.test_log_manager import (
     ONE,
     ORDERS,
@@ -43,7 +43,7 @@ def test_an_odd_folder_is_offline_alone_and_comes_back_as_it_was(
     manager, report = opened(env)
     assert report.offline_directories == {}
     assert list(report.offline) == [ORDERS[1]]
-    assert [what for what, _ in report.lines()] == ["partition is offline"]
+    assert [subject for subject, _ in report.lines()] == ["partition is offline"]
     assert sorted(manager.logs) == [ORDERS[0], ORDERS[2], ORDERS[3]]
     manager.close()
     fault.remove()
@@ -131,16 +131,16 @@ def test_a_recovery_asks_at_each_batch_whether_to_go_on(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two_disks(env)
-    asked = 0
-    go_on = Opening.go_on
+    requested = 0
+    go_on = OpeningProgress.go_on
 
-    def stop_at_the_fourth(opening: Opening) -> None:
-        nonlocal asked
-        asked += 1
-        opening.is_stopped = asked == 4  # the folder was asked for, then each of its batches
+    def stop_at_the_fourth(opening: OpeningProgress) -> None:
+        nonlocal requested
+        requested += 1
+        opening.is_stopped = requested == 4  # the folder was asked for, then each of its batches
         go_on(opening)
 
-    monkeypatch.setattr(Opening, "go_on", stop_at_the_fourth)
+    monkeypatch.setattr(OpeningProgress, "go_on", stop_at_the_fourth)
     with pytest.raises(OpeningStoppedError):
         opened(env.kill())
-    assert asked == 4
+    assert requested == 4

@@ -117,12 +117,12 @@ UNPROVED = {
 }
 
 
-@pytest.mark.parametrize("what", UNPROVED)
+@pytest.mark.parametrize("subject", UNPROVED)
 @pytest.mark.parametrize("was_clean", [True, False])
 def test_an_overlap_of_two_histories_is_refused_and_nothing_changed(
-    env: MemoryEnv, what: str, was_clean: bool
+    env: MemoryEnv, subject: str, was_clean: bool
 ) -> None:
-    overlapping_log(env, UNPROVED[what])
+    overlapping_log(env, UNPROVED[subject])
     before = {base: content(env, base, LOG) for base in (0, 5, 10, 15)}
     with pytest.raises(OverlappingSegmentsError) as caught:
         open_log(env, was_clean=was_clean, recovery_point=20 if was_clean else 0)
@@ -148,7 +148,7 @@ def test_one_offset_that_lies_is_damage_of_its_batch_alone(env: MemoryEnv) -> No
     overwrite(env, file_name(5, LOG), (17).to_bytes(8, "big"), BATCH_BYTES)
     log = open_log(env)
     assert offsets_in(log, start=7) == list(range(7, 20))
-    assert [(one.base_offset, one.position) for one in log.damaged] == [(5, BATCH_BYTES)]
+    assert [(damage.base_offset, damage.position) for damage in log.damaged] == [(5, BATCH_BYTES)]
 
 
 # --- offsets that go back -----------------------------------------------------------------------
@@ -181,7 +181,9 @@ def test_a_closed_segment_whose_offsets_go_back_is_damaged_and_the_rest_is_serve
         assert read_header(data).base_offset == offset
     assert append(log, b"x").first_offset == 20
     if indexes != "there":
-        assert [(one.base_offset, one.position) for one in log.damaged] == [(5, 2 * BATCH_BYTES)]
+        assert [(damage.base_offset, damage.position) for damage in log.damaged] == [
+            (5, 2 * BATCH_BYTES)
+        ]
 
 
 @pytest.mark.parametrize("lie", [1, 2, 16, 1024, 1 << 20])
@@ -207,7 +209,7 @@ def test_an_offset_that_lies_ahead_costs_no_other_batch(
         env.unlink(f"{FOLDER}/{file_name(0, INDEX)}")
     recovery_point = 5 if state == "closed, not clean" else end
     log = open_log(env, config, was_clean=was_clean, recovery_point=recovery_point)
-    assert [(one.position, one.end_position) for one in log.damaged] == [
+    assert [(damage.position, damage.end_position) for damage in log.damaged] == [
         (3 * BATCH_BYTES, 4 * BATCH_BYTES)
     ]
     assert offsets_in(log, start=4) == list(range(4, end))
@@ -220,7 +222,7 @@ def test_an_offset_that_lies_behind_the_recovery_point_cuts_nothing(env: MemoryE
     overwrite(env, file_name(0, LOG), (9).to_bytes(8, "big"), BATCH_BYTES)
     log = open_log(env)
     assert offsets_in(log, start=2) == [2, 3]
-    assert [one.position for one in log.damaged] == [BATCH_BYTES]
+    assert [damage.position for damage in log.damaged] == [BATCH_BYTES]
 
 
 @pytest.mark.parametrize(
@@ -238,7 +240,7 @@ def test_of_two_batches_that_contradict_each_other_one_is_damage(
         batch[:8] = offset.to_bytes(8, "big")
     put(env, f"{FOLDER}/{file_name(0, LOG)}", b"".join(batches))
     log = open_log(env, replace(SMALL, segment_bytes=1 << 20), recovery_point=41)
-    assert [one.position for one in log.damaged] == [damaged * BATCH_BYTES]
+    assert [damage.position for damage in log.damaged] == [damaged * BATCH_BYTES]
     assert log.log_end_offset == 41
 
 
@@ -249,7 +251,9 @@ def test_an_offset_too_far_from_its_segment_is_damage(env: MemoryEnv, offset: in
     for kind in (INDEX, TIME_INDEX):
         env.unlink(f"{FOLDER}/{file_name(5, kind)}")
     log = open_log(env, was_clean=True, recovery_point=20)
-    assert [(one.base_offset, one.position) for one in log.damaged] == [(5, 2 * BATCH_BYTES)]
+    assert [(damage.base_offset, damage.position) for damage in log.damaged] == [
+        (5, 2 * BATCH_BYTES)
+    ]
     assert offsets_in(log, start=8) == list(range(8, 20))
 
 
@@ -269,6 +273,6 @@ def test_an_index_that_claims_more_than_the_log_holds_does_not_stop_appends(
         append(log, value_at(at), timestamp=NOW_MS + at)
     log.roll(NOW_MS)
     assert offsets_in(log) == list(range(9))
-    found = log.offset_for_timestamp(NOW_MS + 6)
-    assert found is not None
-    assert found.offset == 6
+    offset_found = log.offset_for_timestamp(NOW_MS + 6)
+    assert offset_found is not None
+    assert offset_found.offset == 6

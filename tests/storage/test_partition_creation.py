@@ -27,11 +27,13 @@ def env() -> MemoryEnv:
 def test_all_are_there_whole_when_they_were_made(env: MemoryEnv) -> None:
     manager, _ = opened(env)
     manager.create_all(MANY, TOPIC_ID, SMALL)
-    homes = [manager.logs[where].directory.rpartition("/")[0] for where in MANY]
-    assert homes == [ONE, TWO] * 20
+    placement = [
+        manager.logs[topic_partition].directory.rpartition("/")[0] for topic_partition in MANY
+    ]
+    assert placement == [ONE, TWO] * 20
     after = env.crash()
-    for where, home in zip(MANY, homes, strict=True):
-        folder = f"{home}/{where}"
+    for partition, home in zip(MANY, placement, strict=True):
+        folder = f"{home}/{partition}"
         data = after.read_file(f"{folder}/{filenames.PARTITION_METADATA}")
         assert decode_partition_metadata(data, folder) == TOPIC_ID
         assert after.read_file(f"{folder}/{filenames.LEADER_EPOCH_CHECKPOINT}")
@@ -52,8 +54,10 @@ def test_the_share_of_a_directory_that_fails_goes_to_the_other(env: MemoryEnv) -
     manager, _ = opened(env)
     env.fail_on(lambda op, path: op == "sync_dir" and path.startswith(f"{TWO}/many"), errno.EIO)
     manager.create_all(MANY, TOPIC_ID, SMALL)
-    assert [one.is_online for one in manager.directories] == [True, False]
-    assert {manager.logs[where].directory for where in MANY} == {f"{ONE}/{one}" for one in MANY}
+    assert [directory.is_online for directory in manager.directories] == [True, False]
+    assert {manager.logs[partition].directory for partition in MANY} == {
+        f"{ONE}/{partition}" for partition in MANY
+    }
     assert append(manager.logs[MANY[1]], b"x").first_offset == 0
 
 
@@ -67,7 +71,7 @@ def test_a_partition_is_made_in_the_next_directory_if_one_has_no_room(
     env.fail_on(lambda op, path: op == operation and path.startswith(f"{TWO}/"), errno.EMFILE)
     with pytest.raises(NoRoomError):
         manager.create(ORDERS[1], TOPIC_ID, SMALL)
-    assert all(one.is_online for one in manager.directories)
+    assert all(directory.is_online for directory in manager.directories)
 
 
 def test_a_directory_stays_online_if_no_descriptor_is_left_to_look_at_an_old_folder(
@@ -109,13 +113,15 @@ def test_what_a_crash_leaves_half_made_is_gone_at_the_next_start(seed: int) -> N
         entry = TopicEntry(bytes([7]) * 16, {})
         manager.save_metadata(manager.metadata.with_topic("orders", entry))
         manager.create_all(ORDERS, entry.topic_id, SMALL)
-        homes = {where.partition: manager.directory_id_of(where) for where in ORDERS}
-        entry = replace(entry, partitions=homes)
+        placement = {
+            partition.partition: manager.directory_id_of(partition) for partition in ORDERS
+        }
+        entry = replace(entry, partitions=placement)
         manager.save_metadata(manager.metadata.with_topic("orders", entry))
     env.crash_at = None
     again, report = opened(env.crash())
     assert report.offline_directories == report.offline == {}
     assert len(offsets_in(again.logs[TopicPartition("kept", 0)])) == 4
-    served = {where for where in again.logs if where.topic == "orders"}
-    known = again.metadata.topics.get("orders")
-    assert served == (set(ORDERS) if known is not None and known.partitions else set())
+    served = {partition for partition in again.logs if partition.topic == "orders"}
+    topic_entry = again.metadata.topics.get("orders")
+    assert served == (set(ORDERS) if topic_entry is not None and topic_entry.partitions else set())

@@ -90,10 +90,10 @@ def test_of_too_many_producers_those_silent_longest_are_forgotten() -> None:
     log.data(2, 0, 1)
     log.data(999_998, 0, 0)
     log.data(999_999, 0, 0)
-    known = {entry.producer_id for entry in log.states.producers}
-    assert len(known) == PRODUCERS_MAX
-    assert {1, 2, 999_998, 999_999} <= known
-    assert not {3, 1000} & known
+    existing = {entry.producer_id for entry in log.states.producers}
+    assert len(existing) == PRODUCERS_MAX
+    assert {1, 2, 999_998, 999_999} <= existing
+    assert not {3, 1000} & existing
     log.data(3, 0, 7)  # as one that has expired
 
 
@@ -377,8 +377,8 @@ def random_history(rng: random.Random, steps: int) -> list[str]:
         producer_id, epoch = rng.randrange(3), rng.choice([0, 0, 0, 1, 1, 2])
         kind = rng.random()
         if kind < 0.2:
-            what = rng.choice(["commit", "abort"])
-            lines.append(f"end {producer_id} {epoch} 0 {what}")
+            subject = rng.choice(["commit", "abort"])
+            lines.append(f"end {producer_id} {epoch} 0 {subject}")
             continue
         if kind < 0.35 and recent:
             lines.append(rng.choice(recent[-8:]))
@@ -410,8 +410,10 @@ def our_answers(history: list[str]) -> list[str]:
         else:
             numbers = [int(word) for word in words[1:5]]
             try:
-                known = log.data(*numbers, txn=words[5] == "true")
-                answer = "appended" if known is None else f"duplicate {known[0]} {known[1]}"
+                duplicate = log.data(*numbers, txn=words[5] == "true")
+                answer = (
+                    "appended" if duplicate is None else f"duplicate {duplicate[0]} {duplicate[1]}"
+                )
             except OutOfOrderSequenceError:
                 answer = "OutOfOrderSequenceException"
             except InvalidProducerEpochError:
@@ -431,9 +433,9 @@ def test_random_histories_are_answered_as_by_kafka(tmp_path: Path) -> None:
     histories = [random_history(rng, 60) for _ in range(200)]
     script = tmp_path / "script"
     script.write_text("\n\n".join("\n".join(history) for history in histories) + "\n")
-    theirs = [block.split("\n") for block in ask_kafka("producers", script).strip().split("\n\n")]
-    assert len(theirs) == len(histories)
+    remote = [block.split("\n") for block in ask_kafka("producers", script).strip().split("\n\n")]
+    assert len(remote) == len(histories)
     for number, history in enumerate(histories):
-        ours = our_answers(history)
-        for step, (line, our, their) in enumerate(zip(history, ours, theirs[number], strict=True)):
+        local = our_answers(history)
+        for step, (line, our, their) in enumerate(zip(history, local, remote[number], strict=True)):
             assert our == their, f"seed {seed}, history {number}, step {step}: {line}"

@@ -28,10 +28,10 @@ def test_a_batch_in_another_codec_holds_the_same_records_and_header(have: int, w
     assert verify_crc(packed, 0, changed)
     assert changed.codec == want
     assert decode_records(packed, changed) == decode_records(batch, header)
-    kept = {"batch_length", "attributes", "crc"}
+    retained = {"batch_length", "attributes", "crc"}
     assert {
         name for name in header._fields if getattr(header, name) != getattr(changed, name)
-    } <= kept
+    } <= retained
 
 
 def test_a_topic_of_type_producer_keeps_what_comes() -> None:

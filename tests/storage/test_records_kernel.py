@@ -198,13 +198,13 @@ def test_no_index_is_ever_past_the_end() -> None:
 @given(st.binary(max_size=14), st.integers(0, 14))
 def test_numbers_are_read_as_by_plain_python(data: bytes, start: int) -> None:
     end = len(data)
-    for ours, theirs in (
+    for local, remote in (
         (primitives.read_varint, read_varint),
         (primitives.read_varlong, read_varlong),
     ):
-        value, position = ours(as_array(data), start, end)
+        value, position = local(as_array(data), start, end)
         try:
-            expected = theirs(data, start, end)
+            expected = remote(data, start, end)
         except CorruptBatchError:
             assert position == -1
         else:

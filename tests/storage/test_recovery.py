@@ -61,7 +61,7 @@ def test_a_closed_log_opens_as_it_was(env: MemoryEnv) -> None:
     log.close()
     again, loaded = open_with_notes(env, was_clean=True, recovery_point=20)
     assert loaded.notes == ()
-    assert [one[:7] for one in again.segment_facts()] == [one[:7] for one in facts]
+    assert [facts[:7] for facts in again.segment_facts()] == [facts[:7] for facts in facts]
     assert (again.log_end_offset, again.high_watermark, again.leader_epoch) == (20, 20, 0)
     assert offsets_in(again) == list(range(20))
     assert append(again, b"x").first_offset == 20
@@ -145,9 +145,9 @@ def test_an_index_that_lies_is_made_anew(
     log = open_log(env)
     for offset in range(10):
         append(log, value_at(offset), timestamp=NOW_MS + offset)
-    assert [one for one, _ in segments_of(log)][:2] == [0, 5]
+    assert [item for item, _ in segments_of(log)][:2] == [0, 5]
     log.close()
-    right = {one: content(env, base, one) for one in (INDEX, TIME_INDEX)}
+    right = {item: content(env, base, item) for item in (INDEX, TIME_INDEX)}
     path = f"{FOLDER}/{file_name(base, kind)}"
     change = BROKEN_INDEXES[how]
     if change is None:
@@ -161,9 +161,9 @@ def test_an_index_that_lies_is_made_anew(
     for offset in range(10):
         data = again.read(offset, BATCH_BYTES, end_offset=10).read()
         assert read_header(data).base_offset == offset
-        found = again.offset_for_timestamp(NOW_MS + offset)
-        assert found is not None
-        assert found.offset == offset
+        offset_found = again.offset_for_timestamp(NOW_MS + offset)
+        assert offset_found is not None
+        assert offset_found.offset == offset
     largest = again.offset_for_max_timestamp()
     assert largest is not None
     assert largest.offset == 9
@@ -517,7 +517,9 @@ def transactional_log(env: MemoryEnv) -> Log:
 
 
 def _aborted(log: Log, first: int, end: int) -> list[tuple[int, int]]:
-    return [(one.producer_id, one.first_offset) for one in log.aborted_transactions(first, end)]
+    return [
+        (entry.producer_id, entry.first_offset) for entry in log.aborted_transactions(first, end)
+    ]
 
 
 def check_transactions(log: Log) -> None:

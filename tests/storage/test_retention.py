@@ -41,7 +41,7 @@ def expired(
         now_ms=NOW_MS,
         clock_trusted=clock_trusted,
     )
-    return [one.facts.base_offset for one in going]
+    return [segment.facts.base_offset for segment in going]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_each_segment_says_why_it_goes() -> None:
     segments = [facts(0, 5), facts(5, 10), facts(10, 15, largest_ms=0), facts(15, 20)]
     config = replace(DELETE, retention_ms=1000, retention_bytes=200)
     going = plan_expiry(segments, config, log_start_offset=5, high_watermark=20, now_ms=NOW_MS)
-    assert [one.reason for one in going] == [
+    assert [segment.reason for segment in going] == [
         ExpiryReason.LOG_START_OFFSET,
         ExpiryReason.SIZE,
         ExpiryReason.TIME,

@@ -22,9 +22,9 @@ def test_a_cut_a_longer_and_a_changed_file_are_refused() -> None:
             changed = bytearray(data)
             changed[position] ^= 1 << bit
             harmed.append(bytes(changed))
-    for one in harmed:
+    for item in harmed:
         with pytest.raises(CorruptCheckpointError):
-            unseal("m", 1, one, "p")
+            unseal("m", 1, item, "p")
 
 
 def test_a_newer_version_is_told_from_damage() -> None:

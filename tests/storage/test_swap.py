@@ -138,9 +138,9 @@ def test_a_swap_that_runs_out_of_descriptors_is_finished_when_there_are_some(
             finish_swap(env, plan)
     short.remove()
     finish_swap(env, plan)
-    found = folder(env)
-    assert found[file_name(0, LOG)] == content("new", 0, LOG)
-    assert not names_of(100, LOG, INDEX) & set(found)
+    results = folder(env)
+    assert results[file_name(0, LOG)] == content("new", 0, LOG)
+    assert not names_of(100, LOG, INDEX) & set(results)
     assert not recover_swap(env.crash(), FOLDER).changed
 
 
@@ -215,16 +215,16 @@ def test_a_swap_leaves_the_outputs_and_what_was_not_its_own(env: MemoryEnv) -> N
     plan = prepared(env)
     put(env, f"{FOLDER}/leader-epoch-checkpoint", b"0\n0\n")
     execute_swap(env, plan)
-    found = folder(env)
-    assert set(found) == (
+    results = folder(env)
+    assert set(results) == (
         names_of(0, LOG, INDEX, TIME_INDEX, SNAPSHOT)
         | names_of(300, LOG, INDEX, TIME_INDEX, SNAPSHOT)
         | {"leader-epoch-checkpoint"}
     )
     for kind in (LOG, INDEX, TIME_INDEX):
-        assert found[file_name(0, kind)] == content("new", 0, kind)
-        assert found[file_name(300, kind)] == content("old", 300, kind)
-    assert found[file_name(0, SNAPSHOT)] == content("old", 0, SNAPSHOT)
+        assert results[file_name(0, kind)] == content("new", 0, kind)
+        assert results[file_name(300, kind)] == content("old", 300, kind)
+    assert results[file_name(0, SNAPSHOT)] == content("old", 0, SNAPSHOT)
     assert recover_swap(env, FOLDER) == SwapRecovery()
 
 
@@ -479,12 +479,14 @@ def test_a_torn_journal_counts_as_absent_and_costs_the_indexes_alone(env: Memory
     recovery = recover_swap(env, FOLDER)
     assert [name for name, _ in recovery.refused] == [JOURNAL]
     assert recovery.redone == ()
-    found = folder(env)
-    assert {name for name in found if name.endswith(LOG)} == {
+    results = folder(env)
+    assert {name for name in results if name.endswith(LOG)} == {
         file_name(base, LOG) for base in (0, 100, 200, 300)
     }
-    assert not [name for name in found if name.endswith((INDEX, TIME_INDEX, "cleaned", "journal"))]
-    assert names_of(100, TXN_INDEX) <= set(found)
+    assert not [
+        name for name in results if name.endswith((INDEX, TIME_INDEX, "cleaned", "journal"))
+    ]
+    assert names_of(100, TXN_INDEX) <= set(results)
     assert not recover_swap(env, FOLDER).changed
 
 
@@ -498,10 +500,10 @@ def test_a_cleaned_file_that_rotted_before_the_first_rename_brings_the_old_back(
     ((run, reason),) = recovery.rolled_back
     assert run == RUN
     assert "checksum" in reason
-    found = folder(env)
+    results = folder(env)
     for base in (0, 100, 200):
-        assert found[file_name(base, LOG)] == content("old", base, LOG)
-    assert not [name for name in found if name.endswith(("cleaned", "journal"))]
+        assert results[file_name(base, LOG)] == content("old", base, LOG)
+    assert not [name for name in results if name.endswith(("cleaned", "journal"))]
 
 
 def test_a_swap_that_can_be_neither_finished_nor_undone_is_left_as_it_is(env: MemoryEnv) -> None:
@@ -525,7 +527,7 @@ def test_a_damaged_index_does_not_keep_a_swap_from_being_finished(
     sources = [write_source(env, base, txn=base == 100) for base in (0, 100, 200)]
     plan = plan_swap(FOLDER, sources, [write_output(env, 0, txn=True)])
     committed(env, plan)
-    (spoiled,) = [one for one in plan.renames if one.target == file_name(0, kind)]
+    (spoiled,) = [rename for rename in plan.renames if rename.target == file_name(0, kind)]
     for rename in plan.renames:
         if (rename is spoiled) == is_renamed:
             env.rename(f"{FOLDER}/{rename.source}", f"{FOLDER}/{rename.target}")
@@ -542,10 +544,10 @@ def test_a_damaged_index_does_not_keep_a_swap_from_being_finished(
     ((name, reason),) = recovery.distrusted
     assert name == spoiled.target
     assert reason in str(recovery)
-    found = folder(env)
-    assert spoiled.target not in found  # whoever opens the log builds it again
-    assert found[file_name(0, LOG)] == content("new", 0, LOG)
-    assert not [name for name in found if name.endswith(("cleaned", "journal"))]
+    results = folder(env)
+    assert spoiled.target not in results  # whoever opens the log builds it again
+    assert results[file_name(0, LOG)] == content("new", 0, LOG)
+    assert not [name for name in results if name.endswith(("cleaned", "journal"))]
     assert not recover_swap(env, FOLDER).changed
 
 

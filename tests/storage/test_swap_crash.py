@@ -96,21 +96,21 @@ class Scenario:
 
     @property
     def new(self) -> dict[str, bytes]:
-        found = segment("old", 300, LOG, *INDEXES, SNAPSHOT)
+        results = segment("old", 300, LOG, *INDEXES, SNAPSHOT)
         for base in {100, 200} - set(self.sources):
-            found |= segment("old", base, LOG, *INDEXES, SNAPSHOT)
+            results |= segment("old", base, LOG, *INDEXES, SNAPSHOT)
         for base in self.outputs:
-            found |= segment("new", base, LOG, *INDEXES, *([TXN_INDEX] if base == 200 else []))
-            found |= segment("old", base, SNAPSHOT)
-        return found
+            results |= segment("new", base, LOG, *INDEXES, *([TXN_INDEX] if base == 200 else []))
+            results |= segment("old", base, SNAPSHOT)
+        return results
 
     def judge(self, env: MemoryEnv) -> str:
-        found = folder(env)
-        if found == self.old:
+        results = folder(env)
+        if results == self.old:
             return "old"
-        if found == self.new:
+        if results == self.new:
             return "new"
-        return "also allowed" if found in self.also_allowed else "broken"
+        return "also allowed" if results in self.also_allowed else "broken"
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ class FrontGone(Scenario):
         execute_swap(env, plan_swap(FOLDER, sources, outputs, front_is_gone=True))
 
     def judge(self, env: MemoryEnv) -> str:
-        found = {n: data for n, data in folder(env).items() if not n.endswith(".deleted")}
-        kept = segment("old", 300, LOG, *INDEXES, SNAPSHOT)
-        if found == segment("new", 0, LOG, *INDEXES) | kept:
+        results = {n: data for n, data in folder(env).items() if not n.endswith(".deleted")}
+        retained = segment("old", 300, LOG, *INDEXES, SNAPSHOT)
+        if results == segment("new", 0, LOG, *INDEXES) | retained:
             return "new"
         front = segment("old", 0, *FILE_KINDS)
-        rest = {name: data for name, data in found.items() if name not in front}
-        is_front_old = all(found[name] == front[name] for name in found.keys() & front.keys())
+        rest = {name: data for name, data in results.items() if name not in front}
+        is_front_old = all(results[name] == front[name] for name in results.keys() & front.keys())
         old = {name: data for name, data in self.old.items() if name not in front}
         return "old" if rest == old and is_front_old else "broken"
 
@@ -154,10 +154,10 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
 
-    def add(self, outcome: str, story: str) -> None:
+    def add(self, outcome: str, transitions: str) -> None:
         self.outcomes[outcome] += 1
         if outcome == "broken":
-            self.broken.append(story)
+            self.broken.append(transitions)
 
 
 def crashed(
@@ -216,7 +216,7 @@ def try_everything(
                     if ignored_in_recovery:
                         after.ignore_sync(ignored_in_recovery())
                     in_recovery += 1
-                    story = f"{env!r}, {fate}, recovery crashed at {in_recovery}"
+                    transitions = f"{env!r}, {fate}, recovery crashed at {in_recovery}"
                     tally.crashes += 1
                     try:
                         after, done = recover_or_crash(after, in_recovery)
@@ -227,10 +227,10 @@ def try_everything(
                             tally.crashes += 1
                             outcome = scenario.judge(after.crash())
                     except UnfinishedSwapError as error:
-                        outcome, story = "broken", f"{story}: {error}"
+                        outcome, transitions = "broken", f"{transitions}: {error}"
                     if returned and outcome == "old":
                         outcome = "broken"  # what was reported as done must not come undone
-                    tally.add(outcome, story)
+                    tally.add(outcome, transitions)
                     if until_broken and tally.broken:
                         return tally
     return tally
@@ -344,7 +344,7 @@ def in_a_process(work: Callable[[], object]) -> bool:
 
 
 def test_a_killed_process_on_a_real_disk_leaves_all_old_or_all_new(tmp_path: Path) -> None:
-    found = Counter[str]()
+    result = Counter[str]()
     swapped, kill_at = False, 0
     while not swapped:
         kill_at += 1
@@ -367,12 +367,12 @@ def test_a_killed_process_on_a_real_disk_leaves_all_old_or_all_new(tmp_path: Pat
             new = {**segment("new", 0, LOG, *INDEXES), **segment("old", 0, SNAPSHOT)}
             cleaned = {file.name for file in output.files}
             if after == {name: data for name, data in old.items() if name not in cleaned}:
-                found["old"] += 1
+                result["old"] += 1
             else:
                 assert after == new, (kill_at, kill_recovery_at)
-                found["new"] += 1
-    assert found["old"] > 5
-    assert found["new"] > 20
+                result["new"] += 1
+    assert result["old"] > 5
+    assert result["new"] > 20
 
 
 # --- and without its barriers -------------------------------------------------------------------
@@ -382,9 +382,9 @@ def only_nth(operation: str, number: int) -> Ignored:
     """Matches the n-th sync of a kind (from 1): the one to be left out."""
     seen = Counter[str]()
 
-    def matches(found: str, path: str) -> bool:
-        seen[found] += 1
-        return found == operation and seen[found] == number
+    def matches(value: str, path: str) -> bool:
+        seen[value] += 1
+        return value == operation and seen[value] == number
 
     return matches
 
@@ -426,12 +426,12 @@ def test_a_recovery_that_trusts_what_a_killed_process_left_is_found_out() -> Non
 
 def missing_records(env: MemoryEnv) -> list[int]:
     """Sources whose records are neither in their old log nor in the new one."""
-    found = folder(env)
-    published = found.get(file_name(0, LOG)) == content("new", 0, LOG)
+    results = folder(env)
+    published = results.get(file_name(0, LOG)) == content("new", 0, LOG)
     return [
         base
         for base in (0, 100, 200)
-        if not published and found.get(file_name(base, LOG)) != content("old", base, LOG)
+        if not published and results.get(file_name(base, LOG)) != content("old", base, LOG)
     ]
 
 
@@ -515,15 +515,17 @@ def test_a_killed_kafka_is_all_old_or_all_new_after_any_crash_of_our_recovery() 
                 after.settle()
                 after, done = recover_or_crash(after, in_recovery)
                 recover_swap(after, FOLDER)
-                found = folder(after)
-                logs = {int(name[:20]): data for name, data in found.items() if name.endswith(LOG)}
+                results = folder(after)
+                logs = {
+                    int(name[:20]): data for name, data in results.items() if name.endswith(LOG)
+                }
                 outcome = "old" if logs == old else "new" if logs == {0: new} else "broken"
-                assert outcome != "broken", (after, crash_at, in_recovery, sorted(found))
-                strays = [name for name in found if not name.endswith((LOG, *INDEXES))]
+                assert outcome != "broken", (after, crash_at, in_recovery, sorted(results))
+                strays = [name for name in results if not name.endswith((LOG, *INDEXES))]
                 assert strays == [], after
                 # An index may be missing (loading builds it anew) but never belong to the other.
-                wanted = {"old": b"old index", "new": b"new index"}[outcome]
-                assert {found[name] for name in found if name.endswith(INDEXES)} <= {wanted}
+                expected = {"old": b"old index", "new": b"new index"}[outcome]
+                assert {results[name] for name in results if name.endswith(INDEXES)} <= {expected}
                 outcomes[outcome] += 1
     assert outcomes["old"] > 100
     assert outcomes["new"] > 100

@@ -24,13 +24,13 @@ def env() -> MemoryEnv:
 
 
 def found_at(log: Log, timestamp: int) -> tuple[int, int] | None:
-    found = log.offset_for_timestamp(timestamp)
-    return None if found is None else (found.timestamp_ms, found.offset)
+    offset_found = log.offset_for_timestamp(timestamp)
+    return None if offset_found is None else (offset_found.timestamp_ms, offset_found.offset)
 
 
 def largest(log: Log) -> tuple[int, int] | None:
-    found = log.offset_for_max_timestamp()
-    return None if found is None else (found.timestamp_ms, found.offset)
+    offset_found = log.offset_for_max_timestamp()
+    return None if offset_found is None else (offset_found.timestamp_ms, offset_found.offset)
 
 
 def test_an_empty_log_has_no_record_of_any_time(env: MemoryEnv) -> None:
@@ -72,9 +72,9 @@ def test_the_leader_epoch_of_the_record_comes_with_it(env: MemoryEnv) -> None:
     append(log, b"v", timestamp=10)
     log.leader_epoch = 4
     append(log, b"v", timestamp=20)
-    found = log.offset_for_timestamp(15)
-    assert found is not None
-    assert found.leader_epoch == 4
+    offset_found = log.offset_for_timestamp(15)
+    assert offset_found is not None
+    assert offset_found.leader_epoch == 4
 
 
 def test_records_below_the_log_start_are_not_found(env: MemoryEnv) -> None:
@@ -147,9 +147,11 @@ def test_every_answer_agrees_with_a_walk_over_all_records(seed: int) -> None:
     log.delete_records(rng.randrange(10))
     records = read_records(log)
     for timestamp in range(-1, 302):
-        later = [(one.timestamp, one.offset) for one in records if one.timestamp >= timestamp]
+        later = [
+            (record.timestamp, record.offset) for record in records if record.timestamp >= timestamp
+        ]
         assert found_at(log, timestamp) == (later[0] if later else None), timestamp
     best = max(record.timestamp for record in records)
     assert largest(log) == next(
-        (one.timestamp, one.offset) for one in records if one.timestamp == best
+        (record.timestamp, record.offset) for record in records if record.timestamp == best
     )

@@ -111,13 +111,13 @@ def make(env: MemoryEnv, run_id: str, bases: list[int], horizon: int) -> None:
 def values_of(ledger: Ledger | None) -> list[bytes | None]:
     if ledger is None:
         return []
-    found: list[bytes | None] = []
+    results: list[bytes | None] = []
     offset = 0
     while data := ledger.read(offset, 1 << 20, at_least_one=True).read():
         for position, header in walk_headers(data):
-            found += [record.value for record in decode_records(data, header, position)]
+            results += [record.value for record in decode_records(data, header, position)]
             offset = header.next_offset
-    return found
+    return results
 
 
 def opened(env: MemoryEnv) -> Ledger | None:
@@ -147,14 +147,14 @@ def test_a_crash_at_any_step_leaves_the_old_view_or_the_new_one() -> None:
         if steps is None:
             steps = env.operations - before
         after = env.crash()
-        found = values_of(opened(after))
-        assert found in (old, new), (at, found)
-        seen.add(len(found))
+        results = values_of(opened(after))
+        assert results in (old, new), (at, results)
+        seen.add(len(results))
         ledger = opened(after)
         assert ledger is not None
         sweep(after, FOLDER, [ledger.manifest.run_id])
         again = after.crash()
-        assert values_of(opened(again)) == found, "the sweep takes nothing that is named"
+        assert values_of(opened(again)) == results, "the sweep takes nothing that is named"
         at += 1
     assert seen == {2, 3}
 

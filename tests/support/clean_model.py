@@ -96,15 +96,15 @@ def model_clean(job: CleanJob, log: Sequence[bytes], keys_max: int) -> ModelResu
             result.batches.append((batch, batch))
             continue
         if header.is_control:
-            left = control_batch(job, batch, header, tracker)
+            remaining = control_batch(job, batch, header, tracker)
         elif tracker.is_aborted(header) and (
             job.first_dirty_offset <= header.last_offset and header.base_offset < map_end
         ):
-            left = emptied(job, batch, header)
+            remaining = emptied(job, batch, header)
         else:
-            left = expected_batch(job, batch, last_offsets, map_end)
-        if left is not None:
-            result.batches.append((left, batch))
+            remaining = expected_batch(job, batch, last_offsets, map_end)
+        if remaining is not None:
+            result.batches.append((remaining, batch))
     result.entries = tracker.kept_entries
     result.entries += [entry for entry in job.aborted if entry.last_offset >= end]
     return result
@@ -183,16 +183,16 @@ def model_expired(job: CleanJob, log: Sequence[bytes]) -> ModelResult:
             and job.drop_expired_tombstones
             and job.now_ms >= header.base_timestamp
         )
-        left: bytes | None = batch
+        remaining: bytes | None = batch
         if named and expired and header.is_control and header.record_count:
             gone.add(header.base_offset)
-            left = emptied(job, batch, header)
+            remaining = emptied(job, batch, header)
         elif named and expired and not header.is_control:
             if not survivors(job, batch, {}, job.end_offset):
-                left = emptied(job, batch, header)
+                remaining = emptied(job, batch, header)
             else:
-                left = expected_batch(job, batch, {}, job.end_offset)
-        if left is not None:
-            result.batches.append((left, batch))
+                remaining = expected_batch(job, batch, {}, job.end_offset)
+        if remaining is not None:
+            result.batches.append((remaining, batch))
     result.entries = [entry for entry in job.aborted if entry.last_offset not in gone]
     return result

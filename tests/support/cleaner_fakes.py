@@ -89,7 +89,7 @@ class FakeHost:
             if isinstance(self.outcome, Exception):
                 raise self.outcome
             if self.outcome is PublishOutcome.PUBLISHED:
-                self.published += ((job.partition, one.source_base_offsets) for one in groups)
+                self.published += ((job.partition, group.source_base_offsets) for group in groups)
             return (self.outcome,) * len(groups)
         finally:
             self.publishing.discard(job.partition)
@@ -100,11 +100,11 @@ class FakeHost:
             self.damages.append((job.partition, damage))
         log = self.logs.get(job.partition)
         if log is not None and report.damaged:
-            known = {one.path: one for one in log.damaged}
+            damages = {damage.path: damage for damage in log.damaged}
             for path, position, why in report.damaged:
                 base = int(path.rpartition("/")[2].partition(".")[0])
-                known[path] = DamagedSegment(path, base, position, position + 1, why)
-            self.add(replace(log, damaged=tuple(known.values())))
+                damages[path] = DamagedSegment(path, base, position, position + 1, why)
+            self.add(replace(log, damaged=tuple(damages.values())))
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
         self.failures.append((partition, reason, retry_at_ms))
@@ -237,7 +237,7 @@ class FakeLink:
 
 
 @dataclass
-class FakeCrew:
+class FakeWorkerPool:
     """Makes the links, remembers them, and can refuse."""
 
     prepare: Callable[[FakeLink], None] = FakeLink.ready

@@ -140,9 +140,9 @@ def clean(env: Env, job: CleanJob) -> tuple[CleanReport, list[CleanedGroup]]:
             for file in (group.output.files if group.output else ())
         ]
         outcomes.append((report, control.groups, files))
-        left = {f.name for g in control.groups if g.output for f in g.output.files}
+        remaining = {f.name for g in control.groups if g.output for f in g.output.files}
         ending = f".{job.run_id}.cleaned"
-        assert {name for name in env.listdir(job.directory) if name.endswith(ending)} == left
+        assert {name for name in env.listdir(job.directory) if name.endswith(ending)} == remaining
     (first, groups, files), (report, wanted_groups, wanted_files) = outcomes
     assert (groups, files) == (wanted_groups, wanted_files)
     # Records without a key are not counted where a whole batch goes unseen.
@@ -211,7 +211,7 @@ def survivors(
         and job.drop_expired_tombstones
         and job.now_ms >= header.base_timestamp
     )
-    kept = []
+    retained = []
     for record in decode_records(batch, header):
         if record.offset < job.log_start_offset:
             continue
@@ -220,8 +220,8 @@ def survivors(
                 continue
             if record.value is None and expired:
                 continue
-        kept.append(record)
-    return kept
+        retained.append(record)
+    return retained
 
 
 def stays_empty(job: CleanJob, header: BatchHeader) -> bool:
@@ -242,8 +242,8 @@ def expected_batch(
     header = read_header(batch)
     if header.base_offset >= map_end:
         return batch
-    kept = survivors(job, batch, last_offsets, map_end)
-    if not kept:
+    records = survivors(job, batch, last_offsets, map_end)
+    if not records:
         if not stays_empty(job, header):
             return None
         return batch if header.size_bytes == 61 else bytes(empty_batch(header))
@@ -251,15 +251,15 @@ def expected_batch(
         not header.has_delete_horizon
         and job.drop_expired_tombstones
         and header.last_offset < map_end
-        and any(record.value is None for record in kept)
+        and any(record.value is None for record in records)
     )
-    if len(kept) == header.record_count and not stamp:
+    if len(records) == header.record_count and not stamp:
         return batch
     horizon = header.base_timestamp if header.has_delete_horizon else None
-    latest = max(record.timestamp for record in kept)
+    latest = max(record.timestamp for record in records)
     return bytes(
         build_batch(
-            kept,
+            records,
             base_offset=header.base_offset,
             producer_id=header.producer_id,
             producer_epoch=header.producer_epoch,
@@ -288,15 +288,17 @@ def assert_same_batch(actual: bytes, expected: bytes, source_codec: int) -> None
     """Byte for byte for copies; else header and records, base time and codec by their rules."""
     if actual == expected:
         return
-    got, wanted = read_header(actual), read_header(expected)
-    assert decode_records(actual, got) == decode_records(expected, wanted)
-    assert got.codec == (source_codec if got.record_count else 0)
-    if got.has_delete_horizon:
-        assert got.base_timestamp == wanted.base_timestamp
+    header, batch_header = read_header(actual), read_header(expected)
+    assert decode_records(actual, header) == decode_records(expected, batch_header)
+    assert header.codec == (source_codec if header.record_count else 0)
+    if header.has_delete_horizon:
+        assert header.base_timestamp == batch_header.base_timestamp
     neutral = {"batch_length": 0, "crc": 0, "base_timestamp": 0}
-    same_codec = (got.attributes & ~7) == (wanted.attributes & ~7)
+    same_codec = (header.attributes & ~7) == (batch_header.attributes & ~7)
     assert same_codec
-    assert got._replace(attributes=0, **neutral) == wanted._replace(attributes=0, **neutral)
+    assert header._replace(attributes=0, **neutral) == batch_header._replace(
+        attributes=0, **neutral
+    )
 
 
 def assert_indexes_fit(env: Env, group: CleanedGroup, interval_bytes: int) -> None:

@@ -169,7 +169,7 @@ class CompactedLog:
         control = Recorder()
         report = run_clean(self.env, job, control)
         for group in control.groups:
-            facts = {one.base_offset: one for one in self.log.segment_facts()}
+            facts = {facts.base_offset: facts for facts in self.log.segment_facts()}
             outputs = [group.output] if group.output is not None else []
             sources = [facts[base] for base in group.source_base_offsets]
             plan = plan_swap(FOLDER, sources, outputs)
@@ -182,8 +182,8 @@ class CompactedLog:
 
     def clean_expired(self, *base_offsets: int) -> CleanReport:
         """A job over these segments for what has expired; over all of them if none is named."""
-        sources = [one for one in self.sources() if one.base_offset in base_offsets]
-        groups = tuple((one,) for one in sources or self.sources())
+        sources = [source for source in self.sources() if source.base_offset in base_offsets]
+        groups = tuple((source,) for source in sources or self.sources())
         end = groups[-1][-1].next_base_offset
         return self.clean(groups=groups, expired_only=True, first_dirty_offset=end, end_offset=end)
 
@@ -195,16 +195,16 @@ class CompactedLog:
 
     def batches(self) -> list[tuple[BatchHeader, list[Record]]]:
         """Every batch of the log, checked to be readable, in order."""
-        found = []
+        result = []
         offset = self.log.log_start_offset
         while offset < self.log.log_end_offset:
             data = self.log.read_batches(offset, self.log.log_end_offset, 1 << 24)
             if not data:
                 break
             for position, header in walk_headers(data):
-                found.append((header, decode_records(data, header, position)))
+                result.append((header, decode_records(data, header, position)))
                 offset = header.next_offset
-        return found
+        return result
 
     def offsets(self) -> list[int]:
         """Of all records, markers included."""

@@ -25,9 +25,9 @@ from broker.offline.staging import (
 )
 from cleaner import typed_json
 from cleaner.handoff import PartitionPlan, Purpose
-from cleaner.planning.remembered import Remembered
+from cleaner.planning.remembered import PartitionCleanerState
 from cleaner.pool.history import HISTORY_NAME, JobRecord, encode_record
-from cleaner.pool.keeping import MEMORY_NAME, _load, encode_memory
+from cleaner.pool.keeping import MEMORY_NAME, _load, encode_cleaner_state
 from config.loader import ConfigFileError
 from config.loader import load as load_settings
 from config.token import TokenFileError, read_token
@@ -134,14 +134,14 @@ def damaged(files: Files, path: str, how: str) -> Files | None:
 
 
 def files_of(env: MemoryEnv, folder: str = HOME) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+    results: dict[str, bytes] = {}
     for name in env.listdir(folder):
         path = f"{folder}/{name}"
         if env.is_dir(path):
-            found |= files_of(env, path)
+            results |= files_of(env, path)
         elif name != filenames.LOCK:
-            found[path] = env.read_file(path)
-    return found
+            results[path] = env.read_file(path)
+    return results
 
 
 def disk_of(files: Files) -> MemoryEnv:
@@ -204,11 +204,11 @@ def world(how: str) -> World:
     manager.checkpoint()
     fill(log, 13)
     files = files_of(env)
-    found = World(files, readable(log), log.log_end_offset, log.log_start_offset, aborted_in(log))
+    result = World(files, readable(log), log.log_end_offset, log.log_start_offset, aborted_in(log))
     if how == KILLED:
-        return found
+        return result
     manager.close()
-    return replace(found, files=files_of(env))
+    return replace(result, files=files_of(env))
 
 
 @cache
@@ -219,8 +219,8 @@ def world_in_a_swap() -> World:
     log = manager.logs[PARTITION]
     sources = [facts.base_offset for facts in log.segment_facts()][4:7]
     records = readable(log)
-    inside = [one for one in records if sources[0] <= one < sources[-1] + 5]
-    plan = cleaned(env, log, sources, [one for one in inside if one % 2])
+    inside = [record for record in records if sources[0] <= record < sources[-1] + 5]
+    plan = cleaned(env, log, sources, [item for item in inside if item % 2])
     log.pin(sources)
     fault = env.fail_on(lambda operation, _: operation == "unlink", OSError(5, "killed"))
     try:
@@ -229,13 +229,13 @@ def world_in_a_swap() -> World:
         fault.remove()
     files = files_of(env)
     in_first = range(sources[0], sources[1])
-    records = {one: value for one, value in records.items() if one not in in_first or one % 2}
+    records = {item: value for item, value in records.items() if item not in in_first or item % 2}
     return World(files, records, log.log_end_offset, log.log_start_offset, aborted_in(log))
 
 
 def readable(log: Log) -> dict[int, bytes]:
     """Offset -> value of all data records that a client gets, which checks the CRC of a batch."""
-    found: dict[int, bytes] = {}
+    results: dict[int, bytes] = {}
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         try:
@@ -253,8 +253,8 @@ def readable(log: Log) -> dict[int, bytes]:
                 records = decode_records(data, header, position)
             except CorruptBatchError:
                 continue
-            found |= {record.offset: record.value or b"" for record in records}
-    return found
+            results |= {record.offset: record.value or b"" for record in records}
+    return results
 
 
 # --- outcomes -----------------------------------------------------------------------------------
@@ -285,7 +285,7 @@ def outcome_of(before: World, files: Files, path: str) -> str:
     except (StorageError, OSError) as error:
         if name not in str(error):
             raise BrokenRuleError(f"the refusal does not name {name}: {error}") from error
-        if any(env.read_file(one) != data for one, data in logs.items() if data != FOLDER_HERE):
+        if any(env.read_file(item) != data for item, data in logs.items() if data != FOLDER_HERE):
             raise BrokenRuleError("a refused start changed a log file") from error
         return REFUSED
     if report.offline_directories:
@@ -296,18 +296,18 @@ def outcome_of(before: World, files: Files, path: str) -> str:
         return PARTITION_OFFLINE
     log = manager.logs[PARTITION]
     outcome = _compare(before, log, report, is_log=name.endswith(filenames.LOG))
-    is_told = bool(report.notes or report.directory_notes)
-    if outcome == CUT and not is_told and files.get(path):
+    is_reported = bool(report.notes or report.directory_notes)
+    if outcome == CUT and not is_reported and files.get(path):
         raise BrokenRuleError("a cut was not logged")
     _check_that_it_goes_on(manager, env, before)
     return outcome
 
 
 def _compare(before: World, log: Log, report: OpenReport, *, is_log: bool) -> str:
-    found = readable(log)
-    missing = before.records.keys() - found.keys()
-    changed = [one for one in found if before.records.get(one, found[one]) != found[one]]
-    is_told = bool(report.notes or report.directory_notes)
+    results = readable(log)
+    missing = before.records.keys() - results.keys()
+    changed = [item for item in results if before.records.get(item, results[item]) != results[item]]
+    is_reported = bool(report.notes or report.directory_notes)
     if changed or (missing and not is_log):
         raise BrokenRuleError(f"missing {sorted(missing)}, changed {changed}")
     if log.log_end_offset < before.end_offset:
@@ -317,10 +317,10 @@ def _compare(before: World, log: Log, report: OpenReport, *, is_log: bool) -> st
     if aborted_in(log) != before.aborted:
         return ABORTED_SHOWN
     if log.log_start_offset < before.start_offset:
-        return f"{REAPPEARS}, logged" if is_told else REAPPEARS
+        return f"{REAPPEARS}, logged" if is_reported else REAPPEARS
     if report.adopted:
         return ADOPTED
-    return LOGGED if is_told else SERVED
+    return LOGGED if is_reported else SERVED
 
 
 def _check_that_it_goes_on(manager: LogManager, env: MemoryEnv, before: World) -> None:
@@ -349,9 +349,9 @@ def segment_files(kind: str, files: Files) -> list[str]:
     return sorted(path for path in files if path.startswith(FOLDER) and path.endswith(kind))
 
 
-def targets(found: World) -> dict[str, str]:
+def targets(value: World) -> dict[str, str]:
     """Rows: what is damaged, and its path."""
-    files = found.files
+    files = value.files
     logs = segment_files(filenames.LOG, files)
     bases = [int(path.rpartition("/")[2][:20]) for path in logs]
     flushed = 28  # see `world`
@@ -383,32 +383,32 @@ def targets(found: World) -> dict[str, str]:
     return {row: path for row, path in rows.items() if path in files}
 
 
-def swap_targets(found: World) -> dict[str, str]:
-    journal = next(path for path in found.files if f"/{JOURNAL_PREFIX}" in path)
+def swap_targets(value: World) -> dict[str, str]:
+    journal = next(path for path in value.files if f"/{JOURNAL_PREFIX}" in path)
     return {"swap journal": journal}
 
 
 def cases() -> Iterator[tuple[str, str, str, World, str]]:
     """(row, damage, kind of stop, world, path) of every case."""
-    for stop, found, rows in (
+    for stop, result, rows in (
         (ORDERLY, world(ORDERLY), targets(world(ORDERLY))),
         (KILLED, world(KILLED), targets(world(KILLED))),
         (KILLED, world_in_a_swap(), swap_targets(world_in_a_swap())),
     ):
         for row, path in rows.items():
             for how in DAMAGES:
-                if damaged(found.files, path, how) is not None:
-                    yield row, how, stop, found, path
+                if damaged(result.files, path, how) is not None:
+                    yield row, how, stop, result, path
 
 
 def start_outcomes() -> dict[tuple[str, str, str], str]:
     """Every case of the first table tried. Raises BrokenRuleError, with the case in its notes."""
     outcomes = {}
-    for row, how, stop, found, path in cases():
-        files = damaged(found.files, path, how)
+    for row, how, stop, result, path in cases():
+        files = damaged(result.files, path, how)
         assert files is not None
         try:
-            outcomes[row, how, stop] = outcome_of(found, files, path)
+            outcomes[row, how, stop] = outcome_of(result, files, path)
         except BaseException as error:
             error.add_note(f"{row}, {how}, {stop}")
             raise
@@ -453,16 +453,18 @@ def _read_lease(env: MemoryEnv, folder: str) -> str:
 
 def _cleaner_parts() -> Iterator[Part]:
     path = f"{HOME}/{MEMORY_NAME}"
-    remembered = {PARTITION: Remembered(first_seen_ms=NOW_MS)}
-    data = encode_memory(remembered)
-    yield Part(f"`{MEMORY_NAME}`", {path: data}, path, lambda env: _read_memory(env, remembered))
+    cleaner_states = {PARTITION: PartitionCleanerState(first_seen_ms=NOW_MS)}
+    data = encode_cleaner_state(cleaner_states)
+    yield Part(
+        f"`{MEMORY_NAME}`", {path: data}, path, lambda env: _read_memory(env, cleaner_states)
+    )
     path = f"{HOME}/{HISTORY_NAME}"
     records = [JobRecord(PARTITION, f"run-{n}", n, n + 1, "finished") for n in range(4)]
     data = b"".join(map(encode_record, records))
     yield Part(f"`{HISTORY_NAME}`", {path: data}, path, lambda env: _read_history(env, records))
 
 
-def _read_memory(env: MemoryEnv, before: Mapping[TopicPartition, Remembered]) -> str:
+def _read_memory(env: MemoryEnv, before: Mapping[TopicPartition, PartitionCleanerState]) -> str:
     with capture_logs() as lines:
         entries, _ = _load(env, HOME)
     if entries:
@@ -517,14 +519,14 @@ def _read_view(env: MemoryEnv) -> str:
         return VIEW_OFFLINE
     if ledger is None:
         return "no view until the next compaction"
-    found = set()
+    result = set()
     for offset in range(5):
         with suppress(DamagedSegmentError):
             data = ledger.read(offset, 1, at_least_one=True).read()
             for position, header in walk_headers(data):
                 if verify_crc(data, position, header):
-                    found.add(header.base_offset)
-    return SERVED if len(found) == 5 else UNREADABLE
+                    result.add(header.base_offset)
+    return SERVED if len(result) == 5 else UNREADABLE
 
 
 def _read_keys(env: MemoryEnv) -> str:

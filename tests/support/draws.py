@@ -30,18 +30,18 @@ def cases(*, few: int, many: int) -> int:
 
 def seeds_of_tests(variable: str, *, few: int, many: int) -> range:
     """Return the seeds that a test runs: those that `variable` names as FIRST:END, or the first."""
-    asked = os.environ.get(variable)
-    if asked is None:
+    requested = os.environ.get(variable)
+    if requested is None:
         return range(cases(few=few, many=many))
-    first, _, end = asked.partition(":")
+    first, _, end = requested.partition(":")
     return range(int(first), int(end))
 
 
 def seed_of_test(fixed: int) -> int:
     """The seed a test begins with, printed: `fixed`, if the variable asks for nothing else."""
-    asked = os.environ.get(VARIABLE)
+    requested = os.environ.get(VARIABLE)
     seed = fixed
-    if asked is not None:
-        seed = random.randrange(1 << 30) if is_fresh() else int(asked)
+    if requested is not None:
+        seed = random.randrange(1 << 30) if is_fresh() else int(requested)
     print(f"{VARIABLE}={seed}")
     return seed

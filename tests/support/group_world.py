@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from itertools import count
 from typing import TypeVar
 
-from broker.groups.coordinator import GroupCoordinator, GroupSettings
+from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator
 from broker.groups.model import (
     CommitRequested,
     HeartbeatReceived,
@@ -33,7 +33,7 @@ class World:
     def __init__(self, partition_count: int = 1, **settings: object) -> None:
         self.clock = VirtualClock()
         self.log = OffsetsLog(partition_count)
-        self.settings = GroupSettings(**settings)  # type: ignore[arg-type]
+        self.settings = CoordinatorSettings(**settings)  # type: ignore[arg-type]
         self.coordinator = self._coordinator()
         for partition in range(partition_count):
             self.coordinator.activate(partition, LoadedPartition())

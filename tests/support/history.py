@@ -76,9 +76,9 @@ class History:
 
     def cut(self, offset: int) -> None:
         """Forget what was at or behind an offset: it can be given again."""
-        self.batches = {base: one for base, one in self.batches.items() if base < offset}
-        self.may_go = {one for one in self.may_go if one < offset}
-        self.indexed_ms = {one: ms for one, ms in self.indexed_ms.items() if one < offset}
+        self.batches = {base: batch for base, batch in self.batches.items() if base < offset}
+        self.may_go = {item for item in self.may_go if item < offset}
+        self.indexed_ms = {item: ms for item, ms in self.indexed_ms.items() if item < offset}
 
     def keep_only(self, bases: set[int], first: int) -> None:
         """Of the batches from `first` on only these are left."""
@@ -88,27 +88,27 @@ class History:
 
     def outcomes(self) -> dict[int, Outcome]:
         """Of each batch, by base offset; markers are in no transaction themselves."""
-        found: dict[int, Outcome] = {}
+        outcomes: dict[int, Outcome] = {}
         under_way: dict[int, list[int]] = {}
         for batch in self:
             producer = batch.header.producer_id
-            found[batch.base] = Outcome(NONE)
+            outcomes[batch.base] = Outcome(NONE)
             if batch.in_transaction:
                 under_way.setdefault(producer, []).append(batch.base)
-                found[batch.base] = Outcome(OPEN)
+                outcomes[batch.base] = Outcome(OPEN)
             elif batch.marker is not None:
                 state = COMMITTED if batch.marker is ControlType.COMMIT else ABORTED
                 for base in under_way.pop(producer, ()):
-                    found[base] = Outcome(state, batch.base)
-        return found
+                    outcomes[base] = Outcome(state, batch.base)
+        return outcomes
 
     def first_open(self, lowest: int = 0) -> int | None:
         """Where the oldest undecided transaction begins, of what is left from `lowest` on."""
         return min(
             (
                 base
-                for base, one in self.outcomes().items()
-                if one.state == OPEN and self.batches[base].header.last_offset >= lowest
+                for base, outcome in self.outcomes().items()
+                if outcome.state == OPEN and self.batches[base].header.last_offset >= lowest
             ),
             default=None,
         )
@@ -127,10 +127,12 @@ class History:
                 continue
             expired = _has_expired(standing.get(batch.base), job)
             if batch.marker is not None:
-                held = any(
-                    outcomes[one.base].marker == batch.base for one in before if one.in_transaction
+                owned = any(
+                    outcomes[item.base].marker == batch.base
+                    for item in before
+                    if item.in_transaction
                 )
-                if expired and not held:
+                if expired and not owned:
                     self.may_go.add(batch.base)
                 continue
             is_aborted = outcomes[batch.base].state == ABORTED
@@ -165,9 +167,9 @@ class History:
 
     # Comparing ---------------------------------------------------------------------------
 
-    def check(self, found: Sequence[Batch], log_start: int, when: str) -> None:
+    def check(self, batches: Sequence[Batch], log_start: int, when: str) -> None:
         """What is in the log was written so; what is not had leave to go."""
-        for batch in found:
+        for batch in batches:
             source = self.batches.get(batch.base)
             assert source is not None, f"2: nobody wrote a batch at {batch.base} ({when})"
             _check_header(batch.header, source.header, when)
@@ -177,23 +179,23 @@ class History:
                     f"1: the record at {record.offset} is {record}, and was written as"
                     f" {written.get(record.offset)} ({when})"
                 )
-        present = {record.offset for batch in found for record in batch.records}
+        present = {record.offset for batch in batches for record in batch.records}
         for batch in self:
             for record in batch.records:
                 if record.offset >= log_start and record.offset not in present:
-                    what = batch.marker.name if batch.marker is not None else "record"
+                    subject = batch.marker.name if batch.marker is not None else "record"
                     assert record.offset in self.may_go, (
-                        f"1, 3, 5, 8: the {what} at {record.offset}, {record}, has gone ({when})"
+                        f"1, 3, 5, 8: the {subject} at {record.offset}, {record}, has gone ({when})"
                     )
 
     def check_markers(
-        self, found: Sequence[Batch], aborted_at: Iterable[int], log_start: int, when: str
+        self, batches: Sequence[Batch], aborted_at: Iterable[int], log_start: int, when: str
     ) -> None:
         """4 and 5: whoever is left of a decided transaction is told how it ended."""
         outcomes = self.outcomes()
-        markers = {batch.base for batch in found if batch.marker is not None}
+        markers = {batch.base for batch in batches if batch.marker is not None}
         entries = set(aborted_at)
-        for batch in found:
+        for batch in batches:
             outcome = outcomes[batch.base]
             if outcome.state not in (COMMITTED, ABORTED) or batch.header.last_offset < log_start:
                 continue
@@ -207,13 +209,13 @@ class History:
             )
 
     def check_committed(
-        self, seen: Sequence[Record], found: Sequence[Batch], start: int, stable: int, when: str
+        self, seen: Sequence[Record], batches: Sequence[Batch], start: int, stable: int, when: str
     ) -> None:
         """4: a read_committed reader sees what is in the log but for what was aborted."""
         outcomes = self.outcomes()
         expected = [
             record
-            for batch in found
+            for batch in batches
             if batch.header.last_offset < stable
             and not batch.header.is_control
             and outcomes[batch.base].state in (NONE, COMMITTED)
@@ -228,7 +230,7 @@ class History:
     def check_latest(self, seen: Sequence[Record], log_start: int, stable: int, when: str) -> None:
         """1: the last value of every key is the one that was committed last."""
         outcomes = self.outcomes()
-        wanted = _latest(
+        expected = _latest(
             record
             for batch in self
             if batch.header.last_offset < stable
@@ -238,16 +240,17 @@ class History:
             for record in batch.records
             if record.offset >= log_start
         )
-        got = _latest(seen)
-        assert got == wanted, (
-            f"1: the last values read are {got}, not {wanted}, in [{log_start}, {stable}) ({when})"
+        actual = _latest(seen)
+        assert actual == expected, (
+            f"1: the last values read are {actual}, not {expected}, in [{log_start}, {stable}) "
+            f"({when})"
         )
 
-    def check_compacted(self, found: Sequence[Batch], first: int, end: int, when: str) -> None:
+    def check_compacted(self, batches: Sequence[Batch], first: int, end: int, when: str) -> None:
         """What a clean is for: below its end each key is there once, and nothing aborted."""
         outcomes = self.outcomes()
         seen: dict[bytes | None, int] = {}
-        for batch in found:
+        for batch in batches:
             if batch.header.is_control:
                 continue
             for record in batch.records:
@@ -302,10 +305,10 @@ KEPT_FIELDS = (
 )
 
 
-def _check_header(got: BatchHeader, written: BatchHeader, when: str) -> None:
+def _check_header(header: BatchHeader, written: BatchHeader, when: str) -> None:
     for name in KEPT_FIELDS:
-        assert getattr(got, name) == getattr(written, name), (
-            f"2, 7: {name} of the batch at {got.base_offset} is {getattr(got, name)}, and was"
+        assert getattr(header, name) == getattr(written, name), (
+            f"2, 7: {name} of the batch at {header.base_offset} is {getattr(header, name)}, and was"
             f" {getattr(written, name)} ({when})"
         )
-    assert got.record_count == 0 or got.codec == written.codec, f"another codec ({when})"
+    assert header.record_count == 0 or header.codec == written.codec, f"another codec ({when})"

@@ -80,7 +80,7 @@ def make_killed_kafka(directory: Path) -> KilledKafka:
         _fill_transfers(broker.bootstrap)
         _commit_offsets(broker.bootstrap)
         uncommitted = _read_while_nothing_changes(broker)
-        found = KilledKafka(
+        kafka = KilledKafka(
             directory,
             uncommitted,
             read_topics(broker.bootstrap, TOPICS, "read_committed"),
@@ -89,7 +89,7 @@ def make_killed_kafka(directory: Path) -> KilledKafka:
         )
     finally:
         broker.kill()
-    return found
+    return kafka
 
 
 def _create_topics(bootstrap: str) -> None:
@@ -247,8 +247,10 @@ def _commit_offsets(bootstrap: str) -> None:
     """By a group without members, and by one whose members had joined."""
     settings = {"bootstrap.servers": bootstrap, "enable.auto.commit": False}
     alone = Consumer({**settings, "group.id": "alone"})
-    wanted = [TopicPartition(EVENTS, index, 1300 + index, f"note {index}") for index in range(3)]
-    alone.commit(offsets=wanted, asynchronous=False)
+    partitions = [
+        TopicPartition(EVENTS, index, 1300 + index, f"note {index}") for index in range(3)
+    ]
+    alone.commit(offsets=partitions, asynchronous=False)
     alone.close()
     member = Consumer({**settings, "group.id": "members", "auto.offset.reset": "earliest"})
     member.subscribe([CLOCKED])
@@ -261,19 +263,22 @@ def _commit_offsets(bootstrap: str) -> None:
 
 def committed_offsets(bootstrap: str) -> Committed:
     """The committed offsets of the three groups."""
-    found: Committed = {}
+    results: Committed = {}
     for group, topic, partitions in (
         ("alone", EVENTS, 3),
         ("members", CLOCKED, 1),
         ("transfer-job", EVENTS, 1),
     ):
         consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group})
-        asked = [TopicPartition(topic, index) for index in range(partitions)]
-        for one in consumer.committed(asked, timeout=60):
-            assert one.error is None, one.error
-            found[group, topic, one.partition] = (one.offset, one.metadata or "")
+        topic_partitions = [TopicPartition(topic, index) for index in range(partitions)]
+        for partition in consumer.committed(topic_partitions, timeout=60):
+            assert partition.error is None, partition.error
+            results[group, topic, partition.partition] = (
+                partition.offset,
+                partition.metadata or "",
+            )
         consumer.close()
-    return found
+    return results
 
 
 def topic_ids(bootstrap: str, topics: Iterable[str]) -> dict[str, str]:

@@ -87,29 +87,29 @@ def _random_primitive(rng: random.Random, kafka_type: str) -> Any:
     return makers[kafka_type]()
 
 
-def difference(ours: object, theirs: Any, path: str = "") -> str | None:
+def difference(local: object, remote: Any, path: str = "") -> str | None:
     """Say where our decoded message differs from kio's, by name; None when nowhere."""
-    if isinstance(ours, Message):
-        left = set(ours.__slots__)
-        for field in dataclasses.fields(theirs):
+    if isinstance(local, Message):
+        remaining = set(local.__slots__)
+        for field in dataclasses.fields(remote):
             # kio turns durations and times into objects and drops the unit of the name.
-            name = field.name if field.name in left else f"{field.name}_ms"
-            if name not in left:
+            name = field.name if field.name in remaining else f"{field.name}_ms"
+            if name not in remaining:
                 return f"{path}.{field.name} is unknown here"
-            found = difference(getattr(ours, name), getattr(theirs, field.name), f"{path}.{name}")
-            if found is not None:
-                return found
+            result = difference(getattr(local, name), getattr(remote, field.name), f"{path}.{name}")
+            if result is not None:
+                return result
         return None
-    if isinstance(ours, list) and isinstance(theirs, tuple):
-        if len(ours) != len(theirs):
-            return f"{path}: {len(ours)} elements, expected {len(theirs)}"
-        pairs = enumerate(zip(ours, theirs, strict=True))
+    if isinstance(local, list) and isinstance(remote, tuple):
+        if len(local) != len(remote):
+            return f"{path}: {len(local)} elements, expected {len(remote)}"
+        pairs = enumerate(zip(local, remote, strict=True))
         found_all = (difference(a, b, f"{path}[{n}]") for n, (a, b) in pairs)
-        return next((found for found in found_all if found is not None), None)
-    plain = _plain(theirs)
-    if ours == plain or (theirs is None and ours in (bytes(16), -1)):
+        return next((actual for actual in found_all if actual is not None), None)
+    plain = _plain(remote)
+    if local == plain or (remote is None and local in (bytes(16), -1)):
         return None
-    return f"{path}: {ours!r}, expected {plain!r}"
+    return f"{path}: {local!r}, expected {plain!r}"
 
 
 def _plain(value: Any) -> Any:

@@ -65,13 +65,16 @@ def largest_bodies(
     yield "small", _Maker(root.name, version, _Plan((), (), names)).make(root)
     for path in _array_paths(root, version):
         label = ".".join(field.name for field in path)
-        for who, known in (("known", names), ("unknown", None)):
+        for owner, existing in (("known", names), ("unknown", None)):
             long = (*(1 for _ in path[:-1]), rows - len(path) + 1)
-            yield f"{label} {who}", _Maker(root.name, version, _Plan(path, long, known)).make(root)
+            yield (
+                f"{label} {owner}",
+                _Maker(root.name, version, _Plan(path, long, existing)).make(root),
+            )
             if len(path) > 1:
                 many = (rows // 2, *(1 for _ in path[1:]))
-                body = _Maker(root.name, version, _Plan(path, many, known)).make(root)
-                yield f"{label} {who}, spread", body
+                body = _Maker(root.name, version, _Plan(path, many, existing)).make(root)
+                yield f"{label} {owner}, spread", body
     for field in root.fields:
         if field.is_array and version in field.nullable and version in field.versions:
             body = _Maker(root.name, version, _Plan((), (), names)).make(root)
@@ -144,8 +147,8 @@ class _Maker:
         if field.type == "string":
             if names is None:
                 return f"x{number}"
-            known = names.groups if "group" in field.name else names.topics
-            return known[number % len(known)] if "member" not in field.name else f"m{number}"
+            existing = names.groups if "group" in field.name else names.topics
+            return existing[number % len(existing)] if "member" not in field.name else f"m{number}"
         if field.name in ("partition", "partition_index", "index", "partitions"):
             return number % names.partitions if names is not None else number
         return 0

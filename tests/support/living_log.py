@@ -15,7 +15,7 @@ from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
 from cleaner.planning.findings import Moment
 from cleaner.planning.grouping import plan_job
 from cleaner.planning.plan import Strategy, assess
-from cleaner.planning.remembered import FRESH, Remembered, learn, recall
+from cleaner.planning.remembered import FRESH, PartitionCleanerState, state_after_job, state_of_log
 from cleaner.states import Idle
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
@@ -83,7 +83,7 @@ class LivingLog:
         self.log: Log = open_log(self.env, config)
         self.saved = Saved()
         self.dirty: int | None = None
-        self.known: Remembered = FRESH
+        self.known: PartitionCleanerState = FRESH
         self.clock_trusted = True
         self.runs = 0
         self.flushed_for = ""
@@ -99,7 +99,7 @@ class LivingLog:
     def put(self, records: list[Record], *, by: Producer | None = None, codec: int = 0) -> None:
         """Append a batch; offsets and times of the records are given here."""
         now_ms = self.env.wall_ms()
-        placed = [one._replace(offset=at, timestamp=now_ms) for at, one in enumerate(records)]
+        placed = [record._replace(offset=at, timestamp=now_ms) for at, record in enumerate(records)]
         fields: dict[str, int] = {}
         if by is not None:
             fields = {
@@ -142,7 +142,7 @@ class LivingLog:
         now_ms = self.env.wall_ms()
         info = self.log.append(batch, header, now_ms=now_ms, in_transaction=in_transaction)
         first = info.first_offset
-        placed = tuple(one._replace(offset=first + one.offset) for one in records)
+        placed = tuple(record._replace(offset=first + record.offset) for record in records)
         self.history.add(Batch(header._replace(base_offset=first), placed, marker))
         return info
 
@@ -180,14 +180,14 @@ class LivingLog:
         """Judge the partition as a look of the pool does: (job, dirty bytes)."""
         facts = self.facts()
         now_ms = self.env.wall_ms()
-        self.known = recall(self.known, facts, now_ms)
+        self.known = state_of_log(self.known, facts, now_ms)
         moment = Moment(now_ms, int(self.env.monotonic() * 1000))
         verdict = assess(facts, Idle(), moment, self.known, strategy=strategy)
         if verdict.checkpoint_offset is not None:
             self.dirty = verdict.checkpoint_offset
         self.runs += 1
         first, end = facts.log_start_offset, facts.log_end_offset
-        last = tuple((who, epoch, at) for who, (epoch, at) in self.log.last_records().items())
+        last = tuple((owner, epoch, at) for owner, (epoch, at) in self.log.last_records().items())
         inputs = JobInputs(HASH_KEY, last, tuple(self.log.aborted_transactions(first, end)))
         job = plan_job(facts, verdict, inputs, SETTINGS, run_id=f"run{self.runs}", now_ms=now_ms)
         section = verdict.section
@@ -224,9 +224,9 @@ class LivingLog:
         for base, data in untouched.items():
             if base < self.log.first_base_offset:
                 continue  # retention took it meanwhile
-            found = self._content(base)
-            assert found is not None, f"3: segment {base} is behind the first uncleanable offset"
-            assert found.startswith(data), f"3: segment {base} is behind the first uncleanable one"
+            result = self._content(base)
+            assert result is not None, f"3: segment {base} is behind the first uncleanable offset"
+            assert result.startswith(data), f"3: segment {base} is behind the first uncleanable one"
         self._check_horizons(job, before)
         self._finish(job, report, dirty_bytes)
         return report
@@ -235,8 +235,8 @@ class LivingLog:
         """As the pool does at the end of a run."""
         after = self.facts()
         if after.generation == job.generation:
-            self.known, clean_below = learn(
-                recall(self.known, after, self.env.wall_ms()),
+            self.known, clean_below = state_after_job(
+                state_of_log(self.known, after, self.env.wall_ms()),
                 job,
                 report,
                 after,
@@ -250,9 +250,9 @@ class LivingLog:
                 )
                 assert not report.damaged
                 self.dirty = clean_below
-                found = self.batches()
+                batches = self.batches()
                 self.history.check_compacted(
-                    found, self.log.log_start_offset, clean_below, job.run_id
+                    batches, self.log.log_start_offset, clean_below, job.run_id
                 )
         self.check(job.run_id)
 
@@ -270,10 +270,10 @@ class LivingLog:
         if not present:
             return True
         assert present == sources[-len(present) :]
-        left = [group for group in groups if group.source_base_offsets[-1] in facts]
-        front_is_gone = left[0].source_base_offsets[0] not in facts
+        cleaned_groups = [group for group in groups if group.source_base_offsets[-1] in facts]
+        front_is_gone = cleaned_groups[0].source_base_offsets[0] not in facts
         log.pin(present)
-        outputs = [group.output for group in left if group.output is not None]
+        outputs = [group.output for group in cleaned_groups if group.output is not None]
         plan = plan_swap(
             FOLDER, [facts[base] for base in present], outputs, front_is_gone=front_is_gone
         )
@@ -282,7 +282,7 @@ class LivingLog:
         ):
             self.checkpoint()
         self.relied_on = log.log_end_offset
-        self.publishing = None if front_is_gone else self._publication(left, facts)
+        self.publishing = None if front_is_gone else self._publication(cleaned_groups, facts)
         execute_swap(self.env, plan)
         log.replace_segments(plan)
         self.publishing = None
@@ -321,9 +321,9 @@ class LivingLog:
         """Forget producers that were idle for so long; who is left."""
         before = self.log.last_records().keys()
         self.log.expire_producers(self.env.wall_ms(), idle_ms)
-        left = self.log.last_records().keys()
-        self.expired |= dict.fromkeys(before - left, self.log.log_end_offset)
-        return set(left)
+        keys = self.log.last_records().keys()
+        self.expired |= dict.fromkeys(before - keys, self.log.log_end_offset)
+        return set(keys)
 
     def delete_records(self, offset: int) -> None:
         self.log.delete_records(offset)
@@ -347,7 +347,7 @@ class LivingLog:
 
     def _cut(self, offset: int) -> None:
         self.history.cut(offset)
-        self.expired = {who: min(end, offset) for who, end in self.expired.items()}
+        self.expired = {owner: min(end, offset) for owner, end in self.expired.items()}
 
     # Restarting ---------------------------------------------------------------------------
 
@@ -381,21 +381,21 @@ class LivingLog:
             self.env.crash_at = None
         else:
             self._open(was_clean=False)
-        found = self.log.log_end_offset
-        assert durable <= found <= end, f"2: the log ends at {found}, not in [{durable}, {end}]"
+        result = self.log.log_end_offset
+        assert durable <= result <= end, f"2: the log ends at {result}, not in [{durable}, {end}]"
         if kill and crash_again_at is None:
-            assert found == end, "2: the log end offset after a kill"
-        self._cut(found)
+            assert result == end, "2: the log end offset after a kill"
+        self._cut(result)
         self._check_swap()
         start = self.log.log_start_offset  # what is hidden below it is there all the same
         self.log.log_start_offset = min(start, self.log.first_base_offset)
         self.history.keep_only({batch.base for batch in self.batches()}, durable)
         self.log.log_start_offset = start
         self.log.flush()
-        if self.log.log_start_offset < min(self.expired_below, found):
+        if self.log.log_start_offset < min(self.expired_below, result):
             # A start that was not saved goes back, and what retention took comes back in part:
             # it is taken again before anybody looks, transactions cut in two are aborted.
-            self.log.delete_records(min(self.expired_below, found))
+            self.log.delete_records(min(self.expired_below, result))
             self.abort_open()
         self.check("crash")
 
@@ -409,7 +409,9 @@ class LivingLog:
             log_start_offset=saved.log_start,
         )
         self.dirty = saved.dirty
-        self.known = FRESH if saved.memory is None else Remembered.from_json(saved.memory)
+        self.known = (
+            FRESH if saved.memory is None else PartitionCleanerState.from_json(saved.memory)
+        )
         self.clock_trusted = True
 
     def reconfigure(self, **changes: object) -> None:
@@ -421,16 +423,16 @@ class LivingLog:
     def batches(self, log: Log | None = None) -> list[Batch]:
         """Every batch from the log start to the end."""
         log = self.log if log is None else log
-        found: list[Batch] = []
+        batches: list[Batch] = []
         offset = log.log_start_offset
         while offset < log.log_end_offset:
             data = log.read_batches(offset, log.log_end_offset, 1 << 20)
             if not data:
                 break
             for position, header in walk_headers(data):
-                found.append(decoded(data[position : position + header.size_bytes]))
+                batches.append(decoded(data[position : position + header.size_bytes]))
                 offset = header.next_offset
-        return found
+        return batches
 
     def committed(self, log: Log | None = None, batches: list[Batch] | None = None) -> list[Record]:
         """What a read_committed consumer gets from the log start on, by Kafka's own algorithm."""
@@ -475,27 +477,27 @@ class LivingLog:
         """Everything a reader may rely on."""
         log, history = self.log, self.history
         when = f"{when}, {self.env!r}"
-        found = self.batches()
+        batches = self.batches()
         start = log.log_start_offset
-        offsets = [record.offset for batch in found for record in batch.records]
+        offsets = [record.offset for batch in batches for record in batch.records]
         assert offsets == sorted(set(offsets)), f"2: offsets {offsets} ({when})"
-        history.check(found, start, when)
+        history.check(batches, start, when)
         markers = [entry.last_offset for entry in log.aborted_transactions(0, log.log_end_offset)]
-        history.check_markers(found, markers, start, when)
+        history.check_markers(batches, markers, start, when)
         stable = log.last_stable_offset
         # After a start, a transaction begins with what is left of it, or is readable of it.
         assert stable in self._stable_from(0, log.first_base_offset, start), (
             f"4: the last stable offset is {stable}, first open {history.first_open()} ({when})"
         )
-        seen = self.committed(batches=found)
-        history.check_committed(seen, found, start, stable, when)
+        seen = self.committed(batches=batches)
+        history.check_committed(seen, batches, start, stable, when)
         history.check_latest(seen, start, stable, when)
 
     def _stable_from(self, *lowest: int) -> set[int]:
         """The last stable offset where transactions begin with what is left from there on."""
         end, start = self.log.high_watermark, self.log.log_start_offset
-        found = {self.history.first_open(low) for low in lowest}
-        return {end if at is None else max(at, start) for at in found}
+        results = {self.history.first_open(low) for low in lowest}
+        return {end if at is None else max(at, start) for at in results}
 
     def check_log_alone(self) -> None:
         """2, 4, 7: indexes, snapshots and checkpoints can all be had from the log again."""
@@ -510,12 +512,14 @@ class LivingLog:
         if stable == log.last_stable_offset:
             assert seen == self.committed(), "4: read_committed, from the log alone"
         for producer, (epoch, last) in log.last_records().items():
-            heard = [b.base for b in self.history if b.header.producer_id == producer]
-            word = last if last >= 0 else max(heard, default=-1)
+            on_progress = [b.base for b in self.history if b.header.producer_id == producer]
+            word = last if last >= 0 else max(on_progress, default=-1)
             if word < max(log.first_base_offset, self.expired.get(producer, 0)):
                 continue  # retention took it; or it comes from a snapshot, and had expired since
-            found = again.last_records().get(producer)
-            assert found == (epoch, last), f"7: producer {producer} is {found}, not {epoch, last}"
+            results = again.last_records().get(producer)
+            assert results == (epoch, last), (
+                f"7: producer {producer} is {results}, not {epoch, last}"
+            )
             if last >= 0:
                 self._check_duplicate(again, last)
 
@@ -565,11 +569,11 @@ class LivingLog:
             was = old.get(batch.base)
             if not header.has_delete_horizon or was is None:
                 continue
-            wanted = job.now_ms + job.delete_retention_ms
+            expected = job.now_ms + job.delete_retention_ms
             if was.has_delete_horizon:
-                wanted = was.base_timestamp
-            assert header.base_timestamp == wanted, (
-                f"8: the batch at {batch.base} has horizon {header.base_timestamp}, not {wanted}"
+                expected = was.base_timestamp
+            assert header.base_timestamp == expected, (
+                f"8: the batch at {batch.base} has horizon {header.base_timestamp}, not {expected}"
             )
 
     def _check_swap(self) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os.path
 from collections.abc import Iterator
 
-from broker.cleaning import release_later
+from broker.cleaning import release_in_background
 from cleaner.host import Foreground, JobInputs, LogFacts, PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from storage.env import Env
@@ -46,11 +46,11 @@ class LogHost:
         return partition in self.manager.logs
 
     def data_directories(self) -> list[str]:
-        return [one.path for one in self.manager.directories if one.is_online]
+        return [directory.path for directory in self.manager.directories if directory.is_online]
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
         log = self.manager.logs[partition]
-        last = tuple((who, epoch, at) for who, (epoch, at) in log.last_records().items())
+        last = tuple((owner, epoch, at) for owner, (epoch, at) in log.last_records().items())
         return JobInputs(bytes(16), last, tuple(log.aborted_transactions(first, end)))
 
     def foreground(self) -> Foreground:
@@ -68,23 +68,23 @@ class LogHost:
             return (PublishOutcome.STALE,) * len(groups)
         facts = {segment.base_offset: segment for segment in log.segment_facts()[:-1]}
         sources = [b for group in groups for b in group.source_base_offsets if b in facts]
-        left = [group for group in groups if group.source_base_offsets[-1] in facts]
-        gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(left))
-        if not left:
+        cleaned_groups = [group for group in groups if group.source_base_offsets[-1] in facts]
+        gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(cleaned_groups))
+        if not cleaned_groups:
             return gone
         plan = plan_swap(
             log.directory,
             [facts[base] for base in sources],
-            [group.output for group in left if group.output is not None],
-            front_is_gone=left[0].source_base_offsets[0] not in facts,
+            [group.output for group in cleaned_groups if group.output is not None],
+            front_is_gone=cleaned_groups[0].source_base_offsets[0] not in facts,
         )
         log.flush()
         log.pin(sources)
         await asyncio.to_thread(execute_swap, self.env, plan)
         replaced = log.replace_segments(plan)
-        release_later(replaced)
-        self.published += len(left)
-        return gone + (PublishOutcome.PUBLISHED,) * len(left)
+        release_in_background(replaced)
+        self.published += len(cleaned_groups)
+        return gone + (PublishOutcome.PUBLISHED,) * len(cleaned_groups)
 
     def finished(self, job: CleanJob, report: CleanReport, *, damage: str) -> None:
         self.done.append((job, report))

@@ -139,8 +139,8 @@ def read_records(log: Log, *, start: int | None = None, max_bytes: int = 1 << 20
         if not data:
             return records
         for position, header in walk_headers(data):
-            found = decode_records(data, header, position)
-            records += [record for record in found if record.offset >= offset]
+            results = decode_records(data, header, position)
+            records += [record for record in results if record.offset >= offset]
             next_offset = header.next_offset
         assert next_offset > offset
         offset = next_offset
@@ -194,7 +194,7 @@ def cleaned(env: Env, log: Log, sources: Sequence[int], keep: Collection[int]) -
         name = cleaned_name(base, kind, RUN)
         put(env, f"{FOLDER}/{name}", data)
         files.append(CleanedFile(name, len(data), crc32c(data)))
-    facts = [one for one in log.segment_facts() if one.base_offset in sources]
+    facts = [facts for facts in log.segment_facts() if facts.base_offset in sources]
     return plan_swap(FOLDER, facts, [CleanedSegment(base, RUN, tuple(files))] if keep else [])
 
 

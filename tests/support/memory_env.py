@@ -571,12 +571,12 @@ class MemoryEnv:
             raise _os_error(errno.EISDIR, path)
         return self._folder("/".join(parts[:-1]), path), parts[-1]
 
-    def _folder(self, path: str, asked: str | None = None) -> _Folder:
+    def _folder(self, path: str, requested: str | None = None) -> _Folder:
         node = self._find(path)
         if node is None:
-            raise _os_error(errno.ENOENT, asked or path)
+            raise _os_error(errno.ENOENT, requested or path)
         if isinstance(node, _Inode):
-            raise _os_error(errno.ENOTDIR, asked or path)
+            raise _os_error(errno.ENOTDIR, requested or path)
         return node
 
     def _inode(self, path: str) -> _Inode:

@@ -22,17 +22,17 @@ CAMEL_CASE = re.compile(r"[a-z][A-Z]")
 
 def complaints(text: str) -> set[str]:
     """What promtool would say of an answer of /metrics."""
-    found: set[str] = set()
+    results: set[str] = set()
     seen: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
     for family in text_string_to_metric_families(text):
         name = family.name + ("_total" if family.type == "counter" else "")
-        found |= {f"{name}: {reason}" for reason in _of_family(family, name)}
+        results |= {f"{name}: {reason}" for reason in _of_family(family, name)}
         for sample in family.samples:
             series = sample.name, tuple(sorted(sample.labels.items()))
             if series in seen:
-                found.add(f"{name}: a series twice")
+                results.add(f"{name}: a series twice")
             seen.add(series)
-    return found
+    return results
 
 
 def _of_family(family: Metric, name: str) -> Iterator[str]:

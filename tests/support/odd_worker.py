@@ -12,14 +12,14 @@ from tests.support.cleaner_jobs import group_of, report_of
 
 
 def run(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
-    what = job.run_id
-    if what == "crash":
+    subject = job.run_id
+    if subject == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
-    if what == "raise":
+    if subject == "raise":
         raise OSError(28, "No space left on device", "/data/t-0/x")
-    if what == "hang":
+    if subject == "hang":
         time.sleep(600)
-    if what == "work":
+    if subject == "work":
         while not control.aborted():
             control.read_bytes(4096)
             control.progress("map", 1, 2)

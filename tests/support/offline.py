@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.app import Broker
-from broker.offline.issue import Wanted
+from broker.offline.issue import LeaseRequest
 from broker.offline.staging import OFFLINE_FOLDER
 from broker.partition import Partition
 from cleaner.engine.clean import run_clean
@@ -60,19 +60,19 @@ async def offline_broker(
 
 
 def served(broker: Broker, partition: int = 0) -> Partition:
-    found = broker.topics.partition(TopicPartition("orders", partition))
-    assert found is not None
-    return found
+    target_partition = broker.topics.partition(TopicPartition("orders", partition))
+    assert target_partition is not None
+    return target_partition
 
 
 def fill(env: MemoryEnv, broker: Broker, segments: int, partition: int = 0) -> Partition:
     """Closed segments of one record a batch, over a few keys, and an empty active one."""
-    found = served(broker, partition)
+    target_partition = served(broker, partition)
     for _ in range(segments):
         for _ in range(RECORDS):
-            append(env, found)
-        found.log.roll(env.wall_ms())
-    return found
+            append(env, target_partition)
+        target_partition.log.roll(env.wall_ms())
+    return target_partition
 
 
 def append(env: MemoryEnv, partition: Partition) -> None:
@@ -93,8 +93,8 @@ async def opened(
     roll: bool = False,
     ttl_seconds: int = 60,
 ) -> RunPlan:
-    return await broker.offline.open(
-        Wanted("orders", partitions or None, purpose, roll, ttl_seconds)
+    return await broker.leases.open(
+        LeaseRequest("orders", partitions or None, purpose, roll, ttl_seconds)
     )
 
 
@@ -149,15 +149,15 @@ async def adopted(broker: Broker, plan: RunPlan, partition: int | None = None) -
     """The one result of an adoption."""
     done = False
     while not done:  # it answers before the adoption has ended where that takes long
-        done, results, _ = await broker.offline.adopt(plan.run_id, partition)
+        done, results, _ = await broker.leases.adopt(plan.run_id, partition)
     (result,) = results
     return result
 
 
 async def settled(broker: Broker) -> None:
     """Until what ends in the background has ended."""
-    while broker.offline._tasks:
-        await asyncio.gather(*broker.offline._tasks)
+    while broker.leases._tasks:
+        await asyncio.gather(*broker.leases._tasks)
 
 
 def staged(env: MemoryEnv, folder: str = FOLDER) -> list[str]:

@@ -9,10 +9,10 @@ from cleaner import states as s
 from cleaner.job import CleanJob
 from cleaner.pool.job_run import PoolLimits
 from cleaner.pool.pool import CleanerPool
-from cleaner.workers.crew import CrewLimits
+from cleaner.workers.crew import WorkerPoolLimits
 from config.settings import CleanerSettings
 from storage.model import TopicPartition
-from tests.support.cleaner_fakes import FakeCrew, FakeHost, FakeLink, until
+from tests.support.cleaner_fakes import FakeHost, FakeLink, FakeWorkerPool, until
 from tests.support.log_facts import even, facts
 from tests.support.memory_env import MemoryEnv
 from tests.support.virtual_loop import run_virtually
@@ -26,7 +26,9 @@ SETTINGS = CleanerSettings(
     read_bytes_per_second=None,
 )
 LIMITS = PoolLimits(
-    abort=5.0, stall=30.0, crew=CrewLimits(start=20, kill=1, stop=4, respawn=0.5, respawn_max=8)
+    abort=5.0,
+    stall=30.0,
+    workers=WorkerPoolLimits(start=20, kill=1, stop=4, respawn=0.5, respawn_max=8),
 )
 
 
@@ -34,7 +36,7 @@ LIMITS = PoolLimits(
 class Bench:
     pool: CleanerPool
     host: FakeHost
-    crew: FakeCrew
+    crew: FakeWorkerPool
     env: MemoryEnv
 
     @property
@@ -61,14 +63,14 @@ class Bench:
 def on_the_bench(
     scenario: Callable[[Bench], Coroutine[Any, Any, None]],
     settings: CleanerSettings = SETTINGS,
-    crew: FakeCrew | None = None,
+    fake_crew: FakeWorkerPool | None = None,
     before: Bench | None = None,
 ) -> Bench:
     """Run a scenario against a started pool; afterwards it stops and nothing is left over.
 
     `before`: the same broker, started again.
     """
-    used = crew or FakeCrew()
+    used = fake_crew or FakeWorkerPool()
     host, env = (FakeHost(), MemoryEnv(1)) if before is None else (before.host, before.env)
 
     async def main() -> Bench:

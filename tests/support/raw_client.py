@@ -89,15 +89,15 @@ class RawClient:
 
     def wait_closed(self) -> bytes:
         """Read until the broker closes; what it said before. TimeoutError if it does not."""
-        said = bytearray()
+        output = bytearray()
         while True:
             try:
                 data = self.socket.recv(65536)
             except ConnectionError:
-                return bytes(said)
+                return bytes(output)
             if not data:
-                return bytes(said)
-            said += data
+                return bytes(output)
+            output += data
 
     def _receive(self, count: int) -> bytes:
         received = bytearray()

@@ -25,16 +25,16 @@ View = dict[tuple[str, int], list[SeenRecord]]
 
 def partitions_of(bootstrap: str, topics: Iterable[str]) -> list[tuple[str, int]]:
     """(topic, partition) of the topics that exist."""
-    known = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics
-    return [(topic, index) for topic in topics for index in sorted(known[topic].partitions)]
+    metadatas = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics
+    return [(topic, index) for topic in topics for index in sorted(metadatas[topic].partitions)]
 
 
 def read_partitions(
     bootstrap: str, partitions: Iterable[tuple[str, int]], isolation: str = "read_uncommitted"
 ) -> View:
     """Every record from the log start to the end that `isolation` allows."""
-    found: View = {where: [] for where in partitions}
-    unfinished = set(found)
+    results: View = {where: [] for where in partitions}
+    unfinished = set(results)
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -48,7 +48,7 @@ def read_partitions(
             "auto.offset.reset": "error",
         }
     )
-    consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for topic, index in found])
+    consumer.assign([TopicPartition(topic, index, OFFSET_BEGINNING) for topic, index in results])
     deadline = time.monotonic() + READ_SECONDS
     while unfinished:
         assert time.monotonic() < deadline, f"no end of {sorted(unfinished)}"
@@ -56,7 +56,7 @@ def read_partitions(
             where = (message.topic(), message.partition())
             error = message.error()
             if error is None:
-                found[where].append(
+                results[where].append(
                     SeenRecord(
                         message.offset(),
                         message.timestamp(),
@@ -71,7 +71,7 @@ def read_partitions(
                 assert not error.fatal(), error
                 assert error.retriable() or error.code() in TRANSPORT_ERRORS, f"{where}: {error}"
     consumer.close()
-    return found
+    return results
 
 
 TRANSPORT_ERRORS = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
@@ -82,10 +82,10 @@ def read_topics(bootstrap: str, topics: Iterable[str], isolation: str = "read_un
     return read_partitions(bootstrap, partitions_of(bootstrap, topics), isolation)
 
 
-def assert_same_view(found: View, expected: View) -> None:
+def assert_same_view(value: View, expected: View) -> None:
     """Compare record by record; the first difference is named."""
-    assert found.keys() == expected.keys()
+    assert value.keys() == expected.keys()
     for where, records in expected.items():
-        for number, (one, other) in enumerate(zip(found[where], records, strict=False)):
-            assert one == other, f"{where}: record {number} is {one}, expected {other}"
-        assert len(found[where]) == len(records), f"{where}: {len(found[where])} of {len(records)}"
+        for number, (record, other) in enumerate(zip(value[where], records, strict=False)):
+            assert record == other, f"{where}: record {number} is {record}, expected {other}"
+        assert len(value[where]) == len(records), f"{where}: {len(value[where])} of {len(records)}"

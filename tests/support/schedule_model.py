@@ -122,7 +122,7 @@ class ScheduleModel:
         jump_every_ms: int | None = None,
     ) -> None:
         self.random = random.Random(seed)
-        self.partitions = {one.partition: one for one in partitions}
+        self.partitions = {partition.partition: partition for partition in partitions}
         self.now_ms = 0
         self.clock_ms = 0
         self.jobs: list[Job] = []
@@ -204,8 +204,8 @@ class ScheduleModel:
             self._judge(model)
         self._changed = True  # a job may have become a long one
         self._old = {
-            where
-            for where, wait in self.waits.items()
+            partition
+            for partition, wait in self.waits.items()
             if self.now_ms - wait.since_ms > HEAD_START_MAX_MS
         }
 
@@ -222,21 +222,21 @@ class ScheduleModel:
             self.waits.pop(model.partition, None)
 
     def _rank(self, verdict: Verdict) -> None:
-        where, candidate = verdict.partition, candidate_of(verdict)
-        since_ms = self._waiting.since_ms(where)
+        partition, candidate = verdict.partition, candidate_of(verdict)
+        since_ms = self._waiting.since_ms(partition)
         assert since_ms is not None
         key = start_key(verdict, since_ms, self.now_ms + self.clock_ms)
         kind = (candidate.is_requested, candidate.is_small, candidate.is_limited)
         entries = self._ranked.setdefault(kind, [])
         insort(entries, (key, candidate), key=itemgetter(0))
-        self._verdicts[where] = verdict
-        self._places[where] = (entries, key)
+        self._verdicts[partition] = verdict
+        self._places[partition] = (entries, key)
 
-    def _unrank(self, where: TopicPartition) -> None:
-        if self._verdicts.pop(where, None) is not None:
-            entries, key = self._places.pop(where)
+    def _unrank(self, partition: TopicPartition) -> None:
+        if self._verdicts.pop(partition, None) is not None:
+            entries, key = self._places.pop(partition)
             at = bisect_left(entries, key, key=itemgetter(0))
-            assert entries[at][1].partition == where
+            assert entries[at][1].partition == partition
             del entries[at]
 
     # What happens to partitions ------------------------------------------------------------
@@ -278,7 +278,11 @@ class ScheduleModel:
         self._row = choice.requests_in_a_row
         for candidate, lane in choice.starts:
             self._begin(candidate, lane)
-        unlimited = [one for one in queue if not one.is_limited and not self._is_running(one)]
+        unlimited = [
+            candidate
+            for candidate in queue
+            if not candidate.is_limited and not self._is_running(candidate)
+        ]
         assert not unlimited or idle[Lane.REGULAR] == sum(
             start.lane is Lane.REGULAR for start in choice.starts
         ), "a regular worker is idle while a candidate waits"
@@ -292,20 +296,20 @@ class ScheduleModel:
         return self.partitions[candidate.partition].is_running
 
     def _begin(self, candidate: Candidate, lane: Lane) -> None:
-        where = candidate.partition
-        model, verdict = self.partitions[where], self._verdicts[where]
-        self._unrank(where)
+        partition = candidate.partition
+        model, verdict = self.partitions[partition], self._verdicts[partition]
+        self._unrank(partition)
         assert not model.is_running
-        wait = self.waits.pop(where)
+        wait = self.waits.pop(partition)
         self._check(candidate, lane, wait)
         kind = "small partition" if candidate.is_small else "large partition"
         for name in (lane.value, kind):
             self.longest_ms[name] = max(self.longest_ms[name], self.now_ms - wait.since_ms)
             self.starts[name] += 1
-        if where in self.requests:
-            asked_ms = self.now_ms - self.requests[where]
+        if partition in self.requests:
+            asked_ms = self.now_ms - self.requests[partition]
             self.longest_ms["request"] = max(self.longest_ms["request"], asked_ms)
-        self._waiting.started(where)
+        self._waiting.started(partition)
         model.is_running = True
         aborts = model.is_aborted_often
         self.jobs.append(
@@ -324,11 +328,14 @@ class ScheduleModel:
         """The bound of decision 0024, at a start in the regular lane that nobody requested."""
         if lane is not Lane.REGULAR or candidate.is_requested:
             return
-        for where in self._old & self._verdicts.keys() & self.waits.keys():
-            other = self.waits[where]
-            if where == candidate.partition or candidate_of(self._verdicts[where]).is_limited:
+        for partition in self._old & self._verdicts.keys() & self.waits.keys():
+            other = self.waits[partition]
+            if (
+                partition == candidate.partition
+                or candidate_of(self._verdicts[partition]).is_limited
+            ):
                 continue
             if self.now_ms - other.since_ms > HEAD_START_MAX_MS:
                 other.overtaken_by[candidate.partition] += 1
                 times = other.overtaken_by[candidate.partition]
-                assert times == 1, f"{where} is overtaken again by {candidate.partition}"
+                assert times == 1, f"{partition} is overtaken again by {candidate.partition}"

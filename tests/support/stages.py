@@ -7,7 +7,7 @@ from typing import Any
 
 from cleaner.engine.clean import run_clean
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
-from pipeline.stages.cleaning import Cleaned, clean_partitions
+from pipeline.stages.cleaning import CleanedPartition, clean_partitions
 from pipeline.stages.combine import combine
 from pipeline.stages.merge import merge
 from pipeline.stages.planning import Limits
@@ -90,25 +90,25 @@ def told(report: CleanReport) -> dict[str, object]:
     return {name: value for name, value in asdict(report).items() if name not in NEUTRAL}
 
 
-def assert_same(env: Env, cleaned: Cleaned, job: CleanJob) -> None:
+def assert_same(env: Env, cleaned: CleanedPartition, job: CleanJob) -> None:
     """What a partition came to is what the cleaner makes of it, with a map for every key."""
     path = f"{out_of(job)}/reference"
     env.mkdir(path)
     control = Recorder()
-    wanted = run_clean(
+    report = run_clean(
         env,
         replace(job, dedupe_buffer_bytes=1 << 20, output_directory=path),
         control,
         one_pass=False,
     )
-    assert not wanted.map_full
+    assert not report.map_full
     if cleaned.report.passes == 1:  # then those are not counted of a batch that goes unseen
-        wanted = replace(wanted, records_without_key=cleaned.report.records_without_key)
-    assert told(cleaned.report) == told(wanted)
+        report = replace(report, records_without_key=cleaned.report.records_without_key)
+    assert told(cleaned.report) == told(report)
     assert list(cleaned.groups) == control.groups
     folders = [f"{out_of(job)}/{folder}" for folder in cleaned.folders]
-    found = files_of(env, cleaned.groups, folders)
-    assert found == files_of(env, control.groups, [path] * len(control.groups))
+    results = files_of(env, cleaned.groups, folders)
+    assert results == files_of(env, control.groups, [path] * len(control.groups))
     env.remove_tree(path)
 
 

@@ -51,10 +51,10 @@ class VarveBroker:
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of one sample of /metrics; 0 if it is not there."""
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        expected = [f'{key}="{value}"' for key, value in labels.items()]
         for line in self.get("/metrics").splitlines():
             head = line.partition(" ")[0]
-            if head.partition("{")[0] == name and all(label in head for label in wanted):
+            if head.partition("{")[0] == name and all(label in head for label in expected):
                 return float(line.rpartition(" ")[2])
         return 0.0
 

@@ -31,7 +31,7 @@ MAPS = pytest.mark.parametrize("map_bytes", [72, 1 << 20])
 
 
 @dataclass
-class Handed:
+class StagedOutputs:
     """What is handed back for a job: groups, and the folder of each one's files."""
 
     job: CleanJob  # as the plan says
@@ -69,7 +69,7 @@ def name_of(files: Sequence[CleanedFile], kind: str) -> str:
     raise AssertionError(f"no {kind} in {files}")
 
 
-def hand_back(env: MemoryEnv, job: CleanJob, **otherwise: object) -> Handed:
+def hand_back(env: MemoryEnv, job: CleanJob, **otherwise: object) -> StagedOutputs:
     """Run the job elsewhere, with room for every key; `otherwise`: not as it says.
 
     Each group lies in a folder of its own below the partition's.
@@ -84,53 +84,56 @@ def hand_back(env: MemoryEnv, job: CleanJob, **otherwise: object) -> Handed:
         folders.append(folder)
         for file in group.output.files if group.output else ():
             env.rename(f"{job.directory}/{file.name}", f"{folder}/{file.name}")
-    return Handed(job, control.groups, folders, report)
+    return StagedOutputs(job, control.groups, folders, report)
 
 
-def verify(env: Env, handed: Handed, control: JobControl | None = None) -> VerifyReport:
+def verify(env: Env, staged: StagedOutputs, control: JobControl | None = None) -> VerifyReport:
     """The broker's check."""
-    return verify_groups(env, handed.job, handed.groups, handed.folders, control or Recorder())
+    return verify_groups(env, staged.job, staged.groups, staged.folders, control or Recorder())
 
 
-def refusal(env: Env, handed: Handed) -> InvalidOutputError:
+def refusal(env: Env, staged: StagedOutputs) -> InvalidOutputError:
     """Why it is refused; it has to be, and nothing is left in the folder of the inputs."""
-    before = env.listdir(handed.job.directory)
+    before = env.listdir(staged.job.directory)
     try:
-        verify(env, handed)
+        verify(env, staged)
     except InvalidOutputError as error:
-        assert env.listdir(handed.job.directory) == before
+        assert env.listdir(staged.job.directory) == before
         return error
     raise AssertionError("taken for what the job allows")
 
 
 def forge(
-    env: MemoryEnv, handed: Handed, change: Callable[[list[bytes]], list[bytes]], index: int = 0
+    env: MemoryEnv,
+    staged: StagedOutputs,
+    change: Callable[[list[bytes]], list[bytes]],
+    index: int = 0,
 ) -> None:
     """Put other batches into a group, with indexes, sizes, checksums and counts that fit them."""
-    group, folder = handed.groups[index], handed.folders[index]
+    group, folder = staged.groups[index], staged.folders[index]
     assert group.output is not None
-    log = b"".join(change(batches_of(env.read_file(handed.path(index=index)))))
+    log = b"".join(change(batches_of(env.read_file(staged.path(index=index)))))
     buffers = OutputBuffers(len(log))
     buffers.batches[: len(log)] = np.frombuffer(log, dtype=np.uint8)
-    mtime_ms = env.mtime_ms(handed.path(index=index))
+    mtime_ms = env.mtime_ms(staged.path(index=index))
     output = CleanedOutput(
         env,
         folder,
         base_offset=group.source_base_offsets[0],
-        run_id=handed.job.run_id,
-        index_interval_bytes=handed.job.index_interval_bytes,
+        run_id=staged.job.run_id,
+        index_interval_bytes=staged.job.index_interval_bytes,
         buffers=buffers,
         state=new_state(),
         charge=lambda count: None,
     )
     output.state[fields.WRITTEN] = len(log)
-    kept = tuple(one for one in group.output.files if filenames.TXN_INDEX in one.name)
+    files = tuple(file for file in group.output.files if filenames.TXN_INDEX in file.name)
     made = output.finish(mtime_ms, ())
     assert made is not None
-    records = sum(read_header(one).record_count for one in batches_of(log))
-    handed.claim(
+    records = sum(read_header(item).record_count for item in batches_of(log))
+    staged.claim(
         index,
-        output=replace(made, files=made.files + kept),
+        output=replace(made, files=made.files + files),
         bytes_after=len(log),
         records_after=records,
     )
@@ -207,7 +210,7 @@ def written() -> CompactedLog:
     return log
 
 
-def handed(map_bytes: int = 1 << 20, **changes: object) -> tuple[CompactedLog, Handed]:
+def handed(map_bytes: int = 1 << 20, **changes: object) -> tuple[CompactedLog, StagedOutputs]:
     """What the engine made of `written`, with a map of `map_bytes`."""
     log = written()
     job = log.job(dedupe_buffer_bytes=map_bytes, index_interval_bytes=0, **changes)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientPartition
 
 from broker.app import Broker
-from broker.view_making import Worker
+from broker.view_making import StartWorker
 from storage.model import TopicPartition
 from tests.support.broker_in_memory import broker_settings
 from tests.support.memory_env import MemoryEnv
@@ -28,7 +28,7 @@ READ_SECONDS = 20  # for a consumer that hangs
 async def broker_with_view(
     env: MemoryEnv,
     keys: dict[str, str] | None = None,
-    worker: Worker | None = None,
+    worker: StartWorker | None = None,
     **settings: Any,
 ) -> AsyncIterator[Broker]:
     topics = {"orders": {"partitions": 1, "keys": {**ON, **ANY_TIME, **(keys or {})}}}
@@ -75,13 +75,13 @@ async def consuming(broker: Broker, **options: Any) -> AsyncIterator[AIOKafkaCon
 
 async def read_on(consumer: AIOKafkaConsumer) -> list[tuple[int, bytes | None, bytes | None]]:
     """Everything from the position to the end, which has to be reached."""
-    found = []
+    result = []
     async with asyncio.timeout(READ_SECONDS):
         end = (await consumer.end_offsets([VIEW]))[VIEW]
         while await consumer.position(VIEW) < end:
             for rows in (await consumer.getmany(timeout_ms=200)).values():
-                found += [(row.offset, row.key, row.value) for row in rows]
-    return found
+                result += [(row.offset, row.key, row.value) for row in rows]
+    return result
 
 
 async def read_all(

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cleaner.job import CleanJob
-from cleaner.workers.solo import CleanedJob, Heard, unheard
+from cleaner.workers.solo import CleanedJob, OnProgress, ignore_progress
 from tests.support.memory_env import MemoryEnv
 from tests.support.view_worker import ThreadRunner
 
@@ -30,11 +30,13 @@ class Gate:
         gate = self
 
         class Waiting(ThreadRunner):
-            async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
-                heard("map", 10, 10)
-                heard("rewrite", 5, 10)
+            async def run(
+                self, job: CleanJob, on_progress: OnProgress = ignore_progress
+            ) -> CleanedJob:
+                on_progress("map", 10, 10)
+                on_progress("rewrite", 5, 10)
                 gate.reached.set()
                 await gate._open.wait()
-                return await super().run(job, heard)
+                return await super().run(job, on_progress)
 
         yield Waiting(self._env)

@@ -9,7 +9,7 @@ from cleaner.engine.clean import run_clean
 from cleaner.engine.verify import verify_groups
 from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob
 from cleaner.verification import VerifyReport
-from cleaner.workers.solo import CleanedJob, Heard, JobFailedError, JobRunner, unheard
+from cleaner.workers.solo import CleanedJob, JobFailedError, JobRunner, OnProgress, ignore_progress
 from storage.env import Env
 from tests.support.memory_env import MemoryEnv
 
@@ -22,11 +22,11 @@ class ThreadRunner:
         self._aborted = threading.Event()
         self._groups: list[CleanedGroup] = []
         self.jobs: list[CleanJob] = []
-        self._heard: Heard = unheard
+        self._heard: OnProgress = ignore_progress
 
-    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
+    async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
         self.jobs.append(job)
-        self._heard = heard
+        self._heard = on_progress
         self._groups = []
         try:
             report = await asyncio.to_thread(run_clean, self._env, job, self)
@@ -74,7 +74,7 @@ def thread_worker(env: Env) -> Callable[[], AbstractAsyncContextManager[JobRunne
 
 
 class _Held(ThreadRunner):
-    async def run(self, job: CleanJob, heard: Heard = unheard) -> CleanedJob:
+    async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
         self.jobs.append(job)
         await asyncio.to_thread(self._aborted.wait)
         raise CleanAbortedError

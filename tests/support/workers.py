@@ -40,7 +40,7 @@ def _group_of(item: pytest.Item) -> str | None:
 def _definitions(item: pytest.Item) -> list[Any]:
     """The definitions of the fixtures that a test asks for."""
     info = getattr(item, "_fixtureinfo", None)
-    return [] if info is None else [found[-1] for found in info.name2fixturedefs.values()]
+    return [] if info is None else [result[-1] for result in info.name2fixturedefs.values()]
 
 
 def _is_of_module(definition: Any) -> bool:

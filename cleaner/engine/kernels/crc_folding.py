@@ -112,7 +112,7 @@ def _fold(typingctx: Any, crc: Any, array: Any, at: Any, end: Any) -> Any:
 
         builder.position_at_end(body)
         pairs = zip(sums, blocks_at(position), strict=True)
-        folded = [_moved(builder, one, FOLDED_BYTES, block) for one, block in pairs]
+        folded = [_moved(builder, item, FOLDED_BYTES, block) for item, block in pairs]
         following = builder.add(position, _WORD(FOLDED_BYTES))
         builder.branch(head)
         for phi, at_first, later in zip(

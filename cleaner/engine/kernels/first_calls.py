@@ -9,7 +9,7 @@ from cleaner.engine.kernels.index import add_time_entry, index_output
 from cleaner.engine.kernels.layout import SLOT_WORDS, Workspace, new_state
 from cleaner.engine.kernels.memory import load_be32, load_be64
 from cleaner.engine.kernels.newest import (
-    HELD_FROM,
+    BUFFERED_FROM,
     WALK_WORDS,
     Window,
     clean_window,
@@ -126,7 +126,7 @@ def _clean_a_window(buf: Bytes, end: int, space: Workspace) -> None:
         hold=room.copy(),
     )
     space.state[fields.NEXT_OFFSET] = 0
-    window.walk[HELD_FROM] = len(window.hold)
+    window.walk[BUFFERED_FROM] = len(window.hold)
     clean_window(window, end, space)
     end_batch(buf, 0, window.out, end, space.state)
 

@@ -112,10 +112,10 @@ def unpack_frame(
             to += size
         else:
             counts = (int64(size), int64(min(_BLOCK_BYTES, limit - to)), int64(0))
-            got = _call_library(address, source, at, target, to, counts)
-            if got < 0:
+            actual = _call_library(address, source, at, target, to, counts)
+            if actual < 0:
                 return NOT_HERE
-            to += got
+            to += actual
         at += size
     return NOT_HERE
 

@@ -66,7 +66,7 @@ MORE_RECORDS: Final = -2  # the batch has more records than the workspace holds
 MORE_ROOM: Final = -3  # the batch may need more room than the output has
 MORE_SLOTS: Final = -4  # the map has to grow
 PACK: Final = -5  # the surviving records of batch NEXT are to be compressed
-HOLD_FULL: Final = -6  # no room to hold the output of the chunk
+BUFFER_FULL: Final = -6  # no room to hold the output of the chunk
 TRANSACTION: Final = -7  # a batch of a transaction, or a marker: not for one pass
 PACK_CHUNK: Final = -8  # the surviving records of some batches of the chunk are to be compressed
 
@@ -98,7 +98,7 @@ CHUNK_BYTES: Final = 3  # the chunk's output at most
 ARENA: Final = 4  # bytes of the arena that are taken
 WRITING: Final = 5  # 1: the chunk is decided, and written from batch NEXT on
 NEXT: Final = 6
-HELD_FROM: Final = 7  # what is held stands in `hold[HELD_FROM:]`
+BUFFERED_FROM: Final = 7  # what is held stands in `hold[BUFFERED_FROM:]`
 FLUSH: Final = 8  # 1: write the chunk before another batch is looked at
 UNPACK_LIMIT: Final = 9  # bytes that a batch may unpack to
 LZ4_UNPACKER: Final = 10  # addresses (lz4.py); 0: lz4 is unpacked, packed, elsewhere
@@ -174,8 +174,8 @@ def _fingerprint(
             space.offsets[i] = -1
             space.ones[i] = 0
         else:
-            one, two = siphash128(source, key_at, key_bytes, k0, k1)
-            space.ones[i] = one
+            item, two = siphash128(source, key_at, key_bytes, k0, k1)
+            space.ones[i] = item
             space.twos[i] = two
             space.offsets[i] = base + delta
     return DONE if at == end else BAD_RECORD
@@ -338,24 +338,24 @@ def _gather(window: Window, row: int, space: Workspace) -> int:
 def _decide(top: int, space: Workspace) -> None:
     """Set `keep` of the gathered records, the newest first, and put their keys into the map."""
     table, state = space.table, space.state
-    ones, twos, offsets, keep = space.ones, space.twos, space.offsets, space.keep
+    items, twos, offsets, keep = space.ones, space.twos, space.offsets, space.keep
     slots = state[fields.SLOTS]
     entries = state[fields.ENTRIES]
     first_dirty = state[fields.FIRST_DIRTY]
-    for i in range(ones.shape[0] - 1, top - 1, -1):
+    for i in range(items.shape[0] - 1, top - 1, -1):
         if i >= top + AHEAD:
-            prefetch(table, home(ones[i - AHEAD], slots) * SLOT_WORDS)
+            prefetch(table, home(items[i - AHEAD], slots) * SLOT_WORDS)
         keep[i] = 0
         offset = offsets[i]
         if offset < 0:
             continue
-        one = ones[i]
+        item = items[i]
         two = twos[i]
-        at = probe(table, slots, one, two)
+        at = probe(table, slots, item, two)
         if table[at + 2] == FREE:
             keep[i] = 1
             if offset >= first_dirty:
-                table[at] = one
+                table[at] = item
                 table[at + 1] = two
                 table[at + 2] = np.uint64(offset + 1)
                 entries += 1
@@ -377,11 +377,17 @@ def _any_kept(keep: Bytes, at: int, end: int) -> bool:
 
 @inlined
 def _filter_chunk(window: Window, space: Workspace) -> int:
-    """Filter the unpacked batches of a decided chunk into `kept` -> DONE, or what is wrong.
+    """Filter the unpacked batches of a decided chunk into `retained` -> DONE, or what is wrong.
 
     PACK_CHUNK: those of some are to be compressed before they can be written.
     """
-    buf, rows, walk, kept, state = window.buf, window.rows, window.walk, window.kept, space.state
+    buf, rows, walk, retained, state = (
+        window.buf,
+        window.rows,
+        window.walk,
+        window.kept,
+        space.state,
+    )
     begin = 0
     result = DONE
     for index in range(walk[NEXT], walk[CHUNK_END]):
@@ -395,7 +401,7 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
         records_at = rows[row + RECORDS_AT]
         end = rows[row + RECORDS_END]
         code = filter_records(
-            window.arena, records_at, end, buf, at, kept, begin, False, flags_at, space
+            window.arena, records_at, end, buf, at, retained, begin, False, flags_at, space
         )
         if code != DONE:
             return code
@@ -403,10 +409,10 @@ def _filter_chunk(window: Window, space: Workspace) -> int:
         survivors = state[fields.KEPT]
         stamped = state[fields.STAMP]
         if survivors > 0 and stamped != 0:
-            copy_bytes(window.scratch, 0, kept, begin, size)
+            copy_bytes(window.scratch, 0, retained, begin, size)
             base_ms = load_be64(buf, at + 27)
             horizon_ms = state[fields.HORIZON_MS]
-            size = restamp(window.scratch, size, survivors, base_ms, horizon_ms, kept, begin)
+            size = restamp(window.scratch, size, survivors, base_ms, horizon_ms, retained, begin)
             size -= begin
         rows[row + SURVIVORS] = survivors
         rows[row + LATEST] = state[fields.LATEST_MS]
@@ -545,10 +551,10 @@ def clean_window(window: Window, end: int, space: Workspace) -> int:
         if code != DONE:
             return code
         written = state[fields.WRITTEN]
-        if written > walk[HELD_FROM]:
-            return HOLD_FULL
-        walk[HELD_FROM] -= written
-        copy_bytes(window.hold, walk[HELD_FROM], window.out, 0, written)
+        if written > walk[BUFFERED_FROM]:
+            return BUFFER_FULL
+        walk[BUFFERED_FROM] -= written
+        copy_bytes(window.hold, walk[BUFFERED_FROM], window.out, 0, written)
         state[fields.WRITTEN] = 0
         begin_chunk(walk, chunk)
 

@@ -81,7 +81,7 @@ def version_of(buf: Bytes, at: int, end: int, name: Bytes) -> tuple[int, bool]:
     at += max(value_bytes, 0)
     count, at = read_varint(buf, at)
     version = int64(LOWEST)
-    found = False
+    result = False
     for _ in range(count):
         if at < 0 or at >= end:
             return int64(LOWEST), False
@@ -92,18 +92,18 @@ def version_of(buf: Bytes, at: int, end: int, name: Bytes) -> tuple[int, bool]:
         if at < 0 or size < -1 or max(size, 0) > end - at:
             return int64(LOWEST), False
         if key_bytes == name.shape[0] and _is_named(buf, key_at, name):
-            found = size == VERSION_BYTES
-            version = load_be64(buf, at) if found else int64(LOWEST)
+            result = size == VERSION_BYTES
+            version = load_be64(buf, at) if result else int64(LOWEST)
         at += max(size, 0)
-    return version, found
+    return version, result
 
 
 @inlined
-def _is_later(rank: int, offset: int, slot: int, held: np.uint64, ranking: Ranking) -> bool:
+def _is_later(rank: int, offset: int, slot: int, owned: np.uint64, ranking: Ranking) -> bool:
     """Whether a record is later than the one of its key that `slot` holds."""
     if rank != ranking.ranks[slot]:
         return bool(rank > ranking.ranks[slot])
-    return bool(offset > int64(held) - 1)
+    return bool(offset > int64(owned) - 1)
 
 
 @inlined
@@ -121,17 +121,17 @@ def _put(space: Workspace, ranking: Ranking, count: int) -> int:
     while done < count:
         if done + AHEAD < count:
             prefetch(table, home(space.ones[done + AHEAD], slots) * SLOT_WORDS)
-        one = space.ones[done]
+        item = space.ones[done]
         two = space.twos[done]
         rank = ranking.met_ranks[done]
         offset = space.offsets[done]
-        at = probe(table, slots, one, two)
+        at = probe(table, slots, item, two)
         slot = at // SLOT_WORDS
         is_new = table[at + 2] == FREE
         if is_new and not known_only:
             if entries >= limit:
                 break
-            table[at] = one
+            table[at] = item
             table[at + 1] = two
             entries += 1
         if (is_new and not known_only) or (
@@ -206,14 +206,14 @@ def _rank_records(
         rank = append_ms if by_append_time else base_ms + time_delta
         mark = 1 if value_bytes < 0 else 0
         if by_header:
-            rank, found = version_of(source, key_at + key_bytes, at, ranking.header)
-            mark += 0 if found or known_only else 2
+            rank, result = version_of(source, key_at + key_bytes, at, ranking.header)
+            mark += 0 if result or known_only else 2
         if pending == chunk:
             if not _flush(space, ranking, pending):
                 return MAP_FULL, 0
             pending = 0
-        one, two = siphash128(source, key_at, key_bytes, k0, k1)
-        space.ones[pending] = one
+        item, two = siphash128(source, key_at, key_bytes, k0, k1)
+        space.ones[pending] = item
         space.twos[pending] = two
         space.offsets[pending] = base + delta
         ranking.met_ranks[pending] = rank
@@ -311,7 +311,7 @@ def recall(rows: Ints, count: int, forget_before: int, space: Workspace, ranking
 def still_deleted(rows: Ints, count: int, forget_before: int, table: Words, state: Ints) -> int:
     """Move those of `count` remembered deletes to the front that still hold -> how many do."""
     slots = state[fields.SLOTS]
-    kept = 0
+    retained = 0
     for i in range(count):
         row = i * ROW_WORDS
         if rows[row + _SEEN_MS] < forget_before:
@@ -320,9 +320,9 @@ def still_deleted(rows: Ints, count: int, forget_before: int, table: Words, stat
         if table[at + 2] != FREE and int64(table[at + 2]) - 1 != rows[row + _OFFSET]:
             continue
         for word in range(ROW_WORDS):
-            rows[kept * ROW_WORDS + word] = rows[row + word]
-        kept += 1
-    return kept
+            rows[retained * ROW_WORDS + word] = rows[row + word]
+        retained += 1
+    return retained
 
 
 @kernel
@@ -352,5 +352,5 @@ def fingerprint(buf: Bytes, count: int, state: Ints) -> tuple[int, int]:
     """The fingerprint of `buf[:count]`, as two int64. Reads 7 bytes more."""
     k0 = np.uint64(state[fields.KEY_0])
     k1 = np.uint64(state[fields.KEY_1])
-    one, two = siphash128(buf, 0, count, k0, k1)
-    return int64(one), int64(two)
+    item, two = siphash128(buf, 0, count, k0, k1)
+    return int64(item), int64(two)

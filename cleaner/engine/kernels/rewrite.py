@@ -168,7 +168,7 @@ def filter_records(
     bit_0 = base - state[fields.BITS_FIRST]
     first_byte, run = written, at
     previous = latest = -1
-    kept = tombstones = removed = keyless = 0
+    retained = tombstones = removed = keyless = 0
     for i in range(count):
         start = at
         at, time_delta, delta, _, key_bytes, value_bytes = read_record(source, start, end)
@@ -192,7 +192,7 @@ def filter_records(
                 else:
                     tombstones += 1
         if alive:
-            kept += 1
+            retained += 1
             latest = max(latest, base_ms + time_delta)
         else:
             if run < start:
@@ -203,7 +203,7 @@ def filter_records(
         return BAD_RECORD
     copy_bytes(out, written, source, run, end - run)
     written += end - run
-    state[fields.KEPT] = kept
+    state[fields.KEPT] = retained
     state[fields.LATEST_MS] = latest
     state[fields.STAMP] = 1 if may_stamp and tombstones > 0 else 0
     state[fields.RECORD_BYTES] = written - first_byte
@@ -221,8 +221,8 @@ def _settle(space: Workspace, done: int, waiting: int) -> None:
     ranked = space.state[fields.RANKED] != 0
     for i in range(waiting):
         offset = space.offsets[i]
-        found = space.found[i]
-        alive = offset == found or found < 0 or (offset > found and not ranked)
+        result = space.found[i]
+        alive = offset == result or result < 0 or (offset > result and not ranked)
         space.keep[done - waiting + i] = 1 if alive else 0
 
 
@@ -251,8 +251,8 @@ def _gather(
         if at < 0:
             return -1, 0
         # A null key is hashed as an empty one; the filter drops it before it looks at `keep`.
-        one, two = siphash128(source, key_at, max(key_bytes, 0), k0, k1)
-        space.ones[waiting] = one
+        item, two = siphash128(source, key_at, max(key_bytes, 0), k0, k1)
+        space.ones[waiting] = item
         space.twos[waiting] = two
         space.offsets[waiting] = base + delta
         waiting += 1
@@ -427,13 +427,13 @@ def rewrite_batches(
 
 @kernel
 def filter_unpacked(
-    source: Bytes, end: int, buf: Bytes, at: int, kept: Bytes, space: Workspace
+    source: Bytes, end: int, buf: Bytes, at: int, retained: Bytes, space: Workspace
 ) -> int:
     """Filter the unpacked records `source[:end]` of the batch at `at` -> DONE or what is wrong.
 
     Leaves KEPT, RECORD_BYTES and STAMP in `state`. The surviving records, RECORD_BYTES of them,
-    stand in `source` if STAMP is set, else in `kept`. `source` needs room for a new horizon,
-    `kept` for `end` bytes, `keep` in the workspace for one flag per record.
+    stand in `source` if STAMP is set, else in `retained`. `source` needs room for a new horizon,
+    `retained` for `end` bytes, `keep` in the workspace for one flag per record.
     """
     state = space.state
     base = load_be64(buf, at)
@@ -446,11 +446,11 @@ def filter_unpacked(
     if not ask_bits:
         code = look_up(source, end, base, count, space)
     if code == DONE:
-        code = filter_records(source, 0, end, buf, at, kept, 0, ask_bits, 0, space)
+        code = filter_records(source, 0, end, buf, at, retained, 0, ask_bits, 0, space)
     if code == DONE and state[fields.KEPT] > 0 and state[fields.STAMP] != 0:
         base_ms = load_be64(buf, at + 27)
         state[fields.RECORD_BYTES] = restamp(
-            kept,
+            retained,
             state[fields.RECORD_BYTES],
             state[fields.KEPT],
             base_ms,

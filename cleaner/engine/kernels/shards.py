@@ -151,7 +151,7 @@ def list_unknown(
     Only keys of round `number` of `rounds` are looked up; `offsets` has room for `count`.
     """
     slots = state[fields.SLOTS]
-    found = 0
+    result = 0
     for row in range(count):
         at = row * SLOT_WORDS
         if row + AHEAD < count:
@@ -161,9 +161,9 @@ def list_unknown(
             continue
         place = probe(table, slots, rows[at + 1], rows[at])
         if table[place + 2] == FREE:
-            offsets[found] = int64(rows[at + 2] & _OFFSET) - 1
-            found += 1
-    return found
+            offsets[result] = int64(rows[at + 2] & _OFFSET) - 1
+            result += 1
+    return result
 
 
 @inlined
@@ -189,9 +189,9 @@ def _list_records(
             continue
         if delta < first or delta >= end_delta:
             continue
-        one, two = siphash128(buf, key_at, key_bytes, k0, k1)
+        item, two = siphash128(buf, key_at, key_bytes, k0, k1)
         to = listed * SLOT_WORDS
-        rows[to] = one
+        rows[to] = item
         rows[to + 1] = two
         rows[to + 2] = np.uint64(base + delta + 1)
         listed += 1

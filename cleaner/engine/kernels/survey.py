@@ -114,12 +114,12 @@ def _survey_records(
             if not _flush(space, pending):
                 return MAP_FULL, 0
             pending = 0
-        one, two = siphash128(source, key_at, key_bytes, k0, k1)
+        item, two = siphash128(source, key_at, key_bytes, k0, k1)
         offset = int64(base + delta)
         if value_bytes < 0:
             deletes += 1
             offset += _DELETES
-        space.ones[pending] = one
+        space.ones[pending] = item
         space.twos[pending] = two
         space.offsets[pending] = offset
         pending += 1

@@ -42,14 +42,14 @@ def entries_max(slots: int, slots_max: int) -> int:
 
 @allocating
 def _place(
-    table: Words, slots: int, slot: int, one: np.uint64, two: np.uint64, value: np.uint64
+    table: Words, slots: int, slot: int, low: np.uint64, high: np.uint64, value: np.uint64
 ) -> bool:
     """Put an entry into the first free slot from `slot` on; False at the end of the table."""
     while slot < slots:
         at = slot * SLOT_WORDS
         if table[at + 2] == FREE:
-            table[at] = one
-            table[at + 1] = two
+            table[at] = low
+            table[at + 1] = high
             table[at + 2] = value
             return True
         slot += 1
@@ -57,14 +57,14 @@ def _place(
 
 
 @allocating
-def _pushed(aside: Words, count: int, one: np.uint64, two: np.uint64, value: np.uint64) -> Words:
+def _pushed(aside: Words, count: int, low: np.uint64, high: np.uint64, value: np.uint64) -> Words:
     at = count * SLOT_WORDS
     if at == aside.shape[0]:
         longer = np.empty(aside.shape[0] * 2, dtype=np.uint64)
         longer[:at] = aside
         aside = longer
-    aside[at] = one
-    aside[at + 1] = two
+    aside[at] = low
+    aside[at + 1] = high
     aside[at + 2] = value
     return aside
 
@@ -85,33 +85,35 @@ def grow(table: Words, slots: int, new_slots: int) -> None:
         value = table[at + 2]
         if value == FREE:
             continue
-        one = table[at]
+        item = table[at]
         two = table[at + 1]
         table[at + 2] = FREE
-        place = home(one, new_slots)
-        if place < slot or not _place(table, new_slots, place, one, two, value):
-            aside = _pushed(aside, waiting, one, two, value)
+        place = home(item, new_slots)
+        if place < slot or not _place(table, new_slots, place, item, two, value):
+            aside = _pushed(aside, waiting, item, two, value)
             waiting += 1
     for i in range(waiting):
         at = i * SLOT_WORDS
-        one, two, value = aside[at], aside[at + 1], aside[at + 2]
-        if not _place(table, new_slots, home(one, new_slots), one, two, value):
-            _place(table, new_slots, 0, one, two, value)
+        item, two, value = aside[at], aside[at + 1], aside[at + 2]
+        if not _place(table, new_slots, home(item, new_slots), item, two, value):
+            _place(table, new_slots, 0, item, two, value)
 
 
 @inlined
-def probe(table: Words, slots: int, one: np.uint64, two: np.uint64) -> int:
+def probe(table: Words, slots: int, low: np.uint64, high: np.uint64) -> int:
     """Where in the table a fingerprint stands, or the free slot at which it would be put."""
-    slot = home(one, slots)
+    slot = home(low, slots)
     at = slot * SLOT_WORDS
-    while table[at + 2] != FREE and not (table[at] == one and table[at + 1] == two):
+    while table[at + 2] != FREE and not (table[at] == low and table[at + 1] == high):
         slot = slot + 1 if slot + 1 < slots else 0
         at = slot * SLOT_WORDS
     return at
 
 
 @inlined
-def put_keys(table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints, count: int) -> int:
+def put_keys(
+    table: Words, state: Ints, items: Words, twos: Words, offsets: Ints, count: int
+) -> int:
     """Make `offsets[i]` the last offset of each fingerprint -> how many were put.
 
     Fewer than `count`: the table is full and the next fingerprint is a new one. Known ones are
@@ -123,14 +125,14 @@ def put_keys(table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints,
     done = 0
     while done < count:
         if done + AHEAD < count:
-            prefetch(table, home(ones[done + AHEAD], slots) * SLOT_WORDS)
-        one = ones[done]
+            prefetch(table, home(items[done + AHEAD], slots) * SLOT_WORDS)
+        item = items[done]
         two = twos[done]
-        at = probe(table, slots, one, two)
+        at = probe(table, slots, item, two)
         if table[at + 2] == FREE:
             if entries >= limit:
                 break
-            table[at] = one
+            table[at] = item
             table[at + 1] = two
             entries += 1
         table[at + 2] = np.uint64(offsets[done] + 1)
@@ -141,16 +143,16 @@ def put_keys(table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints,
 
 @inlined
 def find_keys(
-    table: Words, state: Ints, ones: Words, twos: Words, offsets: Ints, count: int
+    table: Words, state: Ints, items: Words, twos: Words, offsets: Ints, count: int
 ) -> None:
     """Set `offsets[i]` to the last offset of each fingerprint, -1 where it is not known."""
     slots = state[fields.SLOTS]
     for i in range(count):
         if i + AHEAD < count:
-            prefetch(table, home(ones[i + AHEAD], slots) * SLOT_WORDS)
-        one = ones[i]
+            prefetch(table, home(items[i + AHEAD], slots) * SLOT_WORDS)
+        item = items[i]
         two = twos[i]
-        at = probe(table, slots, one, two)
+        at = probe(table, slots, item, two)
         offsets[i] = int64(table[at + 2]) - 1
 
 

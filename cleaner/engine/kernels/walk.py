@@ -284,8 +284,8 @@ def _index_records(
             if not _flush(space, pending):
                 return MAP_FULL, 0
             pending = 0
-        one, two = siphash128(buf, key_at, key_bytes, k0, k1)
-        space.ones[pending] = one
+        item, two = siphash128(buf, key_at, key_bytes, k0, k1)
+        space.ones[pending] = item
         space.twos[pending] = two
         space.offsets[pending] = base + delta
         pending += 1

@@ -72,8 +72,8 @@ async def test_members_need_a_group_id() -> None:
     assert (await world.join(group_id="")).error is ErrorCode.INVALID_GROUP_ID
     assert (await world.sync("m", 1, "")).error is ErrorCode.INVALID_GROUP_ID
     assert world.heartbeat("m", 1, "") is ErrorCode.INVALID_GROUP_ID
-    left = world.coordinator.leave("", LeaveRequested(0, (("m", None),)))
-    assert left.error is ErrorCode.INVALID_GROUP_ID
+    answer = world.coordinator.leave("", LeaveRequested(0, (("m", None),)))
+    assert answer.error is ErrorCode.INVALID_GROUP_ID
 
 
 async def test_an_unknown_group_has_no_members() -> None:
@@ -81,8 +81,8 @@ async def test_an_unknown_group_has_no_members() -> None:
     assert (await world.join("m")).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert (await world.sync("m", 1)).error is ErrorCode.UNKNOWN_MEMBER_ID
     assert world.heartbeat("m") is ErrorCode.UNKNOWN_MEMBER_ID
-    left = world.coordinator.leave("g", LeaveRequested(0, (("m", None),)))
-    assert left.members == (("m", None, ErrorCode.UNKNOWN_MEMBER_ID),)
+    answer = world.coordinator.leave("g", LeaveRequested(0, (("m", None),)))
+    assert answer.members == (("m", None, ErrorCode.UNKNOWN_MEMBER_ID),)
     assert list(world.coordinator.groups()) == []
 
 
@@ -367,8 +367,8 @@ async def test_while_a_partition_is_loaded_its_groups_are_told_to_wait() -> None
     assert coordinator.describe("g") == (loading, None)
     assert await coordinator.delete_group("g") is loading
     assert coordinator.heartbeat("g", HeartbeatReceived(0, "m", None, 1)) is loading
-    left = coordinator.leave("g", LeaveRequested(0, (("m", None),)))
-    assert left.error is loading
+    answer = coordinator.leave("g", LeaveRequested(0, (("m", None),)))
+    assert answer.error is loading
 
 
 async def test_when_a_partition_goes_offline_those_who_wait_are_sent_away() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker.groups.coordinator import GroupCoordinator, GroupSettings, PartitionState
+from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator, PartitionState
 from broker.groups.offsets_store import LoadedPartition, OffsetsStore
 from broker.handlers import groups, offsets
 from broker.protocol import messages as m
@@ -39,8 +39,8 @@ CONSUMER = [m.JoinGroupRequestProtocol(name="range", metadata=b"meta")]
 
 
 def versions(key: ApiKey, first: int = 0, last: int = 99) -> list[int]:
-    known = advertised_range(key)
-    return list(range(max(first, known.min_version), min(last, known.max_version) + 1))
+    api_range = advertised_range(key)
+    return list(range(max(first, api_range.min_version), min(last, api_range.max_version) + 1))
 
 
 def id_of(topic: str) -> bytes:
@@ -62,7 +62,7 @@ class Client:
 
     def __post_init__(self) -> None:
         store = OffsetsStore(1, self.log.append)
-        self.coordinator = GroupCoordinator(store, self.clock, GroupSettings())
+        self.coordinator = GroupCoordinator(store, self.clock, CoordinatorSettings())
         self.coordinator.activate(0, LoadedPartition())
 
     async def wait_offsets_topic(self) -> ErrorCode:
@@ -157,15 +157,15 @@ class Client:
     ) -> Any:
         """The answer for one group; None for topics asks for all."""
         if version >= 8:
-            wanted = None
+            expected = None
             if topics is not None:
-                wanted = [
+                expected = [
                     m.OffsetFetchRequestGroupTopic(name=t, topic_id=id_of(t), partition_indexes=i)
                     for t, i in topics.items()
                 ]
-            asked = [m.OffsetFetchRequestGroup(group_id=group_id, topics=wanted)]
+            request_groups = [m.OffsetFetchRequestGroup(group_id=group_id, topics=expected)]
             answer = await self.ask(
-                ApiKey.OFFSET_FETCH, version, m.OffsetFetchRequest(groups=asked)
+                ApiKey.OFFSET_FETCH, version, m.OffsetFetchRequest(groups=request_groups)
             )
             assert answer.groups[0].group_id == group_id
             if version >= 10:

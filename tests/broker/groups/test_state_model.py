@@ -47,8 +47,8 @@ class GroupLife(RuleBasedStateMachine):
         self.m = Machine(rules=rules)
 
     def somebody(self, data: st.DataObject) -> str:
-        known = [*self.m.group.members, *self.m.group.pending, "stranger"]
-        return data.draw(st.sampled_from(known), label="member")
+        existing = [*self.m.group.members, *self.m.group.pending, "stranger"]
+        return data.draw(st.sampled_from(existing), label="member")
 
     def instance_of(self, member_id: str, data: st.DataObject) -> str | None:
         member = self.m.group.members.get(member_id)

@@ -121,8 +121,8 @@ def _outcome(state: State, event: Event) -> str:
         after, effects = transition(state, event, GroupRules(initial_rebalance_delay_ms=5), 77)
     except IllegalTransitionError:
         return "-"
-    told = ", ".join(_told(effect) for effect in effects)
-    return f"{_described(after)}" + (f": {told}" if told else "")
+    reported = ", ".join(_told(effect) for effect in effects)
+    return f"{_described(after)}" + (f": {reported}" if reported else "")
 
 
 def _described(state: State) -> str:

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.app import Broker
-from broker.offline.model import OfflineError
+from broker.offline.model import LeaseError
 from cleaner.handoff import AdoptOutcome, Purpose
 from cleaner.pool.control import PartitionBusyError
 from storage.batch import walk_headers
@@ -162,13 +162,13 @@ async def test_where_there_is_nothing_to_do_the_plan_is_empty_and_so_is_the_adop
             broker.cleaning.checkpoint(ORDERS, served(broker).log.generation, RECORDS)
         plan = await opened(broker, purpose=purpose)
         if purpose is Purpose.READ and why == "all of it is clean":
-            assert [one.job.end_offset for one in plan.partitions] == [RECORDS]
+            assert [planned.job.end_offset for planned in plan.partitions] == [RECORDS]
             return
         assert plan.partitions == ()
         assert staged(env) == []
         assert broker.pool.registry.in_progress() == {}
         if purpose is Purpose.COMPACT:
-            done, results, _ = await broker.offline.adopt(plan.run_id, None)
+            done, results, _ = await broker.leases.adopt(plan.run_id, None)
             assert (done, results) == (True, [])
 
 
@@ -194,14 +194,18 @@ async def flipped_bit_of_an_index(env: MemoryEnv, _broker: Broker, made: Made) -
     flip(env, made.path(kind=2), 3)
 
 
-def with_batches(env: MemoryEnv, made: Made, kept: Callable[[int], bool], extra: int = 0) -> None:
+def with_batches(
+    env: MemoryEnv, made: Made, retained: Callable[[int], bool], extra: int = 0
+) -> None:
     """Write a log with other batches; what the manifest says of it fits."""
     from crc32c import crc32c
 
     data = env.read_file(made.path())
     ends = [*(at for at, _ in walk_headers(data)), len(data)]
     batches = [data[first:end] for first, end in pairwise(ends)]
-    forged = b"".join(one for at, one in enumerate(batches) if kept(at)) + batches[-1] * extra
+    forged = (
+        b"".join(batch for at, batch in enumerate(batches) if retained(at)) + batches[-1] * extra
+    )
     put(env, made.path(), forged)
     (group,) = made.manifest.groups
     output = group.output
@@ -311,14 +315,14 @@ async def test_what_the_job_does_not_leave_is_refused_and_the_log_unchanged(
         partition = fill(env, broker, 4)
         plan = await opened(broker)
         made = carried_out(env, plan)
-        before, known = log_files(env), latest(partition)
+        before, existing = log_files(env), latest(partition)
         await spoil(env, broker, made)
         result = await adopted(broker, plan)
         assert (result.outcome, result.groups_published) == (AdoptOutcome.INVALID, 0)
         assert result.reason
         assert "check/" not in result.reason
         assert log_files(env) == before
-        assert latest(partition) == known
+        assert latest(partition) == existing
         assert staged(env) == []
         assert ORDERS not in broker.manager.cleaner_offsets
         plan = await opened(broker)  # nobody is in the way of the next one
@@ -354,17 +358,17 @@ async def test_a_lease_holds_up_no_change_and_is_stale_after_it(
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
         await change(env, broker)
-        found = broker.topics.partition(ORDERS)
-        before = None if found is None else offsets_in(found.log)
+        partition = broker.topics.partition(ORDERS)
+        before = None if partition is None else offsets_in(partition.log)
         if noticed == "by the watch":
-            broker.offline.look()
+            broker.leases.expire_due()
         result = await adopted(broker, plan)
         assert (result.outcome, result.groups_published) == (AdoptOutcome.STALE, 0)
-        with pytest.raises(OfflineError) as refused:
-            broker.offline.renew(plan.run_id, None)
+        with pytest.raises(LeaseError) as refused:
+            broker.leases.renew(plan.run_id, None)
         assert refused.value.status == 409
         await settled(broker)
-        assert found is None or offsets_in(found.log) == before
+        assert partition is None or offsets_in(partition.log) == before
         assert not env.is_dir("/disk1/orders-0") or staged(env) == []
         assert broker.pool.registry.in_progress() == {}  # nobody is held off any more
 
@@ -376,13 +380,13 @@ async def test_a_change_between_comparison_and_publication_makes_it_stale(
         partition = fill(env, broker, 4)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
-        publish = broker.offline._adopter._publish
+        publish = broker.leases._adopter._publish
 
         async def cut_then_publish(*args: object) -> int:
             partition.log.truncate_to(35, now_ms=env.wall_ms())
             return await publish(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(broker.offline._adopter, "_publish", cut_then_publish)
+        monkeypatch.setattr(broker.leases._adopter, "_publish", cut_then_publish)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.STALE
         assert offsets_in(partition.log) == list(range(35))
         assert staged(env) == []
@@ -448,14 +452,14 @@ async def test_nothing_is_published_while_an_operator_has_paused_the_partition(
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
         before = log_files(env)
-        broker.pool.hold(ORDERS)
-        with pytest.raises(OfflineError, match="paused by somebody else") as refused:
-            await broker.offline.adopt(plan.run_id, None)
+        broker.pool.pause(ORDERS)
+        with pytest.raises(LeaseError, match="paused by somebody else") as refused:
+            await broker.leases.adopt(plan.run_id, None)
         assert refused.value.status == 503
         assert log_files(env) == before
         with pytest.raises(PartitionBusyError), broker.pool.adopting(ORDERS):
             pass
-        broker.pool.release(ORDERS)
+        broker.pool.resume(ORDERS)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
 
 
@@ -479,7 +483,7 @@ async def test_partitions_of_a_run_are_judged_each_for_itself(env: MemoryEnv) ->
             carried_out(env, plan, index).leave_manifest(env)
         flip(env, carried_out(env, plan, 1, attempt=ATTEMPT).path())
         served(broker, 2).log.truncate_to(3, now_ms=env.wall_ms())
-        done, results, run = await broker.offline.adopt(plan.run_id, None)
+        done, results, run = await broker.leases.adopt(plan.run_id, None)
         assert done
         assert {r.partition.partition: r.outcome for r in results} == {
             0: AdoptOutcome.ADOPTED,
@@ -494,5 +498,5 @@ async def test_of_a_run_for_reading_nothing_comes_back(env: MemoryEnv) -> None:
         fill(env, broker, 2)
         plan = await opened(broker, purpose=Purpose.READ)
         carried_out(env, plan).leave_manifest(env)
-        with pytest.raises(OfflineError, match="for reading"):
-            await broker.offline.adopt(plan.run_id, None)
+        with pytest.raises(LeaseError, match="for reading"):
+            await broker.leases.adopt(plan.run_id, None)

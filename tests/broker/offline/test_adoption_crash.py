@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 from structlog.testing import capture_logs
 
-from broker.offline.model import OfflineError
+from broker.offline.model import LeaseError
 from broker.offline.staging import write_manifest
 from cleaner.handoff import AdoptOutcome, RunPlan, encode_manifest
 from tests.support.draws import seed_of_test
@@ -60,7 +60,7 @@ async def crashed(seed: int, crash_at: int, fate: Fate) -> tuple[MemoryEnv, RunP
         env.crash_at = crash_at
         returned = False
         # Without the lines: a traceback of the crash is told at length.
-        with suppress(SimulatedCrash, OfflineError), capture_logs():
+        with suppress(SimulatedCrash, LeaseError), capture_logs():
             write_manifest(env, made.run_folder, encode_manifest(made.manifest))
             result = await adopted(broker, plan)
             assert result.outcome in (AdoptOutcome.ADOPTED, AdoptOutcome.STALE), result
@@ -72,20 +72,20 @@ async def judged(env: MemoryEnv, plan: RunPlan) -> str:
     """Start on what was left; adopt what is still leased."""
     async with offline_broker(env) as broker:
         log = served(broker).log
-        found = offsets_in(log)
-        assert found in (OLD, NEW), found
+        results = offsets_in(log)
+        assert results in (OLD, NEW), results
         assert log.log_end_offset == SEGMENTS * RECORDS
         assert latest(served(broker)) == LATEST
         assert [name for name in log_files(env) if "cleaned" in name or "journal" in name] == []
-        outcome = "old" if found == OLD else "new"
-        runs = [run.run_id for run in broker.offline.alive()]
+        outcome = "old" if results == OLD else "new"
+        runs = [run.run_id for run in broker.leases.alive()]
         assert staged(env) == runs
         if not runs:
             return f"{outcome}, swept"
-        assert found == OLD
+        assert results == OLD
         result = await adopted(broker, plan)
         if result.outcome is AdoptOutcome.NOTHING:  # it crashed before the manifest was there
-            broker.offline.abandon(plan.run_id)
+            broker.leases.abandon(plan.run_id)
             return "old, to be handed back"
         assert result.outcome is AdoptOutcome.ADOPTED, result
         assert offsets_in(log) == NEW

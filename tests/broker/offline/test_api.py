@@ -57,15 +57,15 @@ async def ask(
     broker: Broker, method: str, path: str, body: object = None, **headers: str
 ) -> tuple[int, Any]:
     data = b"" if body is None else json.dumps(body).encode()
-    status, found, _ = await raw(broker, method, path, data, Content_Type=JSON["Content-Type"],
+    status, document, _ = await raw(broker, method, path, data, Content_Type=JSON["Content-Type"],
                                  **headers)  # fmt: skip
-    return status, json.loads(found)
+    return status, json.loads(document)
 
 
-async def opened(broker: Broker, **wanted: object) -> RunPlan:
-    status, found = await ask(broker, "POST", ROOT, {"topic": "orders", **wanted})
-    assert status == 201, found
-    return plan_of(found)
+async def opened(broker: Broker, **expected: object) -> RunPlan:
+    status, result = await ask(broker, "POST", ROOT, {"topic": "orders", **expected})
+    assert status == 201, result
+    return plan_of(result)
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -93,13 +93,13 @@ async def test_a_run_from_its_plan_to_its_adoption(env: MemoryEnv) -> None:
                                  **bearer(plan.token))  # fmt: skip
         assert status == 200
         env.advance_ms(20_000)
-        status, found = await ask(broker, "POST", f"{ROOT}/{plan.run_id}/renew", {})
-        assert (status, found["expires_ms"]) == (200, env.wall_ms() + 30_000)
-        status, found = await ask(broker, "POST", f"{ROOT}/{plan.run_id}/adopt", {})
-        assert (status, found["done"]) == (200, True)
-        assert [one["outcome"] for one in found["results"]] == ["adopted"]
-        status, found = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
-        assert (status, found["state"]) == (200, "adopted")
+        status, result = await ask(broker, "POST", f"{ROOT}/{plan.run_id}/renew", {})
+        assert (status, result["expires_ms"]) == (200, env.wall_ms() + 30_000)
+        status, result = await ask(broker, "POST", f"{ROOT}/{plan.run_id}/adopt", {})
+        assert (status, result["done"]) == (200, True)
+        assert [result["outcome"] for result in result["results"]] == ["adopted"]
+        status, result = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
+        assert (status, result["state"]) == (200, "adopted")
         status, _ = await ask(broker, "DELETE", f"{ROOT}/{plan.run_id}")
         assert status == 410
 
@@ -108,9 +108,9 @@ async def test_a_second_run_is_told_which_one_has_the_partition(env: MemoryEnv) 
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
-        status, found = await ask(broker, "POST", ROOT, {"topic": "orders"})
+        status, result = await ask(broker, "POST", ROOT, {"topic": "orders"})
         assert status == 409
-        assert plan.run_id in found["error"]
+        assert plan.run_id in result["error"]
         status, _ = await ask(broker, "DELETE", f"{ROOT}/{plan.run_id}")
         assert status == 200
         await opened(broker)
@@ -126,9 +126,9 @@ async def test_whoever_waits_long_for_an_adoption_is_told_how_far_it_is(
         carried_out(env, plan).leave_manifest(env)
         answers = []
         while not answers or not answers[-1]["done"]:
-            status, found = await ask(broker, "POST", f"{ROOT}/{plan.run_id}/adopt", {})
+            status, result = await ask(broker, "POST", f"{ROOT}/{plan.run_id}/adopt", {})
             assert status == 200
-            answers.append(found)
+            answers.append(result)
         assert len(answers) > 1
         assert answers[0]["results"] == []
         assert answers[0]["run"]["partitions"][0]["state"] == "adopting"
@@ -153,16 +153,16 @@ async def test_a_request_that_makes_no_sense_is_refused(
     env: MemoryEnv, body: object, reason: str
 ) -> None:
     async with offline_broker(env) as broker:
-        status, found = await ask(broker, "POST", ROOT, body)
-        assert (status, reason in found["error"]) == (400, True), found
+        status, result = await ask(broker, "POST", ROOT, body)
+        assert (status, reason in result["error"]) == (400, True), result
 
 
 async def test_what_is_null_is_what_is_not_said(env: MemoryEnv) -> None:
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker, ttl_seconds=None, partitions=None)
-        status, found = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
-        assert (status, found["ttl_seconds"]) == (200, 120)
+        status, result = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
+        assert (status, result["ttl_seconds"]) == (200, 120)
 
 
 # --- who may --------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ async def test_the_token_ends_with_the_lease(env: MemoryEnv) -> None:
         path = f"{files(plan)}/inputs/{NAME}"
         assert (await raw(broker, "GET", path, **bearer(plan.token)))[0] == 200
         env.advance_ms(10_000)
-        broker.offline.look()
+        broker.leases.expire_due()
         assert (await raw(broker, "GET", path, **bearer(plan.token)))[0] == 410
 
 
@@ -232,29 +232,29 @@ async def test_inputs_come_in_ranges_with_their_checksum(env: MemoryEnv) -> None
         plan = await opened(broker)
         data = env.read_file(f"{FOLDER}/{NAME}")
         path, token = f"{files(plan)}/inputs/{NAME}", bearer(plan.token)
-        for told, status, piece in (
+        for reported, status, piece in (
             ("bytes=0-99", 206, data[:100]),
             ("bytes=100-199", 206, data[100:200]),
             (f"bytes={len(data) - 5}-{len(data) + 500}", 206, data[-5:]),
             ("bytes=3-", 206, data[3:]),
             (None, 200, data),
         ):
-            asked = {} if told is None else {"Range": told}
-            found = await raw(broker, "GET", path, **token, **asked)
-            assert (found[0], found[1]) == (status, piece)
-            assert found[2]["X-Varve-Crc32c"] == f"{crc32c(piece):08x}"
-            if told is not None:
+            requested = {} if reported is None else {"Range": reported}
+            results = await raw(broker, "GET", path, **token, **requested)
+            assert (results[0], results[1]) == (status, piece)
+            assert results[2]["X-Varve-Crc32c"] == f"{crc32c(piece):08x}"
+            if reported is not None:
                 first = data.index(piece)
                 expected = f"bytes {first}-{first + len(piece) - 1}/{len(data)}"
-                assert found[2]["Content-Range"] == expected
-        for told, status in (
+                assert results[2]["Content-Range"] == expected
+        for reported, status in (
             (f"bytes={len(data)}-", 416),
             ("bytes=9-3", 416),
             ("bytes=-5", 400),
             ("bytes=0-1,4-5", 400),
             ("lines=0-1", 400),
         ):
-            assert (await raw(broker, "GET", path, **token, Range=told))[0] == status
+            assert (await raw(broker, "GET", path, **token, Range=reported))[0] == status
 
 
 async def test_a_large_file_is_given_in_ranges_only(
@@ -313,13 +313,13 @@ async def test_outputs_are_kept_and_given_back(env: MemoryEnv) -> None:
             path = f"{files(plan)}/outputs/{folder}/{name}"
             status, _, _ = await raw(broker, "PUT", path, data, **told(data, plan))
             assert status == 200
-            kept = f"{FOLDER}/varve.offline/{plan.run_id}/out/{folder}"
-            assert env.listdir(kept) == [name]
-            assert env.read_file(f"{kept}/{name}") == data
-            status, found, _ = await raw(broker, "GET", path, **bearer(plan.token))
-            assert (status, found) == (200, data)
-        _, found = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
-        assert found["partitions"][0]["staged_bytes"] == 2 * len(data)
+            retained = f"{FOLDER}/varve.offline/{plan.run_id}/out/{folder}"
+            assert env.listdir(retained) == [name]
+            assert env.read_file(f"{retained}/{name}") == data
+            status, result, _ = await raw(broker, "GET", path, **bearer(plan.token))
+            assert (status, result) == (200, data)
+        _, result = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
+        assert result["partitions"][0]["staged_bytes"] == 2 * len(data)
 
 
 @pytest.mark.parametrize(
@@ -363,8 +363,8 @@ async def test_what_is_not_what_it_claims_to_be_is_not_kept(env: MemoryEnv) -> N
         chunked = {**told(b"data", plan), "Transfer_Encoding": "chunked"}
         assert (await raw(broker, "PUT", path, b"4\r\ndata\r\n0\r\n\r\n", **chunked))[0] == 411
         assert env.listdir(f"{FOLDER}/varve.offline/{plan.run_id}/out/attempt-1") == []
-        _, found = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
-        assert found["partitions"][0]["staged_bytes"] == 0
+        _, result = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
+        assert result["partitions"][0]["staged_bytes"] == 0
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(env: MemoryEnv) -> None:

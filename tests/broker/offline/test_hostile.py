@@ -10,7 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from broker.app import Broker
-from broker.offline.model import OfflineError
+from broker.offline.model import LeaseError
 from broker.offline.staging import LEASE_MAGIC, LEASE_VERSION, LeaseRecord, read_lease, write_lease
 from broker.offline.transfers import Transfers, Upload
 from cleaner import typed_json
@@ -50,7 +50,7 @@ async def test_a_disk_that_was_full_for_a_moment_does_not_spoil_an_adoption(
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
         fault = env.fail_on(lambda op, path: op == "mkdir" and path.endswith(step), errno.ENOSPC)
-        with pytest.raises(OfflineError) as refused:
+        with pytest.raises(LeaseError) as refused:
             await adopted(broker, plan)
         assert refused.value.status == 503
         fault.remove()
@@ -68,7 +68,7 @@ async def test_links_that_could_not_be_removed_do_not_spoil_the_next_adoption(
             env.fail_on(lambda op, path: op == "link" and "/check/out/" in path, errno.EIO),
             env.fail_on(lambda op, path: op == "unlink" and "/check/" in path, errno.EIO),
         ]
-        with pytest.raises(OfflineError):
+        with pytest.raises(LeaseError):
             await adopted(broker, plan)
         for fault in faults:
             fault.remove()
@@ -93,18 +93,22 @@ class SlowUpload:
 
 async def both(broker: Broker, env: MemoryEnv, plan: RunPlan, size_bytes: int) -> list[int]:
     """The statuses of two uploads that begin at the same time."""
-    transfers = Transfers(env, broker.offline)
-    part = broker.offline.files_of(plan.run_id, 0, plan.token)
+    transfers = Transfers(env, broker.leases)
+    part = broker.leases.files_of(plan.run_id, 0, plan.token)
     uploads = [SlowUpload(size_bytes) for _ in range(2)]
     tasks = [
-        asyncio.ensure_future(transfers.receive(part, "scratch-1", f"rows-{at}", one.upload))
-        for at, one in enumerate(uploads)
+        asyncio.ensure_future(
+            transfers.receive(part, "scratch-1", f"rows-{at}", slow_upload.upload)
+        )
+        for at, slow_upload in enumerate(uploads)
     ]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=2)
-    for one in uploads:
-        one.go_on.set()
-    found = await asyncio.gather(*tasks, return_exceptions=True)
-    return [one.status if isinstance(one, OfflineError) else 200 for one in found]
+    for upload in uploads:
+        upload.go_on.set()
+    exceptions = await asyncio.gather(*tasks, return_exceptions=True)
+    return [
+        exception.status if isinstance(exception, LeaseError) else 200 for exception in exceptions
+    ]
 
 
 async def test_uploads_at_the_same_time_keep_to_one_bound(
@@ -116,7 +120,7 @@ async def test_uploads_at_the_same_time_keep_to_one_bound(
         fill(env, broker, 2)
         plan = await opened(broker)
         assert sorted(await both(broker, env, plan, 600)) == [200, 413]
-        assert broker.offline.files_of(plan.run_id, 0, plan.token).staged_bytes == 600
+        assert broker.leases.files_of(plan.run_id, 0, plan.token).staged_bytes == 600
 
 
 async def test_room_that_was_promised_to_one_upload_is_not_promised_to_another(
@@ -148,21 +152,21 @@ async def test_an_upload_that_never_ends_ends_with_its_run(env: MemoryEnv) -> No
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
-        part = broker.offline.files_of(plan.run_id, 0, plan.token)
+        part = broker.leases.files_of(plan.run_id, 0, plan.token)
         dripping = Dripping()
         upload = Upload(1000, 0, dripping.chunks())
-        transfers = Transfers(env, broker.offline)
+        transfers = Transfers(env, broker.leases)
         task = asyncio.ensure_future(transfers.receive(part, "scratch-1", "rows", upload))
         dripping.wanted.release()
         while not dripping.came:  # noqa: ASYNC110 - the folder is made in a thread
             await asyncio.sleep(0)
-        broker.offline.abandon(plan.run_id)
+        broker.leases.abandon(plan.run_id)
         dripping.wanted.release()
-        with pytest.raises(OfflineError) as refused:
+        with pytest.raises(LeaseError) as refused:
             await asyncio.wait_for(task, 20)
         assert refused.value.status == 410
         await settled(broker)
-        await broker.offline.sweep()
+        await broker.leases.sweep()
         assert staged(env) == []
 
 
@@ -205,7 +209,7 @@ async def test_a_lease_that_lies_is_swept_and_holds_up_no_start(
         plan = await opened(broker)
     lie(env, f"{FOLDER}/varve.offline/{plan.run_id}/lease")
     async with offline_broker(env) as broker:
-        assert broker.offline.stats.resumed == 0
+        assert broker.leases.stats.resumed == 0
         assert staged(env) == []
         assert served(broker).log.log_end_offset == 30
         await opened(broker)
@@ -223,9 +227,9 @@ async def test_a_manifest_too_large_for_its_job_is_not_read(env: MemoryEnv) -> N
     async with offline_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker)
-        part = broker.offline.files_of(plan.run_id, 0, plan.token)
-        with pytest.raises(OfflineError, match="its manifest has up to") as refused:
-            await Transfers(env, broker.offline).receive_manifest(part, bomb(2 << 20))
+        part = broker.leases.files_of(plan.run_id, 0, plan.token)
+        with pytest.raises(LeaseError, match="its manifest has up to") as refused:
+            await Transfers(env, broker.leases).receive_manifest(part, bomb(2 << 20))
         assert refused.value.status == 413
         put(env, f"{part.folder}/manifest", bomb(2 << 20))
         result = await adopted(broker, plan)
@@ -258,7 +262,7 @@ async def test_outputs_that_cannot_be_moved_are_taken_back_and_may_be_adopted_la
             lambda op, path: op == "rename" and path.endswith("cleaned") and ".timeindex" in path,
             errno.ENOSPC,
         )
-        with pytest.raises(OfflineError) as refused:
+        with pytest.raises(LeaseError) as refused:
             await adopted(broker, plan)
         assert refused.value.status == 503
         assert log_files(env) == before
@@ -274,14 +278,14 @@ async def test_of_two_leases_of_one_partition_that_a_start_finds_one_goes_on(
         fill(env, broker, 3)
         first = await opened(broker)
         fault = env.fail_on(lambda op, path: op == "unlink" and "varve.offline" in path, errno.EIO)
-        broker.offline.abandon(first.run_id)
+        broker.leases.abandon(first.run_id)
         await settled(broker)
         env.advance_ms(5)
         second = await opened(broker)
         assert staged(env) == sorted([first.run_id, second.run_id])
         fault.remove()
     async with offline_broker(env) as broker:
-        assert [run.run_id for run in broker.offline.alive()] == [second.run_id]
+        assert [run.run_id for run in broker.leases.alive()] == [second.run_id]
         assert staged(env) == [second.run_id]
         carried_out(env, second).leave_manifest(env)
         assert (await adopted(broker, second)).outcome is AdoptOutcome.ADOPTED
@@ -319,7 +323,7 @@ async def test_a_lease_is_written_by_one_renewal_after_the_other(
         plan = await opened(broker)
         writes = SlowWrites(monkeypatch)
         for ttl_seconds in (70, 80, 90):
-            broker.offline.renew(plan.run_id, ttl_seconds)
+            broker.leases.renew(plan.run_id, ttl_seconds)
         await settled(broker)
         assert writes.most == 1
         record = read_lease(env, f"{FOLDER}/varve.offline/{plan.run_id}")
@@ -334,10 +338,10 @@ async def test_a_renewal_brings_no_lease_back_that_has_ended(
         fill(env, broker, 2)
         plan = await opened(broker)
         writes = SlowWrites(monkeypatch)
-        broker.offline.renew(plan.run_id, 70)
+        broker.leases.renew(plan.run_id, 70)
         while not writes.most:  # noqa: ASYNC110 - it is begun in a thread
             await asyncio.sleep(0)
-        broker.offline.abandon(plan.run_id)
+        broker.leases.abandon(plan.run_id)
         await settled(broker)
         assert staged(env) == []
 
@@ -349,10 +353,10 @@ async def test_there_are_only_so_many_runs_also_of_those_that_come_at_the_same_t
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
         attempts = [opened(broker, purpose=Purpose.READ) for _ in range(10)]
-        found = await asyncio.gather(*attempts, return_exceptions=True)
-        refused = [one.status for one in found if isinstance(one, OfflineError)]
+        results = await asyncio.gather(*attempts, return_exceptions=True)
+        refused = [item.status for item in results if isinstance(item, LeaseError)]
         assert refused == [429] * 7
-        assert len(broker.offline.alive()) == 3
-        for run in broker.offline.alive():
-            broker.offline.abandon(run.run_id)
+        assert len(broker.leases.alive()) == 3
+        for run in broker.leases.alive():
+            broker.leases.abandon(run.run_id)
         await opened(broker)

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.app import Broker
-from broker.offline.issue import Wanted
-from broker.offline.model import OfflineError, PartState
+from broker.offline.issue import LeaseRequest
+from broker.offline.model import LeaseError, LeaseState
 from cleaner.handoff import PartitionPlan, Purpose
 from cleaner.states import Paused
 from storage import filenames
@@ -40,8 +40,8 @@ def env() -> MemoryEnv:
     return MemoryEnv(seed=32)
 
 
-async def refusal(request: Awaitable[object]) -> OfflineError:
-    with pytest.raises(OfflineError) as refused:
+async def refusal(request: Awaitable[object]) -> LeaseError:
+    with pytest.raises(LeaseError) as refused:
         await request
     return refused.value
 
@@ -97,7 +97,7 @@ async def test_an_open_transaction_and_the_minimum_lag_bound_what_is_compacted(
         fill(env, broker, 1)
         plan = await opened(broker)
         assert only(plan).job.end_offset == RECORDS
-        broker.offline.abandon(plan.run_id)
+        broker.leases.abandon(plan.run_id)
         read = only(await opened(broker, purpose=Purpose.READ))
         assert read.job.end_offset == RECORDS
     env = MemoryEnv(seed=32)
@@ -118,33 +118,35 @@ async def test_the_job_is_the_one_that_the_pool_would_give_a_worker(env: MemoryE
         broker.cleaning.checkpoint(ORDERS, served(broker).log.generation, RECORDS)
         facts = broker.cleaning.facts_of(ORDERS)
         assert facts is not None
-        verdict = broker.pool._lookout.judge(facts)
+        verdict = broker.pool._scanner.assess(facts)
         assert verdict is not None
         inputs = broker.cleaning.job_inputs(ORDERS, 0, facts.log_end_offset)
         settings = broker.topics.cleaner_settings
         plan = await opened(broker)
         job = only(plan).job
-        ours = plan_job(facts, verdict, inputs, settings, run_id=plan.run_id, now_ms=job.now_ms)
-        assert ours is not None
-        assert replace(job, directory=ours.directory, published_by_ms=None) == ours
+        clean_job = plan_job(
+            facts, verdict, inputs, settings, run_id=plan.run_id, now_ms=job.now_ms
+        )
+        assert clean_job is not None
+        assert replace(job, directory=clean_job.directory, published_by_ms=None) == clean_job
 
 
 @pytest.mark.parametrize(
-    ("wanted", "status", "reason"),
+    ("request", "status", "reason"),
     [
-        (Wanted("nothing", None, Purpose.COMPACT, False, 60), 404, "no topic nothing"),
-        (Wanted("orders", (9,), Purpose.COMPACT, False, 60), 404, "has 1 partitions"),
-        (Wanted("audit", None, Purpose.COMPACT, False, 60), 400, "is not compacted"),
-        (Wanted("orders", None, Purpose.COMPACT, False, 0), 400, "ttl_seconds"),
-        (Wanted("orders", None, Purpose.COMPACT, False, 3601), 400, "ttl_seconds"),
+        (LeaseRequest("nothing", None, Purpose.COMPACT, False, 60), 404, "no topic nothing"),
+        (LeaseRequest("orders", (9,), Purpose.COMPACT, False, 60), 404, "has 1 partitions"),
+        (LeaseRequest("audit", None, Purpose.COMPACT, False, 60), 400, "is not compacted"),
+        (LeaseRequest("orders", None, Purpose.COMPACT, False, 0), 400, "ttl_seconds"),
+        (LeaseRequest("orders", None, Purpose.COMPACT, False, 3601), 400, "ttl_seconds"),
     ],
 )
 async def test_what_cannot_be_leased_is_refused_in_words(
-    env: MemoryEnv, wanted: Wanted, status: int, reason: str
+    env: MemoryEnv, request: LeaseRequest, status: int, reason: str
 ) -> None:
     async with offline_broker(env) as broker:
         await broker.topics.create("audit", 1, {"cleanup.policy": "delete"})
-        error = await refusal(broker.offline.open(wanted))
+        error = await refusal(broker.leases.open(request))
         assert (error.status, reason in error.reason) == (status, True), error.reason
         assert broker.pool.registry.in_progress() == {}
 
@@ -154,7 +156,7 @@ async def test_a_partition_that_an_operator_paused_is_not_compacted_from_outside
 ) -> None:
     async with offline_broker(env) as broker:
         fill(env, broker, 1)
-        broker.pool.hold(ORDERS)
+        broker.pool.pause(ORDERS)
         assert "paused by an operator" in (await refusal(opened(broker))).reason
         assert only(await opened(broker, purpose=Purpose.READ)).job.end_offset == RECORDS
 
@@ -188,20 +190,20 @@ async def test_a_refusal_says_until_when_the_lease_lasts_and_how_to_free_it(env:
         first = await opened(broker)
         env.advance_ms(15_000)
         reason = (await refusal(opened(broker))).reason
-        run = broker.offline.find(first.run_id)
+        run = broker.leases.find(first.run_id)
         until = datetime.fromtimestamp(run.expires_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         assert f"until {until} (45 s from now)" in reason
         assert f"`varve leases end {first.run_id}` frees it" in reason
-        broker.offline.abandon(first.run_id)
+        broker.leases.abandon(first.run_id)
         await opened(broker)
 
 
 async def test_of_two_that_come_at_the_same_time_one_gets_it(env: MemoryEnv) -> None:
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
-        found = await asyncio.gather(*(opened(broker) for _ in range(3)), return_exceptions=True)
-        refused = [one for one in found if isinstance(one, OfflineError)]
-        assert [one.status for one in refused] == [409, 409]
+        results = await asyncio.gather(*(opened(broker) for _ in range(3)), return_exceptions=True)
+        refused = [item for item in results if isinstance(item, LeaseError)]
+        assert [error.status for error in refused] == [409, 409]
 
 
 async def test_there_are_only_so_many_runs(env: MemoryEnv, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +213,7 @@ async def test_there_are_only_so_many_runs(env: MemoryEnv, monkeypatch: pytest.M
         await opened(broker, purpose=Purpose.READ)
         last = await opened(broker, purpose=Purpose.READ)
         assert (await refusal(opened(broker, purpose=Purpose.READ))).status == 429
-        broker.offline.abandon(last.run_id)
+        broker.leases.abandon(last.run_id)
         await opened(broker, purpose=Purpose.READ)
 
 
@@ -227,7 +229,7 @@ async def test_a_run_that_compacts_holds_the_cleaner_off_and_one_that_reads_does
         assert broker.pool.registry.in_progress() == {}
         plan = await opened(broker)
         assert broker.pool.registry.state(ORDERS) == Paused(1)
-        broker.offline.abandon(plan.run_id)
+        broker.leases.abandon(plan.run_id)
         await settled(broker)
         assert broker.pool.registry.in_progress() == {}
 
@@ -239,27 +241,27 @@ async def test_a_lease_that_is_not_renewed_lets_go(env: MemoryEnv) -> None:
         carried_out(env, plan).leave_manifest(env)
         before = log_files(env)
         env.advance_ms(59_000)
-        broker.offline.look()
-        broker.offline.renew(plan.run_id, None)
+        broker.leases.expire_due()
+        broker.leases.renew(plan.run_id, None)
         env.advance_ms(59_000)
-        broker.offline.look()
+        broker.leases.expire_due()
         assert staged(env) == [plan.run_id]
         env.advance_ms(1_000)
-        broker.offline.look()
+        broker.leases.expire_due()
         await settled(broker)
         assert broker.pool.registry.in_progress() == {}
         assert staged(env) == []
         assert log_files(env) == before
         for request in (
-            lambda: broker.offline.renew(plan.run_id, None),
-            lambda: broker.offline.files_of(plan.run_id, 0, plan.token),
+            lambda: broker.leases.renew(plan.run_id, None),
+            lambda: broker.leases.files_of(plan.run_id, 0, plan.token),
         ):
-            with pytest.raises(OfflineError, match="not renewed in time") as refused:
+            with pytest.raises(LeaseError, match="not renewed in time") as refused:
                 request()
             assert refused.value.status == 410
-        error = await refusal(broker.offline.adopt(plan.run_id, None))
+        error = await refusal(broker.leases.adopt(plan.run_id, None))
         assert error.status == 410
-        assert broker.offline.stats.expired == 1
+        assert broker.leases.stats.expired == 1
 
 
 async def test_a_lease_does_not_run_out_in_the_midst_of_an_adoption(
@@ -273,7 +275,7 @@ async def test_a_lease_does_not_run_out_in_the_midst_of_an_adoption(
 
         async def late(*args: object) -> object:
             env.advance_ms(3_600_000)
-            broker.offline.look()
+            broker.leases.expire_due()
             return await publish(*args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(broker.cleaning, "publish", late)
@@ -286,12 +288,12 @@ async def test_a_run_that_is_given_up_leaves_nothing(env: MemoryEnv) -> None:
         before = log_files(env)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
-        broker.offline.abandon(plan.run_id)
+        broker.leases.abandon(plan.run_id)
         await settled(broker)
         assert staged(env) == []
         assert log_files(env) == before
-        with pytest.raises(OfflineError, match="ended by a request") as refused:
-            broker.offline.abandon(plan.run_id)
+        with pytest.raises(LeaseError, match="ended by a request") as refused:
+            broker.leases.abandon(plan.run_id)
         assert refused.value.status == 410
 
 
@@ -353,16 +355,16 @@ async def test_what_retention_takes_before_it_is_linked_is_planned_anew(
 ) -> None:
     from broker.offline import issue
 
-    link, asked = issue.link_inputs, []
+    link, requested = issue.link_inputs, []
 
     async with offline_broker(env) as broker:
         fill(env, broker, 3)
         loop = asyncio.get_running_loop()
 
         def after_retention(*args: object) -> object:
-            if not asked:
-                asked.append(asyncio.run_coroutine_threadsafe(retention(env, broker), loop))
-                asked[0].result(10)
+            if not requested:
+                requested.append(asyncio.run_coroutine_threadsafe(retention(env, broker), loop))
+                requested[0].result(10)
             return link(*args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(issue, "link_inputs", after_retention)
@@ -423,9 +425,9 @@ async def test_what_no_run_owns_is_swept(env: MemoryEnv) -> None:
         env.mkdir(f"{FOLDER}/varve.offline/orphan/out/attempt-7")
         put(env, f"{FOLDER}/varve.offline/orphan/out/attempt-7/x", b"x")
         put(env, f"{FOLDER}/varve.offline/stray", b"x")
-        await broker.offline.sweep()
+        await broker.leases.sweep()
         assert staged(env) == [plan.run_id]
-        assert broker.offline.stats.swept == 2
+        assert broker.leases.stats.swept == 2
         assert (await opened(broker, purpose=Purpose.READ)).run_id in staged(env)
 
 
@@ -434,12 +436,12 @@ async def test_files_that_cannot_be_removed_are_swept_later(env: MemoryEnv) -> N
         fill(env, broker, 2)
         plan = await opened(broker)
         fault = env.fail_on(lambda op, path: op == "unlink" and "/in/" in path, errno.EIO)
-        broker.offline.abandon(plan.run_id)
+        broker.leases.abandon(plan.run_id)
         await settled(broker)
         assert staged(env) == [plan.run_id]
         await opened(broker)  # its lease is over all the same
         fault.remove()
-        await broker.offline.sweep()
+        await broker.leases.sweep()
         assert plan.run_id not in staged(env)
 
 
@@ -452,11 +454,11 @@ async def test_runs_that_ended_are_remembered_for_a_while(
         plans = []
         for _ in range(2):
             plans.append(await opened(broker))
-            broker.offline.abandon(plans[-1].run_id)
-        with pytest.raises(OfflineError) as refused:
-            broker.offline.find(plans[0].run_id)
+            broker.leases.abandon(plans[-1].run_id)
+        with pytest.raises(LeaseError) as refused:
+            broker.leases.find(plans[0].run_id)
         assert refused.value.status == 404
-        assert broker.offline.find(plans[1].run_id).parts[0].state is PartState.ABANDONED
+        assert broker.leases.find(plans[1].run_id).parts[0].state is LeaseState.ABANDONED
 
 
 async def test_the_log_is_read_and_written_as_ever_beside_a_run(env: MemoryEnv) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.app import Broker
-from broker.offline.model import OfflineError
+from broker.offline.model import LeaseError
 from cleaner.handoff import AdoptOutcome, Purpose
 from cleaner.states import Paused
 from storage import filenames
@@ -53,11 +53,11 @@ async def test_a_run_goes_on_behind_a_restart(
     again = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
     async with offline_broker(again) as broker:
         assert broker.pool.registry.state(ORDERS) == Paused(1)
-        assert broker.offline.stats.resumed == 1
-        with pytest.raises(OfflineError, match=plan.run_id):
+        assert broker.leases.stats.resumed == 1
+        with pytest.raises(LeaseError, match=plan.run_id):
             await opened(broker)
-        broker.offline.renew(plan.run_id, None)
-        assert broker.offline.files_of(plan.run_id, 0, plan.token).where == ORDERS
+        broker.leases.renew(plan.run_id, None)
+        assert broker.leases.files_of(plan.run_id, 0, plan.token).where == ORDERS
         if moment == "before the executor":
             made = carried_out(again, plan)
         if moment != "after it":
@@ -105,7 +105,7 @@ async def test_a_checkpoint_that_was_not_on_the_disk_yet_is_no_hindrance(env: Me
         fill(env, broker, 2)
         plan = await opened(broker)
         assert plan.partitions[0].job.first_dirty_offset == 2 * RECORDS
-        await broker.offline.stop()
+        await broker.leases.stop()
         del broker.manager.cleaner_offsets[ORDERS]
     async with offline_broker(env) as broker:
         carried_out(env, plan).leave_manifest(env)
@@ -121,11 +121,11 @@ async def test_a_lease_has_all_of_its_time_behind_a_restart_and_no_more(env: Mem
     env.advance_ms(3_600_000)
     async with offline_broker(env) as broker:
         env.advance_ms(59_000)
-        broker.offline.look()
-        assert broker.offline.find(plan.run_id).is_alive
+        broker.leases.expire_due()
+        assert broker.leases.find(plan.run_id).is_alive
         env.advance_ms(1_000)
-        broker.offline.look()
-        assert not broker.offline.find(plan.run_id).is_alive
+        broker.leases.expire_due()
+        assert not broker.leases.find(plan.run_id).is_alive
 
 
 async def test_a_run_for_reading_goes_on_too_and_holds_nobody_off(env: MemoryEnv) -> None:
@@ -134,7 +134,7 @@ async def test_a_run_for_reading_goes_on_too_and_holds_nobody_off(env: MemoryEnv
         plan = await opened(broker, purpose=Purpose.READ)
     async with offline_broker(env) as broker:
         assert broker.pool.registry.in_progress() == {}
-        assert broker.offline.files_of(plan.run_id, 0, plan.token).where == ORDERS
+        assert broker.leases.files_of(plan.run_id, 0, plan.token).where == ORDERS
 
 
 # --- what changed ---------------------------------------------------------------------------------
@@ -162,14 +162,14 @@ def cleaned(env: MemoryEnv, broker: Broker) -> None:
 
 
 def damaged_lease(env: MemoryEnv, broker: Broker) -> None:
-    (run,) = broker.offline.alive()
+    (run,) = broker.leases.alive()
     file = env.open(f"{run.parts[0].folder}/lease", write=True)
     file.pwrite(b"x", 100)
     file.close()
 
 
 def lost_input(env: MemoryEnv, broker: Broker) -> None:
-    (run,) = broker.offline.alive()
+    (run,) = broker.leases.alive()
     env.unlink(f"{run.parts[0].folder}/in/{filenames.file_name(0, filenames.LOG)}")
 
 
@@ -187,15 +187,15 @@ async def test_a_run_of_a_log_that_changed_is_not_taken_up(
             append(env, served(broker))
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
-        await broker.offline.stop()  # nobody looks any more
+        await broker.leases.stop()  # nobody looks any more
         change(env, broker)
         files = log_files(env)
     async with offline_broker(env) as broker:
         assert staged(env) == []
         assert not env.is_dir(f"{FOLDER}/varve.offline")
         assert broker.pool.registry.in_progress() == {}
-        with pytest.raises(OfflineError) as refused:
-            await broker.offline.adopt(plan.run_id, None)
+        with pytest.raises(LeaseError) as refused:
+            await broker.leases.adopt(plan.run_id, None)
         assert refused.value.status == 404
         logs = {name for name in files if name.endswith(".log")}
         assert {name for name in log_files(env) if name.endswith(".log")} == logs
@@ -206,14 +206,14 @@ async def test_another_topic_of_that_name_gets_nothing_of_a_run(env: MemoryEnv) 
     async with offline_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
-        await broker.offline.stop()
+        await broker.leases.stop()
         await broker.topics.delete("orders")
         await broker.topics.create("orders", 1, {"cleanup.policy": "compact"})
         fill(env, broker, 2)
     async with offline_broker(env) as broker:
         assert staged(env) == []
-        with pytest.raises(OfflineError):
-            broker.offline.find(plan.run_id)
+        with pytest.raises(LeaseError):
+            broker.leases.find(plan.run_id)
 
 
 async def test_leftovers_without_a_lease_are_swept_at_the_start(env: MemoryEnv) -> None:
@@ -238,19 +238,19 @@ async def test_an_adoption_under_way_at_the_stop_can_be_asked_for_again(
         fill(env, broker, 2)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
-        verify = broker.offline._adopter._verify
+        verify = broker.leases._adopter._verify
         begun = asyncio.Event()
 
         async def until_the_stop(*args: object) -> object:
             begun.set()
-            while not broker.offline._stopping:  # noqa: ASYNC110 - it has no event
+            while not broker.leases._stopping:  # noqa: ASYNC110 - it has no event
                 await asyncio.sleep(0)
             return await verify(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(broker.offline._adopter, "_verify", until_the_stop)
-        waiting = asyncio.create_task(broker.offline.adopt(plan.run_id, None))
+        monkeypatch.setattr(broker.leases._adopter, "_verify", until_the_stop)
+        waiting = asyncio.create_task(broker.leases.adopt(plan.run_id, None))
         await begun.wait()
-    with pytest.raises((OfflineError, AdoptionFailedError)):
+    with pytest.raises((LeaseError, AdoptionFailedError)):
         await waiting
     async with offline_broker(env) as broker:
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED

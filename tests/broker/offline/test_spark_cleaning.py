@@ -17,13 +17,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from broker.offline import spark_cleaning
-from broker.offline.spark_cleaning import SparkCleaning
-from cleaner.pool.handover import Handover
+from broker.offline.spark_cleaning import SparkRunner
+from cleaner.pool.handover import SparkOffload
 from config.settings import CleanerSettings, SparkSettings
 from storage.env import RealEnv
 from storage.model import TopicPartition
 
-P0, P1, OTHER = (TopicPartition(*one) for one in (("t", 0), ("t", 1), ("-other", 0)))
+P0, P1, OTHER = (TopicPartition(*item) for item in (("t", 0), ("t", 1), ("-other", 0)))
 SPARK = SparkSettings(master="local[2]", min_bytes=0, attempts=2)
 SECONDS = 30
 
@@ -37,8 +37,8 @@ class World:
         self.settings = CleanerSettings(engine="spark", spark=SPARK.model_copy(update=spark))
         self.records: list[Any] = []
         loop = asyncio.get_running_loop()
-        self.handover = Handover(self.settings, lambda: int(loop.time() * 1000))
-        self.spark = SparkCleaning(
+        self.handover = SparkOffload(self.settings, lambda: int(loop.time() * 1000))
+        self.spark = SparkRunner(
             RealEnv(),
             SimpleNamespace(  # type: ignore[arg-type]
                 handover=self.handover,
@@ -53,7 +53,7 @@ class World:
         )
 
     def due(self, *partitions: TopicPartition) -> None:
-        self.handover.looked(partitions, frozenset((P0, P1, OTHER)))
+        self.handover.update_due(partitions, frozenset((P0, P1, OTHER)))
 
     async def until(self, holds: Callable[[], object]) -> None:
         async with asyncio.timeout(SECONDS):
@@ -69,7 +69,7 @@ class World:
 
     @property
     def outcomes(self) -> list[tuple[TopicPartition, str, str]]:
-        return [(one.partition, one.outcome, one.reason) for one in self.records]
+        return [(record.partition, record.outcome, record.reason) for record in self.records]
 
 
 @asynccontextmanager
@@ -115,8 +115,8 @@ async def test_what_goes_wrong_is_in_the_history_with_its_reason(
 ) -> None:
     async with world(tmp_path, code) as w:
         await w.run(P0, P1)
-        assert w.outcomes == [(one, outcome, reason) for one in (P0, P1)]
-        assert {one.engine for one in w.records} == {"spark"}
+        assert w.outcomes == [(partition, outcome, reason) for partition in (P0, P1)]
+        assert {record.engine for record in w.records} == {"spark"}
         w.due(P0, P1)
         assert w.handover.due == []  # they wait
 
@@ -130,7 +130,7 @@ async def test_partitions_of_one_job_can_end_differently(tmp_path: Path) -> None
     async with world(tmp_path, code) as w:
         for _ in range(2):
             await w.run(P0, P1)
-            w.handover._marks[P1].until_ms -= 3_600_000
+            w.handover._failures[P1].until_ms -= 3_600_000
         assert w.outcomes == [(P1, "failed", "a record is missing")] * 2
 
 
@@ -139,7 +139,7 @@ async def test_after_so_many_failures_the_workers_have_the_partition(tmp_path: P
         with capture_logs() as logs:
             await w.run(P0)
         assert w.handover.status().given_up == (P0,)
-    (line,) = [one for one in logs if one["log_level"] == "error"]
+    (line,) = [log for log in logs if log["log_level"] == "error"]
     assert line["event"] == "spark job failed; the workers clean the partition now"
 
 
@@ -151,7 +151,7 @@ async def test_where_nothing_can_be_started_it_is_said_once(tmp_path: Path, code
             for _ in range(2):
                 await w.run(P0)
         assert w.handover.status().unavailable == "no Java"
-    assert [one["reason"] for one in logs if one["log_level"] == "error"] == ["no Java"]
+    assert [log["reason"] for log in logs if log["log_level"] == "error"] == ["no Java"]
 
 
 async def test_without_the_extra_nothing_is_started(
@@ -204,13 +204,13 @@ async def test_a_job_is_ended_with_all_its_processes(
         w.due(P0)
         await w.until(lambda: mark.exists() and mark.read_text())
         if how == "operator":
-            assert w.handover.give_up(P0, "an operator paused it")
+            assert w.handover.abort(P0, "an operator paused it")
         elif how == "stop":
             await w.spark.stop()
         await w.until(lambda: w.records)
         assert not is_alive(int(mark.read_text()))
         kind = "failed" if how == "time" else "aborted"
-        assert [one.outcome for one in w.records] == [kind]
+        assert [record.outcome for record in w.records] == [kind]
         assert w.handover.status().job is None
 
 
@@ -225,6 +225,6 @@ async def test_what_it_says_is_bounded_and_its_last_word_kept(tmp_path: Path) ->
         with capture_logs() as logs:
             await w.run(P0)
         assert w.outcomes == [(P0, "failed", "at last")]
-    said = [one["reason"] for one in logs if one["event"] == "spark job says"]
-    assert len(said) == spark_cleaning.LINES_MAX
-    assert max(map(len, said)) <= spark_cleaning.LINE_CHARS_MAX
+    messages = [log["reason"] for log in logs if log["event"] == "spark job says"]
+    assert len(messages) == spark_cleaning.LINES_MAX
+    assert max(map(len, messages)) <= spark_cleaning.LINE_CHARS_MAX
