@@ -29,7 +29,9 @@ RUN /opt/varve/bin/python -m pip install --no-cache-dir --require-hashes -r requ
 COPY pyproject.toml README.md LICENSE ./
 COPY config config
 COPY storage storage
+COPY protocol protocol
 COPY cleaner cleaner
+COPY admin admin
 COPY broker broker
 RUN /opt/varve/bin/python -m pip install --no-cache-dir --no-deps --no-build-isolation . \
  && /opt/varve/bin/varve warmup

@@ -9,7 +9,7 @@ WORKERS ?= logical
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
-KERNELS := $(wildcard storage/kernels/*.py cleaner/engine/kernels/*.py)
+KERNELS := $(wildcard storage/kernels/*.py cleaner/engine/kernels/*.py cleaner/engine/kernels/*/*.py)
 PIPELINE_KERNELS := $(wildcard pipeline/records/kernels.py pipeline/*/kernels/*.py)
 
 # Somebody else's environment must not leak into ours. Without bytecode files every process that a
@@ -49,10 +49,10 @@ soak: $(VENV)/.installed-dev $(VENV)/.warm
 sim: $(VENV)/.installed-dev $(VENV)/.warm
 	@PYTHONHASHSEED=0 $(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),2000)) $(ARGS)
 sim-schedule: $(VENV)/.installed-dev
-	VARVE_SCHEDULE_SEEDS=$(or $(SEEDS),0:100) $(BIN)/python -m pytest -q tests/cleaner/test_scheduling.py
+	VARVE_SCHEDULE_SEEDS=$(or $(SEEDS),0:100) $(BIN)/python -m pytest -q tests/cleaner/scheduler/test_scheduling.py
 
 budgets: $(VENV)/.installed-dev $(VENV)/.warm
-	VARVE_ALL_BUDGETS=1 $(BIN)/python -m pytest tests/broker/test_budgets.py $(ARGS)
+	VARVE_ALL_BUDGETS=1 $(BIN)/python -m pytest tests/broker/network/test_budgets.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -25,11 +25,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, SourceSegment
-from storage import filenames
-from storage.batch import HEADER_BYTES, Record, build_batch, crc_of
-from storage.compression import compress
 from storage.env import RealEnv
-from storage.index import OffsetIndex
+from storage.format import filenames
+from storage.format.batch import HEADER_BYTES, Record, build_batch, crc_of
+from storage.format.compression import compress
+from storage.format.index import OffsetIndex
 from storage.model import TopicPartition
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}

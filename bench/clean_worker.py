@@ -24,14 +24,14 @@ from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
 from bench.report import markdown_table
 from broker.logging import configure
 from cleaner.job import CleanReport
-from cleaner.pool.pool import CleanerPool
+from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
-from storage.batch import read_header
 from storage.env import RealEnv
-from storage.log_manager import LogManager
+from storage.format.batch import read_header
+from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from tests.support.log_host import LogHost
+from tests.support.cleaner.log_host import LogHost
 
 PAYLOAD_BYTES = 100  # key and value of a record; the fields around them are 10 more
 CLEAN_SECONDS_MAX = 300.0

@@ -40,16 +40,16 @@ from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
 from bench.report import markdown_table
 from broker.logging import configure
 from cleaner.job import CleanReport
-from cleaner.pool.pool import CleanerPool
+from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
-from storage.batch import read_header
 from storage.env import RealEnv
-from storage.log import Log
-from storage.log_manager import LogManager
+from storage.format.batch import read_header
+from storage.log.log import Log
+from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 from tests.support import kafka
-from tests.support.log_host import LogHost
+from tests.support.cleaner.log_host import LogHost
 
 CLEAN_SECONDS_MAX = 300.0
 # Appending held the pool up: let its rest between two looks (20 ms) pass before the clock starts.

@@ -36,19 +36,19 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.pipeline_topics import TopicShape, fill
 from bench.report import markdown_table
-from cleaner.handoff import Purpose
 from cleaner.host import Foreground
 from cleaner.job import CleanJob
+from cleaner.remote_compaction import Purpose
+from cleaner.workers.dedicated_worker import SoloWorker, solo_worker
 from cleaner.workers.process import spawn_process
-from cleaner.workers.solo import SoloWorker, solo_worker
 from cleaner.workers.throttle import Throttle
-from pipeline.engines import Engine, LocalEngine
-from pipeline.lease import Lease, LeaseClient
+from pipeline.client.lease import Lease, LeaseClient
+from pipeline.compaction.cleaning import clean_partitions
+from pipeline.compaction.indexing import PartitionIndex, index_partitions
+from pipeline.engines.engine import Engine, LocalEngine
+from pipeline.engines.spark_engine import SparkEngine
+from pipeline.engines.spark_session import build_session, stop_session
 from pipeline.records.columns import COLUMNS
-from pipeline.session import build_session, stop_session
-from pipeline.spark_engine import SparkEngine
-from pipeline.stages.cleaning import clean_partitions
-from pipeline.stages.indexing import PartitionIndex, index_partitions
 from pipeline.stages.planning import Limits
 from pipeline.tables.rows import row_tasks, rows_of
 from tests.support.varve import VarveBroker, running_varve

@@ -22,9 +22,9 @@ from bench.clean_job import Unlimited, generate
 from cleaner.engine.clean import run_clean
 from cleaner.engine.kernels import warm_up
 from cleaner.job import CleanJob, SourceSegment
-from pipeline.engines import LocalEngine
-from pipeline.stages.cleaning import clean_partitions
-from pipeline.stages.indexing import index_partitions
+from pipeline.compaction.cleaning import clean_partitions
+from pipeline.compaction.indexing import index_partitions
+from pipeline.engines.engine import LocalEngine
 from pipeline.stages.planning import Limits
 from storage.env import RealEnv
 from storage.model import TopicPartition

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
-from broker.protocol.api import ApiKey
-from broker.protocol.codec import decode_response, encode_request
-from broker.protocol.messages import (
+from protocol.api import ApiKey
+from protocol.codec import decode_response, encode_request
+from protocol.messages import (
     ProduceRequest,
     ProduceRequestPartition,
     ProduceRequestTopic,

@@ -46,11 +46,11 @@ from bench.clean_job import CODECS, OVERWRITES, Template, one_batch
 from bench.report import markdown_table
 from bench.small_requests import encode_request, wait_for_leader
 from config.topic_keys import TopicConfig
-from storage import filenames
-from storage.batch import read_header
-from storage.checkpoints import encode_partition_metadata
 from storage.env import RealEnv
-from storage.log_manager import LogManager
+from storage.format import filenames
+from storage.format.batch import read_header
+from storage.format.checkpoints import encode_partition_metadata
+from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
 
 LOAD = "load"

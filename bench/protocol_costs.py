@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from broker.framing import FrameReader
-from broker.protocol import codec
-from broker.protocol import messages as m
-from broker.protocol.fetch import FetchedPartition, decode_fetch, encode_fetch_response
-from broker.protocol.produce import ProducedPartition, decode_produce, encode_produced
+from broker.network.framing import FrameReader
+from protocol import codec
+from protocol import messages as m
+from protocol.fetch_codec import FetchedPartition, decode_fetch, encode_fetch_response
+from protocol.produce_codec import ProducedPartition, decode_produce, encode_produced
 
 ROUNDS = 15
 TOPIC_ID = bytes(range(16))

@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 from bench.brokers import Broker, both
 from bench.report import markdown_table
-from storage.batch import Record, build_batch
+from storage.format.batch import Record, build_batch
 
 CONNECTIONS = 16
 DEPTH = 64

@@ -18,58 +18,63 @@ from functools import partial
 import structlog
 
 from broker import systemd
-from broker.api import openapi
-from broker.api.cleaner import CleanerApi
-from broker.api.log import LogApi
-from broker.api.offline import TRANSFERS, LeasesApi
-from broker.api.requests import translate_errors
-from broker.api.views import ViewApi
 from broker.banner import ready_text
-from broker.cleaner_metrics import CleanerMetrics
-from broker.cleaning import BrokerCleanerHost
-from broker.consumer_metrics import ConsumerMetrics
-from broker.context import Services
-from broker.damage import DamageWatch
+from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.cleaning.spark_offload import SparkRunner
+from broker.counters import BrokerStats
+from broker.damage.damaged_reads import DamageWatch
+from broker.damage.log_repair import LogRepair
 from broker.descriptors import run_in_thread
-from broker.directory_metrics import StartMetrics
-from broker.fetch_sessions import FetchSessions
 from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator
 from broker.groups.live_group import LoopClock
 from broker.groups.model import GroupRules
 from broker.groups.offsets_store import OffsetsStore
-from broker.housekeeping import CONFIRM_MS, ClockWatch, Housekeeping, Periods
-from broker.http import HttpServer
-from broker.http_guard import Guard
-from broker.listener import ConnectionLimits, Listener, raise_file_limit, warn_low_file_limit
-from broker.log_repair import LogRepair
+from broker.groups.offsets_topic import OffsetsTopic
+from broker.handlers.routes import make_dispatcher
+from broker.http.access import Guard
+from broker.http.api import openapi
+from broker.http.api.cleaner import CleanerApi
+from broker.http.api.leases import TRANSFERS, LeasesApi
+from broker.http.api.log import LogApi
+from broker.http.api.requests import translate_errors
+from broker.http.api.views import ViewApi
+from broker.http.server import HttpServer
+from broker.leases.adoption import Adopter
+from broker.leases.file_transfer import Transfers
+from broker.leases.leases import Leases
+from broker.leases.leasing import LeaseIssuer
 from broker.logging import may_print, writes_text
-from broker.metrics import BrokerMetrics
-from broker.offline.adoption import Adopter
-from broker.offline.issue import LeaseIssuer
-from broker.offline.leases import Leases
-from broker.offline.metrics import lease_families
-from broker.offline.spark_cleaning import SparkRunner
-from broker.offline.transfers import Transfers
-from broker.offsets_topic import OffsetsTopic
-from broker.partition import Partition
-from broker.protocol.limits import RequestLimits
+from broker.metrics.broker_metrics import BrokerMetrics
+from broker.metrics.cleaner_metrics import CleanerMetrics
+from broker.metrics.consumer_metrics import ConsumerMetrics
+from broker.metrics.directory_metrics import StartMetrics
+from broker.metrics.lease_metrics import lease_families
+from broker.metrics.view_metrics import view_families
+from broker.network.fetch_sessions import FetchSessions
+from broker.network.listener import (
+    ConnectionLimits,
+    Listener,
+    raise_file_limit,
+    warn_low_file_limit,
+)
+from broker.network.request_context import Services
 from broker.reload import Reloader
-from broker.routes import make_dispatcher
-from broker.stats import BrokerStats
-from broker.topics import TopicError, Topics
+from broker.topics.log_maintenance import CONFIRM_MS, ClockWatch, Housekeeping, Periods
+from broker.topics.partition import Partition
+from broker.topics.topics import TopicError, Topics
 from broker.version import installed_version
-from broker.view_making import StartWorker, ViewTools
-from broker.view_metrics import view_families
-from broker.view_runs import ViewCompactions
-from broker.views import Views
-from cleaner.pool.pool import CleanerPool
+from broker.views.compaction import StartWorker, ViewTools
+from broker.views.scheduler import ViewCompactions
+from broker.views.views import Views
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from cleaner.workers.budget_share import Share, own_share
+from cleaner.workers.dedicated_worker import JobRunner, solo_worker
 from cleaner.workers.process import Spawn, spawn_process
-from cleaner.workers.share import Share, own_share
-from cleaner.workers.solo import JobRunner, solo_worker
 from config.address import Address
 from config.broker_keys import BrokerLimits
 from config.settings import Settings
 from config.token import TokenFileError, read_token
+from protocol.limits import RequestLimits
 from storage.env import Env, RealEnv
 from storage.errors import (
     LogDirectoryError,
@@ -78,8 +83,8 @@ from storage.errors import (
     StorageError,
 )
 from storage.kernels import warm_up
-from storage.log import Log
-from storage.log_manager import LogManager, OpenReport
+from storage.log.log import Log
+from storage.manager.log_manager import LogManager, OpenReport
 from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.app")

@@ -25,10 +25,10 @@ from typing import Any, NoReturn
 
 import click
 
-from broker.cleaner_cli import cleaner
-from broker.leases_cli import leases
-from broker.log_cli import log_group
-from broker.view_cli import view
+from admin.cleaner import cleaner
+from admin.leases import leases
+from admin.log import log_group
+from admin.views import view
 from config import exit_codes
 
 if _is_quiet:

@@ -34,8 +34,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from broker.protocol.client import LogDirClient
-from broker.protocol.errors import ProtocolError
+from protocol.blocking_client import LogDirClient
+from protocol.errors import ProtocolError
 
 UPDATES = 1_000_000
 KEYS = 50_000

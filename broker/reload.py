@@ -18,13 +18,13 @@ import structlog
 from pydantic import ValidationError
 
 from broker import systemd
-from broker.topics import TopicError
+from broker.topics.topics import TopicError
 from config.loader import ConfigFileError
 from config.reload import Reloaded, hidden_keys, reloaded
 from config.settings import Settings
 from config.token import TokenFileError, read_token
+from storage.directory.cluster_metadata import ClusterMetadata
 from storage.errors import StorageError
-from storage.metadata import ClusterMetadata
 
 NAMED_MAX: Final = 100  # keys or problems that are named one by one; more would not be read
 

@@ -11,10 +11,10 @@ from typing import Protocol
 
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from config.topic_keys import TopicConfig
+from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
-from storage.retention import SegmentFacts
-from storage.segment import DamagedSegment
-from storage.txn_index import TxnIndexEntry
+from storage.segments.retention import SegmentFacts
+from storage.segments.segment import DamagedSegment
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,15 @@
 A job names immutable files only: closed segments of one partition, in offset order, in groups of
 neighbours that become one new segment each. The worker writes `.cleaned` files beside them, or to
 the folder that the job names, and never renames or deletes a source; publishing is the broker's
-alone (storage/swap.py).
+alone (storage/segments/swap.py).
 """
 
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
-from storage.swap import CleanedFile, CleanedSegment
-from storage.txn_index import TxnIndexEntry
+from storage.segments.swap import CleanedFile, CleanedSegment
 
 
 @dataclass(frozen=True, slots=True)

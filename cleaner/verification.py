@@ -1,6 +1,7 @@
 """What is said about outputs of a clean that were made outside of the broker. Frozen, picklable.
 
-They are checked before they are published (cleaner/engine/verify.py, in a worker process).
+They are checked before they are published (cleaner/engine/verify/verify_job.py, in a worker
+process).
 """
 
 from dataclasses import dataclass

@@ -71,8 +71,8 @@ def warmup() -> None:
     It takes half a minute and 180 MB of disk, once for each Java and each version of Spark.
     """
     from cleaner.engine.kernels import warm_up as warm_up_cleaner
-    from pipeline.archive import ArchiveError, make_archive
-    from pipeline.java import NoJavaError
+    from pipeline.engines.class_archive import ArchiveError, make_archive
+    from pipeline.engines.java import NoJavaError
     from pipeline.records.decode import warm_up as warm_up_records
     from storage.kernels import NUMBA_VARIABLE
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
 
 import click
 
-from broker.api_client import ApiRefusedError, UnreachableError
-from broker.api_command import with_client
+from admin.client import ApiRefusedError, UnreachableError
+from admin.command import with_client
 from config import exit_codes
 from config.printable import printable
 from config.units import parse_size
-from pipeline.engines import Engine, LocalEngine, StageFailedError
+from pipeline.client.lease import LeaseRequestError
+from pipeline.engines.engine import Engine, LocalEngine, StageFailedError
 from pipeline.errors import JobError
-from pipeline.lease import LeaseRequestError
 from pipeline.progress import ProgressReporter
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class SparkOptions:
 
     def session(self, app_name: str) -> "SparkSession":
         """Start it. Raises JobError."""
-        from pipeline.java import NoJavaError
-        from pipeline.session import SessionError, build_session
+        from pipeline.engines.java import NoJavaError
+        from pipeline.engines.spark_session import SessionError, build_session
 
         try:
             return build_session(
@@ -69,7 +69,7 @@ def _settings(
 
 
 def _checked_master(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    from pipeline.session import check_master
+    from pipeline.engines.spark_session import check_master
 
     try:
         check_master(value)
@@ -180,7 +180,7 @@ def engine_of(
             yield engine
         return
     reporter.note("starting Spark")
-    from pipeline.spark_engine import SparkEngine
+    from pipeline.engines.spark_engine import SparkEngine
 
     session = spark_options.session("varve")
     try:

@@ -6,9 +6,9 @@ this one needs no jars, and reads whole record batches into Arrow.
 
 What it has beyond that: the option `columns`, as Spark does not tell a Python source which columns
 a query needs; and `pushDownPredicate`, which is false unless set: Spark 4.3 gives every use of a
-DataFrame the filters of the last one (see `pyspark_varve.batch.FilteringReader`).
+DataFrame the filters of the last one (see `pipeline.datasource.batch.FilteringReader`).
 """
 
-from pyspark_varve.source import DefaultSource
+from pipeline.datasource.source import DefaultSource
 
 __all__ = ["DefaultSource"]

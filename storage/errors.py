@@ -1,6 +1,6 @@
 """Everything that can go wrong in a log, as types with fields.
 
-The wire codes are given in one table, broker/protocol/errors.py; messages here are for people.
+The wire codes are given in one table, protocol/errors.py; messages here are for people.
 """
 
 import errno

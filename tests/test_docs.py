@@ -44,7 +44,17 @@ def test_paths_in_quotes_exist(path: Path) -> None:
 def test_decisions_that_the_code_names_exist() -> None:
     named = {
         number
-        for folder in ("config", "storage", "cleaner", "broker", "pipeline", "tests", "bench")
+        for folder in (
+            "config",
+            "storage",
+            "protocol",
+            "cleaner",
+            "admin",
+            "broker",
+            "pipeline",
+            "tests",
+            "bench",
+        )
         for path in (ROOT / folder).rglob("*.py")
         for number in re.findall(r"docs/decisions/(\d{4})", path.read_text())
     }
@@ -110,7 +120,7 @@ def test_help_names_every_command() -> None:
 def test_environment_variables_are_documented() -> None:
     code = "".join(
         path.read_text()
-        for folder in ("config", "storage", "broker", "pipeline", "pyspark_varve")
+        for folder in ("config", "storage", "admin", "broker", "pipeline", "pyspark_varve")
         for path in (ROOT / folder).rglob("*.py")
     )
     named = set(re.findall(r"\"(VARVE_[A-Z_]+)\"", code))
@@ -120,7 +130,7 @@ def test_environment_variables_are_documented() -> None:
 
 
 def test_options_of_the_spark_source_are_documented() -> None:
-    code = (ROOT / "pyspark_varve/options.py").read_text()
+    code = (ROOT / "pipeline/datasource/options.py").read_text()
     named = set(re.findall(r"\.(?:text|flag|number|duration_ms)\(\s*\"([\w.]+)\"", code))
     assert len(named) > 12
     page = (ROOT / "docs/pipeline.md").read_text()

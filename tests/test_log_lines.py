@@ -13,7 +13,7 @@ OTHER_NAMES_OF_REASON = {"why", "how", "error", "err", "cause", "exc"}
 
 def lines() -> Iterator[tuple[str, ast.Call]]:
     """Every call of a module's `log`, and where it stands."""
-    for package in ("broker", "cleaner", "storage", "config"):
+    for package in ("broker", "admin", "cleaner", "protocol", "storage", "config"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if (

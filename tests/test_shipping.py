@@ -28,7 +28,7 @@ from tests.support.varve import start_varve
 
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "deploy/varve.service"
-PACKAGES = ("config", "storage", "cleaner", "broker")
+PACKAGES = ("config", "storage", "protocol", "cleaner", "admin", "broker")
 
 
 def needs(tool: str) -> pytest.MarkDecorator:

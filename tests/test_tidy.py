@@ -9,7 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FUNCTION_LINES_MAX = 70
-PACKAGES = ("config", "storage", "cleaner", "broker", "pipeline", "pyspark_varve")
+PACKAGES = (
+    "config",
+    "storage",
+    "protocol",
+    "cleaner",
+    "admin",
+    "broker",
+    "pipeline",
+    "pyspark_varve",
+)
 FOLDERS = (*PACKAGES, "bench", "tests", "deploy", "docs", ".ci")
 TEXTS = {".py", ".pyi", ".md", ".yaml", ".toml", ".service", ".txt", ""}
 # Written in two halves, so that this file does not accuse itself.

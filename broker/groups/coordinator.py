@@ -59,8 +59,8 @@ from broker.groups.offsets_store import (
 )
 from broker.groups.state import restored
 from broker.groups.subscription import CONSUMER_PROTOCOL_TYPE, subscribed_topics
-from broker.protocol.errors import ErrorCode
-from broker.turns import Turns
+from broker.loop_turns import Turns
+from protocol.errors import ErrorCode
 from storage.errors import MessageTooLargeError, RecordListTooLargeError, StorageError
 
 logger = structlog.get_logger("broker.groups")

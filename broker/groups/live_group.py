@@ -42,7 +42,7 @@ from broker.groups.model import (
 from broker.groups.offset_records import CommittedOffset
 from broker.groups.offsets_store import TopicIndex
 from broker.groups.state import transition
-from broker.protocol.errors import ErrorCode
+from protocol.errors import ErrorCode
 
 logger = structlog.get_logger("broker.groups")
 

@@ -10,7 +10,7 @@ from broker.groups.model import (
     PreparingRebalance,
     State,
 )
-from broker.protocol.errors import ErrorCode
+from protocol.errors import ErrorCode
 
 
 def has_room(state: State, member_id: str, rules: GroupRules) -> bool:

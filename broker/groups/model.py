@@ -9,7 +9,7 @@ KIP-345 static members, KIP-394 member ids first, KIP-814 skipped assignments).
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from broker.protocol.errors import ErrorCode
+from protocol.errors import ErrorCode
 
 NO_MEMBER_ID = ""
 NO_ASSIGNMENT = b""

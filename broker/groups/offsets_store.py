@@ -25,7 +25,8 @@ from broker.groups.offset_records import (
     encode_group_key,
     encode_group_value,
 )
-from storage.batch import (
+from storage.errors import CorruptBatchError, StorageError
+from storage.format.batch import (
     BatchHeader,
     ControlType,
     Record,
@@ -34,7 +35,6 @@ from storage.batch import (
     verify_crc,
     walk_headers,
 )
-from storage.errors import CorruptBatchError, StorageError
 
 OFFSETS_TOPIC = "__consumer_offsets"
 # Kafka's offsets.load.buffer.size; one batch may be larger and is still read whole.

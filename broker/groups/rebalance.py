@@ -33,7 +33,7 @@ from broker.groups.model import (
     StoreGroup,
     SyncAnswer,
 )
-from broker.protocol.errors import ErrorCode
+from protocol.errors import ErrorCode
 
 GENERATION_MAX = 2**31 - 1  # int32 on the wire
 

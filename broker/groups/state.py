@@ -78,7 +78,7 @@ from broker.groups.rebalance import (
     with_group,
     with_member,
 )
-from broker.protocol.errors import ErrorCode
+from protocol.errors import ErrorCode
 
 
 def transition(state: State, event: Event, rules: GroupRules, now_ms: int) -> Step:

@@ -8,13 +8,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from broker.context import RequestContext
 from broker.groups.offsets_store import OFFSETS_TOPIC
-from broker.partition import Partition
-from broker.protocol.api import ApiRange
-from broker.protocol.codec import RequestHeader
-from broker.protocol.errors import ErrorCode, code_of
-from broker.protocol.messages import (
+from broker.loop_turns import Turns
+from broker.network.request_context import RequestContext
+from broker.topics.partition import Partition
+from broker.topics.topics import Topic, TopicError
+from broker.views.views import ViewPartition, ViewTopic
+from protocol.api import ApiRange
+from protocol.codec import RequestHeader
+from protocol.errors import ErrorCode, code_of
+from protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,
     ApiVersionsResponseRange,
@@ -38,9 +41,6 @@ from broker.protocol.messages import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
-from broker.topics import Topic, TopicError
-from broker.turns import Turns
-from broker.views import ViewPartition, ViewTopic
 from storage.errors import StorageError
 
 NO_ID: Final = bytes(16)

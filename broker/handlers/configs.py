@@ -3,12 +3,22 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from broker.context import RequestContext
 from broker.handlers.topics import check_size, parse_setting, refuse_view
-from broker.protocol.codec import RequestHeader
-from broker.protocol.errors import ErrorCode, code_of
-from broker.protocol.limits import STRING_BYTES_MAX
-from broker.protocol.messages import (
+from broker.loop_turns import Turns
+from broker.network.request_context import RequestContext
+from broker.topics.topics import Change, TopicError
+from config.broker_keys import describe_broker, parse_broker_value
+from config.topic_keys import (
+    TOPIC_KEYS,
+    ConfigEntry,
+    InvalidTopicConfigError,
+    ValueKind,
+    describe,
+)
+from protocol.codec import RequestHeader
+from protocol.errors import ErrorCode, code_of
+from protocol.limits import STRING_BYTES_MAX
+from protocol.messages import (
     AlterConfigsRequest,
     AlterConfigsRequestResource,
     AlterConfigsResponse,
@@ -26,16 +36,6 @@ from broker.protocol.messages import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
     ListConfigResourcesResponseConfigResource,
-)
-from broker.topics import Change, TopicError
-from broker.turns import Turns
-from config.broker_keys import describe_broker, parse_broker_value
-from config.topic_keys import (
-    TOPIC_KEYS,
-    ConfigEntry,
-    InvalidTopicConfigError,
-    ValueKind,
-    describe,
 )
 from storage.errors import StorageError
 

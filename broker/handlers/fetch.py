@@ -13,21 +13,18 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from broker.connection import Response
-from broker.context import RequestContext, Services
-from broker.fetch_sessions import (
-    FetchSession,
-    PartitionKey,
-    SessionError,
-    Targets,
-    is_full,
-)
-from broker.handlers.lookups import READ_COMMITTED, epoch_error
-from broker.partition import Partition
-from broker.protocol.api import ApiKey
-from broker.protocol.codec import RequestHeader, read_header
-from broker.protocol.errors import ErrorCode, SlicesNeededError, code_of
-from broker.protocol.fetch import (
+from broker.counters import BrokerStats, TopicStats
+from broker.handlers.log_offsets import READ_COMMITTED, epoch_error
+from broker.loop_turns import Turns, run_in_turns
+from broker.network.connection import Response
+from broker.network.fetch_sessions import FetchSession, PartitionKey, SessionError, Targets, is_full
+from broker.network.request_context import RequestContext, Services
+from broker.topics.partition import Partition
+from broker.views.views import ViewPartition, cursor_of
+from protocol.api import ApiKey
+from protocol.codec import RequestHeader, read_header
+from protocol.errors import ErrorCode, SlicesNeededError, code_of
+from protocol.fetch_codec import (
     FIRST_TOPIC_ID_VERSION,
     FetchedPartition,
     FetchPartition,
@@ -37,15 +34,12 @@ from broker.protocol.fetch import (
     encode_fetch_response,
     encode_fetch_response_sliced,
 )
-from broker.protocol.limits import WHOLE_ROWS_MAX
-from broker.protocol.produce import TopicRef
-from broker.stats import BrokerStats, TopicStats
-from broker.turns import Turns, run_in_turns
-from broker.views import ViewPartition, cursor_of
+from protocol.limits import WHOLE_ROWS_MAX
+from protocol.produce_codec import TopicRef
 from storage.errors import DamagedSegmentError, StorageError
-from storage.log import Log
-from storage.log_reader import FetchSlice
-from storage.view_log import ViewCursor
+from storage.log.log import Log
+from storage.segments.fetch_slice import FetchSlice
+from storage.view.view_log import ViewCursor
 
 MAX_WAIT_MS: Final = 60_000  # no client asks for more; it bounds what a waiting request holds
 FIRST_ZSTD_VERSION: Final = 10

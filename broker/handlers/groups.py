@@ -3,7 +3,7 @@ ListGroups, DescribeGroups, DeleteGroups.
 
 They translate between message and coordinator and decide nothing that a group would. Each is
 (context, header, body) -> response body, async where it waits or may have many rows. Handlers of
-offsets: broker/handlers/offsets.py.
+offsets: broker/handlers/committed_offsets.py.
 """
 
 import asyncio
@@ -22,9 +22,10 @@ from broker.groups.model import (
     SyncRequested,
 )
 from broker.groups.offsets_store import OFFSETS_TOPIC
-from broker.protocol.codec import RequestHeader
-from broker.protocol.errors import ErrorCode
-from broker.protocol.messages import (
+from broker.loop_turns import Turns
+from protocol.codec import RequestHeader
+from protocol.errors import ErrorCode
+from protocol.messages import (
     DeleteGroupsRequest,
     DeleteGroupsResponse,
     DeleteGroupsResponseGroup,
@@ -50,7 +51,6 @@ from broker.protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
-from broker.turns import Turns
 
 GROUP_TYPE = "classic"
 UNKNOWN_WAITER = 0  # the coordinator numbers requests

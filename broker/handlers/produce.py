@@ -11,13 +11,18 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final, NamedTuple
 
-from broker.connection import CloseConnectionError, Response
-from broker.context import RequestContext, Services
-from broker.partition import OfflinePartitionError, Partition
-from broker.protocol.api import ApiKey
-from broker.protocol.codec import RequestHeader, read_header
-from broker.protocol.errors import ErrorCode, SlicesNeededError, code_of
-from broker.protocol.produce import (
+from broker.loop_turns import Turns, run_in_turns
+from broker.network.connection import CloseConnectionError, Response
+from broker.network.request_context import RequestContext, Services
+from broker.topics.partition import OfflinePartitionError, Partition
+from broker.topics.topics import TopicError
+from broker.views.views import READ_ONLY, ViewPartition
+from config.topic_keys import TopicConfig
+from config.topic_names import INTERNAL_TOPICS
+from protocol.api import ApiKey
+from protocol.codec import RequestHeader, read_header
+from protocol.errors import ErrorCode, SlicesNeededError, code_of
+from protocol.produce_codec import (
     PartitionRecords,
     ProducedPartition,
     ProduceRequest,
@@ -27,13 +32,6 @@ from broker.protocol.produce import (
     encode_produce_response_sliced,
     encode_produced,
 )
-from broker.topics import TopicError
-from broker.turns import Turns, run_in_turns
-from broker.views import READ_ONLY, ViewPartition
-from config.topic_keys import TopicConfig
-from config.topic_names import INTERNAL_TOPICS
-from storage.batch import BatchHeader
-from storage.batch import read_header as read_batch_header
 from storage.errors import (
     CorruptBatchError,
     DecompressionLimitError,
@@ -43,15 +41,17 @@ from storage.errors import (
     StorageError,
     UnsupportedMagicError,
 )
-from storage.model import AppendInfo
-from storage.recompression import needs_recompression, recompress
-from storage.validation import (
+from storage.format.batch import BatchHeader
+from storage.format.batch import read_header as read_batch_header
+from storage.format.recompression import needs_recompression, recompress
+from storage.format.validation import (
     check_produced,
     check_records,
     check_size,
     needs_record_check,
     needs_size_check,
 )
+from storage.model import AppendInfo
 
 LEGAL_ACKS: Final = (-1, 0, 1)  # all, none, the leader; all is the leader alone on one node
 

@@ -8,10 +8,11 @@ The answers are those of a Kafka cluster of one node in which nothing is wrong.
 from collections.abc import Sequence
 from typing import Final
 
-from broker.context import RequestContext
-from broker.protocol.codec import RequestHeader
-from broker.protocol.errors import ErrorCode
-from broker.protocol.messages import (
+from broker.loop_turns import Turns
+from broker.network.request_context import RequestContext
+from protocol.codec import RequestHeader
+from protocol.errors import ErrorCode
+from protocol.messages import (
     AlterPartitionReassignmentsRequest,
     AlterPartitionReassignmentsResponse,
     AlterPartitionReassignmentsResponsePartition,
@@ -30,7 +31,6 @@ from broker.protocol.messages import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
-from broker.turns import Turns
 
 METADATA_TOPIC: Final = "__cluster_metadata"
 PREFERRED: Final = 0

@@ -4,11 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from broker.context import RequestContext
-from broker.protocol.codec import RequestHeader
-from broker.protocol.errors import ErrorCode, code_of
-from broker.protocol.limits import STRING_BYTES_MAX
-from broker.protocol.messages import (
+from broker.loop_turns import Turns
+from broker.network.request_context import RequestContext
+from broker.topics.topics import Topic, TopicError
+from broker.views.views import ViewTopic
+from config.topic_keys import InvalidTopicConfigError, describe, parse_value
+from config.topic_names import INTERNAL_TOPICS, view_name
+from protocol.codec import RequestHeader
+from protocol.errors import ErrorCode, code_of
+from protocol.limits import STRING_BYTES_MAX
+from protocol.messages import (
     CreatePartitionsRequest,
     CreatePartitionsRequestTopic,
     CreatePartitionsResponse,
@@ -26,11 +31,6 @@ from broker.protocol.messages import (
     DeleteTopicsResponse,
     DeleteTopicsResponseTopic,
 )
-from broker.topics import Topic, TopicError
-from broker.turns import Turns
-from broker.views import ViewTopic
-from config.topic_keys import InvalidTopicConfigError, describe, parse_value
-from config.topic_names import INTERNAL_TOPICS, view_name
 from storage.errors import StorageError
 from storage.model import TopicPartition
 

@@ -26,14 +26,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.index_pass import index_section
 from cleaner.engine.kernels import fields
-from cleaner.engine.newest_first import applies, clean_newest_first
+from cleaner.engine.one_pass.newest_first import applies, clean_newest_first
 from cleaner.engine.outcome import CleanOutcome, MapFullError
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.ranked_map import RankedMap
-from cleaner.engine.ranked_pass import RankedPass
-from cleaner.engine.rewrite_pass import RewritePass
+from cleaner.engine.two_pass.index_pass import index_section
+from cleaner.engine.two_pass.ranked_pass import RankedPass
+from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.job import CleanJob, CleanReport, JobControl
 from storage.env import Env
 

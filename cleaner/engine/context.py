@@ -5,17 +5,17 @@ from typing import Final, Protocol
 import numpy as np
 
 from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
 from cleaner.engine.kernels.compile import Bytes, Ints
 from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, Workspace
-from cleaner.engine.kernels.memory import SLACK_BYTES
 from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.ranked_map import RankedMap
 from cleaner.engine.source import SourceReader
 from cleaner.engine.transactions import Transactions
 from cleaner.job import CleanAbortedError, CleanJob, JobControl
-from storage.compression import decompress
 from storage.env import Env
+from storage.format.compression import decompress
 
 # Offsets that the bitmap of survivors covers at a time: 16 MiB. Larger sections take several turns,
 # each of which goes through the table once.

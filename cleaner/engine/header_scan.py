@@ -26,9 +26,9 @@ from cleaner.engine.kernels.layout import (
 )
 from cleaner.engine.source import offsets_end
 from cleaner.job import NO_HORIZON, SourceSegment
-from storage import filenames
-from storage.batch import MAGIC
 from storage.env import Env, File
+from storage.format import filenames
+from storage.format.batch import MAGIC
 
 # A read of one page after a jump; twice as much as long as batches follow each other closely.
 _READ_BYTES_MIN: Final = 4096

@@ -13,9 +13,15 @@ import numpy as np
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
 from cleaner.engine.kernels.layout import CHUNK_KEYS, SLOT_WORDS, Workspace, new_state
-from cleaner.engine.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
-from cleaner.engine.kernels.walk import index_batches, index_unpacked
-from storage.batch import unpack_header
+from cleaner.engine.kernels.passes.fingerprint_table import (
+    entries_max,
+    find_keys,
+    grow,
+    mark_survivors,
+    put_keys,
+)
+from cleaner.engine.kernels.passes.walk import index_batches, index_unpacked
+from storage.format.batch import unpack_header
 
 SLOT_BYTES = SLOT_WORDS * 8
 # The table starts within the second-level cache and doubles from there.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from cleaner.job import SegmentHorizon
 from storage.errors import DamagedSegmentError
-from storage.swap import CleanedFile
+from storage.segments.swap import CleanedFile
 
 
 class Damage(NamedTuple):

@@ -2,7 +2,7 @@
 
 Rules
 - The files carry the run's id in their names and are nobody else's until they are published
-  (storage/swap.py). Nothing is created before the first byte is written.
+  (storage/segments/swap.py). Nothing is created before the first byte is written.
 - `buffer` holds whole batches, up to WRITTEN in `state`. Writing it out also makes their index
   entries and goes on with the checksums: no byte is read back.
 - `finish` returns when content and names are on the device.
@@ -14,20 +14,20 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from cleaner.engine.kernels import fields
-from cleaner.engine.kernels.compile import Bytes, Ints
-from cleaner.engine.kernels.crc import crc32c_extended
-from cleaner.engine.kernels.index import (
+from cleaner.engine.kernels.codecs.crc import crc32c_extended
+from cleaner.engine.kernels.codecs.index_entries import (
     OFFSET_ENTRY_BYTES,
     TIME_ENTRY_BYTES,
     add_time_entry,
     index_output,
 )
+from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
+from cleaner.engine.kernels.compile import Bytes, Ints
 from cleaner.engine.kernels.layout import HEADER_BYTES
-from cleaner.engine.kernels.memory import SLACK_BYTES
 from cleaner.engine.output_files import OutputFile, OutputFiles
-from storage import filenames
-from storage.swap import CleanedFile, CleanedSegment
-from storage.txn_index import TxnIndexEntry, encode_entries
+from storage.format import filenames
+from storage.format.txn_index import TxnIndexEntry, encode_entries
+from storage.segments.swap import CleanedFile, CleanedSegment
 
 _NO_TIMESTAMP: Final = -1
 

@@ -7,10 +7,10 @@ are taken as they are touched, which for a few keys in a large section is more t
 import numpy as np
 
 from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
 from cleaner.engine.kernels.compile import Bytes
 from cleaner.engine.kernels.layout import CHUNK_KEYS, Workspace
-from cleaner.engine.kernels.memory import SLACK_BYTES
-from cleaner.engine.kernels.ranking import (
+from cleaner.engine.kernels.passes.ranking import (
     RANK_BYTES,
     Ranking,
     fingerprint,

@@ -13,14 +13,14 @@ from typing import Final
 
 import numpy as np
 
+from cleaner.engine.kernels.codecs.crc import crc32c_extended
+from cleaner.engine.kernels.codecs.memory import SLACK_BYTES, load_be32
 from cleaner.engine.kernels.compile import Bytes
-from cleaner.engine.kernels.crc import crc32c_extended
 from cleaner.engine.kernels.layout import HEADER_BYTES, LARGEST_INT32, LENGTH_BYTES, REASONS, Code
-from cleaner.engine.kernels.memory import SLACK_BYTES, load_be32
 from cleaner.job import SourceSegment
-from storage import filenames
 from storage.env import Env, File
 from storage.errors import DamagedSegmentError
+from storage.format import filenames
 
 # An index counts offsets from its segment's base, in 31 bits.
 OFFSETS_MAX: Final = LARGEST_INT32 + 1

@@ -2,13 +2,13 @@
 
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import RECORD_BYTES_MIN, SLOT_WORDS
-from cleaner.engine.listing import ConsumeRows
+from cleaner.engine.key_rows import ConsumeRows
 from cleaner.engine.offset_map import SLOT_BYTES, OffsetMap, slots_for
 from cleaner.job import CleanJob
 
 
 class SpillingMap(OffsetMap):
-    """Its entries are rows (kernels/shards.py); a key may be in several spills."""
+    """Its entries are rows (passes/shards.py); a key may be in several spills."""
 
     def __init__(self, job: CleanJob, limit_bytes: int, keys_max: int, take: ConsumeRows) -> None:
         """`limit_bytes` is kept to, unless one buffer or batch of the job has more keys."""

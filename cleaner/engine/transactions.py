@@ -13,10 +13,10 @@ import numpy as np
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Bytes, Ints
 from cleaner.engine.kernels.layout import ABORTED_WORDS
-from cleaner.engine.kernels.producer_set import add_producer
+from cleaner.engine.kernels.passes.producer_set import add_producer
 from cleaner.job import CleanJob, SourceSegment
 from storage.errors import TransactionIndexError
-from storage.txn_index import TxnIndexEntry
+from storage.format.txn_index import TxnIndexEntry
 
 _OPEN_AT_FIRST: Final = 64  # slots; a power of two
 

@@ -10,12 +10,12 @@ from typing import Final, TypedDict
 
 from cleaner.host import JobInputs, LogFacts
 from cleaner.job import CleanJob, SourceSegment
+from cleaner.planning.dirty_section import live_segments
 from cleaner.planning.plan import Verdict
-from cleaner.planning.section import live_segments
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
-from storage.compression import GZIP, LZ4, ZSTD
-from storage.retention import SegmentFacts
+from storage.format.compression import GZIP, LZ4, ZSTD
+from storage.segments.retention import SegmentFacts
 
 # Offsets inside a segment are stored as 32-bit differences to its base (offset index format).
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from cleaner.host import LogFacts
-from cleaner.planning.findings import Finding, Moment, NextAttempt, Reason, Value
-from cleaner.planning.remembered import FRESH, PartitionCleanerState
-from cleaner.planning.section import (
+from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
+from cleaner.planning.dirty_section import (
     DirtySection,
     ExpiredSection,
     dirty_section,
     expired_section,
 )
-from cleaner.planning.survivorship import gain_per_byte, garbage_bytes
+from cleaner.planning.findings import Finding, Moment, NextAttempt, Reason, Value
+from cleaner.planning.survival import gain_per_byte, garbage_bytes
 from cleaner.states import Paused, Quarantined, State, is_busy, past_of
 from storage.model import TopicPartition
 

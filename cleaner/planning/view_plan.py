@@ -16,10 +16,10 @@ from cleaner.job import CleanJob, ViewOrder
 from cleaner.planning.grouping import group_segments, job_settings, source_of
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
+from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
-from storage.retention import SegmentFacts
-from storage.swap import CleanedFile
-from storage.txn_index import TxnIndexEntry
+from storage.segments.retention import SegmentFacts
+from storage.segments.swap import CleanedFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from cleaner.job import (
     ViewOrder,
 )
 from cleaner.verification import VerifyReport
+from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
-from storage.swap import CleanedFile, CleanedSegment
-from storage.txn_index import TxnIndexEntry
+from storage.segments.swap import CleanedFile, CleanedSegment
 
 LENGTH_BYTES: Final = 4
 # A job names every segment of its partition: this is room for some two million of them.

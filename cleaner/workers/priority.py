@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from cleaner.workers.crew import PoolWorker
 from cleaner.workers.throttle import Direction
+from cleaner.workers.worker_pool import PoolWorker
 
 ADJUST_SECONDS: Final = 2.0  # a few seconds, so that one long fsync is not a falling behind
 LEVELS: Final = 3  # from the lowest priority to the broker's own

@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 from cleaner.host import Foreground
 from cleaner.job import CleanAbortedError
-from cleaner.workers.borrowing import Borrowing
+from cleaner.workers.spare_capacity import Borrowing
 
 BURST_SECONDS: Final = 1.0  # long enough to ride out a late top-up, short enough not to be felt
 TOP_UP_SECONDS: Final = 0.05  # well below the burst, so that a worker seldom runs dry

@@ -244,7 +244,7 @@ def main(argv: list[str]) -> int:
     # Here and not above: the pool imports this module's neighbours and must not load Numba.
     from cleaner.engine.clean import run_clean
     from cleaner.engine.kernels import warm_up
-    from cleaner.engine.verify import verify_groups
+    from cleaner.engine.verify.verify_job import verify_groups
 
     warm_up()
     finish_start(preparation)

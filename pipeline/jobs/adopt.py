@@ -6,12 +6,12 @@ from typing import Final
 
 import click
 
-from broker.api_client import ApiClient
-from cleaner.handoff import AdoptOutcome, AdoptResult, result_json
+from admin.client import ApiClient
+from cleaner.remote_compaction import AdoptOutcome, AdoptResult, result_json
 from config import exit_codes
 from config.units import about_size
+from pipeline.client.lease import LeaseClient, LeaseLostError
 from pipeline.command import show, telling, with_broker
-from pipeline.lease import LeaseClient, LeaseLostError
 
 # What is refused for good comes before what can be tried again.
 WORST_FIRST: Final = (

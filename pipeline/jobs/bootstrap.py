@@ -21,13 +21,8 @@ import click
 
 from config import exit_codes
 from config.topic_names import RESERVED_SUFFIX
-from pipeline.command import SparkOptions, on_spark, show, telling
-from pipeline.errors import JobError
-from pipeline.jobs.bootstrap_resume import remaining, since_option
-from pipeline.jobs.bootstrap_rows import RowCounts, RowMapping, counted, shaped
-from pipeline.jobs.table_reading import FORMATS, read_table
-from pipeline.progress import shown
-from pipeline.topics import (
+from pipeline.client.kafka_client import Isolation
+from pipeline.client.topics import (
     TopicBounds,
     as_job_errors,
     bounds_of,
@@ -39,7 +34,12 @@ from pipeline.topics import (
     settings_of,
     with_bootstrap,
 )
-from pipeline.wire import Isolation
+from pipeline.command import SparkOptions, on_spark, show, telling
+from pipeline.errors import JobError
+from pipeline.jobs.bootstrap_resume import remaining, since_option
+from pipeline.jobs.bootstrap_rows import RowCounts, RowMapping, counted, shaped
+from pipeline.progress import shown
+from pipeline.tables.table_reading import FORMATS, read_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -248,7 +248,7 @@ class _Writer:
         import pyarrow as pa
         from pyspark import TaskContext
 
-        from pipeline.producing import ProduceError
+        from pipeline.client.producer import ProduceError
 
         context = TaskContext.get()
         again = context.attemptNumber() > 0
@@ -273,7 +273,7 @@ class _Writer:
         yield pa.RecordBatch.from_pydict(rows, schema=pa.schema(fields))
 
     def _write(self, batches: "Iterator[pa.RecordBatch]", spread: int, written: list[int]) -> None:
-        from pipeline.producing import BulkProducer
+        from pipeline.client.producer import BulkProducer
 
         with ExitStack() as stack:
             producer = None

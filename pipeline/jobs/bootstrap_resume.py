@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from config import exit_codes
+from pipeline.client.topics import TopicBounds, bounds_of, read_topic, settings_of
 from pipeline.errors import JobError
-from pipeline.topics import TopicBounds, bounds_of, read_topic, settings_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

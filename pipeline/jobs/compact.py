@@ -16,10 +16,12 @@ from typing import Any, Final
 
 import click
 
-from broker.api_client import ApiClient
-from cleaner.handoff import AdoptOutcome, AdoptResult, PartitionPlan, Purpose
+from admin.client import ApiClient
+from cleaner.remote_compaction import AdoptOutcome, AdoptResult, PartitionPlan, Purpose
 from config import exit_codes
 from config.units import about_size
+from pipeline.client.lease import Lease, LeaseClient
+from pipeline.client.leased_work import choose_transport, interrupts_wait, told_when_lost
 from pipeline.command import (
     SparkOptions,
     engine_of,
@@ -30,14 +32,12 @@ from pipeline.command import (
     telling,
     with_broker,
 )
-from pipeline.engines import Engine
+from pipeline.compaction.cleaning import CleanedPartition, clean_partitions
+from pipeline.compaction.indexing import index_partitions
+from pipeline.engines.engine import Engine
 from pipeline.errors import JobError
 from pipeline.jobs.adopt import exit_code_of
-from pipeline.lease import Lease, LeaseClient
-from pipeline.leased_work import choose_transport, interrupts_wait, told_when_lost
 from pipeline.progress import ProgressReporter, shown
-from pipeline.stages.cleaning import CleanedPartition, clean_partitions
-from pipeline.stages.indexing import index_partitions
 from pipeline.stages.planning import Limits
 
 HANDED_BACK: Final = "handed back"

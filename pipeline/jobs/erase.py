@@ -18,37 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from broker.api_client import ApiClient
+from admin.client import ApiClient
 from config import exit_codes
 from config.topic_names import view_name
-from pipeline.command import SparkOptions, on_spark, show, telling, with_broker
-from pipeline.errors import JobError
-from pipeline.java import write_whole
-from pipeline.jobs.erase_cleaning import TombstoneClean, pinned_leases
-from pipeline.jobs.erase_files import scan_files
-from pipeline.jobs.erase_keys import (
-    COLUMNS,
-    ENCODINGS,
-    Holding,
-    holdings,
-    joined,
-    keys_of_lines,
-    keys_of_table,
-)
-from pipeline.jobs.erase_receipt import (
-    COMPLETE,
-    DRY_RUN,
-    PENDING,
-    Copy,
-    PartitionErased,
-    Receipt,
-    lines,
-    records_text,
-)
-from pipeline.jobs.table_reading import FORMATS
-from pipeline.producing import BulkProducer
-from pipeline.progress import ProgressReporter, shown
-from pipeline.topics import (
+from pipeline.client.kafka_client import Isolation
+from pipeline.client.producer import BulkProducer
+from pipeline.client.topics import (
     as_job_errors,
     bounds_of,
     cluster_errors,
@@ -58,7 +33,32 @@ from pipeline.topics import (
     settings_of,
     with_bootstrap,
 )
-from pipeline.wire import Isolation
+from pipeline.command import SparkOptions, on_spark, show, telling, with_broker
+from pipeline.engines.java import write_whole
+from pipeline.erasure.cleaning import TombstoneClean, pinned_leases
+from pipeline.erasure.files import scan_files
+from pipeline.erasure.keys import (
+    COLUMNS,
+    ENCODINGS,
+    Holding,
+    holdings,
+    joined,
+    keys_of_lines,
+    keys_of_table,
+)
+from pipeline.erasure.receipt import (
+    COMPLETE,
+    DRY_RUN,
+    PENDING,
+    Copy,
+    PartitionErased,
+    Receipt,
+    lines,
+    records_text,
+)
+from pipeline.errors import JobError
+from pipeline.progress import ProgressReporter, shown
+from pipeline.tables.table_reading import FORMATS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,17 +11,17 @@ from typing import Any
 
 import click
 
-from broker.api_client import ApiClient
+from admin.client import ApiClient
 from config import exit_codes
+from pipeline.client.topics import cluster_errors, reach_topic
 from pipeline.command import SparkOptions, show, telling
 from pipeline.errors import JobError
+from pipeline.jobs.table_options import reading_options, table_options
 from pipeline.progress import shown
 from pipeline.tables.columns import Form, Forms
-from pipeline.tables.opening import Broker
-from pipeline.tables.options import reading_options, table_options
+from pipeline.tables.open_topic import Broker
 from pipeline.tables.state_table import lines, make_table
 from pipeline.tables.target import Format, target
-from pipeline.topics import cluster_errors, reach_topic
 
 
 @click.command("latest", short_help="The current state of a topic as a table.")

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker.api_client import ApiClient
+from admin.client import ApiClient
 from config import exit_codes
+from pipeline.client.topics import bounds_of, cluster_errors, reach_topic
 from pipeline.command import SparkOptions, show, telling
 from pipeline.errors import JobError
+from pipeline.jobs.table_options import reading_options, table_options
 from pipeline.progress import ProgressReporter, shown
 from pipeline.tables.as_of import (
     Moved,
@@ -29,13 +31,11 @@ from pipeline.tables.as_of import (
 )
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delta import NO_STATE, STATE_ID
-from pipeline.tables.opening import Broker, opened
-from pipeline.tables.options import reading_options, table_options
+from pipeline.tables.open_topic import Broker, opened
 from pipeline.tables.publish import publish
 from pipeline.tables.state import COLUMNS, all_records, check_open_part, state_of
 from pipeline.tables.state_table import TableResult, lines, notes_of, result_of, versions_of
 from pipeline.tables.target import Format, Target, target
-from pipeline.topics import bounds_of, cluster_errors, reach_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

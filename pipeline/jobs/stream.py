@@ -20,19 +20,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.api_client import ApiRefusedError, UnreachableError
+from admin.client import ApiRefusedError, UnreachableError
 from config import exit_codes
+from pipeline.client.topics import now_ms, partitions_of, reach_topic, settings_of
 from pipeline.command import SparkOptions, show
 from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter, shown
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, safe_ms_in
-from pipeline.tables.opening import Broker
+from pipeline.tables.open_topic import Broker
 from pipeline.tables.state import COLUMNS
 from pipeline.tables.state_table import make_table
 from pipeline.tables.target import Format, Target, target
 from pipeline.tables.upsert import Upserts, ends_of, last_ends, planned_ms_of, versions_in
-from pipeline.topics import now_ms, partitions_of, reach_topic, settings_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

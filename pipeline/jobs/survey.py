@@ -17,18 +17,30 @@ from typing import Any, Final
 
 import click
 
-from broker.api_client import ApiClient
-from cleaner.handoff import Purpose
+from admin.client import ApiClient
 from cleaner.job import CleanJob
+from cleaner.remote_compaction import Purpose
 from config import exit_codes
 from config.units import about_size
+from pipeline.client.kafka_client import WireClient
+from pipeline.client.lease import LeaseClient
+from pipeline.client.leased_work import choose_transport, interrupts_wait, told_when_lost
+from pipeline.client.topics import (
+    TopicBounds,
+    bounds_of,
+    cluster_errors,
+    reach_cluster,
+    reach_topic,
+    settings_of,
+    with_bootstrap,
+)
 from pipeline.command import SparkOptions, engine_of, of_size, on_engine, show, telling, with_broker
-from pipeline.engines import Engine
+from pipeline.compaction.indexing import PartitionIndex, index_partitions
+from pipeline.compaction.stage_runs import StageRunner
+from pipeline.engines.engine import Engine
 from pipeline.errors import JobError
-from pipeline.jobs.key_text import key_text
-from pipeline.lease import LeaseClient
-from pipeline.leased_work import choose_transport, interrupts_wait, told_when_lost
 from pipeline.progress import ProgressReporter, shown
+from pipeline.records.key_text import key_text
 from pipeline.report.figures import (
     PartitionFigures,
     SegmentFigures,
@@ -40,20 +52,8 @@ from pipeline.report.figures import (
 )
 from pipeline.report.policy import advise
 from pipeline.stages.histories import HistoriesResult, HistoriesTask
-from pipeline.stages.indexing import PartitionIndex, index_partitions
 from pipeline.stages.planning import Limits
-from pipeline.stages.running import StageRunner
-from pipeline.tables.opening import Broker
-from pipeline.topics import (
-    TopicBounds,
-    bounds_of,
-    cluster_errors,
-    reach_cluster,
-    reach_topic,
-    settings_of,
-    with_bootstrap,
-)
-from pipeline.wire import WireClient
+from pipeline.tables.open_topic import Broker
 
 TOP_KEYS: Final = 20
 

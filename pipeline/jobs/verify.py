@@ -2,7 +2,7 @@
 
 Rules
 - The check shares nothing with the cleaner: records are decoded and read into Spark, the rest is
-  plain Spark SQL (verify_rules.py), and a look at the order of batches (verify_batches.py).
+  plain Spark SQL (rules.py), and a look at the order of batches (batches.py).
 - A view is looked at up to its horizon, behind which it is the log itself; a compacted topic up to
   where the cleaner says it is clean; another topic as far as it is decided; a table as it goes.
 - All bounds are fixed before anything is read, and looked at again behind it: where the log or the
@@ -16,25 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from broker.api_client import ApiClient, ApiRefusedError, partition_path
+from admin.client import ApiClient, ApiRefusedError, partition_path
 from config import exit_codes
 from config.topic_names import RESERVED_SUFFIX, view_name
-from pipeline.command import SparkOptions, of_partitions, on_spark, show, telling, with_broker
-from pipeline.errors import JobError
-from pipeline.jobs.key_text import key_json, key_text
-from pipeline.jobs.table_reading import FORMATS, reach_of, read_table
-from pipeline.jobs.verify_batches import BatchFault, BatchWalk, walk_all
-from pipeline.jobs.verify_rules import (
-    COLUMNS,
-    COMPARED,
-    SOUND,
-    Rule,
-    classified,
-    faults_alone,
-    faults_of,
-)
-from pipeline.progress import ProgressReporter, shown
-from pipeline.topics import (
+from pipeline.client.kafka_client import EARLIEST
+from pipeline.client.topics import (
     Bounds,
     TopicBounds,
     bounds_of,
@@ -45,7 +31,21 @@ from pipeline.topics import (
     settings_of,
     with_bootstrap,
 )
-from pipeline.wire import EARLIEST
+from pipeline.command import SparkOptions, of_partitions, on_spark, show, telling, with_broker
+from pipeline.errors import JobError
+from pipeline.progress import ProgressReporter, shown
+from pipeline.records.key_text import key_json, key_text
+from pipeline.tables.table_reading import FORMATS, reach_of, read_table
+from pipeline.verification.batches import BatchFault, BatchWalk, walk_all
+from pipeline.verification.rules import (
+    COLUMNS,
+    COMPARED,
+    SOUND,
+    Rule,
+    classified,
+    faults_alone,
+    faults_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
 from cleaner.engine.kernels.compile import Bytes, Ints
-from cleaner.engine.kernels.memory import SLACK_BYTES
 from pipeline.records.kernels import (
     Ints32,
     Rows,

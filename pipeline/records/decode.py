@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
 from cleaner.engine.kernels.compile import Bytes, Ints
 from cleaner.engine.kernels.layout import HEADER_BYTES, LARGEST_BASE_OFFSET, REASONS, Code
-from cleaner.engine.kernels.memory import SLACK_BYTES
-from cleaner.engine.kernels.walk import check_records
+from cleaner.engine.kernels.passes.walk import check_records
 from cleaner.engine.source import SourceReader
 from cleaner.job import SourceSegment
 from pipeline.records.columns import (
@@ -52,17 +52,6 @@ from pipeline.records.kernels import (
     scan_batches,
 )
 from pipeline.records.partitioner import partition_of
-from storage import filenames
-from storage.batch import (
-    UNPACKED_BYTES_MAX,
-    BatchHeader,
-    Record,
-    build_batch,
-    read_header,
-    unpack_header,
-    walk_headers,
-)
-from storage.compression import decompress
 from storage.env import Env
 from storage.errors import (
     CorruptBatchError,
@@ -71,8 +60,19 @@ from storage.errors import (
     UnsupportedCompressionError,
     UnsupportedMagicError,
 )
-from storage.index import RELATIVE_OFFSET_MAX, CorruptIndexError, OffsetIndex
-from storage.txn_index import TxnIndexEntry
+from storage.format import filenames
+from storage.format.batch import (
+    UNPACKED_BYTES_MAX,
+    BatchHeader,
+    Record,
+    build_batch,
+    read_header,
+    unpack_header,
+    walk_headers,
+)
+from storage.format.compression import decompress
+from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, OffsetIndex
+from storage.format.txn_index import TxnIndexEntry
 
 BATCH_ROWS: Final = 16384  # best of 4k to 256k when rows go to Spark
 BATCH_BYTES: Final = 32 << 20

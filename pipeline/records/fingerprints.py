@@ -4,9 +4,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cleaner.engine.kernels.codecs.hashing import siphash128
+from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
 from cleaner.engine.kernels.compile import Bytes, Ints
-from cleaner.engine.kernels.hashing import siphash128
-from cleaner.engine.kernels.memory import SLACK_BYTES
 from pipeline.records.compile import kernel
 
 Words = npt.NDArray[np.uint64]

@@ -19,6 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.codecs.memory import (
+    copy_bytes,
+    load_be16,
+    load_be32,
+    load_be64,
+    read_varint,
+    store_be64,
+)
 from cleaner.engine.kernels.compile import Bytes, Ints, int64
 from cleaner.engine.kernels.layout import (
     ATTR_CODEC,
@@ -29,15 +37,7 @@ from cleaner.engine.kernels.layout import (
     LENGTH_BYTES,
     Code,
 )
-from cleaner.engine.kernels.memory import (
-    copy_bytes,
-    load_be16,
-    load_be32,
-    load_be64,
-    read_varint,
-    store_be64,
-)
-from cleaner.engine.kernels.walk import aborted_row, check_content, check_header, read_record
+from cleaner.engine.kernels.passes.walk import aborted_row, check_content, check_header, read_record
 from pipeline.records.compile import inlined, kernel
 
 Ints32 = npt.NDArray[np.int32]

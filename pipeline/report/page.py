@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from config.units import about_size, about_span
-from pipeline.jobs.key_text import key_text
+from pipeline.records.key_text import key_text
 from pipeline.report.figures import SegmentFigures, TopicFigures, percent
 from pipeline.report.plots import PLOTS, plot
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.kernels import survey
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.layout import Code
+from cleaner.engine.kernels.passes import survey
 from cleaner.engine.outcome import Damage
-from cleaner.engine.scan import scan_segment
+from cleaner.engine.segment_scan import scan_segment
 from cleaner.job import CleanJob, SourceSegment
 from pipeline.stages.tasks import SegmentCounts
 from storage.errors import DamagedSegmentError

@@ -27,7 +27,7 @@ from pipeline.stages.tasks import decode, encode
 from pipeline.stages.workplace import open_task_files
 from storage.env import Env, RealEnv
 from storage.errors import DamagedSegmentError
-from storage.filenames import LOG, file_name
+from storage.format.filenames import LOG, file_name
 
 BINS_PER_OCTAVE: Final = 4
 ROW_BYTES: Final = 96  # of the memory, for each record whose life is followed, and what sorts them

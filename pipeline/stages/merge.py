@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from cleaner.engine.kernels.compile import Ints
-from cleaner.engine.kernels.shards import list_entries, list_unknown, merge_rows
+from cleaner.engine.kernels.passes.shards import list_entries, list_unknown, merge_rows
 from cleaner.engine.offset_map import OffsetMap
 from pipeline.stages.rows import CHUNK_ROWS, read_rows
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cleaner.engine.context import CleanContext
-from cleaner.engine.kernels.shards import follow_markers
+from cleaner.engine.kernels.passes.shards import follow_markers
 from cleaner.engine.offset_map import OffsetMap
-from cleaner.engine.rewrite_pass import RewritePass
-from cleaner.engine.scan import scan_segment
+from cleaner.engine.segment_scan import scan_segment
+from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.job import SourceSegment
 from pipeline.stages.planning import sources_of
 from pipeline.stages.survivors import SegmentSurvivors, Survivors, SurvivorsFile, read_survivors

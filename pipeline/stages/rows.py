@@ -1,7 +1,7 @@
 """Files of rows between two stages: fingerprints of keys and the offsets of their records.
 
 A file holds rows of one shard, 24 bytes each, in the order in which they are to be put into a
-table: it is written from the log's start on, spill after spill. See kernels/shards.py.
+table: it is written from the log's start on, spill after spill. See passes/shards.py.
 """
 
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
+from cleaner.engine.kernels.codecs.crc import crc32c_extended
+from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
 from cleaner.engine.kernels.compile import Bytes, Ints, Words
-from cleaner.engine.kernels.crc import crc32c_extended
-from cleaner.engine.kernels.memory import SLACK_BYTES
-from cleaner.engine.kernels.shards import count_by_shard, sort_by_shard
+from cleaner.engine.kernels.passes.shards import count_by_shard, sort_by_shard
 from cleaner.engine.offset_map import SLOT_BYTES
 from pipeline.stages.tasks import RowFile
 from storage.env import Env, File

@@ -11,7 +11,7 @@ import numpy as np
 
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Ints
-from cleaner.engine.kernels.shards import list_entries
+from cleaner.engine.kernels.passes.shards import list_entries
 from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.outcome import Damage
 from pipeline.stages.counting import KeysDoNotFitError, survey_job, survey_segment

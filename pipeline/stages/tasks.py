@@ -69,7 +69,7 @@ class CombineTask:
 
 @dataclass(frozen=True, slots=True)
 class RowFile:
-    """Rows of one shard, of the keys of one combine task. See kernels/shards.py."""
+    """Rows of one shard, of the keys of one combine task. See passes/shards.py."""
 
     name: str
     rows: int

@@ -18,8 +18,8 @@ from cleaner.engine.outcome import Damage
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from pipeline.stages.tasks import DamageFound
 from pipeline.transport import SCRATCH, InputsGoneError, Transport, transport_of
-from storage import filenames
 from storage.env import Env
+from storage.format import filenames
 
 _NAME_BYTES: Final = 6  # random; a run has some thousands of attempts at most
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from broker.api_client import ApiClient
+from admin.client import ApiClient
 from cleaner.job import CleanJob
 from config import exit_codes
+from pipeline.client.kafka_client import NO_OFFSET, Isolation, WireClient
+from pipeline.client.topics import TopicBounds, read_offsets
+from pipeline.compaction.indexing import index_partitions
 from pipeline.errors import JobError
-from pipeline.stages.indexing import index_partitions
 from pipeline.stages.planning import sources_of
 from pipeline.tables.state import Reading, below, cleaned_offset, lacks_offsets
-from pipeline.topics import TopicBounds, read_offsets
-from pipeline.wire import NO_OFFSET, Isolation, WireClient
 from storage.model import TopicPartition
 
 TIME_DIGITS: Final = 18  # of ms, which are 64 bits

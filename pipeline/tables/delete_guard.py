@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from broker.api_client import ApiClient
+from admin.client import ApiClient
 from config import exit_codes
 from config.units import about_span
 from pipeline.errors import JobError

@@ -21,7 +21,7 @@ from pipeline.stages.survivors import SurvivorsFile, read_survivors
 from pipeline.stages.tasks import SurvivorFiles, decode, encode
 from pipeline.stages.workplace import TaskFiles, open_task_files
 from storage.env import Env, RealEnv
-from storage.filenames import LOG, file_name
+from storage.format.filenames import LOG, file_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

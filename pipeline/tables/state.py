@@ -13,19 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from broker.api_client import ApiClient
+from admin.client import ApiClient
 from cleaner.job import CleanJob
 from config import exit_codes
-from pipeline.engines import Engine
+from pipeline.client.lease import Lease
+from pipeline.client.topics import TopicBounds, read_topic
+from pipeline.compaction.indexing import PartitionIndex, index_partitions
+from pipeline.engines.engine import Engine
 from pipeline.errors import JobError
-from pipeline.lease import Lease
 from pipeline.progress import ProgressReporter
-from pipeline.stages.indexing import PartitionIndex, index_partitions
 from pipeline.stages.planning import Limits, sources_of
 from pipeline.stages.tasks import SegmentCounts
 from pipeline.tables.delete_guard import UNKNOWN_MS
 from pipeline.tables.rows import RowTask, row_tasks, rows_of
-from pipeline.topics import TopicBounds, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

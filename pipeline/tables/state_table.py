@@ -14,18 +14,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.api_client import ApiClient
-from broker.api_command import DEFAULT_URL
+from admin.client import ApiClient
+from admin.command import DEFAULT_URL
 from config.units import about_size
+from pipeline.client.topics import DEFAULT_BOOTSTRAP
 from pipeline.progress import ProgressReporter, SilentReporter
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import safe_time_id
 from pipeline.tables.delta import STATE_ID, state_number, version_id
-from pipeline.tables.opening import Broker, opened
+from pipeline.tables.open_topic import Broker, opened
 from pipeline.tables.publish import Published, publish
 from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, state_of
 from pipeline.tables.target import Target
-from pipeline.topics import DEFAULT_BOOTSTRAP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from config import exit_codes
+from pipeline.client.kafka_client import TIMEOUT_SECONDS
+from pipeline.client.lease import with_retries
 from pipeline.errors import JobError
-from pipeline.lease import with_retries
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
 from pipeline.tables.delta import commit_of, is_state_of, version_id
 from pipeline.tables.publish import write_beside
 from pipeline.tables.state import last_by_key
-from pipeline.wire import TIMEOUT_SECONDS
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -11,8 +11,8 @@ Rules
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from cleaner.handoff import SCRATCH_PREFIX
 from cleaner.job import CleanJob
+from cleaner.remote_compaction import SCRATCH_PREFIX
 from storage.env import Env
 
 __all__ = [

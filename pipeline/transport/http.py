@@ -18,13 +18,13 @@ from typing import Final, TypeVar
 
 from crc32c import crc32c
 
-from broker.api_client import ApiClient, ApiRefusedError, UnreachableError
-from cleaner.handoff import CRC_HEADER, RUNS_PATH
+from admin.client import ApiClient, ApiRefusedError, UnreachableError
 from cleaner.job import CleanJob
+from cleaner.remote_compaction import CRC_HEADER, RUNS_PATH
 from pipeline.transport import SCRATCH_VARIABLE, InputsGoneError, TransportError
-from storage import filenames
 from storage.env import Env
-from storage.swap import crc_of_file
+from storage.format import filenames
+from storage.segments.swap import crc_of_file
 
 RANGE_BYTES: Final = 4 << 20  # no more than the broker gives at a time
 ATTEMPTS: Final = 6

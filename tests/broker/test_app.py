@@ -15,9 +15,10 @@ from structlog.testing import capture_logs
 
 from broker import systemd
 from broker.app import Broker
-from broker.protocol.api import ApiKey
-from broker.protocol.errors import ErrorCode
-from broker.protocol.messages import (
+from broker.topics.topics import TopicError
+from protocol.api import ApiKey
+from protocol.errors import ErrorCode
+from protocol.messages import (
     CreatePartitionsRequest,
     CreatePartitionsRequestTopic,
     CreatePartitionsResponse,
@@ -32,15 +33,14 @@ from broker.protocol.messages import (
     MetadataRequestTopic,
     MetadataResponse,
 )
-from broker.topics import TopicError
-from storage import filenames
-from storage.batch import read_header
+from storage.format import filenames
+from storage.format.batch import read_header
 from storage.model import TimestampOffset
-from storage.timestamp_lookup import TimestampScan
-from tests.support.broker_in_memory import broker_in_memory, broker_settings
-from tests.support.logs import batch_of
-from tests.support.memory_env import MemoryEnv
+from storage.segments.timestamp_lookup import TimestampScan
+from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.raw_client import RawClient
+from tests.support.storage.logs import batch_of
+from tests.support.storage.memory_env import MemoryEnv
 
 OFFSETS = "__consumer_offsets"
 

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import broker.app
-from broker.api_client import ApiClient, ApiRefusedError
+from admin.cleaner import reason_to_stop_waiting
+from admin.client import ApiClient, ApiRefusedError
 from broker.banner import command_name, reachable, ready_text
-from broker.cleaner_cli import reason_to_stop_waiting
 from broker.cli import main
 from config.address import Address
 from config.settings import Settings
@@ -148,7 +148,7 @@ def test_an_interrupt_while_the_commands_are_imported_prints_nothing() -> None:
         "import os, signal, sys\n"
         "class CtrlC:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'broker.view_cli':\n"
+        "        if name == 'admin.views':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.meta_path.insert(0, CtrlC())\n"

@@ -11,14 +11,14 @@ import pytest
 
 from broker import app, systemd
 from broker.app import Broker
-from storage import filenames
 from storage.errors import DirectoryLockedError, OpeningStoppedError
+from storage.format import filenames
 from tests.broker.test_app import get
-from tests.storage.test_log_manager import make_topic, opened
-from tests.support.broker_in_memory import broker_in_memory, broker_settings
-from tests.support.logs import fill
-from tests.support.memory_env import MemoryEnv
+from tests.storage.manager.test_log_manager import make_topic, opened
+from tests.support.broker.broker_in_memory import broker_in_memory, broker_settings
 from tests.support.os_errors import raises_errno
+from tests.support.storage.logs import fill
+from tests.support.storage.memory_env import MemoryEnv
 from tests.support.waiting import wait_until
 
 

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from broker.cleaner_cli import cleaner
+from admin.cleaner import cleaner
 from cleaner.planning.findings import Reason
 from cleaner.states import State
-from tests.broker.test_metrics import scraped
-from tests.support.broker_in_memory import broker_in_memory
-from tests.support.memory_env import MemoryEnv
+from tests.broker.metrics.test_metrics import scraped
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.memory_env import MemoryEnv
 
 PAGE = (Path(__file__).parents[2] / "docs/operating-the-cleaner.md").read_text()
 # These never stand in the way.

@@ -7,9 +7,9 @@ from structlog.testing import capture_logs
 
 from broker.reload import Reloader
 from config.settings import Settings
-from storage.metadata import ClusterMetadata, new_metadata
-from tests.support.broker_in_memory import broker_in_memory
-from tests.support.memory_env import MemoryEnv
+from storage.directory.cluster_metadata import ClusterMetadata, new_metadata
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.memory_env import MemoryEnv
 
 
 class Daemon:

@@ -10,23 +10,23 @@ from typing import Any, cast
 
 import pytest
 
-from broker import turns
-from broker.connection import Connection
-from broker.dispatch import LARGE_REQUESTS_AT_ONCE, WHOLE_BYTES_MAX, Dispatcher
+from broker import loop_turns
+from broker.handlers.dispatch import LARGE_REQUESTS_AT_ONCE, WHOLE_BYTES_MAX, Dispatcher
 from broker.handlers.groups import LEAVERS_PER_TURN
+from broker.handlers.routes import make_dispatcher
 from broker.handlers.topics import SETTINGS_PER_RESOURCE_MAX
-from broker.protocol import codec
-from broker.protocol import messages as m
-from broker.protocol.api import ApiKey
-from broker.protocol.compile import ELEMENTS_PER_SLICE
-from broker.protocol.errors import ErrorCode, ProtocolError, RowLimitError
-from broker.protocol.limits import ROWS as ROWS_MAX
-from broker.routes import make_dispatcher
-from broker.topics import TopicError
-from tests.support.broker_in_memory import broker_in_memory
-from tests.support.memory_env import MemoryEnv
-from tests.support.messages import every_version, name_of, random_body
+from broker.network.connection import Connection
+from broker.topics.topics import TopicError
+from protocol import codec
+from protocol import messages as m
+from protocol.api import ApiKey
+from protocol.errors import ErrorCode, ProtocolError, RowLimitError
+from protocol.limits import ROWS as ROWS_MAX
+from protocol.table_compiler import ELEMENTS_PER_SLICE
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.messages import every_version, name_of, random_body
 from tests.support.slices import drained
+from tests.support.storage.memory_env import MemoryEnv
 
 ROWS = 300
 TOPIC = 2  # resource type
@@ -81,7 +81,9 @@ async def test_the_rows_of_a_large_request_and_of_its_answer_are_freed_in_turns(
     for kind in (m.CreateTopicsRequestTopic, m.CreateTopicsResponseTopic):
         monkeypatch.setattr(kind, "__del__", lambda row: freed_in.append(number), raising=False)
     ticks = count()
-    monkeypatch.setattr(turns, "perf_counter", lambda: next(ticks) * turns.TURN_SECONDS / 32)
+    monkeypatch.setattr(
+        loop_turns, "perf_counter", lambda: next(ticks) * loop_turns.TURN_SECONDS / 32
+    )
     body = m.CreateTopicsRequest(
         topics=[m.CreateTopicsRequestTopic(name="x" * 250, num_partitions=1) for _ in range(ROWS)],
         validate_only=True,
@@ -212,7 +214,9 @@ class Requester:
 def every_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece of work takes as long as a turn may be."""
     moments = count()
-    monkeypatch.setattr(turns, "perf_counter", lambda: next(moments) * turns.TURN_SECONDS * 2)
+    monkeypatch.setattr(
+        loop_turns, "perf_counter", lambda: next(moments) * loop_turns.TURN_SECONDS * 2
+    )
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cleaner import typed_json
-from cleaner.handoff import (
+from cleaner.job import CleanedGroup, SegmentHorizon
+from cleaner.remote_compaction import (
     AdoptOutcome,
     AdoptResult,
     MalformedHandoffError,
@@ -24,10 +25,9 @@ from cleaner.handoff import (
     result_json,
     result_of,
 )
-from cleaner.job import CleanedGroup, SegmentHorizon
-from storage.swap import CleanedFile, CleanedSegment
-from storage.txn_index import TxnIndexEntry
-from tests.support.cleaner_jobs import T0, group_of, job, report_of
+from storage.format.txn_index import TxnIndexEntry
+from storage.segments.swap import CleanedFile, CleanedSegment
+from tests.support.cleaner.cleaner_jobs import T0, group_of, job, report_of
 from tests.support.draws import seed_of_test
 
 LARGE = (1 << 63) - 1

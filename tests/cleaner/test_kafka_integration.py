@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from cleaner import states as s
-from cleaner.pool.pool import CleanerPool
+from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
-from storage.batch import Record, build_batch, decode_records, read_header, walk_headers
-from storage.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
 from storage.env import RealEnv
-from storage.filenames import LOG, file_name
-from storage.log import Log
-from storage.log_manager import LogManager
+from storage.format.batch import Record, build_batch, decode_records, read_header, walk_headers
+from storage.format.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD
+from storage.format.filenames import LOG, file_name
+from storage.log.log import Log
+from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from tests.support.log_host import LogHost
+from tests.support.cleaner.log_host import LogHost
 
 CODECS = [NONE, GZIP, SNAPPY, LZ4, ZSTD]
 CONFIG = TopicConfig(

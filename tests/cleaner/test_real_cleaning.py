@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from cleaner import states as s
-from cleaner.pool.pool import CleanerPool
+from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
-from storage.batch import Record, build_batch, decode_records, read_header, walk_headers
 from storage.env import RealEnv
-from storage.log import Log
-from storage.log_manager import LogManager
+from storage.format.batch import Record, build_batch, decode_records, read_header, walk_headers
+from storage.log.log import Log
+from storage.manager.log_manager import LogManager
 from storage.model import TopicPartition
-from tests.support.log_host import LogHost
+from tests.support.cleaner.log_host import LogHost
 
 T0, T1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 CONFIG = TopicConfig(

@@ -3,9 +3,9 @@
 import os
 from pathlib import Path
 
-from cleaner.pool.pool import CleanerPool
+from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.topic_keys import TopicConfig
-from storage.batch import Record, build_batch, read_header
+from storage.format.batch import Record, build_batch, read_header
 from tests.cleaner.test_real_cleaning import SETTINGS, T0, Shop, open_shop
 
 RETENTION_MS = 300

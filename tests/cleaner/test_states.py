@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cleaner import states as s
-from cleaner.pool.registry import CleanerRegistry
+from cleaner.scheduler.in_progress import CleanerRegistry
 from storage.model import TopicPartition
 from tests.conftest import Golden
 

@@ -18,8 +18,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer
 from kafka import TopicPartition as PythonPartition
 
-from broker.api_client import ApiClient, partition_path
-from broker.view_cli import ROOT as ROOT_PATH
+from admin.client import ApiClient, partition_path
+from admin.views import ROOT as ROOT_PATH
 from tests.support.draws import cases, seed_of_test
 from tests.support.kafka import LIB, unavailable
 from tests.support.varve import ROOT, VarveBroker

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from storage.batch import (
+from storage.format.batch import (
     CONTROL,
     LOG_APPEND_TIME,
     TRANSACTIONAL,

@@ -19,14 +19,14 @@ from cleaner.planning.plan import assess
 from cleaner.states import IDLE
 from config.settings import CleanerSettings
 from config.topic_keys import TopicConfig
-from storage.batch import read_header
 from storage.env import RealEnv
-from storage.log import Log
-from storage.producer_state import ProducerEntry
-from storage.swap import execute_swap, plan_swap
+from storage.format.batch import read_header
+from storage.format.producer_state import ProducerEntry
+from storage.log.log import Log
+from storage.segments.swap import execute_swap, plan_swap
 from tests.compare.script import Case, Operation
-from tests.support.cleaning import HASH_KEY, Recorder
-from tests.support.logs import PARTITION, open_log
+from tests.support.cleaner.cleaning import HASH_KEY, Recorder
+from tests.support.storage.logs import PARTITION, open_log
 
 PRODUCER_EXPIRATION_MS = 86_400_000
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.batch import Record
+from storage.format.batch import Record
 from tests.compare.differences import (
     Batch,
     Observation,

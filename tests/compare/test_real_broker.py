@@ -17,9 +17,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from storage.batch import BatchHeader, walk_headers
-from storage.checkpoints import decode_offsets
-from storage.filenames import META_PROPERTIES
+from storage.format.batch import BatchHeader, walk_headers
+from storage.format.checkpoints import decode_offsets
+from storage.format.filenames import META_PROPERTIES
 from storage.model import TopicPartition
 from tests.support.kafka import running_kafka, unavailable
 from tests.support.reading import assert_same_view, read_topics

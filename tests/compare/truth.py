@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from storage.batch import (
+from storage.format.batch import (
     BatchHeader,
     ControlType,
     Record,

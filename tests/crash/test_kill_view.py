@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from broker.api_client import ApiClient, partition_path
-from broker.view_cli import ROOT
+from admin.client import ApiClient, partition_path
+from admin.views import ROOT
 from tests.support.draws import cases, seed_of_test
 from tests.support.ports import free_port
 from tests.support.varve import VarveBroker, start_varve

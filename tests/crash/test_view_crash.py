@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from cleaner.engine.clean import run_clean
 from cleaner.job import SourceSegment, ViewOrder
-from storage.batch import Record, build_batch, decode_records, walk_headers
-from storage.deleted_keys import DELETED_KEYS_NAME
-from storage.filenames import LOG, file_name
-from storage.log import index_limits
-from storage.swap import CleanedFile
-from storage.view_ledger import (
+from storage.format.batch import Record, build_batch, decode_records, walk_headers
+from storage.format.filenames import LOG, file_name
+from storage.log.log import index_limits
+from storage.segments.swap import CleanedFile
+from storage.view.deleted_keys import DELETED_KEYS_NAME
+from storage.view.ledger import (
     Ledger,
     LinkedKeys,
     LinkedSource,
@@ -28,11 +28,11 @@ from storage.view_ledger import (
     sweep,
     view_path,
 )
-from storage.view_manifest import ViewManifest
-from tests.support.cleaning import Recorder, clean_job
+from storage.view.manifest import ViewManifest
+from tests.support.cleaner.cleaning import Recorder, clean_job
 from tests.support.draws import seed_of_test
-from tests.support.logs import NOW_MS, SMALL
-from tests.support.memory_env import MemoryEnv, SimulatedCrash
+from tests.support.storage.logs import NOW_MS, SMALL
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
 
 FOLDER = "/data/orders-0"
 TOPIC_ID = bytes(range(16))

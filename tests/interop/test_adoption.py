@@ -16,8 +16,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from broker.protocol.errors import ErrorCode
-from storage.batch import Record, build_batch, stamp, walk_headers
+from protocol.errors import ErrorCode
+from storage.format.batch import Record, build_batch, stamp, walk_headers
 from tests.support.kafka import KafkaBroker, running_kafka
 from tests.support.killed_kafka import (
     ADOPTER_SETTINGS,

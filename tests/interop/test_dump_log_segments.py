@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from storage.checkpoints import decode_offsets
+from storage.format.checkpoints import decode_offsets
 from storage.model import TopicPartition
 from tests.support.kafka import run_tool
 from tests.support.killed_kafka import ADOPTER_SETTINGS, CODECS, TOPICS, KilledKafka

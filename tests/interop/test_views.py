@@ -13,8 +13,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from broker.api_client import ApiClient, partition_path
-from broker.view_cli import ROOT
+from admin.client import ApiClient, partition_path
+from admin.views import ROOT
 from tests.support.kafka import running_kafka, start_kafka
 from tests.support.killed_kafka import ADOPTER_SETTINGS, EVENTS, TRANSFERS, KilledKafka
 from tests.support.reading import SeenRecord, read_topics

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyspark
 
-from pipeline.java import cache_folder, find_java, launcher_home, write_whole
+from pipeline.engines.java import cache_folder, find_java, launcher_home, write_whole
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 60

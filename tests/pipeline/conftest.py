@@ -41,8 +41,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """The session that all tests share: two tasks at a time, each tried twice."""
-    from pipeline.java import NoJavaError
-    from pipeline.session import build_session, stop_session
+    from pipeline.engines.java import NoJavaError
+    from pipeline.engines.spark_session import build_session, stop_session
 
     try:
         session = build_session("local[2,2]", app_name="varve-tests", settings=SPARK_SETTINGS)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from broker.protocol.api import APIS, ApiKey
-from broker.protocol.codec import decode_body, encode_response, read_header
-from broker.protocol.messages import (
+from protocol.api import APIS, ApiKey
+from protocol.codec import decode_body, encode_response, read_header
+from protocol.messages import (
     ApiVersionsResponse,
     ApiVersionsResponseRange,
     FetchResponse,

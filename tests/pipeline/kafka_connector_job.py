@@ -9,7 +9,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.session import build_session, stop_session
+from pipeline.engines.spark_session import build_session, stop_session
 
 
 def load(spark: SparkSession, kind: str, bootstrap: str, topic: str, **options: Any) -> DataFrame:

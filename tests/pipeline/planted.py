@@ -11,9 +11,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from crc32c import crc32c
 
-from broker.api_client import ApiClient, partition_path
-from storage.batch import Record, build_batch, decode_records, walk_headers
-from storage.view_manifest import LedgerSegment, decode_manifest, encode_manifest
+from admin.client import ApiClient, partition_path
+from storage.format.batch import Record, build_batch, decode_records, walk_headers
+from storage.view.manifest import LedgerSegment, decode_manifest, encode_manifest
 from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 

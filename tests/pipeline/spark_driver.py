@@ -75,9 +75,9 @@ def driving(master: str, folder: Path, settings: Mapping[str, str]) -> Iterator[
 
 
 def main(master: str, settings: str) -> None:
-    from pipeline.engines import StageFailedError
-    from pipeline.session import build_session, stop_session
-    from pipeline.spark_engine import SparkEngine
+    from pipeline.engines.engine import StageFailedError
+    from pipeline.engines.spark_engine import SparkEngine
+    from pipeline.engines.spark_session import build_session, stop_session
 
     spark = build_session(master, memory="512m", settings=json.loads(settings))
     engine = SparkEngine(spark, registry="tests.pipeline.spark_stages")

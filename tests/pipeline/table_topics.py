@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from storage.batch import (
+from storage.format.batch import (
     CONTROL,
     TRANSACTIONAL,
     ControlType,

@@ -2,10 +2,10 @@
 
 import errno
 
-from broker.partition import Partition
-from broker.views import ViewCursor
-from storage.batch import Record
+from broker.topics.partition import Partition
+from broker.views.views import ViewCursor
 from storage.errors import DamagedSegmentError, StorageError
+from storage.format.batch import Record
 from tests.sim.model import (
     READ_BYTES,
     Gone,
@@ -17,7 +17,7 @@ from tests.sim.model import (
 )
 from tests.sim.operations import Operations
 from tests.sim.world import World
-from tests.support.history import Batch
+from tests.support.cleaner.history import Batch
 
 SETTLE_SECONDS = 25.0  # virtual, at the end: timers, views and the cleaner go on by themselves
 BY_ITSELF = "its log was changed"  # why a job ended that nobody gave a reason for

@@ -1,7 +1,7 @@
 """Files that are gone, or rotten, when the next life of a broker begins."""
 
-from storage.batch import walk_headers
 from storage.errors import CorruptBatchError
+from storage.format.batch import walk_headers
 from tests.sim.script import OFFSETS_GO_BACK
 from tests.sim.world import HOME, World
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tests.support.memory_env import FIRST_WALL_MS, MemoryEnv, MemoryFile
+from tests.support.storage.memory_env import FIRST_WALL_MS, MemoryEnv, MemoryFile
 from tests.support.virtual_loop import VirtualLoop
 
 T = TypeVar("T")

@@ -21,13 +21,13 @@ from unittest import mock
 import structlog
 
 import broker.app
-import broker.turns
+import broker.loop_turns
 from broker.app import Broker
-from cleaner.engine import background
+from cleaner.engine import background_writes
 from cleaner.host import PublishOutcome
 from cleaner.job import CleanedGroup, CleanJob
-from cleaner.pool import dispatch
-from cleaner.workers import solo
+from cleaner.scheduler import dispatch
+from cleaner.workers import dedicated_worker
 from config.settings import Settings
 from tests.sim.checks import Checks
 from tests.sim.damage import lose_files
@@ -44,8 +44,8 @@ from tests.sim.operations import Operations
 from tests.sim.script import Operation, Script
 from tests.sim.worker import WorkerInProcess
 from tests.sim.world import HOME, OPERATION_ERRORS, World
-from tests.support.broker_in_memory import broker_settings
-from tests.support.memory_env import SimulatedCrash
+from tests.support.broker.broker_in_memory import broker_settings
+from tests.support.storage.memory_env import SimulatedCrash
 from tests.support.virtual_loop import InlineExecutor
 
 PATIENCE_SECONDS = 120.0  # virtual, for what a script waits for
@@ -124,11 +124,13 @@ class Machine:
             structlog.configure(processors=processors)
             for name in ("Listener", "HttpServer", "BrokerMetrics", "make_dispatcher"):
                 stack.enter_context(mock.patch.object(broker.app, name, _NoServer))
-            stack.enter_context(mock.patch.object(background, "ThreadPoolExecutor", InlineExecutor))
+            stack.enter_context(
+                mock.patch.object(background_writes, "ThreadPoolExecutor", InlineExecutor)
+            )
             stack.enter_context(mock.patch.object(broker.app, "gc", mock.Mock()))
             stack.enter_context(mock.patch.object(dispatch, "TOP_UP_SECONDS", 0.5))
-            stack.enter_context(mock.patch.object(solo, "TOP_UP_SECONDS", 0.5))
-            stack.enter_context(mock.patch.object(broker.turns, "perf_counter", float))
+            stack.enter_context(mock.patch.object(dedicated_worker, "TOP_UP_SECONDS", 0.5))
+            stack.enter_context(mock.patch.object(broker.loop_turns, "perf_counter", float))
             yield
 
     def _heard(self, _logger: Any, _name: str, event: dict[str, Any]) -> Any:

@@ -20,12 +20,12 @@ settings that promise something. It knows nothing of maps, passes, journals or l
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from storage.batch import ControlType, Record, walk_headers
-from storage.log import Log
-from storage.log_reader import FetchSlice
+from storage.format.batch import ControlType, Record, walk_headers
+from storage.format.txn_index import TxnIndexEntry
+from storage.log.log import Log
 from storage.model import TopicPartition
-from storage.txn_index import TxnIndexEntry
-from tests.support.history import COMMITTED, NONE, Batch, History, decoded
+from storage.segments.fetch_slice import FetchSlice
+from tests.support.cleaner.history import COMMITTED, NONE, Batch, History, decoded
 
 READ_BYTES = 1 << 20
 

@@ -4,14 +4,15 @@ import asyncio
 import functools
 from dataclasses import replace
 
-from broker.end_transaction import end_transaction
 from broker.handlers.produce import _produce_one
-from broker.offline.issue import LeaseRequest
-from broker.protocol.codec import RequestHeader
-from broker.protocol.produce import ProducedPartition
+from broker.leases.leasing import LeaseRequest
+from broker.topics.end_transaction import end_transaction
 from cleaner.engine.clean import run_clean
-from cleaner.handoff import MANIFEST_NAME, Purpose, RunManifest, encode_manifest
-from storage.batch import (
+from cleaner.remote_compaction import MANIFEST_NAME, Purpose, RunManifest, encode_manifest
+from protocol.codec import RequestHeader
+from protocol.produce_codec import ProducedPartition
+from storage.errors import LogDirectoryError
+from storage.format.batch import (
     CONTROL,
     TRANSACTIONAL,
     ControlType,
@@ -20,15 +21,14 @@ from storage.batch import (
     marker_record,
     read_header,
 )
-from storage.errors import LogDirectoryError
 from storage.model import TopicPartition
 from tests.sim.interleaving import CrashPoint, Fault
 from tests.sim.model import PartitionModel, batches_of
 from tests.sim.script import Operation
 from tests.sim.world import World
-from tests.support.cleaning import Recorder
-from tests.support.history import Batch
-from tests.support.swaps import put
+from tests.support.cleaner.cleaning import Recorder
+from tests.support.cleaner.history import Batch
+from tests.support.storage.swaps import put
 
 
 class Operations:

@@ -11,7 +11,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from storage.compression import GZIP, LZ4, NONE, ZSTD
+from storage.format.compression import GZIP, LZ4, NONE, ZSTD
 from tests.sim.interleaving import Pace
 
 KEYS: Final = [b"a", b"b", b"c", b"d"]

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from broker.handlers import produce
-from broker.housekeeping import Housekeeping
-from broker.partition import Partition
-from broker.view_making import ViewCompactor
-from broker.views import Views
+from broker.topics.log_maintenance import Housekeeping
+from broker.topics.partition import Partition
+from broker.views.compaction import ViewCompactor
+from broker.views.views import Views
 from cleaner.host import LogFacts, Undecided
 from cleaner.job import CleanJob
 from cleaner.planning import plan
-from storage import recovery
-from storage.batch import BatchHeader
 from storage.errors import CorruptBatchError, LogDirectoryError
-from storage.log import Log
-from storage.log_flush import FlushTask
-from storage.segment import DamagedSegment, Segment
+from storage.format.batch import BatchHeader
+from storage.log.flush import FlushTask
+from storage.log.log import Log
+from storage.recovery import load_log
+from storage.segments.segment import DamagedSegment, Segment
 from tests.sim.runs import broken_rule
 from tests.sim.script import QUICK, VERY_SLOW, Script, make_script
 
@@ -76,15 +76,15 @@ def retention_removes_before_the_log_start_is_durable(patch: pytest.MonkeyPatch)
 
 def an_overlap_is_taken_for_damage(patch: pytest.MonkeyPatch) -> None:
     """Without a swap's journal recovery cut there, and removed all later segments."""
-    take = recovery._take
+    take = load_log._take
 
     def cut(loading: Any, segment: Segment, batch: Any, following: int | None) -> Any:
         try:
             return take(loading, segment, batch, following)
-        except recovery._OverlapError as error:
+        except load_log._OverlapError as error:
             raise CorruptBatchError("belongs elsewhere", batch.position, segment.path) from error
 
-    patch.setattr(recovery, "_take", cut)
+    patch.setattr(load_log, "_take", cut)
 
 
 def a_missing_folder_fails_its_directory(patch: pytest.MonkeyPatch) -> None:

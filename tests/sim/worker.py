@@ -5,7 +5,7 @@ import functools
 from typing import Any
 
 from cleaner.engine.clean import run_clean
-from cleaner.engine.verify import verify_groups
+from cleaner.engine.verify.verify_job import verify_groups
 from cleaner.workers.channel import (
     FromWorker,
     Message,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from broker.app import Broker
-from broker.offline.model import LeaseError
-from broker.partition import Partition
-from broker.topics import TopicError
-from broker.view_making import ViewError
+from broker.leases.model import LeaseError
+from broker.topics.partition import Partition
+from broker.topics.topics import TopicError
+from broker.views.compaction import ViewError
 from storage.errors import StorageError
 from storage.model import TopicPartition
 from tests.sim.interleaving import Fibers, SimulatedEnv, SimulatedLoop

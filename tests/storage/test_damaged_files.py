@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import damaged_files
+from tests.support.storage import damaged_files
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +13,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["start", "parts"])
 def test_the_page_on_damaged_files_says_what_happens(made: dict[str, str], name: str) -> None:
-    again = "python -m tests.support.damaged_files writes the page anew"
+    again = "python -m tests.support.storage.damaged_files writes the page anew"
     assert damaged_files.table_in_page(name) == made[name], again
 
 

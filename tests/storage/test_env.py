@@ -20,8 +20,8 @@ from storage.env import (
     write_file_atomically,
 )
 from storage.errors import DirectoryLockedError
-from tests.support.memory_env import MemoryEnv
 from tests.support.os_errors import raises_errno
+from tests.support.storage.memory_env import MemoryEnv
 
 
 @pytest.fixture(params=["real", "memory"])

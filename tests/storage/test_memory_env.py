@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from storage.env import Env, write_file_atomically
-from tests.support.memory_env import SECTOR_BYTES, MemoryEnv, SimulatedCrash
 from tests.support.os_errors import raises_errno
+from tests.support.storage.memory_env import SECTOR_BYTES, MemoryEnv, SimulatedCrash
 
 SEEDS = range(200)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.batch import BatchHeader, Record
+from storage.format.batch import BatchHeader, Record
 from tests.support import kafka
 
 with warnings.catch_warnings():

@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from storage.checkpoints import decode_offsets
+from storage.format.checkpoints import decode_offsets
 from storage.model import TopicPartition as Partition
 from tests.support.kafka import KafkaBroker, start_kafka
 from tests.support.reading import View, read_topics

@@ -2,8 +2,8 @@
 
 A turn is one callback of the loop: nobody else has the loop before it ends. Lines are counted by
 `sys.settrace`, which also sees each round of a comprehension; so the same code gives the same
-count on any machine. What takes turns by the clock (broker/turns.py) is given one that goes on with
-the lines.
+count on any machine. What takes turns by the clock (broker/loop_turns.py) is given one that goes on
+with the lines.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pytest
 
-from broker import turns
+from broker import loop_turns
 
 # Measured: 30-60 ns a line, CPython 3.11.
 SECONDS_PER_LINE: Final = 50e-9
@@ -42,7 +42,7 @@ class LoopMeter:
         """Count the lines of the loop in this thread during the block."""
         self.lines = self.longest_turn = self.turns = self._began = 0
         with monkeypatch.context() as patched:
-            patched.setattr(turns, "perf_counter", self.seconds)
+            patched.setattr(loop_turns, "perf_counter", self.seconds)
             before = sys.gettrace()
             sys.settrace(self._trace)
             try:

@@ -6,9 +6,9 @@ import struct
 from types import TracebackType
 from typing import Self
 
-from broker.protocol.api import ApiKey
-from broker.protocol.codec import decode_response, encode_request
-from broker.protocol.messages import (
+from protocol.api import ApiKey
+from protocol.codec import decode_response, encode_request
+from protocol.messages import (
     FetchRequest,
     FetchRequestPartition,
     FetchRequestTopic,

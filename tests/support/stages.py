@@ -7,7 +7,7 @@ from typing import Any
 
 from cleaner.engine.clean import run_clean
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
-from pipeline.stages.cleaning import CleanedPartition, clean_partitions
+from pipeline.compaction.cleaning import CleanedPartition, clean_partitions
 from pipeline.stages.combine import combine
 from pipeline.stages.merge import merge
 from pipeline.stages.planning import Limits
@@ -24,7 +24,7 @@ from pipeline.stages.tasks import (
 )
 from pipeline.stages.whole import clean_whole
 from storage.env import Env
-from tests.support.cleaning import Recorder
+from tests.support.cleaner.cleaning import Recorder
 
 DISK = {"kind": "disk"}
 # What depends on how the passes were made, and not on what they left.

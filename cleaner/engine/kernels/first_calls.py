@@ -3,20 +3,28 @@
 import numpy as np
 
 from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.codecs.crc import crc32c_extended
+from cleaner.engine.kernels.codecs.index_entries import add_time_entry, index_output
+from cleaner.engine.kernels.codecs.memory import load_be32, load_be64
 from cleaner.engine.kernels.compile import Bytes
-from cleaner.engine.kernels.crc import crc32c_extended
-from cleaner.engine.kernels.index import add_time_entry, index_output
 from cleaner.engine.kernels.layout import SLOT_WORDS, Workspace, new_state
-from cleaner.engine.kernels.memory import load_be32, load_be64
-from cleaner.engine.kernels.newest import (
+from cleaner.engine.kernels.passes.bitmap import set_bits
+from cleaner.engine.kernels.passes.fingerprint_table import (
+    entries_max,
+    find_keys,
+    grow,
+    mark_survivors,
+    put_keys,
+)
+from cleaner.engine.kernels.passes.newest_first import (
     BUFFERED_FROM,
     WALK_WORDS,
     Window,
     clean_window,
     end_batch,
 )
-from cleaner.engine.kernels.producer_set import add_producer
-from cleaner.engine.kernels.ranking import (
+from cleaner.engine.kernels.passes.producer_set import add_producer
+from cleaner.engine.kernels.passes.ranking import (
     Ranking,
     fingerprint,
     newly_deleted,
@@ -25,9 +33,9 @@ from cleaner.engine.kernels.ranking import (
     recall,
     still_deleted,
 )
-from cleaner.engine.kernels.remains import copy_whole, settle_empty, write_header
-from cleaner.engine.kernels.rewrite import filter_unpacked, pass_batch, rewrite_batches
-from cleaner.engine.kernels.shards import (
+from cleaner.engine.kernels.passes.rebuilt_batch import copy_whole, settle_empty, write_header
+from cleaner.engine.kernels.passes.rewrite import filter_unpacked, pass_batch, rewrite_batches
+from cleaner.engine.kernels.passes.shards import (
     count_by_shard,
     follow_markers,
     list_batches,
@@ -37,11 +45,9 @@ from cleaner.engine.kernels.shards import (
     merge_rows,
     sort_by_shard,
 )
-from cleaner.engine.kernels.survey import COUNTS, survey_batches, survey_unpacked
-from cleaner.engine.kernels.table import entries_max, find_keys, grow, mark_survivors, put_keys
-from cleaner.engine.kernels.verify import set_bits
-from cleaner.engine.kernels.walk import count_records, index_batches, index_unpacked
-from storage.batch import HEADER_BYTES, Record, build_batch
+from cleaner.engine.kernels.passes.survey import COUNTS, survey_batches, survey_unpacked
+from cleaner.engine.kernels.passes.walk import count_records, index_batches, index_unpacked
+from storage.format.batch import HEADER_BYTES, Record, build_batch
 
 _ROOM_BYTES = 4096
 

@@ -16,10 +16,10 @@ from broker.groups.model import (
     Stable,
 )
 from broker.groups.offset_records import CommittedOffset
-from broker.protocol.errors import ErrorCode
+from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError, MessageTooLargeError
-from tests.support.group_machine import REBALANCE_MS, SESSION_MS, join_request
-from tests.support.group_world import KEY, World
+from tests.support.broker.group_machine import REBALANCE_MS, SESSION_MS, join_request
+from tests.support.broker.group_world import KEY, World
 from tests.support.virtual_clock import settle
 
 # Members ------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from broker.groups.model import (
     LeaveRequested,
 )
 from broker.groups.offsets_store import LoadedPartition
-from broker.protocol.errors import ErrorCode
+from protocol.errors import ErrorCode
 from storage.errors import LogDirectoryError
-from tests.support.group_machine import SESSION_MS
-from tests.support.group_world import DAY_MS, KEY, SUBSCRIBED, World
+from tests.support.broker.group_machine import SESSION_MS
+from tests.support.broker.group_world import DAY_MS, KEY, SUBSCRIBED, World
 from tests.support.virtual_clock import settle
 
 

@@ -9,17 +9,12 @@ import pytest
 
 from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator, PartitionState
 from broker.groups.offsets_store import LoadedPartition, OffsetsStore
-from broker.handlers import groups, offsets
-from broker.protocol import messages as m
-from broker.protocol.api import APIS, ApiKey, advertised_range
-from broker.protocol.codec import (
-    decode_request,
-    decode_response,
-    encode_request,
-    encode_response,
-)
-from broker.protocol.errors import ErrorCode
-from tests.support.offsets_log import OffsetsLog
+from broker.handlers import committed_offsets, groups
+from protocol import messages as m
+from protocol.api import APIS, ApiKey, advertised_range
+from protocol.codec import decode_request, decode_response, encode_request, encode_response
+from protocol.errors import ErrorCode
+from tests.support.broker.offsets_log import OffsetsLog
 from tests.support.virtual_clock import VirtualClock, settle
 
 HANDLERS: dict[ApiKey, Any] = {
@@ -31,9 +26,9 @@ HANDLERS: dict[ApiKey, Any] = {
     ApiKey.LIST_GROUPS: groups.handle_list_groups,
     ApiKey.DESCRIBE_GROUPS: groups.handle_describe_groups,
     ApiKey.DELETE_GROUPS: groups.handle_delete_groups,
-    ApiKey.OFFSET_COMMIT: offsets.handle_offset_commit,
-    ApiKey.OFFSET_FETCH: offsets.handle_offset_fetch,
-    ApiKey.OFFSET_DELETE: offsets.handle_offset_delete,
+    ApiKey.OFFSET_COMMIT: committed_offsets.handle_offset_commit,
+    ApiKey.OFFSET_FETCH: committed_offsets.handle_offset_fetch,
+    ApiKey.OFFSET_DELETE: committed_offsets.handle_offset_delete,
 }
 CONSUMER = [m.JoinGroupRequestProtocol(name="range", metadata=b"meta")]
 

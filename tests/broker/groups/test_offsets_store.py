@@ -23,8 +23,8 @@ from broker.groups.offsets_store import (
     load,
     partition_of,
 )
-from storage.batch import ControlType, Record, build_batch, marker_record
 from storage.errors import CorruptBatchError, LogDirectoryError
+from storage.format.batch import ControlType, Record, build_batch, marker_record
 
 TRANSACTIONAL = 0x10
 CONTROL = 0x20

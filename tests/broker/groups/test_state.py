@@ -22,8 +22,8 @@ from broker.groups.model import (
     WaiterGone,
 )
 from broker.groups.state import restored
-from broker.protocol.errors import ErrorCode
-from tests.support.group_machine import RANGE, REBALANCE_MS, SESSION_MS, Machine
+from protocol.errors import ErrorCode
+from tests.support.broker.group_machine import RANGE, REBALANCE_MS, SESSION_MS, Machine
 
 BOTH = (("range", b"r"), ("sticky", b"s"))
 STICKY_FIRST = (("sticky", b"s"), ("range", b"r"))

@@ -16,9 +16,9 @@ from broker.groups.model import (
     Unloaded,
     WaiterGone,
 )
-from broker.protocol.errors import ErrorCode
+from protocol.errors import ErrorCode
+from tests.support.broker.group_machine import Machine
 from tests.support.draws import cases
-from tests.support.group_machine import Machine
 
 PROTOCOLS = st.sampled_from(
     [

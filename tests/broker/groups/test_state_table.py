@@ -31,9 +31,9 @@ from broker.groups.model import (
     WaiterGone,
 )
 from broker.groups.state import transition
-from broker.protocol.errors import ErrorCode
+from protocol.errors import ErrorCode
 from tests.conftest import Golden
-from tests.support.group_machine import RANGE, join_request
+from tests.support.broker.group_machine import RANGE, join_request
 
 CHANGED = (("range", b"changed"),)
 

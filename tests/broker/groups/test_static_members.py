@@ -6,8 +6,8 @@ from broker.groups.model import (
     PreparingRebalance,
     Stable,
 )
-from broker.protocol.errors import ErrorCode
-from tests.support.group_machine import REBALANCE_MS, Machine
+from protocol.errors import ErrorCode
+from tests.support.broker.group_machine import REBALANCE_MS, Machine
 
 BOTH = (("range", b"r"), ("sticky", b"s"))
 STICKY_FIRST = (("sticky", b"s"), ("range", b"r"))

@@ -1,0 +1,373 @@
+"""`varve cleaner`: what the cleaner does and why, and its controls, over the HTTP API.
+
+Exit codes: config/exit_codes.py. Plain columns, not boxes: they go through grep, cut and a mail.
+"""
+
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import click
+
+from admin.cleaner_text import (
+    clean_text,
+    explanation_lines,
+    history_lines,
+    nothing_to_clean,
+    progress_text,
+    status_lines,
+)
+from admin.client import ApiClient, ApiRefusedError, Json, partition_path
+from admin.command import (
+    POLL_SECONDS,
+    P,
+    api_command,
+    code_of_refusal,
+    fail,
+    optional_partition_arguments,
+    partition_arguments,
+    show,
+    show_progress,
+    timeout_option,
+)
+
+
+@click.group(short_help="What the cleaner does and why; run, pause, resume, abort, retry.")
+def cleaner() -> None:
+    """What the cleaner does and why, and its controls.
+
+    Talks to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
+    """
+
+
+@cleaner.command(short_help="Workers, and every compacted partition.")
+@click.option("--topic", help="Only partitions of this topic, compacted or not.")
+@api_command
+def status(client: ApiClient, topic: str | None, as_json: bool) -> None:
+    """Workers, and every compacted partition: how dirty, what stands in the way."""
+    answer = client.get("")
+    rows = list(client.pages("/partitions", "partitions", topic=topic))
+    show({**answer, "rows": rows}, as_json, lambda answer: status_lines(answer, rows, topic))
+
+
+class ActionRefusedError(Exception):
+    """The requested action was not completed for a partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSelection:
+    """The partitions that a command line names; `topic` is set if it names a whole topic."""
+
+    partitions: tuple[tuple[str, int], ...]
+    topic: str | None = None
+
+
+def select_partitions(client: ApiClient, topic: str, partition: int | None) -> PartitionSelection:
+    """Return the partitions that the arguments name.
+
+    `customers 0` and `customers-0` name one partition, `customers` all partitions of the topic that
+    the broker serves. If a topic is called `customers-0`, that name means the topic.
+    """
+    if partition is not None:
+        return PartitionSelection(((topic, partition),))
+    try:
+        rows = list(client.pages("/partitions", "partitions", topic=topic))
+    except ApiRefusedError as error:
+        name, _, number = topic.rpartition("-")
+        if (
+            error.status != HTTPStatus.NOT_FOUND
+            or not name
+            or not re.fullmatch("[0-9]{1,9}", number)
+        ):
+            raise
+        return PartitionSelection(((name, int(number)),))
+    return PartitionSelection(tuple((topic, row["partition"]) for row in rows), topic)
+
+
+def _for_each(
+    places: PartitionSelection, as_json: bool, act: Callable[[str, int], tuple[Json, Sequence[str]]]
+) -> None:
+    """Act on each partition and print the results; continue if the broker refuses one.
+
+    With `as_json`, print one object with `partitions` for a topic, and the API's answer for a
+    single partition.
+    """
+    answers: list[Json] = []
+    lines: list[str] = []
+    refusals: list[ApiRefusedError | ActionRefusedError] = []
+    for topic, number in places.partitions:
+        try:
+            answer, text = act(topic, number)
+        except (ApiRefusedError, ActionRefusedError) as error:
+            refusals.append(error)
+            continue
+        answers.append(answer)
+        lines += text
+    if places.topic is not None:
+        show({"topic": places.topic, "partitions": answers}, as_json, lambda _: lines)
+    elif answers:
+        show(answers[0], as_json, lambda _: lines)
+    if refusals:
+        fail("\nvarve: ".join(map(str, refusals)), min(map(code_of_refusal, refusals)))
+
+
+@cleaner.command(short_help="Why is this partition, or topic, not being cleaned?")
+@optional_partition_arguments
+@api_command
+def explain(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
+    """Why is this partition, or topic, not being cleaned? The whole chain of reasons.
+
+    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
+    """
+
+    def ask(name: str, number: int) -> tuple[Json, Sequence[str]]:
+        answer = client.get(partition_path(name, number))
+        return answer, explanation_lines(answer)
+
+    _for_each(select_partitions(client, topic, partition), as_json, ask)
+
+
+@cleaner.command(short_help="Clean a partition or topic next, ignoring its dirty ratio.")
+@optional_partition_arguments
+@click.option("--roll", is_flag=True, help="Close the active segment first: clean everything.")
+@click.option("--wait", is_flag=True, help="Wait until it is clean; show progress.")
+@timeout_option
+@api_command
+def run(
+    *,
+    client: ApiClient,
+    topic: str,
+    partition: int | None,
+    roll: bool,
+    wait: bool,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Clean a partition, or all of a topic, next, ignoring its dirty ratio and earlier failures.
+
+    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic. The request
+    stays pending until everything that could be cleaned at the time of the request is clean;
+    `abort` cancels it.
+    """
+    places = select_partitions(client, topic, partition)
+    deadline = time.monotonic() + timeout
+    begun: dict[tuple[str, int], Json | ApiRefusedError] = {}
+    for where in places.partitions:  # request every clean before waiting for the first
+        try:
+            begun[where] = client.post(f"{partition_path(*where)}/run", {"roll": roll})
+        except ApiRefusedError as error:
+            begun[where] = error
+
+    def finish(name: str, number: int) -> tuple[Json, Sequence[str]]:
+        began, text = begun[name, number], f"{name}-{number}"
+        if isinstance(began, ApiRefusedError):
+            raise began
+        end_offset = began["requested_offset"]
+        if end_offset is None:
+            reason = nothing_to_clean(began, rolled=roll)
+            if wait and began["obstacle"] is not None:
+                raise ActionRefusedError(f"{text}: {reason}")
+            return began, [f"{text}: {reason}"]
+        if not wait:
+            return began, [f"{text} is cleaned next, up to offset {end_offset}"]
+        path = partition_path(name, number)
+        waited = CleanWait(client, path, began, deadline, timeout)
+        done = _wait_cleaned(waited, quiet=as_json)
+        return done, [clean_text(done)]
+
+    _for_each(places, as_json, finish)
+
+
+def partition_or_all_arguments(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the arguments that name a partition, and the option for all of them."""
+    option = click.option("--all", "all_of_them", is_flag=True, help="Every compacted partition.")
+    number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
+    return click.argument("topic", required=False)(number(option(function)))
+
+
+@cleaner.command(short_help="Leave a partition, or all, alone until it is resumed.")
+@partition_or_all_arguments
+@api_command
+def pause(
+    client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
+) -> None:
+    """Stop cleaning a partition, or all of a topic, until it is resumed; restarts keep the pause.
+
+    Give `customers 0` or `customers-0` for a partition, `customers` for all of a topic.
+    """
+    where = _selected_or_all(client, topic, partition, all_of_them)
+    _act(client, where, "pause", as_json=as_json, yes="is paused", no="was paused already")
+
+
+@cleaner.command(short_help="End a pause, or all of them.")
+@partition_or_all_arguments
+@api_command
+def resume(
+    client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool, as_json: bool
+) -> None:
+    """End a pause of a partition, or of all of a topic."""
+    where = _selected_or_all(client, topic, partition, all_of_them)
+    _act(client, where, "resume", as_json=as_json, yes="is resumed", no="was not paused")
+
+
+@cleaner.command(short_help="Give up the job that runs, and what was asked for.")
+@optional_partition_arguments
+@api_command
+def abort(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
+    """Give up the job that runs, and a clean that was asked for.
+
+    The partition may be chosen again at once.
+    """
+    where = select_partitions(client, topic, partition)
+    _act(client, where, "abort", as_json=as_json, yes="is given up", no="was not being cleaned")
+
+
+@cleaner.command(short_help="End a quarantine: forget earlier failures.")
+@optional_partition_arguments
+@api_command
+def retry(client: ApiClient, topic: str, partition: int | None, as_json: bool) -> None:
+    """End a quarantine: forget earlier failures."""
+    yes, no = "may be tried again", "was not in quarantine"
+    where = select_partitions(client, topic, partition)
+    _act(client, where, "retry", as_json=as_json, yes=yes, no=no)
+
+
+@cleaner.command("end-transaction", short_help="Abort a transaction that nobody else will end.")
+@partition_arguments
+@click.argument("producer_id", type=click.IntRange(0, (1 << 63) - 1))
+@api_command
+def end_transaction(
+    client: ApiClient, topic: str, partition: int, producer_id: int, as_json: bool
+) -> None:
+    """Abort a transaction that nobody else will end: its records are dropped.
+
+    For one that Kafka left open in a folder: this broker has no transaction coordinator. Look
+    first whether Kafka's had decided to commit it (docs/operating-the-cleaner.md).
+    """
+    path = f"{partition_path(topic, partition)}/transactions/{producer_id}/abort"
+    text = f"{topic}-{partition}: the transaction of producer {producer_id} is aborted"
+    show(client.post(path), as_json, lambda _: [text])
+
+
+@cleaner.command(short_help="Jobs that are over, newest first.")
+@click.argument("topic", required=False)
+@click.argument("partition", required=False, type=click.IntRange(0, (1 << 31) - 1))
+@click.option("--limit", type=click.IntRange(1, 2000), default=20, show_default=True)
+@api_command
+def history(
+    client: ApiClient, topic: str | None, partition: int | None, limit: int, as_json: bool
+) -> None:
+    """Jobs that are over, newest first; they survive a restart of the broker."""
+    answer = client.get("/history", topic=topic, partition=partition, limit=limit)
+    show(answer, as_json, lambda answer: history_lines(answer["jobs"]))
+
+
+def _selected_or_all(
+    client: ApiClient, topic: str | None, partition: int | None, all_of_them: bool
+) -> PartitionSelection | None:
+    """Return the partitions that the arguments name; None for all."""
+    if topic is not None and not all_of_them:
+        return select_partitions(client, topic, partition)
+    if topic is None and all_of_them:
+        return None
+    raise click.UsageError("name a topic or a partition, or use --all")
+
+
+def _act(
+    client: ApiClient,
+    where: PartitionSelection | None,
+    action: str,
+    *,
+    as_json: bool,
+    yes: str,
+    no: str,
+) -> None:
+    if where is None:
+        done = client.post(f"/{action}")
+        count = done["changed"]
+        text = f"{count} partition {yes}" if count == 1 else f"{count} partitions: each {yes}"
+        show(done, as_json, lambda _: [text + _durability(done)])
+        return
+
+    def act(topic: str, number: int) -> tuple[Json, Sequence[str]]:
+        done = client.post(f"{partition_path(topic, number)}/{action}")
+        return done, [f"{topic}-{number} {yes if done['changed'] else no}{_durability(done)}"]
+
+    _for_each(where, as_json, act)
+
+
+def _durability(done: Json) -> str:
+    if done.get("durable", True):
+        return ""
+    return "; this is in effect now, but could not be saved: a restart would undo it"
+
+
+@dataclass(frozen=True, slots=True)
+class CleanWait:
+    """A requested clean, and how long to wait for it."""
+
+    client: ApiClient
+    path: str
+    began: Json
+    deadline: float  # monotonic
+    seconds: float
+
+
+def _wait_cleaned(waited: CleanWait, *, quiet: bool) -> Json:
+    """Wait until all that was cleanable at the request is clean. Raises ActionRefusedError."""
+    client, began = waited.client, waited.began
+    end = began["requested_offset"]
+    shown = False
+    try:
+        while True:
+            now = client.get(waited.path)
+            stuck = reason_to_stop_waiting(now, began)
+            if stuck:
+                raise ActionRefusedError(stuck)
+            if _is_clean(now, end):
+                return now
+            if time.monotonic() >= waited.deadline:
+                raise ActionRefusedError(
+                    f"not clean after {waited.seconds:g} s: {now['sentences'][0]}"
+                )
+            if not quiet and sys.stderr.isatty():
+                show_progress(progress_text(client.get(""), now))
+                shown = True
+            time.sleep(POLL_SECONDS)
+    finally:
+        if shown:
+            show_progress("")
+
+
+def _is_clean(now: Json, end: int) -> bool:
+    first, bound = now.get("first_dirty_offset"), now.get("end_offset")
+    if first is None or bound is None:
+        return False
+    return bool(first >= end or (now["dirty_bytes"] == 0 and bound >= end))
+
+
+def reason_to_stop_waiting(now: Json, began: Json) -> str:
+    """Return why the requested clean will not happen, or an empty string while it may.
+
+    `began` and `now` are answers of the partition's status, from the request and from this poll.
+    """
+    end = began["requested_offset"]
+    if now["state"] == "offline" or now["paused"]:
+        return str(now["sentences"][0])
+    job, before = now.get("last_job"), began.get("last_job")
+    is_new = job is not None and (before is None or job["run_id"] != before["run_id"])
+    if job is not None and is_new:
+        if job["outcome"] == "failed":
+            return f"the job failed: {job['reason']}"
+        if job["outcome"] == "damaged":  # what is damaged is left as it is
+            return f"the job is done, and not all is clean: {job['reason']}"
+    if now["state"] == "aborting":
+        return ""  # the job says who aborted it once it has ended
+    if now["requested_offset"] is None and not _is_clean(now, end):
+        if job is not None and is_new and job["outcome"] == "aborted":
+            return f"the job was given up: {job['reason']}"
+        return f"an operator cancelled the clean request. {now['sentences'][0]}"
+    return ""

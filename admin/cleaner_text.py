@@ -1,0 +1,257 @@
+"""What `varve cleaner` prints for people. Pure: the API's answers in, lines out."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from admin.client import Json
+from config.topic_names import INTERNAL_TOPICS
+from config.units import about_size, about_span, format_size
+
+ROWS_MAX: Final = 5000  # of a table; who has more asks for a topic, or for --json
+
+
+def status_lines(answer: Json, rows: Sequence[Json], topic: str | None = None) -> list[str]:
+    """Return a summary of the cleaner or of one topic, and a table of partitions by importance.
+
+    Empty partitions of an internal topic share one line unless `topic` names it.
+    """
+    if topic is not None:
+        return [_topic_headline(topic, rows), "", *_table(rows)]
+    partitions = answer["partitions"]
+    lines = [_headline(answer)]
+    for worker in answer["workers"]:
+        job = worker["job"]
+        if job is None:
+            doing = "idle" if worker["ready"] else "starting"
+        else:
+            doing = f"{job['topic']}-{job['partition']}: {_stage(job)}"
+        lane = "" if worker["lane"] == "regular" else f", for {worker['lane']} jobs"
+        lines.append(f"  worker {worker['index']} (pid {worker['pid']}{lane}): {doing}")
+    lines += _spark_lines(answer["spark"])
+    if partitions["damaged"]:
+        lines.append(
+            f"  {partitions['damaged']} with damaged batches, which block readers: see "
+            "`varve cleaner explain TOPIC PARTITION`"
+        )
+    for key, text in (("quarantined", "in quarantine"), ("paused", "paused by an operator"),
+                      ("offline", "offline"), ("policy_unknown", "without a cleanup.policy"),
+                      ("over_max_lag", "over max.compaction.lag.ms")):  # fmt: skip
+        if partitions[key]:
+            lines.append(f"  {partitions[key]} {text}")
+    folded = [row for row in rows if _is_folded(row)]
+    shown = [row for row in rows if not _is_folded(row)]
+    if shown:
+        lines += ["", *_table(shown)]
+    return lines + _folded_lines(folded)
+
+
+def _spark_lines(spark: Json) -> list[str]:
+    """What Spark does; nothing where it is not used."""
+    lines = []
+    if job := spark["job"]:
+        numbers = ", ".join(map(str, job["partitions"]))
+        where = f"{job['topic']}-{numbers}"
+        lines.append(f"  spark ({job['master']}): {where}, {job['seconds']:.0f} s")
+    elif spark["unavailable"]:
+        wait = about_span(spark["wait_ms"])
+        lines.append(
+            f"  spark ({spark['master']}): no job can be started, tried again in {wait}; "
+            f"the workers have its partitions: {spark['unavailable']}"
+        )
+    elif spark["enabled"]:
+        lines.append(f"  spark ({spark['master']}): idle")
+    if spark["waiting"]:
+        lines.append(f"  {len(spark['waiting'])} waiting for Spark")
+    if spark["given_up"]:
+        names = ", ".join(f"{item['topic']}-{item['partition']}" for item in spark["given_up"][:10])
+        lines.append(
+            f"  {len(spark['given_up'])} with the workers after failures on Spark: {names}"
+        )
+    return lines
+
+
+def _headline(answer: Json) -> str:
+    if not answer["enabled"]:
+        return "The cleaner is switched off (cleaner.enabled)."
+    partitions = answer["partitions"]
+    limits = [
+        f"{subject} at most {format_size(round(answer[key]))}/s"
+        for key, subject in (
+            ("read_bytes_per_second", "reading"),
+            ("write_bytes_per_second", "writing"),
+        )
+        if answer[key] is not None
+    ]
+    return (
+        f"{partitions['compacted']} compacted partitions, {partitions['candidates']} due, "
+        f"{partitions['in_progress']} being cleaned; {about_size(answer['cleanable_bytes'])} dirty"
+        f"{''.join(f', {limit}' for limit in limits)}"
+    )
+
+
+def _topic_headline(topic: str, rows: Sequence[Json]) -> str:
+    due = sum(row["to_clean"] for row in rows)
+    cleaned = sum(row["job"] is not None for row in rows)
+    paused = sum(row["paused"] for row in rows)
+    dirty_bytes = sum(row["dirty_bytes"] or 0 for row in rows)
+    return (
+        f"{topic}: {len(rows)} partitions, {due} due, {cleaned} being cleaned, {paused} paused; "
+        f"{about_size(dirty_bytes)} dirty"
+    )
+
+
+def _by_importance(row: Json) -> tuple[bool, bool, float, int, str, int]:
+    """Sort damaged first, then quarantined, then by dirty ratio and by bytes to clean."""
+    return (
+        not row.get("damage"),
+        row["state"] != "quarantined",
+        -(row["dirty_ratio"] or 0),
+        -(row["waiting_bytes"] or 0),
+        row["topic"],
+        row["partition"],
+    )
+
+
+def _is_folded(row: Json) -> bool:
+    """Return whether this is an idle, empty partition of an internal topic."""
+    is_idle = row["state"] == "idle" and not row["paused"] and not row.get("damage")
+    return row["topic"] in INTERNAL_TOPICS and row["size_bytes"] == 0 and is_idle
+
+
+def _folded_lines(rows: Sequence[Json]) -> list[str]:
+    """Return one line per topic for the partitions that the table leaves out."""
+    counts = Counter(row["topic"] for row in rows)
+    return [
+        f"... and {count} empty partitions of {topic} (--topic {topic} lists them)"
+        for topic, count in sorted(counts.items())
+    ]
+
+
+def _table(rows: Sequence[Json]) -> list[str]:
+    order = sorted(rows, key=_by_importance)
+    table = [("PARTITION", "STATE", "SIZE", "DIRTY", "WAITING", "RATIO", "BLOCKED BY")]
+    for row in order[:ROWS_MAX]:
+        ratio = row["dirty_ratio"]
+        table.append(
+            (
+                f"{row['topic']}-{row['partition']}",
+                row["state"],
+                about_size(row["size_bytes"]),
+                "-" if row["dirty_bytes"] is None else about_size(row["dirty_bytes"]),
+                "-" if row["waiting_bytes"] is None else about_size(row["waiting_bytes"]),
+                "-" if ratio is None else f"{ratio:.0%}",
+                _obstacle(row),
+            )
+        )
+    lines = columns(table, right={2, 3, 4, 5})
+    if len(order) > ROWS_MAX:
+        lines.append(f"... and {len(order) - ROWS_MAX} more")
+    return lines
+
+
+def _obstacle(row: Json) -> str:
+    if damage := row.get("damage"):
+        ranges = ", ".join(
+            f"{item['first_offset']}-{item['next_offset'] - 1}" for item in damage[:3]
+        )
+        more = f" and {len(damage) - 3} more ranges" if len(damage) > 3 else ""
+        return f"DAMAGED: offsets {ranges}{more} cannot be read"
+    if row["job"] is not None:
+        return f"{row['blocked_by']}: {_stage(row['job'])}"
+    return row["blocked_by"] or ""
+
+
+def nothing_to_clean(answer: Json, *, rolled: bool) -> str:
+    """Why a clean that was asked for does not begin; empty-handed, but not always for good."""
+    if answer["to_clean"]:
+        return "nothing is dirty; what has expired is removed next"
+    if answer["obstacle"] is None:
+        return "nothing to clean"
+    text = str(answer["obstacle"])
+    if answer["blocked_by"] == "active segment" and not rolled:
+        text = f"nothing can be cleaned now; --roll closes the active segment first. {text}"
+    return text
+
+
+def explanation_lines(answer: Json) -> list[str]:
+    """The chain of reasons, then what happened last."""
+    first, *rest = answer["sentences"]
+    lines = [first, *(f"  - {sentence}" for sentence in rest)]
+    transitions = answer.get("transitions") or []
+    if transitions:
+        lines += ["", "Last transitions:"]
+        lines += [
+            f"  {_when(entry['at_ms'])}  {entry['event']}: {entry['before']} -> {entry['after']}"
+            for entry in transitions[-10:]
+        ]
+    return lines
+
+
+def history_lines(jobs: Sequence[Json]) -> list[str]:
+    """A table of jobs; the reason of one that went wrong below it."""
+    if not jobs:
+        return ["no job is on record"]
+    table = [("FINISHED", "PARTITION", "OUTCOME", "SECONDS", "BEFORE", "AFTER", "SAVED", "REASON")]
+    for job in jobs:
+        done = job["outcome"] in ("finished", "damaged")
+        table.append(
+            (
+                _when(job["finished_ms"]),
+                f"{job['topic']}-{job['partition']}",
+                job["outcome"],
+                f"{job['seconds']:.1f}",
+                about_size(job["bytes_before"]) if done else "-",
+                about_size(job["bytes_after"]) if done else "-",
+                f"{job['size_reduction_percent']:.0f}%" if done else "-",
+                job["reason"],
+            )
+        )
+    return columns(table, right={3, 4, 5, 6})
+
+
+def clean_text(answer: Json) -> str:
+    """What `run --wait` ends with."""
+    name, job = f"{answer['topic']}-{answer['partition']}", answer["last_job"]
+    if job is None or job["outcome"] != "finished":
+        return f"{name} is clean up to offset {answer['first_dirty_offset']}"
+    return (
+        f"{name} is clean up to offset {answer['first_dirty_offset']}: "
+        f"{about_size(job['bytes_before'])} became {about_size(job['bytes_after'])}, "
+        f"{job['records_before']:,} records became {job['records_after']:,}, "
+        f"in {job['seconds']:.1f} s"
+    )
+
+
+def progress_text(status: Json, partition: Json) -> str:
+    """One line while a job runs, or is waited for."""
+    name = f"{partition['topic']}-{partition['partition']}"
+    for worker in status["workers"]:
+        job = worker["job"]
+        if job and (job["topic"], job["partition"]) == (partition["topic"], partition["partition"]):
+            return f"{name}: {_stage(job)}"
+    position = partition.get("queue_position")
+    return f"{name}: {partition['state']}" + (f", {position}. in the queue" if position else "")
+
+
+def _stage(job: Json) -> str:
+    total = job["total_bytes"]
+    share = f" {job['done_bytes'] / total:.0%} of {about_size(total)}" if total else ""
+    return f"{job['stage'] or 'starting'}{share}, {job['seconds']:.0f} s"
+
+
+def columns(table: Sequence[Sequence[str]], right: set[int]) -> list[str]:
+    """Rows of equal width; the columns named by `right` are set to the right."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
+
+
+def _when(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000).astimezone().strftime("%Y-%m-%d %H:%M:%S")

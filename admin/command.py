@@ -1,0 +1,139 @@
+"""What commands that ask a broker over its HTTP API have in common: options, answers, exit codes.
+
+The exit codes: config/exit_codes.py.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from http import HTTPStatus
+from typing import Any, Final, NoReturn, ParamSpec
+
+import click
+
+from admin.client import ApiClient, ApiRefusedError, Json, UnreachableError
+from config import exit_codes
+from config.printable import printable
+
+DEFAULT_URL: Final = "http://127.0.0.1:9644"
+POLL_SECONDS: Final = 0.25  # between two looks at what goes on
+P = ParamSpec("P")
+
+
+def _checked(_context: click.Context, _parameter: click.Parameter, url: str) -> str:
+    try:
+        ApiClient(url)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return url
+
+
+def with_client(function: Callable[P, None]) -> Callable[P, None]:
+    """Add the options that name the broker's HTTP address; the command gets a `client`.
+
+    The command raises TokenFileError if the token cannot be read.
+    """
+
+    @click.option(
+        "--http",
+        "url",
+        envvar="VARVE_HTTP",
+        default=DEFAULT_URL,
+        show_default=True,
+        callback=_checked,
+        metavar="URL",
+        help="The broker's HTTP address (VARVE_HTTP).",
+    )
+    @click.option(
+        "--token-file",
+        envvar="VARVE_TOKEN_FILE",
+        metavar="FILE",
+        help="File with the broker's HTTP token (VARVE_TOKEN_FILE).",
+    )
+    @wraps(function)
+    def run(*args: Any, url: str, token_file: str | None, **options: Any) -> None:
+        from config.token import read_token
+
+        token = None if token_file is None else read_token(token_file).decode()
+        function(*args, client=ApiClient(url, token), **options)  # type: ignore[arg-type]
+
+    return run  # type: ignore[return-value]
+
+
+def api_command(function: Callable[P, None]) -> Callable[P, None]:
+    """Add the options that every command has, and turn errors into exit codes."""
+
+    @with_client
+    @click.option("--json", "as_json", is_flag=True, help="The API's answer as it is.")
+    @wraps(function)
+    def ask(*args: P.args, **options: P.kwargs) -> None:
+        function(*args, **options)
+
+    @wraps(ask)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        from config.token import TokenFileError
+
+        try:
+            ask(*args, **options)
+        except ApiRefusedError as error:
+            fail(str(error), code_of_refusal(error))
+        except TokenFileError as error:
+            fail(str(error))
+        except UnreachableError as error:
+            fail(str(error), exit_codes.UNREACHABLE)
+        except KeyboardInterrupt:
+            fail("interrupted; the broker still carries out the request", exit_codes.INTERRUPTED)
+
+    return run
+
+
+def code_of_refusal(error: Exception) -> int:
+    """Return USAGE if the topic does not allow the request, FAILED for every other refusal."""
+    is_usage = isinstance(error, ApiRefusedError) and error.status == HTTPStatus.BAD_REQUEST
+    return exit_codes.USAGE if is_usage else exit_codes.FAILED
+
+
+timeout_option = click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Longest wait.",
+)
+
+
+def partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the arguments that name a partition."""
+    function = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1))(function)
+    return click.argument("topic")(function)
+
+
+def optional_partition_arguments(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the arguments that name a partition, or all of a topic: see `select_partitions`."""
+    number = click.argument("partition", type=click.IntRange(0, (1 << 31) - 1), required=False)
+    return click.argument("topic")(number(function))
+
+
+def show(answer: Json, as_json: bool, lines: Callable[[Json], Sequence[str]]) -> None:
+    """Print an answer as it is, or as lines for people.
+
+    Lines contain names that clients chose, so nothing in them may have an effect on a terminal.
+    """
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))  # escapes them itself
+    else:
+        click.echo("\n".join(map(printable, lines(answer))))
+
+
+def show_progress(text: str) -> None:
+    """Replace the last line of the terminal; an empty text removes it."""
+    click.echo(f"\r\033[K{printable(text)}", nl=False, err=True)
+
+
+def fail(message: str, code: int = exit_codes.FAILED) -> NoReturn:
+    """Ends the process with a reason on standard error."""
+    lines = f"varve: {message}".split("\n")
+    click.echo("\n".join(map(printable, lines)), err=True)
+    sys.exit(code)

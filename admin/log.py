@@ -1,0 +1,124 @@
+"""`varve log`: verify a log, and skip damaged batches, over the HTTP API. See admin/command.py.
+
+What damage is and what to do about it: docs/damaged-data.md.
+"""
+
+import sys
+from typing import Final
+
+import click
+
+from admin.client import ApiClient, Json, partition_path
+from admin.command import api_command, fail, partition_arguments, show, show_progress
+from config import exit_codes
+from config.units import about_size
+
+ROOT: Final = "/api/v1/log"
+offset_option = click.IntRange(0, (1 << 63) - 1)
+
+
+@click.group("log", short_help="Verify a log; skip damaged batches.")
+def log_group() -> None:
+    """Verify the log of a partition, and skip damaged batches.
+
+    Talks to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
+    """
+
+
+@log_group.command(short_help="Read a log and name every damaged range.")
+@partition_arguments
+@click.option("--from-offset", type=offset_option, help="First offset to verify.")
+@api_command
+def verify(
+    client: ApiClient, topic: str, partition: int, from_offset: int | None, as_json: bool
+) -> None:
+    """Read the log of a partition and check every batch: length, offsets, checksum.
+
+    The command names every damaged range; from then on fetches in such a range are answered with
+    CORRUPT_MESSAGE. The exit code is 4 if there is damage. The broker reads the log in small steps
+    between other requests.
+    """
+    path = f"{partition_path(topic, partition)}/verify"
+    below = client.below(ROOT)
+    part = below.post(path if from_offset is None else f"{path}?from_offset={from_offset}")
+    total: Json = dict(part)
+    shown = not as_json and sys.stderr.isatty()
+    while not part["done"]:
+        if shown:
+            text = f"{topic}-{partition}: offset {part['next_offset']} of {part['end_offset']}"
+            show_progress(text)
+        query = f"from_offset={part['next_offset']}&end_offset={total['end_offset']}"
+        part = below.post(f"{path}?{query}")
+        for key in ("bytes", "batches", "records"):
+            total[key] += part[key]
+        total["damage"] = total["damage"] + part["damage"]
+        total["next_offset"], total["done"] = part["next_offset"], part["done"]
+    if shown:
+        show_progress("")
+    show(total, as_json, verified_lines)
+    if total["damage"]:
+        sys.exit(exit_codes.UNVERIFIED)
+
+
+@log_group.command(short_help="Remove damaged batches so that readers can continue.")
+@partition_arguments
+@click.option("--offset", required=True, type=offset_option, help="An offset in the damaged range.")
+@click.option("--yes", is_flag=True, help="Do it; otherwise only show what would be removed.")
+@api_command
+def skip(
+    *, client: ApiClient, topic: str, partition: int, offset: int, yes: bool, as_json: bool
+) -> None:
+    """Remove the damaged range that contains OFFSET; readers continue at the next batch.
+
+    The records in the range are lost unless you restore them from elsewhere. The damaged bytes are
+    kept in a file beside the log. The change is durable when the command returns, and cannot be
+    undone.
+    """
+    below = client.below(ROOT)
+    path, name = partition_path(topic, partition), f"{topic}-{partition}"
+    if not yes:
+        ranges = below.get(f"{path}/damage")["damage"]
+        damage = next((d for d in ranges if d["first_offset"] <= offset < d["next_offset"]), None)
+        if damage is None:
+            fail(
+                f"no damage is known at offset {offset} of {name}. "
+                f"Run `varve log verify {topic} {partition}` to look for it."
+            )
+        fail(
+            f"{name}: this removes {damage_text(damage)} from the log for good. Nothing was "
+            "changed. Run the command again with --yes to do it."
+        )
+    done = below.post(f"{path}/skip?offset={offset}")
+    show(done, as_json, lambda answer: [skipped_text(answer)])
+
+
+def damage_text(damage: Json) -> str:
+    """Describe a damaged range."""
+    return (
+        f"offsets {damage['first_offset']} to {damage['next_offset'] - 1}, "
+        f"{about_size(damage['end_position'] - damage['position'])} at byte {damage['position']} "
+        f"of {damage['path']} ({damage['reason']})"
+    )
+
+
+def verified_lines(answer: Json) -> list[str]:
+    """Describe what was verified, and every damaged range."""
+    name = f"{answer['topic']}-{answer['partition']}"
+    read = (
+        f"offsets {answer['first_offset']} to {answer['end_offset']}: {answer['batches']:,} whole "
+        f"batches, {answer['records']:,} records, {about_size(answer['bytes'])}"
+    )
+    damage = answer["damage"]
+    if not damage:
+        return [f"{name} has no damage, {read}"]
+    count = "1 damaged range" if len(damage) == 1 else f"{len(damage)} damaged ranges"
+    return [f"{name} has {count}, {read}", *(f"  - {damage_text(each)}" for each in damage)]
+
+
+def skipped_text(answer: Json) -> str:
+    """Say what was removed, and where readers continue."""
+    return (
+        f"{answer['topic']}-{answer['partition']}: removed {damage_text(answer)}; readers "
+        f"continue at offset {answer['next_offset']}. The damaged bytes are kept in "
+        f"{answer['kept_as']}"
+    )

@@ -1,0 +1,75 @@
+"""What `varve view` prints for people. Pure: the API's answers in, lines out."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from admin.cleaner_text import columns
+from admin.client import Json
+from config.units import about_size
+
+
+def view_lines(rows: Sequence[Json]) -> list[str]:
+    """A table of views, and below it what went wrong or was missed."""
+    if not rows:
+        return ["No topic has a view (varve.view=compacted)."]
+    table = [("PARTITION", "STATE", "HORIZON", "LOG END", "RECORDS", "LEDGER", "BACKLOG", "MADE")]
+    notes = []
+    for row in rows:
+        name = f"{row['topic']}-{row['partition']}"
+        table.append(
+            (
+                name,
+                state_text(row),
+                f"{row['horizon']:,}",
+                f"{row['log_end_offset']:,}",
+                f"{row['ledger_records']:,}",
+                about_size(row["ledger_bytes"]),
+                about_size(row["backlog_bytes"]),
+                _when(row["made_ms"]),
+            )
+        )
+        if row["records_without_version"]:
+            notes.append(
+                f"{name}: {row['records_without_version']:,} records had no version that could be "
+                "told, and ranked below all others"
+            )
+        if row["error"]:
+            notes.append(f"{name}: {row['error']}")
+        notes += [
+            f"{name}: offsets {first} to {end - 1} expired before they were compacted"
+            for first, end in row["missed"]
+        ]
+    return [*columns(table, right={2, 3, 4, 5, 6}), *([""] if notes else []), *notes]
+
+
+def state_text(row: Json) -> str:
+    """The state in a word, with the place of one that waits and the progress of one that runs."""
+    state: str = row["state"]
+    if state == "waiting":
+        return f"waiting ({row['place']})"
+    if state != "running" or not row["total_bytes"]:
+        return state
+    share = row["done_bytes"] * 100 // row["total_bytes"]
+    again = f", round {row['round']}" if row["round"] > 1 else ""
+    return f"running {share}%{again}"
+
+
+def compacted_text(row: Json) -> str:
+    """One line about a compaction that was asked for."""
+    name = f"{row['topic']}-{row['partition']}"
+    if row["state"] == "waiting":
+        return f"the compaction of the view of {name} waits, at place {row['place']}"
+    if row["state"] == "running":
+        then = f"; another one waits, at place {row['place']}" if row["place"] else ""
+        return f"the view of {name} is being compacted{then}"
+    if row["state"] != "done":
+        return f"the view of {name} was not compacted: {row['error'] or row['state']}"
+    size = about_size(row["ledger_bytes"])
+    return (
+        f"the view of {name} is compacted up to offset {row['horizon']:,}: "
+        f"{row['ledger_records']:,} records, {size}"
+    )
+
+
+def _when(at_ms: int) -> str:
+    return "-" if at_ms < 0 else f"{datetime.fromtimestamp(at_ms / 1000):%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,413 @@
+"""The broker's side of the cleaner: facts for the planner, publication of what workers made.
+
+Publication: check that the log is still the one the job was planned for and that its sources are
+still there, execute the swap by journal in a thread (it fsyncs), then switch the log in memory.
+The pool keeps truncation, deletion and policy changes away meanwhile; retention may run, and wins:
+what it left of the sources is replaced.
+"""
+
+import asyncio
+import os.path
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final
+
+import structlog
+
+from broker.descriptors import run_in_thread
+from broker.topics.partition import Partition
+from broker.topics.topics import Topics
+from cleaner.host import Foreground, JobInputs, LogFacts, OpenTransaction, PublishOutcome, Undecided
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from storage.directory.log_directory import LogDirectory
+from storage.env import Env
+from storage.errors import (
+    LogDirectoryError,
+    NoRoomError,
+    SwapInterruptedError,
+    SwapRefusedError,
+    TransactionIndexError,
+)
+from storage.log.log import Log
+from storage.manager.log_manager import LogManager
+from storage.manager.offset_checkpoints import CheckpointTask
+from storage.model import TopicPartition
+from storage.segments.segment import Segment
+from storage.segments.swap import SwapPlan, execute_swap, finish_swap, plan_swap
+
+logger = structlog.get_logger("broker.cleaning")
+
+RELEASE_SECONDS: Final = 1.0  # replaced segments keep their pages so long
+SWAP_SECONDS: Final = 60.0  # that a swap under way is waited for
+SWAP_STEP_SECONDS: Final = 0.02
+CHECKPOINT_SECONDS: Final = 1.0  # a clean that a crash makes forgotten is repeated: work, not data
+
+
+def release_in_background(replaced: list[Segment]) -> None:
+    """Let go of replaced segments, in a thread and when the job's next groups are published.
+
+    Freeing their pages takes 20 ms for 64 MB and keeps others from the disk meanwhile. Kafka leaves
+    deleted files for a minute (file.delete.delay.ms).
+    """
+    loop = asyncio.get_running_loop()
+    loop.call_later(RELEASE_SECONDS, loop.run_in_executor, None, replaced.clear)
+
+
+class BrokerCleanerHost:
+    """Implements cleaner.host.CleanerHost over the broker's topics and logs."""
+
+    def __init__(
+        self,
+        env: Env,
+        manager: LogManager,
+        topics: Topics,
+        *,
+        fail_directory: Callable[[LogDirectoryError], None],
+        clock_trusted: Callable[[], bool],
+        foreground: Callable[[], Foreground],
+        limit: Callable[[Partition], tuple[int, Undecided]],
+    ) -> None:
+        """`limit`: the offset from which on somebody else has still to see what is there, and who
+        that is.
+        """
+        self._env = env
+        self._manager = manager
+        self._topics = topics
+        self._fail_directory = fail_directory
+        self._clock_trusted = clock_trusted
+        self._foreground = foreground
+        self._limit = limit
+        self._checkpoints = Checkpoints(manager, fail_directory)
+        self._flushed_for: dict[TopicPartition, str] = {}  # run id
+        self._swaps = Counter[TopicPartition]()  # begun
+        self._mending: set[asyncio.Task[None]] = set()
+
+    def facts(self) -> Iterable[LogFacts]:
+        """Every partition that is served; of one that is offline there is nothing to clean."""
+        trusted = self._clock_trusted()
+        for partition in self._topics.partitions():
+            yield self._facts_of(partition, clock_trusted=trusted)
+
+    def facts_of(self, partition: TopicPartition) -> LogFacts | None:
+        """One partition's facts, if it is served."""
+        served = self._topics.partition(partition)
+        return (
+            None if served is None else self._facts_of(served, clock_trusted=self._clock_trusted())
+        )
+
+    def exists(self, partition: TopicPartition) -> bool:
+        """Whether the metadata names it."""
+        entry = self._manager.metadata.topics.get(partition.topic)
+        return entry is not None and partition.partition in entry.partitions
+
+    def data_directories(self) -> Iterable[str]:
+        """Those that are online."""
+        return [directory.path for directory in self._manager.directories if directory.is_online]
+
+    def _facts_of(self, partition: Partition, *, clock_trusted: bool) -> LogFacts:
+        log = partition.log
+        pending = log.open_transaction()
+        # Of equal bounds the first: an open transaction above the high watermark bounds nothing.
+        undecided_offset, undecided_by = min(
+            (log.high_watermark, Undecided.HIGH_WATERMARK),
+            (log.last_stable_offset, Undecided.OPEN_TRANSACTION),
+            self._limit(partition),
+            key=lambda bound: bound[0],
+        )
+        return LogFacts(
+            partition=log.partition,
+            directory=log.directory,
+            config=log.config,
+            segments=log.segment_facts(),
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+            undecided_offset=undecided_offset,
+            undecided_by=undecided_by,
+            active_closes_ms=log.active_due_ms if log.config.compacts else None,
+            checkpoint_offset=self._manager.cleaner_offsets.get(log.partition),
+            generation=log.generation,
+            damaged=log.left_by_cleaner,
+            clock_trusted=clock_trusted,
+            topic_id=log.topic_id,
+            data_directory=os.path.dirname(log.directory),
+            open_transaction=None if pending is None else OpenTransaction(*pending),
+        )
+
+    def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
+        """The hash key, last records of live producers, aborted transactions of [first, end)."""
+        served = self._topics.partition(partition)
+        assert served is not None, partition
+        last = served.log.last_records()
+        return JobInputs(
+            self._manager.metadata.hash_key,
+            tuple((producer_id, epoch, offset) for producer_id, (epoch, offset) in last.items()),
+            tuple(served.log.aborted_transactions(first, end)),
+        )
+
+    def swaps_begun(self, partition: TopicPartition) -> int:
+        """How many there were: whoever links files sees by it that none came in between."""
+        return self._swaps[partition]
+
+    async def wait_for_swap(self, partition: Partition) -> bool:
+        """Wait until no swap is under way in the partition; False after SWAP_SECONDS.
+
+        For whoever is about to link the log's segments, and compares `swaps_begun` afterwards.
+        """
+        for _ in range(int(SWAP_SECONDS / SWAP_STEP_SECONDS)):
+            served = self._topics.partition(partition.partition) is partition
+            if not served or not partition.log.is_being_swapped:
+                return True
+            await asyncio.sleep(SWAP_STEP_SECONDS)
+        return False
+
+    def foreground(self) -> Foreground:
+        """What was done for clients so far."""
+        return self._foreground()
+
+    def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
+        """Remember the first dirty offset, unless the log is another one by now.
+
+        It is on the disk some moments later: what finishes meanwhile is written with it.
+        """
+        served = self._topics.partition(partition)
+        if served is not None and served.log.generation == generation:
+            self._manager.set_cleaner_offset(partition, offset)
+            self._checkpoints.request(self._manager.home_of(partition))
+
+    async def stop(self) -> None:
+        """Write no more checkpoints; closing the logs does so for the last time."""
+        await self._checkpoints.stop()
+        await asyncio.gather(*self._mending, return_exceptions=True)
+
+    async def publish(
+        self, job: CleanJob, groups: tuple[CleanedGroup, ...]
+    ) -> tuple[PublishOutcome, ...]:
+        """Put groups in the place of their sources, or of what retention has left of them.
+
+        All of them by one journal; a group of which nothing is left is dropped. What the job went
+        by is made durable first: the whole log once per run, since a marker or another last value
+        of a key may stand anywhere behind the group and must not be lost in a crash that keeps the
+        group; and the log start where records below it went, or went with their segments, so that
+        it does not come back without their tombstones.
+
+        Nothing is published of a job that reaches beyond the limit of now: a view of the topic may
+        have been switched on, or its strategy changed, since the job was planned. Nor of one that
+        took so long that its tombstones would be removed too early.
+        Raises SwapRefusedError, LogDirectoryError.
+        """
+        sources = tuple(base for group in groups for base in group.source_base_offsets)
+        partition = self._topics.partition(job.partition)
+        is_first = self._flushed_for.get(job.partition) != job.run_id
+        if partition is not None and (is_first or not partition.log.are_flushed(sources)):
+            await partition.flush()
+            self._flushed_for[job.partition] = job.run_id
+        if partition is None or partition.log.generation != job.generation:
+            return (PublishOutcome.STALE,) * len(groups)
+        if job.is_late(self._env.wall_ms()):
+            return (PublishOutcome.LATE,) * len(groups)
+        if job.end_offset > self._limit(partition)[0]:
+            return (PublishOutcome.NEEDED,) * len(groups)
+        facts = {segment.base_offset: segment for segment in partition.log.segment_facts()[:-1]}
+        present = tuple(base for base in sources if base in facts)
+        if not present:
+            return (PublishOutcome.SOURCES_GONE,) * len(groups)
+        # Only retention takes segments of a partition that is held, and it does so at the front.
+        assert present == sources[-len(present) :], (job.partition, present)
+        cleaned_groups = [group for group in groups if group.source_base_offsets[-1] in facts]
+        partition.log.pin(present)
+        plan = plan_swap(
+            partition.log.directory,
+            [facts[base] for base in present],
+            [group.output for group in cleaned_groups if group.output is not None],
+            front_is_gone=cleaned_groups[0].source_base_offsets[0] not in facts,
+        )
+        checkpoint = None
+        if len(present) < len(sources) or (
+            is_first and job.log_start_offset > partition.log.first_base_offset
+        ):
+            checkpoint = self._manager.checkpoint_begin(self._manager.home_of(job.partition))
+        try:
+            await self.swap(partition.log, plan, checkpoint)
+        except SwapRefusedError:
+            self._flushed_for.pop(job.partition, None)
+            raise
+        gone = (PublishOutcome.SOURCES_GONE,) * (len(groups) - len(cleaned_groups))
+        return gone + (PublishOutcome.PUBLISHED,) * len(cleaned_groups)
+
+    async def swap(self, log: Log, plan: SwapPlan, before: CheckpointTask | None = None) -> None:
+        """Carry out the swap of pinned segments and go over to its outputs; durable then.
+
+        `before` is written first. Raises SwapRefusedError with the segments unpinned,
+        LogDirectoryError.
+        """
+        sources = plan.source_base_offsets
+        self._swaps[log.partition] += 1
+        try:
+            if before is not None:
+                await asyncio.to_thread(before.run)
+            try:
+                await asyncio.to_thread(execute_swap, self._env, plan)
+            except SwapInterruptedError:
+                await run_in_thread(partial(finish_swap, self._env, plan), log.directory)
+            opened = await run_in_thread(partial(log.open_outputs, plan), log.directory)
+        except SwapRefusedError:
+            log.unpin(sources)
+            raise  # pinned sources do not go by themselves: something else is wrong
+        except NoRoomError as error:  # of the checkpoint: the swap was not begun
+            log.unpin(sources)
+            raise SwapRefusedError(log.directory, f"no room: {error}") from error
+        except LogDirectoryError as error:
+            self._fail_directory(error)
+            raise
+        except OSError as error:
+            failed = self._manager.failure_in(log.directory, error)
+            self._fail_directory(failed)
+            raise failed from error
+        release_in_background(log.replace_segments(plan, opened))
+
+    def finished(
+        self, job: CleanJob, report: CleanReport, *, damage: str, engine: str = ""
+    ) -> None:
+        """One line per job, with the numbers Kafka prints and ours; an error with new damage.
+
+        `engine` did the job, where it was not a worker of the pool.
+        """
+        fields = job_fields(job, report)
+        if engine:
+            fields["engine"] = engine
+        if damage:
+            logger.error("cleaned around damage", **fields, reason=damage)
+        else:
+            logger.info("cleaned", **fields)
+        if report.records_without_key:
+            logger.warning(
+                "records without a key were dropped",
+                partition=str(job.partition),
+                records=report.records_without_key,
+            )
+        partition = self._topics.partition(job.partition)
+        for path, position, reason in report.damaged:
+            if partition is not None and partition.log.generation == job.generation:
+                noted = partition.log.mark_damaged(path, position, reason)
+                if noted is not None and noted.is_served and damage:
+                    logger.warning(
+                        "batch cannot be cleaned",
+                        partition=str(job.partition),
+                        path=path,
+                        position=position,
+                        first_offset=noted.first_offset,
+                        next_offset=noted.next_offset,
+                        reason=reason,
+                        readable=True,
+                    )
+
+    def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
+        """One line per failed attempt."""
+        logger.error(
+            "clean failed", partition=str(partition), reason=reason, retry_at_ms=retry_at_ms
+        )
+        if reason.startswith(TransactionIndexError.__name__):
+            task = asyncio.create_task(self._repair_indexes(partition), name="transaction-index")
+            self._mending.add(task)
+            task.add_done_callback(self._mending.discard)
+
+    async def _repair_indexes(self, partition: TopicPartition) -> None:
+        """Make transaction indexes anew that contradict the log, before the next attempt."""
+        served = self._topics.partition(partition)
+        if served is None:
+            return
+        try:
+            mended = await asyncio.to_thread(served.log.mend_transaction_indexes)
+        except FileNotFoundError:
+            return  # retention took a segment meanwhile: the next attempt tells
+        except OSError as error:
+            self._fail_directory(self._manager.failure_in(served.log.directory, error))
+            return
+        logger.warning("transaction indexes were made anew", partition=str(partition), paths=mended)
+
+
+class Checkpoints:
+    """Writes the checkpoints of data directories soon after they changed.
+
+    One writer, and one file for all that changed within a second: a directory of a thousand small
+    partitions is not synced a thousand times.
+    """
+
+    def __init__(
+        self, manager: LogManager, fail_directory: Callable[[LogDirectoryError], None]
+    ) -> None:
+        self._manager = manager
+        self._fail_directory = fail_directory
+        self._requested: dict[str, LogDirectory] = {}
+        self._writer: asyncio.Task[None] | None = None
+
+    def request(self, home: LogDirectory | None) -> None:
+        """Something in this directory changed."""
+        if home is None:
+            return
+        self._requested[home.path] = home
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write(), name="cleaner-checkpoints")
+
+    async def stop(self) -> None:
+        """Wait for a write under way, and begin no other."""
+        if self._writer is not None:
+            self._requested.clear()
+            self._writer.cancel()
+            await asyncio.gather(self._writer, return_exceptions=True)
+
+    async def _write(self) -> None:
+        try:
+            while self._requested:
+                await asyncio.sleep(CHECKPOINT_SECONDS)
+                directories, self._requested = self._requested, {}
+                for home in directories.values():
+                    try:
+                        await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
+                    except NoRoomError as error:  # the broker's own checkpoints come once a minute
+                        logger.warning("checkpoint not written", reason=str(error))
+                    except LogDirectoryError as error:
+                        self._fail_directory(error)
+        finally:
+            self._writer = None
+
+
+def job_fields(job: CleanJob, report: CleanReport) -> dict[str, object]:
+    """The fields of a finished job's line. Kafka's are those of LogCleaner.recordStats; its two
+    rates are one here, over all that was read.
+    """
+    seconds = report.map_seconds + report.rewrite_seconds
+    return {
+        "partition": str(job.partition),
+        "run_id": job.run_id,
+        "first_dirty_offset": job.first_dirty_offset,
+        "next_dirty_offset": report.next_dirty_offset,
+        "bytes_before": report.bytes_before,
+        "bytes_after": report.bytes_after,
+        "records_before": report.records_before,
+        "records_after": report.records_after,
+        "size_reduction_percent": _saved(report.bytes_before, report.bytes_after),
+        "fewer_records_percent": _saved(report.records_before, report.records_after),
+        "bytes_read": report.bytes_read,
+        "bytes_written": report.bytes_written,
+        "seconds": round(seconds, 3),
+        "index_seconds": round(report.map_seconds, 3),
+        "read_bytes_per_second": round(report.bytes_read / seconds) if seconds else 0,
+        "buffer_utilization_percent": round(100 * report.map_utilization, 1),
+        "keys": report.keys_indexed,
+        "map_full": report.map_full,
+        "passes": report.passes,
+        "groups": report.groups,
+        "tombstones_kept": report.tombstones_kept,
+        "tombstones_removed": report.tombstones_removed,
+        "records_aborted": report.records_aborted,
+        "markers_removed": report.markers_removed,
+        "records_without_key": report.records_without_key,
+        "expired_only": job.expired_only,
+        "damaged": len(report.damaged),
+    }
+
+
+def _saved(before: int, after: int) -> float:
+    return round(100 * (1 - after / before), 1) if before else 0.0

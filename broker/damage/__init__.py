@@ -1,0 +1,1 @@
+"""Damaged offsets: report them, repair their logs."""

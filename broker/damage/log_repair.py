@@ -1,0 +1,221 @@
+"""Verify logs and skip damaged ranges on an operator's request.
+
+Rules
+- A request verifies a part of bounded size and time. Parts are read one at a time, in a thread, so
+  that verification does not take the disk from clients.
+- Damage is recorded in the log as soon as it is found: from then on fetches in it are refused.
+- A skip removes one damaged range from its segment (storage/segments/remove_damage.py). It is
+  durable when the broker answers, and the broker logs it. It cannot be undone; the bytes are kept
+  in a file.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.damage.damaged_reads import damage_at, damage_fields
+from broker.topics.partition import Partition
+from storage.env import Env, remove_if_there
+from storage.format import filenames
+from storage.log.log import DamagedSegment, Log
+from storage.model import TopicPartition
+from storage.segments.remove_damage import SkipPlan, write_without_damage
+from storage.segments.swap import plan_swap
+
+logger = structlog.get_logger("broker.log_repair")
+
+PART_BYTES: Final = 64 << 20  # of one request to verify: a fraction of a second, from the cache
+PART_SECONDS: Final = 5.0
+STEP_BYTES: Final = 8 << 20  # of one read in the thread
+RUN_ID_BYTES: Final = 8
+
+Pause = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
+
+
+class NotDamagedError(Exception):
+    """No damage is known at this offset."""
+
+
+class SkipRefusedError(Exception):
+    """The range cannot be skipped now."""
+
+
+@dataclass(slots=True)
+class VerifiedOffsets:
+    """The result of verifying a part of a log: `first_offset` up to `next_offset`."""
+
+    first_offset: int
+    next_offset: int
+    end_offset: int
+    size_bytes: int = 0
+    batches: int = 0
+    records: int = 0
+    damage: list[DamagedSegment] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRange:
+    """A damaged range that was removed from the log; its bytes are in the file `kept_as`."""
+
+    damage: DamagedSegment
+    kept_as: str
+
+
+class LogRepair:
+    """Verifies logs and skips damage."""
+
+    def __init__(self, env: Env, cleaning: BrokerCleanerHost, pause: Pause) -> None:
+        self._env = env
+        self._cleaning = cleaning
+        self._pause = pause
+        self._reading = asyncio.Lock()
+
+    async def verify(
+        self, partition: Partition, offset: int | None, end_offset: int | None
+    ) -> VerifiedOffsets:
+        """Verify a part of a log from `offset` on, by default from its start; see VerifiedOffsets.
+
+        Raises StorageError, OSError.
+        """
+        opened = partition.log
+        start = max(opened.log_start_offset, offset or 0)
+        end = opened.log_end_offset if end_offset is None else end_offset
+        end = min(end, opened.log_end_offset)
+        verified_offsets = VerifiedOffsets(start, start, end)
+        async with self._reading:
+            deadline = self._env.monotonic() + PART_SECONDS
+            is_border = False
+            while (
+                verified_offsets.next_offset < end
+                and verified_offsets.size_bytes < PART_BYTES
+                and self._env.monotonic() < deadline
+            ):
+                await self._step(opened, verified_offsets, is_border=is_border)
+                is_border = True
+        return verified_offsets
+
+    async def _step(
+        self, opened: Log, verified_offsets: VerifiedOffsets, *, is_border: bool
+    ) -> None:
+        """Pass over a known damaged range, or verify some bytes."""
+        step = opened.verify_step(verified_offsets.next_offset, is_border=is_border)
+        if step.damage is not None:
+            verified_offsets.damage.append(step.damage)
+            verified_offsets.next_offset = step.damage.next_offset
+            return
+        part = await asyncio.to_thread(step.run, STEP_BYTES)
+        verified_offsets.size_bytes += part.end_position - part.position
+        verified_offsets.batches += part.batches
+        verified_offsets.records += part.records
+        reached = part.next_offset
+        if part.damage:
+            damage = opened.note_finding(step.segment, part.end_position, part.damage)
+            if damage is not None:
+                logger.error(
+                    "damage found", partition=str(opened.partition), **damage_fields(damage)
+                )
+        elif part.end_position >= step.segment.size_bytes:
+            reached = step.offsets.stop
+        # If nothing was read, the segment has been replaced; the next step reads the new one.
+        verified_offsets.next_offset = max(verified_offsets.next_offset, reached)
+
+    async def skip(self, partition: Partition, offset: int) -> SkippedRange:
+        """Remove the damaged range that contains `offset` from the log; durable when this returns.
+
+        Raises NotDamagedError, SkipRefusedError, StorageError.
+        """
+        opened = partition.log
+        async with self._pause(partition.partition, "an operator skips damage"):
+            damage = damage_at(opened, offset)
+            if damage is None:
+                raise NotDamagedError(
+                    f"no damage is known at offset {offset} of {partition.partition}. "
+                    "Run `varve log verify` to look for it."
+                )
+            if opened.examine(damage) != damage:
+                raise SkipRefusedError(
+                    f"the damage at offset {offset} has changed since it was found. Run "
+                    "`varve log verify` again before you skip it."
+                )
+            if opened.is_being_swapped:
+                raise SkipRefusedError(f"{partition.partition} is being cleaned. Try again.")
+            if damage.base_offset == opened.segment_facts()[-1].base_offset:
+                opened.roll(self._env.wall_ms())
+            task = opened.flush_begin()
+            await asyncio.to_thread(task.run)
+            opened.flush_done(task)
+            skipped = await self._cut(partition, damage)
+        logger.warning(
+            "damage skipped by an operator",
+            partition=str(partition.partition),
+            **damage_fields(damage),
+            kept_as=skipped.kept_as,
+        )
+        return skipped
+
+    async def _cut(self, partition: Partition, damage: DamagedSegment) -> SkippedRange:
+        opened = partition.log
+        facts = next(
+            (
+                facts
+                for facts in opened.segment_facts()[:-1]
+                if facts.base_offset == damage.base_offset
+            ),
+            None,
+        )
+        if facts is None:
+            raise NotDamagedError(
+                f"the damaged segment {damage.path} does not exist any more: retention deleted it"
+            )
+        others = [
+            damaged_segment
+            for damaged_segment in opened.damaged
+            if damaged_segment.base_offset == damage.base_offset
+            and damaged_segment.position != damage.position
+        ]
+        plan = SkipPlan(
+            directory=opened.directory,
+            base_offset=damage.base_offset,
+            size_bytes=facts.size_bytes,
+            damage=damage,
+            run_id=f"skip-{self._env.random_bytes(RUN_ID_BYTES).hex()}",
+            other_files=tuple(n for n in facts.files if n.endswith(filenames.TXN_INDEX)),
+        )
+        async with self._pinned(opened, damage.base_offset):
+            try:
+                output = await asyncio.to_thread(write_without_damage, self._env, plan)
+            except OSError as error:
+                for kind in filenames.SEGMENT_KINDS:
+                    name = filenames.cleaned_name(plan.base_offset, kind, plan.run_id)
+                    remove_if_there(self._env, f"{plan.directory}/{name}")
+                raise SkipRefusedError(f"the segment cannot be copied: {error}") from error
+            swap = plan_swap(opened.directory, [facts], [] if output is None else [output])
+            await self._cleaning.swap(opened, swap)
+        opened.begin_generation()
+        self._restore_damage(opened, damage, others)
+        partition.wake()
+        return SkippedRange(damage, f"{opened.directory}/{plan.kept_as}")
+
+    @asynccontextmanager
+    async def _pinned(self, opened: Log, base_offset: int) -> AsyncIterator[None]:
+        """Keep retention from deleting a segment until it has been replaced."""
+        opened.pin([base_offset])
+        try:
+            yield
+        finally:
+            if opened.is_being_swapped:
+                opened.unpin([base_offset])
+
+    def _restore_damage(
+        self, opened: Log, cut: DamagedSegment, others: list[DamagedSegment]
+    ) -> None:
+        """Record the other damaged ranges of the segment at their new positions."""
+        cut_bytes = cut.end_position - cut.position
+        for damage in others:
+            moved = damage.position - (cut_bytes if damage.position > cut.position else 0)
+            opened.mark_damaged(damage.path, moved, damage.reason)

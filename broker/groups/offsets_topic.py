@@ -1,0 +1,158 @@
+"""__consumer_offsets as the group coordinator's log: created at first need, loaded, appended to.
+
+How many partitions it has is read from the disk if it is there (a group's partition depends on
+it), else from the settings. Appends are acknowledged as acks=all is.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from broker.groups.coordinator import GroupCoordinator, PartitionState
+from broker.groups.offsets_store import OFFSETS_TOPIC, LogRecord, load
+from broker.topics.partition import Partition
+from broker.topics.topics import TopicError, Topics
+from config.settings import GroupSettings
+from protocol.errors import ErrorCode, code_of
+from storage.env import Env
+from storage.errors import LogDirectoryError, StorageError
+from storage.format.batch import Record, build_batch, read_header
+from storage.model import TopicPartition
+
+logger = structlog.get_logger("broker.offsets_topic")
+
+LOADERS = 2  # partitions read at a time: reading is decoding, and there is one interpreter
+
+
+class OffsetsTopic:
+    """Creates, loads and appends to the topic on the coordinator's behalf."""
+
+    def __init__(
+        self, topics: Topics, env: Env, settings: GroupSettings, clock_trusted: Callable[[], bool]
+    ) -> None:
+        self._topics = topics
+        self._env = env
+        self._configured = settings.offsets_partitions
+        self._check_seconds = settings.offsets_retention_check_interval_ms / 1000
+        self._clock_trusted = clock_trusted
+        self._creating: asyncio.Task[ErrorCode] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.coordinator: GroupCoordinator
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions that the topic has, or will have."""
+        topic = self._topics.get(OFFSETS_TOPIC)
+        return topic.partition_count if topic is not None else self._configured
+
+    def start(self) -> None:
+        """Load what is on disk, beside serving; groups are told that they are being loaded."""
+        self._tasks.append(asyncio.create_task(self._expire(), name="expire offsets"))
+        if self._topics.get(OFFSETS_TOPIC) is not None:
+            self._tasks.append(asyncio.create_task(self._load_all(), name="load groups"))
+
+    async def stop(self) -> None:
+        """Stop loading and expiring."""
+        tasks = self._tasks if self._creating is None else [*self._tasks, self._creating]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def ensure(self) -> ErrorCode:
+        """Create the topic if there is none. NONE when it is there."""
+        if self._creating is None or self._creating.done():
+            if self._topics.get(OFFSETS_TOPIC) is not None:
+                return ErrorCode.NONE
+            # A task of its own: the client that asked first may leave, and others wait for it.
+            self._creating = asyncio.create_task(self._create(), name="create offsets topic")
+        return await asyncio.shield(self._creating)
+
+    async def _create(self) -> ErrorCode:
+        try:
+            await self._topics.ensure_internal(OFFSETS_TOPIC, self._configured)
+        except TopicError as error:
+            return error.code
+        except StorageError as error:
+            return code_of(error)
+        await self._load_all()
+        return ErrorCode.NONE
+
+    def append(self, partition: int, records: Sequence[LogRecord]) -> Awaitable[object]:
+        """The coordinator's Append: records have their place when this returns."""
+        served = self._partition(partition)
+        now_ms = self._env.wall_ms()
+        batch = build_batch(
+            [Record(index, now_ms, key, value, ()) for index, (key, value) in enumerate(records)]
+        )
+        info = served.append(memoryview(batch), read_header(batch), now_ms)
+        if served.is_acked(info):
+            done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            done.set_result(None)
+            return done
+        return served.wait_flushed(info.last_offset + 1)
+
+    def fail(self, partitions: Sequence[TopicPartition]) -> None:
+        """Partitions of a failed directory: their groups are not served any more."""
+        for partition in partitions:
+            if partition.topic == OFFSETS_TOPIC:
+                self.coordinator.deactivate(partition.partition, PartitionState.OFFLINE)
+
+    def damage_gone(self, partition: TopicPartition) -> None:
+        """Load the groups of a partition again if they could not be loaded for damage."""
+        if partition.topic == OFFSETS_TOPIC and self.coordinator.is_offline(partition.partition):
+            self.coordinator.deactivate(partition.partition, PartitionState.LOADING)
+            self._tasks = [task for task in self._tasks if not task.done()]
+            self._tasks.append(
+                asyncio.create_task(self._load(partition.partition), name="load groups again")
+            )
+
+    def _partition(self, index: int) -> Partition:
+        partition = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
+        if partition is None:
+            raise LogDirectoryError(OFFSETS_TOPIC, f"partition {index} is offline")
+        return partition
+
+    async def _load_all(self) -> None:
+        gate = asyncio.Semaphore(LOADERS)
+
+        async def load_one(index: int) -> None:
+            async with gate:
+                await self._load(index)
+
+        await asyncio.gather(*(load_one(index) for index in range(self.partition_count)))
+
+    async def _load(self, index: int) -> None:
+        partition = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
+        if partition is None:
+            self.coordinator.deactivate(index, PartitionState.OFFLINE)
+            return
+        where = partition.log
+        try:
+            loaded = await asyncio.to_thread(
+                load, where.read_batches, where.log_start_offset, where.log_end_offset
+            )
+        except StorageError as error:
+            logger.error("groups cannot be loaded", partition=index, reason=str(error))
+            self.coordinator.deactivate(index, PartitionState.OFFLINE)
+            return
+        except Exception:
+            # Whatever it is: the others are loaded, and these groups do not wait for ever.
+            logger.exception("groups cannot be loaded", partition=index)
+            self.coordinator.deactivate(index, PartitionState.OFFLINE)
+            return
+        if (
+            self._topics.partition(partition.partition) is partition
+        ):  # its directory may have failed
+            self.coordinator.activate(index, loaded)
+
+    async def _expire(self) -> None:
+        """Forget offsets that nobody has committed or used for the retention time."""
+        while True:
+            await asyncio.sleep(self._check_seconds)
+            try:
+                if self._clock_trusted():
+                    await self.coordinator.expire_offsets(self._env.wall_ms())
+            except Exception:
+                # Supervised: a mistake in one round must not silently end all that follow.
+                logger.exception("offsets cannot be expired")

@@ -1,0 +1,299 @@
+"""Handlers of committed offsets: OffsetCommit, OffsetFetch, OffsetDelete.
+
+What they need of the broker is broker/handlers/groups.py's GroupContext. Which topics exist is
+asked here, everything else is for the coordinator to say.
+"""
+
+from collections.abc import Iterable, Mapping
+from operator import itemgetter
+from typing import TypeVar
+
+from broker.groups.coordinator import chunks_of
+from broker.groups.model import CommitRequested
+from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets_store import TopicIndex
+from broker.handlers.groups import UNKNOWN_WAITER, GroupRequestContext
+from broker.loop_turns import Turns
+from protocol.codec import RequestHeader
+from protocol.errors import ErrorCode
+from protocol.messages import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestGroupTopic,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponseGroupPartition,
+    OffsetFetchResponseGroupTopic,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponseTopic,
+)
+
+TIMESTAMP_MAX = 2**63 - 1
+FIRST_TOPIC_ID_VERSION = 10  # of OffsetCommit and OffsetFetch (KIP-848)
+NO_ID = bytes(16)
+NOTHING_COMMITTED = CommittedOffset(-1)
+
+RequestedPartitions = list[tuple[str, list[int]]]
+Row = TypeVar("Row", OffsetFetchResponsePartition, OffsetFetchResponseGroupPartition)
+
+
+async def handle_offset_commit(
+    context: GroupRequestContext, header: RequestHeader, body: OffsetCommitRequest
+) -> OffsetCommitResponse:
+    """OffsetCommit 2-10; ends when the offsets are in the log. Version 10 names topics by id."""
+    now_ms = context.wall_ms()
+    keeps_ms = body.retention_time_ms  # versions 2-4; -1 leaves it to the broker
+    expire_timestamp_ms = min(now_ms + keeps_ms, TIMESTAMP_MAX) if keeps_ms >= 0 else -1
+    errors: dict[TopicIndex, ErrorCode] = {}
+    offsets: dict[TopicIndex, CommittedOffset] = {}
+    turns = Turns()
+    by_id = header.api_version >= FIRST_TOPIC_ID_VERSION
+    for topic in body.topics:
+        await turns.take()
+        name = context.topic_name(topic.topic_id) if by_id else topic.name
+        if name is None:
+            continue
+        topic.name = name
+        count = context.partition_count(topic.name)
+        for partition in topic.partitions:
+            await turns.take()
+            key = (topic.name, partition.partition_index)
+            errors[key] = _partition_error(context, partition, count)
+            if errors[key] is ErrorCode.NONE:
+                offsets[key] = CommittedOffset(
+                    partition.committed_offset,
+                    partition.committed_leader_epoch,
+                    partition.committed_metadata or "",
+                    now_ms,
+                    expire_timestamp_ms,
+                )
+    request = CommitRequested(
+        UNKNOWN_WAITER,
+        body.member_id,
+        body.group_instance_id,
+        body.generation_id_or_member_epoch,
+    )
+    error = ErrorCode.NONE
+    # Portions are answered by themselves, should the group change meanwhile.
+    for some in chunks_of(list(offsets)):
+        if error is ErrorCode.NONE:
+            committed = {key: offsets[key] for key in some}
+            error = await context.coordinator.commit(body.group_id, request, committed)
+        if error is not ErrorCode.NONE:
+            errors.update(dict.fromkeys(some, error))
+        await turns.take()
+    topics = []
+    for topic in body.topics:
+        rows = []
+        for partition in topic.partitions:
+            await turns.take()
+            index = partition.partition_index
+            code = errors.get((topic.name, index), ErrorCode.UNKNOWN_TOPIC_ID)
+            rows.append(OffsetCommitResponsePartition(partition_index=index, error_code=code))
+        await turns.take()
+        topics.append(
+            OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=rows)
+        )
+    return OffsetCommitResponse(topics=topics)
+
+
+def _partition_error(
+    context: GroupRequestContext, partition: OffsetCommitRequestPartition, count: int | None
+) -> ErrorCode:
+    if count is None or not 0 <= partition.partition_index < count:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    limit = context.coordinator.settings.offset_metadata_max_bytes
+    if len(partition.committed_metadata or "") > limit:
+        return ErrorCode.OFFSET_METADATA_TOO_LARGE
+    return ErrorCode.NONE
+
+
+async def handle_offset_fetch(
+    context: GroupRequestContext, header: RequestHeader, body: OffsetFetchRequest
+) -> OffsetFetchResponse:
+    """OffsetFetch 1-10; null topics (version 2 and later) ask for all that is committed.
+
+    Version 10 names topics by id. A topic that was deleted has none, so null topics leave it out.
+
+    `require_stable` is always fulfilled: without transactions no offset is ever undecided.
+    """
+    version, turns = header.api_version, Turns()
+    if version >= 8:
+        groups = []
+        # Once each, however often it is named: a short name may stand for many offsets.
+        once = {group.group_id: group async for group in turns.over(body.groups)}
+        for group in once.values():
+            fetched = (
+                await _group_by_id(context, group, turns)
+                if version >= FIRST_TOPIC_ID_VERSION
+                else await _fetched_group(
+                    context, group.group_id, await _requested_partitions(group.topics, turns), turns
+                )
+            )
+            groups.append(fetched)
+            await turns.take()
+        return OffsetFetchResponse(groups=groups)
+    requested = None
+    if body.topics is not None:
+        requested = [(t.name, t.partition_indexes) async for t in turns.over(body.topics)]
+    error, offsets = context.coordinator.offsets(body.group_id)
+    if error is not ErrorCode.NONE and version >= 2:
+        return OffsetFetchResponse(error_code=error)
+    response = OffsetFetchResponse()
+    for topic, partitions in await _select(offsets, requested, turns):
+        rows = await _rows(OffsetFetchResponsePartition, partitions, error, turns)
+        await turns.take()
+        response.topics.append(OffsetFetchResponseTopic(name=topic, partitions=rows))
+    return response
+
+
+async def _fetched_group(
+    context: GroupRequestContext, group_id: str, requested: RequestedPartitions | None, turns: Turns
+) -> OffsetFetchResponseGroup:
+    error, offsets = context.coordinator.offsets(group_id)
+    if error is not ErrorCode.NONE:
+        return OffsetFetchResponseGroup(group_id=group_id, error_code=error)
+    group = OffsetFetchResponseGroup(group_id=group_id)
+    for topic, partitions in await _select(offsets, requested, turns):
+        rows = await _rows(OffsetFetchResponseGroupPartition, partitions, error, turns)
+        await turns.take()
+        group.topics.append(OffsetFetchResponseGroupTopic(name=topic, partitions=rows))
+    return group
+
+
+async def _requested_partitions(
+    topics: list[OffsetFetchRequestGroupTopic] | None, turns: Turns
+) -> RequestedPartitions | None:
+    if topics is None:
+        return None
+    return [(topic.name, topic.partition_indexes) async for topic in turns.over(topics)]
+
+
+async def _group_by_id(
+    context: GroupRequestContext, group: OffsetFetchRequestGroup, turns: Turns
+) -> OffsetFetchResponseGroup:
+    """One group of version 10: unknown ids are answered as such, in the order of the request."""
+    topics = group.topics
+    for topic in topics or ():
+        await turns.take()
+        topic.name = context.topic_name(topic.topic_id) or ""
+    named = None
+    if topics is not None:
+        named = [topic async for topic in turns.over(topics) if topic.name]
+    requested = await _requested_partitions(named, turns)
+    response = await _fetched_group(context, group.group_id, requested, turns)
+    if response.error_code:
+        return response
+    for row in response.topics:
+        await turns.take()
+        row.topic_id = context.topic_id(row.name) or NO_ID
+    if topics is None:
+        response.topics = [row for row in response.topics if row.topic_id != NO_ID]
+        return response
+    rows = iter(response.topics)
+    response.topics = [
+        next(rows) if topic.name else await _unknown_id(topic, turns) for topic in topics
+    ]
+    return response
+
+
+async def _unknown_id(
+    topic: OffsetFetchRequestGroupTopic, turns: Turns
+) -> OffsetFetchResponseGroupTopic:
+    rows = await _rows(
+        OffsetFetchResponseGroupPartition,
+        ((index, NOTHING_COMMITTED) for index in topic.partition_indexes),
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        turns,
+    )
+    return OffsetFetchResponseGroupTopic(topic_id=topic.topic_id, partitions=rows)
+
+
+async def _rows(
+    kind: type[Row], offsets: Iterable[tuple[int, CommittedOffset]], error: ErrorCode, turns: Turns
+) -> list[Row]:
+    """Return a row of the response for each partition's offset."""
+    rows = []
+    for index, value in offsets:
+        await turns.take()
+        rows.append(
+            kind(
+                partition_index=index,
+                committed_offset=value.offset,
+                committed_leader_epoch=value.leader_epoch,
+                metadata=value.metadata,
+                error_code=error,
+            )
+        )
+    return rows
+
+
+async def _select(
+    offsets: Mapping[TopicIndex, CommittedOffset],
+    requested: RequestedPartitions | None,
+    turns: Turns,
+) -> list[tuple[str, list[tuple[int, CommittedOffset]]]]:
+    """What was asked for, by topic; -1 where nothing was committed. None asks for all there is."""
+    chosen: dict[str, list[tuple[int, CommittedOffset]]] = {}
+    if requested is None:
+        for (topic, index), value in tuple(offsets.items()):  # commits go on meanwhile
+            await turns.take()
+            chosen.setdefault(topic, []).append((index, value))
+        for values in chosen.values():
+            await turns.take()
+            values.sort(key=itemgetter(0))
+        return sorted(chosen.items(), key=itemgetter(0))
+    rows = []
+    for topic, indexes in requested:
+        values = []
+        for index in indexes:
+            await turns.take()
+            values.append((index, offsets.get((topic, index), NOTHING_COMMITTED)))
+        await turns.take()
+        rows.append((topic, values))
+    return rows
+
+
+async def handle_offset_delete(
+    context: GroupRequestContext, header: RequestHeader, body: OffsetDeleteRequest
+) -> OffsetDeleteResponse:
+    """OffsetDelete 0; ends when the tombstones are in the log."""
+    existing: dict[TopicIndex, None] = {}
+    errors: dict[TopicIndex, ErrorCode] = {}
+    turns = Turns()
+    for topic in body.topics:
+        await turns.take()
+        count = context.partition_count(topic.name)
+        for partition in topic.partitions:
+            await turns.take()
+            key = (topic.name, partition.partition_index)
+            if count is None or not 0 <= partition.partition_index < count:
+                errors[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                existing[key] = None
+    for some in chunks_of(list(existing)):
+        error, deleted = await context.coordinator.delete_offsets(body.group_id, some)
+        if error is not ErrorCode.NONE:
+            return OffsetDeleteResponse(error_code=error)
+        errors.update(deleted)
+        await turns.take()
+    topics = []
+    for topic in body.topics:
+        rows = []
+        for partition in topic.partitions:
+            await turns.take()
+            index = partition.partition_index
+            code = errors[topic.name, index]
+            rows.append(OffsetDeleteResponsePartition(partition_index=index, error_code=code))
+        await turns.take()
+        topics.append(OffsetDeleteResponseTopic(name=topic.name, partitions=rows))
+    return OffsetDeleteResponse(topics=topics)

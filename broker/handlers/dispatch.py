@@ -1,0 +1,199 @@
+"""From a frame to the handler of its API, and from the handler's body back to bytes.
+
+Produce and Fetch have paths of their own (handlers/produce.py, handlers/fetch.py); everything else
+is decoded and encoded by the tables. A handler is a function of (context, header, body) that
+returns a body, or a coroutine of one. Where a request or its answer may have many rows the handler
+is a coroutine and takes turns on the loop (broker/loop_turns.py); so do decoding and encoding.
+Whatever a handler can foresee is an error code inside its body; what it cannot closes the
+connection and is logged there.
+"""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from broker.counters import UNSUPPORTED
+from broker.loop_turns import MeasuredTurns, Turns, run_in_turns
+from broker.network.connection import WAITING_APIS, CloseConnectionError, Connection, Response
+from broker.network.request_context import RequestContext, Services
+from config.address import Address
+from protocol.api import ApiKey, is_supported
+from protocol.codec import (
+    RequestHeader,
+    decode_body,
+    decode_body_sliced,
+    encode_error,
+    encode_response,
+    encode_response_sliced,
+    encode_unsupported_version,
+    read_header,
+    release_rows,
+)
+from protocol.errors import ErrorCode, RowLimitError, UnsupportedVersionError
+from protocol.messages import Message
+
+Body = Any  # a class of protocol/messages.py; each handler names its own
+Handler = Callable[[RequestContext, RequestHeader, Body], Message | Awaitable[Message]]
+FastPath = Callable[
+    [RequestContext, int, memoryview], Response | Awaitable[Response]
+]  # context, version, frame
+
+# A larger request is decoded in slices: some hundred rows, or four thousand empty names (2 ms).
+WHOLE_BYTES_MAX: Final = 4 << 10
+# Larger ones that are worked on at once, over all connections: each may have rows of tens of
+# megabytes. The others wait in line; small requests, Produce and Fetch do not.
+LARGE_REQUESTS_AT_ONCE: Final = 8
+# These wait for the disk, and topics change one at a time anyway (Topics): the large ones have one
+# place of their own, so that they never hold the places of others.
+TOPIC_CHANGES_AT_ONCE: Final = 1
+TOPIC_CHANGES: Final = frozenset(
+    (
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+    )
+)
+
+
+class Dispatcher:
+    """Routes frames. One per broker; connections call `handle`."""
+
+    def __init__(
+        self,
+        services: Services,
+        fast: Mapping[int, FastPath],
+        handlers: Mapping[int, Handler],
+    ) -> None:
+        self._services = services
+        self._fast: Final = dict(fast)
+        self._handlers: Final = dict(handlers)
+        self._keys: Final = frozenset(self._fast) | frozenset(self._handlers)
+        self._names: Final = {key: ApiKey(key).name for key in self._keys}
+        self._large = asyncio.Semaphore(LARGE_REQUESTS_AT_ONCE)
+        self._topic_changes = asyncio.Semaphore(TOPIC_CHANGES_AT_ONCE)
+        self._labels: Final = {k: n.title().replace("_", "") for k, n in self._names.items()}
+        self._stats: Final = {k: services.stats.requests[n] for k, n in self._labels.items()}
+
+    def handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
+        """Answer one request. Raises CloseConnectionError and ProtocolError."""
+        started = time.perf_counter_ns()
+        key = frame[0] << 8 | frame[1] if len(frame) > 1 else -1
+        version = frame[2] << 8 | frame[3] if len(frame) > 3 else -1
+        fast = self._fast.get(key)
+        if fast is not None:
+            if not is_supported(key, version, self._keys):
+                raise CloseConnectionError(f"{self._names[key]} version {version} is not supported")
+            answer = fast(_context_of(connection, self._services), version, frame)
+        else:
+            answer = self._handle(connection, frame)
+            if not is_supported(key, version, self._keys):
+                version = UNSUPPORTED  # of ApiVersions; to any other API there is no answer
+        if inspect.isawaitable(answer):
+            correlation_id = int.from_bytes(frame[4:8])
+            return self._timed(key, version, correlation_id, started, answer)
+        stats, elapsed_ns = self._stats[key], time.perf_counter_ns() - started
+        stats.count(version, elapsed_ns)
+        if elapsed_ns > stats.longest_turn_ns:  # noqa: PLR1730 - max() costs twice, at each request
+            stats.longest_turn_ns = elapsed_ns
+        return answer
+
+    def _handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
+        try:
+            header = read_header(frame)
+        except UnsupportedVersionError as error:
+            if error.api_key == ApiKey.API_VERSIONS:
+                return encode_unsupported_version(error.correlation_id)
+            raise
+        key, version = header.api_key, header.api_version
+        handler = self._handlers.get(key)
+        if handler is None or not is_supported(key, version, self._keys):
+            raise CloseConnectionError(f"API {key} version {version} is not supported")
+        context = _context_of(connection, self._services)
+        if len(frame) > WHOLE_BYTES_MAX:
+            return self._handle_large(handler, context, header, frame)
+        answer = handler(context, header, decode_body(header, frame))
+        if isinstance(answer, Message):
+            return encode_response(key, version, header.correlation_id, answer)
+        return self._encode_later(header, answer)
+
+    async def _handle_large(
+        self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview
+    ) -> Response:
+        if header.api_key in WAITING_APIS:
+            return await self._handle_sliced(handler, context, header, frame)
+        places = self._topic_changes if header.api_key in TOPIC_CHANGES else self._large
+        async with places:
+            self._services.stats.large_requests += 1
+            try:
+                return await self._handle_sliced(handler, context, header, frame)
+            finally:
+                self._services.stats.large_requests -= 1
+
+    async def _handle_sliced(
+        self, handler: Handler, context: RequestContext, header: RequestHeader, frame: memoryview
+    ) -> Response:
+        max_rows = self._services.limits.of(header.api_key).rows
+        request = await run_in_turns(decode_body_sliced(header, frame, max_rows))
+        answer = handler(context, header, request)
+        body = answer if isinstance(answer, Message) else await answer
+        del answer
+        await free_rows(request)
+        return await self._encode(header, body)
+
+    async def _encode_later(self, header: RequestHeader, answer: Awaitable[Message]) -> Response:
+        return await self._encode(header, await answer)
+
+    async def _encode(self, header: RequestHeader, body: Message) -> Response:
+        """In slices: a few bytes may have asked for thousands of rows."""
+        parts = await run_in_turns(
+            encode_response_sliced(header.api_key, header.api_version, header.correlation_id, body)
+        )
+        await free_rows(body)
+        return parts
+
+    async def _timed(
+        self,
+        key: int,
+        version: int,
+        correlation_id: int,
+        started: int,
+        answer: Awaitable[Response],
+    ) -> Response:
+        stats = self._stats[key]
+        stats.note_turn(time.perf_counter_ns() - started)
+        try:
+            return await MeasuredTurns(answer, stats.note_turn)
+        except RowLimitError:
+            refusal = encode_error(key, version, correlation_id, ErrorCode.INVALID_REQUEST)
+            if refusal is None:
+                raise  # the API has no place for it: the connection is closed
+            self._services.stats.errors[self._labels[key], "INVALID_REQUEST"] += 1
+            return refusal
+        finally:
+            stats.count(version, time.perf_counter_ns() - started)
+
+
+async def free_rows(message: Message) -> None:
+    """Free the rows of a message in turns: all at once takes 5 ms for 2,000 topics and settings."""
+    rows = release_rows(message)
+    for _ in rows:
+        await asyncio.sleep(0)  # the work before this may have used up the present turn
+        break
+    turns = Turns()
+    for _ in rows:
+        await turns.take()
+
+
+def _context_of(connection: Connection, services: Services) -> RequestContext:
+    context = connection.context
+    if context is None:
+        context = connection.context = RequestContext(
+            services,
+            client_host=connection.peer_host,
+            reached_at=Address(connection.local_host, connection.local_port),
+        )
+    return context

@@ -1,0 +1,290 @@
+"""ListOffsets, OffsetForLeaderEpoch, InitProducerId, DescribeProducers."""
+
+import asyncio
+from typing import Final
+
+from broker.loop_turns import Turns
+from broker.network.request_context import RequestContext
+from broker.topics.partition import Partition
+from broker.views.views import ViewPartition
+from protocol.codec import RequestHeader
+from protocol.errors import ErrorCode, code_of
+from protocol.messages import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeProducersResponsePartition,
+    DescribeProducersResponseProducerState,
+    DescribeProducersResponseTopic,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListOffsetsRequest,
+    ListOffsetsRequestPartition,
+    ListOffsetsResponse,
+    ListOffsetsResponsePartition,
+    ListOffsetsResponseTopic,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochRequestPartition,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderEpochResponsePartition,
+    OffsetForLeaderEpochResponseTopic,
+)
+from storage.errors import StorageError
+from storage.format.producer_state import ProducerEntry
+from storage.model import TimestampOffset, TopicPartition
+from storage.segments.timestamp_lookup import Search
+
+# Timestamps with a meaning of their own (KIP-79, KIP-734, KIP-405, KIP-1005).
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+# The first version of ListOffsets that knows a special timestamp.
+SINCE_VERSION: Final = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+READ_COMMITTED: Final = 1
+MAX_EPOCH: Final = 32767
+
+
+def find_partition(
+    context: RequestContext, partition: TopicPartition, current_leader_epoch: int = -1
+) -> Partition | ViewPartition | ErrorCode:
+    """A partition that may be read, or the code that says why not (leader epochs: KIP-320)."""
+    partition_or_error = context.services.readable(*partition)
+    if isinstance(partition_or_error, ErrorCode):
+        return partition_or_error
+    return epoch_error(partition_or_error, current_leader_epoch) or partition_or_error
+
+
+def epoch_error(
+    partition: Partition | ViewPartition, current_leader_epoch: int
+) -> ErrorCode | None:
+    """Whether the client's idea of the leader epoch is out of date, or ahead of us."""
+    if current_leader_epoch in (-1, partition.log.leader_epoch):
+        return None
+    if current_leader_epoch < partition.log.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    return ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+class OffsetLookups:
+    """Answers ListOffsets."""
+
+    def __init__(self) -> None:
+        # One look into a batch at a time: threads that decode compete with the loop for one
+        # interpreter.
+        self._looks = asyncio.Semaphore(1)
+
+    async def list_offsets(
+        self, context: RequestContext, header: RequestHeader, body: ListOffsetsRequest
+    ) -> ListOffsetsResponse:
+        """Offsets by time, and the ends of the log."""
+        topics, turns = [], Turns()
+        for topic in body.topics:
+            partitions = []
+            for partition in topic.partitions:
+                await turns.take()
+                partitions.append(
+                    await self._list_offset(
+                        context, header.api_version, body.isolation_level, topic.name, partition
+                    )
+                )
+            await turns.take()
+            topics.append(ListOffsetsResponseTopic(name=topic.name, partitions=partitions))
+        return ListOffsetsResponse(topics=topics)
+
+    async def _list_offset(
+        self,
+        context: RequestContext,
+        version: int,
+        isolation_level: int,
+        topic: str,
+        partition: ListOffsetsRequestPartition,
+    ) -> ListOffsetsResponsePartition:
+        result = ListOffsetsResponsePartition(partition_index=partition.partition_index)
+        topic_partition = TopicPartition(topic, partition.partition_index)
+        partition_or_error = find_partition(
+            context, topic_partition, partition.current_leader_epoch
+        )
+        if isinstance(partition_or_error, ErrorCode):
+            result.error_code = partition_or_error
+            return result
+        if partition.timestamp < 0 and version < SINCE_VERSION.get(partition.timestamp, 1 << 15):
+            result.error_code = ErrorCode.UNSUPPORTED_VERSION
+            return result
+        try:
+            await self._fill(
+                result,
+                partition_or_error,
+                partition.timestamp,
+                committed=isolation_level == READ_COMMITTED,
+            )
+        except StorageError as error:
+            result.error_code = code_of(error)
+        except OSError as error:
+            failed = context.services.manager.failure_in(partition_or_error.log.directory, error)
+            result.error_code = code_of(failed)
+        return result
+
+    async def _fill(
+        self,
+        result: ListOffsetsResponsePartition,
+        partition: Partition | ViewPartition,
+        timestamp: int,
+        *,
+        committed: bool,
+    ) -> None:
+        log = partition.log
+        end = log.last_stable_offset if committed else log.high_watermark
+        if timestamp == LATEST:
+            result.offset, result.leader_epoch = end, log.leader_epoch
+        elif timestamp in (EARLIEST, EARLIEST_LOCAL):
+            result.offset = log.log_start_offset
+            result.leader_epoch = log.epoch_of(log.log_start_offset)
+        elif timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+            return  # nothing is tiered: -1
+        else:
+            if timestamp == MAX_TIMESTAMP:
+                offset_found = await self._wait_found(log.search_max_timestamp())
+            else:
+                offset_found = await self._wait_found(log.search_timestamp(timestamp))
+            if offset_found is not None and offset_found.offset < end:
+                result.timestamp = offset_found.timestamp_ms
+                result.offset = offset_found.offset
+                result.leader_epoch = offset_found.leader_epoch
+
+    async def _wait_found(self, search: Search) -> TimestampOffset | None:
+        """A search whose looks into batches are taken in a thread."""
+        try:
+            look = next(search)
+            while True:
+                async with self._looks:
+                    offset_found = await asyncio.to_thread(look.run)
+                look = search.send(offset_found)
+        except StopIteration as stop:
+            result: TimestampOffset | None = stop.value
+            return result
+
+
+async def offset_for_leader_epoch(
+    context: RequestContext, _header: RequestHeader, body: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse:
+    """Where an epoch ended (KIP-320): consumers ask after a restart."""
+    topics, turns = [], Turns()
+    for topic in body.topics:
+        partitions = []
+        for partition in topic.partitions:
+            await turns.take()
+            partitions.append(_epoch_end(context, topic.topic, partition))
+        await turns.take()
+        topics.append(OffsetForLeaderEpochResponseTopic(topic=topic.topic, partitions=partitions))
+    return OffsetForLeaderEpochResponse(topics=topics)
+
+
+def _epoch_end(
+    context: RequestContext, topic: str, partition: OffsetForLeaderEpochRequestPartition
+) -> OffsetForLeaderEpochResponsePartition:
+    result = OffsetForLeaderEpochResponsePartition(partition=partition.partition)
+    topic_partition = TopicPartition(topic, partition.partition)
+    partition_or_error = find_partition(context, topic_partition, partition.current_leader_epoch)
+    if isinstance(partition_or_error, ErrorCode):
+        result.error_code = partition_or_error
+    else:
+        result.leader_epoch, result.end_offset = partition_or_error.log.end_offset_for_epoch(
+            partition.leader_epoch
+        )
+    return result
+
+
+class ProducerIds:
+    """Hands out producer ids from durable blocks, so that a restart repeats none."""
+
+    BLOCK: Final = 1000
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._end = 0
+
+    async def init_producer_id(
+        self, context: RequestContext, _header: RequestHeader, body: InitProducerIdRequest
+    ) -> InitProducerIdResponse:
+        """A new id, or the next epoch of the one that the producer has (KIP-360).
+
+        A transactional id is refused for good: there are no transactions yet, and a retriable
+        answer would leave the producer waiting for ever.
+        """
+        if body.transactional_id is not None:
+            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            if not body.transactional_id:
+                code = ErrorCode.INVALID_REQUEST
+            return InitProducerIdResponse(error_code=code)
+        if body.producer_id >= 0 and 0 <= body.producer_epoch < MAX_EPOCH:
+            return InitProducerIdResponse(
+                producer_id=body.producer_id, producer_epoch=body.producer_epoch + 1
+            )
+        try:
+            used = await self._take(context)
+        except StorageError as error:
+            return InitProducerIdResponse(error_code=code_of(error))
+        return InitProducerIdResponse(producer_id=used, producer_epoch=0)
+
+    async def _take(self, context: RequestContext) -> int:
+        while self._next == self._end:
+            first = await context.services.topics.take_producer_ids(self.BLOCK)
+            if self._next == self._end:
+                self._next, self._end = first, first + self.BLOCK
+        used = self._next
+        self._next += 1
+        return used
+
+
+async def describe_producers(
+    context: RequestContext, _header: RequestHeader, body: DescribeProducersRequest
+) -> DescribeProducersResponse:
+    """List the idempotent and transactional producers that each partition remembers (KIP-664).
+
+    Each partition once, however often it is named: a few bytes may stand for many producers.
+    """
+    response, turns = DescribeProducersResponse(), Turns()
+    requested: dict[str, dict[int, None]] = {}
+    for topic in body.topics:
+        await turns.take()
+        indexes = requested.setdefault(topic.name, {})
+        for index in topic.partition_indexes:
+            await turns.take()
+            indexes[index] = None
+    for name, indexes in requested.items():
+        rows = []
+        for index in indexes:
+            await turns.take()
+            partition = context.services.topics.find(name, index)
+            row = DescribeProducersResponsePartition(partition_index=index)
+            if isinstance(partition, ErrorCode):
+                row.error_code = partition
+            else:
+                for producer in partition.log.producers:
+                    await turns.take()
+                    row.active_producers.append(_described_producer(producer))
+            rows.append(row)
+        await turns.take()
+        response.topics.append(DescribeProducersResponseTopic(name=name, partitions=rows))
+    return response
+
+
+def _described_producer(producer: ProducerEntry) -> DescribeProducersResponseProducerState:
+    first_offset = producer.transaction_first_offset
+    return DescribeProducersResponseProducerState(
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        last_sequence=producer.last_sequence,
+        last_timestamp=producer.timestamp_ms,
+        coordinator_epoch=producer.coordinator_epoch,
+        current_txn_start_offset=-1 if first_offset is None else first_offset,
+    )

@@ -1,0 +1,58 @@
+"""Which handler answers which API: the table of what this broker can do."""
+
+from broker.handlers import (
+    cluster,
+    committed_offsets,
+    configs,
+    groups,
+    log_offsets,
+    replication,
+    topics,
+)
+from broker.handlers.dispatch import Dispatcher, FastPath, Handler
+from broker.handlers.fetch import fetch
+from broker.handlers.produce import produce
+from broker.network.request_context import Services
+from protocol.api import ApiKey, advertised
+
+
+def make_dispatcher(services: Services) -> Dispatcher:
+    """Every API with its handler; ApiVersions says exactly these."""
+    producer_ids = log_offsets.ProducerIds()
+    fast: dict[int, FastPath] = {ApiKey.PRODUCE: produce, ApiKey.FETCH: fetch}
+    handlers: dict[int, Handler] = {
+        ApiKey.LIST_OFFSETS: log_offsets.OffsetLookups().list_offsets,
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: log_offsets.offset_for_leader_epoch,
+        ApiKey.DESCRIBE_PRODUCERS: log_offsets.describe_producers,
+        ApiKey.INIT_PRODUCER_ID: producer_ids.init_producer_id,
+        ApiKey.METADATA: cluster.metadata,
+        ApiKey.DESCRIBE_CLUSTER: cluster.describe_cluster,
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS: cluster.describe_topic_partitions,
+        ApiKey.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: replication.list_partition_reassignments,
+        ApiKey.ELECT_LEADERS: replication.elect_leaders,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS: replication.alter_partition_reassignments,
+        ApiKey.DESCRIBE_QUORUM: replication.describe_quorum,
+        ApiKey.CREATE_TOPICS: topics.create_topics,
+        ApiKey.DELETE_TOPICS: topics.delete_topics,
+        ApiKey.CREATE_PARTITIONS: topics.create_partitions,
+        ApiKey.DELETE_RECORDS: topics.delete_records,
+        ApiKey.DESCRIBE_CONFIGS: configs.describe_configs,
+        ApiKey.ALTER_CONFIGS: configs.alter_configs,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+        ApiKey.LIST_CONFIG_RESOURCES: configs.list_config_resources,
+        ApiKey.FIND_COORDINATOR: groups.handle_find_coordinator,
+        ApiKey.JOIN_GROUP: groups.handle_join_group,
+        ApiKey.SYNC_GROUP: groups.handle_sync_group,
+        ApiKey.HEARTBEAT: groups.handle_heartbeat,
+        ApiKey.LEAVE_GROUP: groups.handle_leave_group,
+        ApiKey.OFFSET_COMMIT: committed_offsets.handle_offset_commit,
+        ApiKey.OFFSET_FETCH: committed_offsets.handle_offset_fetch,
+        ApiKey.OFFSET_DELETE: committed_offsets.handle_offset_delete,
+        ApiKey.LIST_GROUPS: groups.handle_list_groups,
+        ApiKey.DESCRIBE_GROUPS: groups.handle_describe_groups,
+        ApiKey.DELETE_GROUPS: groups.handle_delete_groups,
+    }
+    keys = {*fast, *handlers, ApiKey.API_VERSIONS}
+    handlers[ApiKey.API_VERSIONS] = cluster.ClusterHandlers(advertised(keys)).api_versions
+    return Dispatcher(services, fast, handlers)

@@ -1,0 +1,358 @@
+"""/api/v1/cleaner: what the cleaner does and why, and its controls. The paths: openapi.py.
+
+Rules. Nothing is decided here: the pool answers and acts. What asks is refused in words and with a
+status that says whose fault it is: 400 the request, 404 no such partition, 409 it makes no sense
+now. An action that finds nothing to do is no error, and says so (`changed`). Long answers are built
+in turns of the loop.
+"""
+
+import asyncio
+import os.path
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from broker.damage.damaged_reads import DamageWatch, blocked_text
+from broker.http.api.json_shapes import (
+    Json,
+    explanation_json,
+    job_json,
+    offline_partition_json,
+    partition_fields,
+    partition_json,
+    spark_json,
+    state_name,
+    status_json,
+)
+from broker.http.api.requests import (
+    ApiError,
+    json_response,
+    parse_integer,
+    partition_of,
+    query_flags,
+    query_parameters,
+    rows_response,
+)
+from broker.loop_turns import Turns
+from broker.topics.end_transaction import NoTransactionError, end_transaction
+from broker.topics.partition import Partition
+from broker.topics.topics import Topics
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from storage.env import Env
+from storage.errors import LogDirectoryError, StorageError
+from storage.model import TopicPartition
+
+ROOT: Final = "/api/v1/cleaner"
+PAGE_ROWS: Final = 1000
+PAGE_ROWS_MAX: Final = 5000  # some 2 MB
+JOBS: Final = 100
+JOBS_MAX: Final = 2000  # what the pool keeps in memory
+
+logger = structlog.get_logger("broker.api")
+
+Action = Callable[[Partition, web.Request], Awaitable[Json]]
+
+
+class CleanerApi:
+    """Answers for the pool."""
+
+    def __init__(
+        self,
+        env: Env,
+        topics: Topics,
+        pool: CleanerPool,
+        fail_directory: Callable[[LogDirectoryError], None],
+        damage: DamageWatch,
+    ) -> None:
+        self._env = env
+        self._damage = damage
+        self._topics = topics
+        self._pool = pool
+        self._fail_directory = fail_directory
+
+    def routes(self) -> Iterator[web.RouteDef]:
+        """Every route, for the server."""
+        yield web.get(ROOT, self._status)
+        yield web.get(f"{ROOT}/partitions", self._partitions)
+        yield web.get(f"{ROOT}/history", self._history)
+        yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}", self._explain)
+        actions: dict[str, Action] = {
+            "run": self._request_clean,
+            "pause": self._pause,
+            "resume": self._resume,
+            "abort": self._abort,
+            "retry": self._retry,
+        }
+        for name, action in actions.items():
+            path = f"{ROOT}/partitions/{{topic}}/{{partition}}/{name}"
+            yield web.post(path, self._action_handler(action))
+        path = f"{ROOT}/partitions/{{topic}}/{{partition}}/transactions/{{producer_id}}/abort"
+        yield web.post(path, self._action_handler(self._end_transaction))
+        yield web.post(f"{ROOT}/pause", self._pause_all)
+        yield web.post(f"{ROOT}/resume", self._resume_all)
+
+    # Looking ------------------------------------------------------------------
+
+    async def _status(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
+        counts = {"compacted": 0, "policy_unknown": 0, "offline": 0}
+        turns = Turns()
+        for topic in self._topics:
+            counts["compacted"] += len(topic.partitions) if topic.config.compacts else 0
+            counts["policy_unknown"] += 0 if topic.config.policy_known else topic.partition_count
+            counts["offline"] += len(topic.offline)
+            await turns.take()
+        return json_response(
+            {
+                **status_json(
+                    self._pool.status(), self._pool.stats, self._topics.cleaner_settings, counts
+                ),
+                "spark": spark_json(self._pool.offload.status()),
+            }
+        )
+
+    async def _partitions(self, request: web.Request) -> web.Response:
+        """Compacted and damaged partitions, or all of a topic, in order: a page of them."""
+        query = query_parameters(request, ("topic", "after", "limit"))
+        limit = parse_integer(query.get("limit", str(PAGE_ROWS)), "limit", 1, PAGE_ROWS_MAX)
+        after = _parse_cursor(query["after"]) if "after" in query else None
+        partitions = []
+        if "topic" in query:
+            topic = self._topics.get(query["topic"])
+            if topic is None:
+                raise ApiError(404, f"there is no topic {query['topic'][:300]}")
+            partitions = list(topic.partitions.values())
+        else:
+            partitions = [
+                partition
+                for partition in self._topics.partitions()
+                if partition.log.config.compacts or partition.log.damaged
+            ]
+        rest = sorted(
+            (partition for partition in partitions if after is None or partition.partition > after),
+            key=lambda partition: partition.partition,
+        )
+        page = rest[:limit]
+        last = page[-1].partition if len(rest) > limit else None
+        status = self._pool.status()
+        busy = {worker.partition: worker for worker in status.workers}
+
+        def rows() -> Iterator[Json]:
+            for partition in page:
+                topic_partition = partition.partition
+                yield partition_json(
+                    partition,
+                    status.verdicts.get(topic_partition),
+                    self._pool.registry.state(topic_partition),
+                    is_paused=topic_partition in status.paused,
+                    worker=busy.get(topic_partition),
+                )
+
+        cursor = None if last is None else f"{last.topic}/{last.partition}"
+        return await rows_response("partitions", rows(), {"next": cursor})
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
+        partition = partition_of(request)
+        partition_or_reason = self._find(partition)
+        if isinstance(partition_or_reason, str):
+            topic = self._topics.get(partition.topic)
+            policy = topic.config.cleanup_policy if topic is not None else ()
+            is_paused = self._pool.is_paused(partition)
+            return json_response(
+                offline_partition_json(partition, policy, partition_or_reason, is_paused=is_paused)
+            )
+        return json_response(self._explanation(partition_or_reason))
+
+    def _explanation(self, partition: Partition) -> Json:
+        explanation = self._pool.explain(partition.partition)
+        active = partition.log.segment_facts()[-1].base_offset
+        answer = explanation_json(partition, explanation, active)
+        if partition.log.damaged:
+            answer["damage"] = self._damage.to_json(partition.log)
+            answer["sentences"] += [blocked_text(item) for item in answer["damage"]]
+        return answer
+
+    async def _history(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("topic", "partition", "limit"))
+        limit = parse_integer(query.get("limit", str(JOBS)), "limit", 1, JOBS_MAX)
+        if "partition" in query and "topic" not in query:
+            raise ApiError(400, "a partition is named together with its topic")
+        if "partition" in query:
+            partition = TopicPartition(
+                query["topic"], parse_integer(query["partition"], "partition")
+            )
+            jobs = self._pool.history(partition, limit)
+            if not jobs:  # one that was deleted may have had some
+                self._find(partition)
+        elif "topic" in query:
+            records = self._pool.history(limit=JOBS_MAX)
+            jobs = [job for job in records if job.partition.topic == query["topic"]][:limit]
+            if not jobs and self._topics.get(query["topic"]) is None:
+                raise ApiError(404, f"there is no topic {query['topic'][:300]}")
+        else:
+            jobs = self._pool.history(limit=limit)
+        return await rows_response("jobs", (job_json(job) for job in jobs))
+
+    # Acting -------------------------------------------------------------------
+
+    def _action_handler(self, action: Action) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def handle(request: web.Request) -> web.Response:
+            query_parameters(request, ())
+            partition = partition_of(request)
+            partition_or_reason = self._find(partition)
+            if isinstance(partition_or_reason, str):
+                raise ApiError(409, f"{partition} is offline: {partition_or_reason}")
+            return json_response(await action(partition_or_reason, request))
+
+        return handle
+
+    async def _request_clean(self, partition: Partition, request: web.Request) -> Json:
+        flags = await query_flags(request, ("roll",))
+        topic_partition = self._check_exists(partition)
+        self._check_cleanable(partition)
+        rolled = False
+        if flags.get("roll"):
+            before = partition.log.segment_count
+            try:
+                partition.log.roll(self._env.wall_ms())
+            except LogDirectoryError as error:
+                self._fail_directory(error)
+                raise ApiError(409, f"{topic_partition} is offline: {error}") from error
+            rolled = partition.log.segment_count > before
+        self._pool.request_clean(topic_partition)
+        return {**self._explanation(partition), "rolled": rolled}
+
+    def _check_cleanable(self, partition: Partition) -> None:
+        topic_partition, config = partition.partition, partition.log.config
+        if not config.policy_known:
+            raise ApiError(
+                409, f"the cleanup.policy of {topic_partition} is not known: nobody gave one yet"
+            )
+        if not config.compacts:
+            policy = ",".join(config.cleanup_policy) or "empty"
+            raise ApiError(
+                400, f"{topic_partition} is not compacted: its cleanup.policy is {policy}"
+            )
+        if not self._topics.cleaner_settings.enabled:
+            raise ApiError(409, "the cleaner is switched off (cleaner.enabled)")
+        if self._pool.is_paused(topic_partition):
+            raise ApiError(409, f"{topic_partition} is paused by an operator: resume it first")
+
+    async def _pause(self, partition: Partition, request: web.Request) -> Json:
+        await query_flags(request)
+        changed = self._pool.pause(self._check_exists(partition))
+        return await self._durable_action_response(partition, changed)
+
+    async def _resume(self, partition: Partition, request: web.Request) -> Json:
+        await query_flags(request)
+        changed = self._pool.resume(self._check_exists(partition))
+        return await self._durable_action_response(partition, changed)
+
+    async def _abort(self, partition: Partition, request: web.Request) -> Json:
+        await query_flags(request)
+        return self._action_response(partition, self._pool.abort(self._check_exists(partition)))
+
+    async def _retry(self, partition: Partition, request: web.Request) -> Json:
+        await query_flags(request)
+        topic_partition = self._check_exists(partition)
+        changed = topic_partition in self._pool.registry.quarantines()
+        self._pool.retry(topic_partition)
+        self._pool.wake()
+        return self._action_response(partition, changed)
+
+    async def _end_transaction(self, partition: Partition, request: web.Request) -> Json:
+        await query_flags(request)
+        topic_partition = self._check_exists(partition)
+        producer_id = parse_integer(
+            request.match_info["producer_id"], "producer id", 0, (1 << 63) - 1
+        )
+        try:
+            offset = await end_transaction(partition, producer_id, self._env.wall_ms())
+        except NoTransactionError as error:
+            raise ApiError(409, str(error)) from error
+        except LogDirectoryError as error:
+            raise ApiError(409, f"{topic_partition} is offline: {error}") from error
+        except StorageError as error:
+            raise ApiError(409, f"{topic_partition}: {error}") from error
+        self._pool.wake()
+        logger.warning(
+            "transaction aborted by an operator",
+            partition=str(topic_partition),
+            producer_id=producer_id,
+            marker_offset=offset,
+        )
+        return {
+            **partition_fields(topic_partition),
+            "producer_id": producer_id,
+            "marker_offset": offset,
+        }
+
+    def _action_response(self, partition: Partition, changed: bool) -> Json:
+        topic_partition = partition.partition
+        is_paused = self._pool.is_paused(topic_partition)
+        state = state_name(self._pool.registry.state(topic_partition))
+        return {
+            **partition_fields(topic_partition),
+            "changed": changed,
+            "state": state,
+            "paused": is_paused,
+        }
+
+    async def _durable_action_response(self, partition: Partition, changed: bool) -> Json:
+        """It is in force; `durable` says whether a restart would find it."""
+        durable = await self._pool.is_saved(partition.partition)
+        return {**self._action_response(partition, changed), "durable": durable}
+
+    async def _pause_all(self, request: web.Request) -> web.Response:
+        return await self._apply_to_all(request, self._pool.pause)
+
+    async def _resume_all(self, request: web.Request) -> web.Response:
+        return await self._apply_to_all(request, self._pool.resume)
+
+    async def _apply_to_all(
+        self, request: web.Request, act: Callable[[TopicPartition], bool]
+    ) -> web.Response:
+        """Every compacted partition that is served; one that was paused may be so by now."""
+        query_parameters(request, ())
+        await query_flags(request)
+        turns, changed = Turns(), 0
+        of_directories: dict[str, TopicPartition] = {}  # one file each
+        for partition in self._topics.partitions():
+            is_meant = partition.log.config.compacts or self._pool.is_paused(partition.partition)
+            if is_meant and self._exists(partition):
+                changed += act(partition.partition)
+                of_directories[os.path.dirname(partition.log.directory)] = partition.partition
+            await turns.take()
+        saved = await asyncio.gather(*map(self._pool.is_saved, of_directories.values()))
+        return json_response({"changed": changed, "durable": all(saved)})
+
+    # Finding ------------------------------------------------------------------
+
+    def _find(self, topic_partition: TopicPartition) -> Partition | str:
+        """A served partition, or why it is offline. Raises ApiError 404."""
+        topic = self._topics.get(topic_partition.topic)
+        if topic is None:
+            raise ApiError(404, f"there is no topic {topic_partition.topic[:300]}")
+        partition = topic.partitions.get(topic_partition.partition)
+        if partition is None and topic_partition.partition not in topic.offline:
+            raise ApiError(
+                404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on"
+            )
+        return topic.offline[topic_partition.partition] if partition is None else partition
+
+    def _exists(self, partition: Partition) -> bool:
+        return self._topics.partition(partition.partition) is partition
+
+    def _check_exists(self, partition: Partition) -> TopicPartition:
+        """Its name, unless it went away while the body was read. Raises ApiError 404."""
+        if not self._exists(partition):
+            raise ApiError(404, f"{partition.partition} has just gone away")
+        return partition.partition
+
+
+def _parse_cursor(text: str) -> TopicPartition:
+    topic, _, index = text.rpartition("/")
+    return TopicPartition(topic, parse_integer(index, "after"))

@@ -1,0 +1,139 @@
+"""/api/v1/log: list damage of logs, verify logs, skip damage. openapi.py lists the paths.
+
+Status codes are those of the cleaner's API: 400 for an invalid request, 404 for an unknown
+partition, 409 if the request is not possible now.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from aiohttp import web
+
+from broker.damage.damaged_reads import DamageWatch, damage_fields
+from broker.damage.log_repair import LogRepair, NotDamagedError, SkipRefusedError
+from broker.http.api.json_shapes import Json, partition_fields
+from broker.http.api.requests import (
+    ApiError,
+    json_response,
+    parse_integer,
+    partition_of,
+    query_flags,
+    query_parameters,
+)
+from broker.topics.partition import Partition
+from broker.topics.topics import Topics
+from storage.errors import LogDirectoryError, StorageError
+from storage.manager.log_manager import LogManager
+from storage.model import TopicPartition
+
+ROOT: Final = "/api/v1/log"
+OFFSET_MAX: Final = (1 << 63) - 1
+
+
+class LogApi:
+    """Handlers of the requests under /api/v1/log."""
+
+    def __init__(
+        self,
+        manager: LogManager,
+        topics: Topics,
+        damage: DamageWatch,
+        repair: LogRepair,
+        *,
+        skipped: Callable[[TopicPartition], None],
+        fail_directory: Callable[[LogDirectoryError], None],
+    ) -> None:
+        """`skipped` is called after damage of a partition was skipped."""
+        self._manager = manager
+        self._topics = topics
+        self._damage = damage
+        self._repair = repair
+        self._skipped = skipped
+        self._fail_directory = fail_directory
+
+    def routes(self) -> Iterator[web.RouteDef]:
+        """Return the routes for the HTTP server."""
+        partition = f"{ROOT}/partitions/{{topic}}/{{partition}}"
+        yield web.get(f"{partition}/damage", self._damaged)
+        yield web.post(f"{partition}/verify", self._verify)
+        yield web.post(f"{partition}/skip", self._skip)
+
+    async def _damaged(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
+        partition = self._find(partition_of(request))
+        opened = partition.log
+        return json_response(
+            {
+                **partition_fields(partition.partition),
+                "log_start_offset": opened.log_start_offset,
+                "log_end_offset": opened.log_end_offset,
+                "damage": self._damage.to_json(opened),
+                "uncleanable": [damage_fields(damage) for damage in opened.uncleanable],
+            }
+        )
+
+    async def _verify(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("from_offset", "end_offset"))
+        bounds = {key: parse_integer(text, key, 0, OFFSET_MAX) for key, text in query.items()}
+        await query_flags(request)
+        partition = self._find(partition_of(request))
+        try:
+            verified_offsets = await self._repair.verify(
+                partition, bounds.get("from_offset"), bounds.get("end_offset")
+            )
+        except (StorageError, OSError) as error:
+            raise self._refused(partition, error) from error
+        return json_response(
+            {
+                **partition_fields(partition.partition),
+                "first_offset": verified_offsets.first_offset,
+                "next_offset": verified_offsets.next_offset,
+                "end_offset": verified_offsets.end_offset,
+                "done": verified_offsets.next_offset >= verified_offsets.end_offset,
+                "bytes": verified_offsets.size_bytes,
+                "batches": verified_offsets.batches,
+                "records": verified_offsets.records,
+                "damage": [damage_fields(damage) for damage in verified_offsets.damage],
+            }
+        )
+
+    async def _skip(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("offset",))
+        if "offset" not in query:
+            raise ApiError(400, "offset is missing: expected an offset in the damaged range")
+        offset = parse_integer(query["offset"], "offset", 0, OFFSET_MAX)
+        await query_flags(request)
+        partition = self._find(partition_of(request))
+        try:
+            skipped = await self._repair.skip(partition, offset)
+        except (NotDamagedError, SkipRefusedError) as error:
+            raise ApiError(409, str(error)) from error
+        except (StorageError, OSError) as error:
+            raise self._refused(partition, error) from error
+        self._skipped(partition.partition)
+        answer: Json = {
+            **partition_fields(partition.partition),
+            **damage_fields(skipped.damage),
+            "kept_as": skipped.kept_as,
+        }
+        return json_response(answer)
+
+    def _refused(self, partition: Partition, error: StorageError | OSError) -> ApiError:
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            error = self._manager.failure_in(partition.log.directory, error)
+        if isinstance(error, LogDirectoryError):
+            self._fail_directory(error)
+        return ApiError(409, f"{partition.partition}: {error}")
+
+    def _find(self, topic_partition: TopicPartition) -> Partition:
+        topic = self._topics.get(topic_partition.topic)
+        if topic is None:
+            raise ApiError(404, f"there is no topic {topic_partition.topic[:300]}")
+        partition = topic.partitions.get(topic_partition.partition)
+        if partition is not None:
+            return partition
+        if topic_partition.partition in topic.offline:
+            raise ApiError(
+                409, f"{topic_partition} is offline: {topic.offline[topic_partition.partition]}"
+            )
+        raise ApiError(404, f"topic {topic.name} has {topic.partition_count} partitions, from 0 on")

@@ -1,0 +1,101 @@
+"""What a request of the API may say, checked; and answers as JSON, built in turns.
+
+Every way in which a request can be wrong ends in an `ApiError`, which becomes its answer.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.http.server import Handler, error_response
+from broker.loop_turns import Turns
+from storage.model import TopicPartition
+
+# A partition's number, a limit, a producer id. ASCII only: int() would take any script's digits.
+_NUMBER: Final = re.compile(r"[0-9]{1,19}", re.ASCII)
+
+
+class ApiError(Exception):
+    """A request that is refused, with the status and the words of its answer."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.reason = reason
+
+
+@web.middleware
+async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Turns an ApiError into its answer."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return error_response(error.status, error.reason)
+
+
+def parse_integer(text: str, name: str, minimum: int = 0, maximum: int = (1 << 31) - 1) -> int:
+    """A number of the path or the query. Raises ApiError 400."""
+    if not _NUMBER.fullmatch(text) or not minimum <= int(text) <= maximum:
+        raise ApiError(400, f"{name}: expected {minimum} to {maximum}, not {text[:40]!r}")
+    return int(text)
+
+
+def partition_of(request: web.Request) -> TopicPartition:
+    """The partition that the path names; whether it exists is not asked. Raises ApiError 400."""
+    match = request.match_info
+    return TopicPartition(match["topic"], parse_integer(match["partition"], "partition"))
+
+
+def query_parameters(request: web.Request, allowed: Collection[str]) -> Mapping[str, str]:
+    """The query; each key at most once, none unknown. Raises ApiError 400."""
+    results: dict[str, str] = {}
+    for key, value in request.query.items():
+        if key not in allowed:
+            raise ApiError(400, f"unknown parameter {key[:40]!r}; there are {', '.join(allowed)}")
+        if key in results:
+            raise ApiError(400, f"parameter {key} is given twice")
+        results[key] = value
+    return results
+
+
+async def query_flags(request: web.Request, allowed: Collection[str] = ()) -> Mapping[str, bool]:
+    """The body: nothing, or a JSON object of booleans. Raises ApiError 400."""
+    body = await request.read()
+    try:
+        document = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError):
+        raise ApiError(400, "the body is not JSON") from None
+    if not isinstance(document, dict):
+        raise ApiError(400, "expected a JSON object as the body")
+    for key, value in document.items():
+        if key not in allowed:
+            raise ApiError(400, f"unknown key {key[:40]!r} in the body")
+        if not isinstance(value, bool):
+            raise ApiError(400, f"{key}: expected true or false")
+    return document
+
+
+def json_response(answer: object, status: int = 200) -> web.Response:
+    """A small answer."""
+    return _response(json.dumps(answer).encode(), status)
+
+
+async def rows_response(
+    key: str, rows: Iterable[object], extra: Mapping[str, Any] | None = None
+) -> web.Response:
+    """{key: [rows], ...extra}. Rows are made and encoded in turns: there may be thousands."""
+    turns = Turns()
+    parts = []
+    for row in rows:
+        parts.append(json.dumps(row))
+        await turns.take()
+    fields = [f"{json.dumps(key)}: [{', '.join(parts)}]"]
+    fields += [f"{json.dumps(name)}: {json.dumps(item)}" for name, item in (extra or {}).items()]
+    return _response(f"{{{', '.join(fields)}}}".encode(), 200)
+
+
+def _response(body: bytes, status: int) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json")

@@ -1,0 +1,88 @@
+"""/api/v1/view: compacted views, their compaction on demand. The paths: openapi.py.
+
+Rules as those of the cleaner's API: 400 is the request, 404 no such partition, 409 it makes no
+sense now. A compaction is begun and answered; how it ends is in the status.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, Final
+
+from aiohttp import web
+
+from broker.http.api.requests import (
+    ApiError,
+    json_response,
+    partition_of,
+    query_flags,
+    query_parameters,
+    rows_response,
+)
+from broker.topics.topics import Topics
+from broker.views.compaction import ViewError
+from broker.views.scheduler import ViewCompactions
+from broker.views.status import ViewStatus
+from storage.model import TopicPartition
+
+ROOT: Final = "/api/v1/view"
+
+
+class ViewApi:
+    """Answers for the views."""
+
+    def __init__(self, topics: Topics, runs: ViewCompactions) -> None:
+        self._topics = topics
+        self._compactions = runs
+
+    def routes(self) -> Iterator[web.RouteDef]:
+        """Every route, for the server."""
+        yield web.get(ROOT, self._all)
+        yield web.get(f"{ROOT}/partitions/{{topic}}/{{partition}}", self._get)
+        yield web.post(f"{ROOT}/partitions/{{topic}}/{{partition}}/compact", self._compact)
+        yield web.post(f"{ROOT}/partitions/{{topic}}/{{partition}}/abort", self._abort)
+
+    async def _all(self, request: web.Request) -> web.Response:
+        query = query_parameters(request, ("topic",))
+        requested = query.get("topic")
+        if requested is not None and self._topics.get(requested) is None:
+            raise ApiError(404, f"there is no topic {requested[:300]}")
+        statuses = self._compactions.status(requested)
+        return await rows_response("views", (status_json(status) for status in statuses))
+
+    async def _get(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
+        return json_response(status_json(self._status_of(partition_of(request))))
+
+    async def _compact(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
+        partition = partition_of(request)
+        flags = await query_flags(request, ("from_scratch",))
+        self._status_of(partition)
+        try:
+            self._compactions.begin(partition, from_scratch=flags.get("from_scratch", False))
+        except ViewError as error:
+            raise ApiError(409, str(error)) from error
+        return json_response(status_json(self._status_of(partition)))
+
+    async def _abort(self, request: web.Request) -> web.Response:
+        query_parameters(request, ())
+        partition = partition_of(request)
+        await query_flags(request)
+        self._status_of(partition)
+        changed = self._compactions.abort(partition)
+        return json_response({**status_json(self._status_of(partition)), "changed": changed})
+
+    def _status_of(self, partition: TopicPartition) -> ViewStatus:
+        if self._topics.get(partition.topic) is None:
+            raise ApiError(404, f"there is no topic {partition.topic[:300]}")
+        try:
+            return self._compactions.status_of(partition)
+        except ViewError as error:
+            raise ApiError(409, str(error)) from error
+
+
+def status_json(status: ViewStatus) -> dict[str, Any]:
+    """A view as the API tells it."""
+    fields = asdict(status)
+    fields["topic"], fields["partition"] = status.partition
+    return fields

@@ -1,0 +1,299 @@
+"""The HTTP side: /metrics, /healthz, /readyz, and the API below /api. aiohttp carries it
+(docs/decisions/0001).
+
+Loopback by default. Every request passes the guard (access.py) first; an error below /api is
+JSON, elsewhere a line of text.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Final, Protocol
+
+import structlog
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.typedefs import Middleware
+from aiohttp.web_protocol import RequestPayloadError
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from broker.http.access import (
+    HEALTH_PATH,
+    OPEN_PATHS,
+    READY_PATH,
+    SAFE_METHODS,
+    Guard,
+    Refusal,
+    RequestFacts,
+)
+from broker.http.health import HealthConnections, Verdict, answer
+from broker.logging import RateLimitedLogger
+from broker.loop_turns import Turns
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_BODY_BYTES: Final = 64 << 10  # nothing that is served here takes more
+# Scrapers and health checks keep one each, people a handful. Who does nothing with his connection,
+# or is slow with the head or the body of a request, loses it and leaves room for the next one.
+# Connections above the limit may ask for the health of the broker (health.py).
+CONNECTIONS_MAX: Final = 128
+IDLE_SECONDS: Final = 75.0  # for the head of a request, and between two of them
+BODY_SECONDS: Final = 10.0
+API_PREFIX: Final = "/api/"
+ENCODED_SAMPLES: Final = 64  # at once: some 10 us each
+OPENMETRICS_END: Final = b"# EOF\n"
+
+# What aiohttp raises for bytes of a client that are not HTTP, or not the body that they announce.
+CLIENT_ERRORS: Final = (HttpProcessingError, RequestPayloadError)
+
+logger = RateLimitedLogger(structlog.get_logger("broker.http"))
+
+
+class Health(Protocol):
+    """What the daemon says of itself."""
+
+    def not_ready_because(self) -> str | None:
+        """None when clients are served; else the reason, in words."""
+        ...
+
+    def unhealthy_because(self) -> str | None:
+        """None while the process does its work; else the reason, in words."""
+        ...
+
+
+class MetricsSource(Protocol):
+    """Whoever knows the numbers."""
+
+    async def snapshot(self) -> Sequence[Metric]:
+        """Every metric family as it stands; built in turns, so that clients need not wait."""
+        ...
+
+
+class HttpServer:
+    """Serves metrics and health checks, and the routes it is given."""
+
+    def __init__(
+        self,
+        health: Health,
+        guard: Guard,
+        routes: Iterable[web.AbstractRouteDef] = (),
+        middlewares: Sequence[Middleware] = (),
+        transfers: Collection[str] = (),
+        *,
+        early_metrics: MetricsSource | None = None,
+    ) -> None:
+        """`transfers`: paths of routes, as they were given, whose handlers check a token of their
+        own and read the body as it comes. `early_metrics` are served until `open`.
+        """
+        self._metrics_source = early_metrics
+        self._is_open = False
+        self._health = health
+        self._transfers = frozenset(transfers)
+        self.guard = guard  # replaced when the token is read anew
+        self.application = web.Application(
+            client_max_size=MAX_BODY_BYTES,
+            middlewares=[self._translate_errors, self._check, *middlewares],
+        )
+        self.application.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get(HEALTH_PATH, self._health_check),
+                web.get(READY_PATH, self._health_check),
+                *routes,
+            ]
+        )
+        self._runner = web.AppRunner(
+            self.application,
+            handle_signals=False,
+            access_log=None,
+            shutdown_timeout=2.0,
+            keepalive_timeout=IDLE_SECONDS,
+            logger=_server_logger(),
+        )
+        self._listening: asyncio.Server | None = None
+        self._health_connections = HealthConnections(self._answer_health_check)
+
+    def open(self, metrics: MetricsSource) -> None:
+        """Serve everything from now on; before only the health checks and `early_metrics`."""
+        self._metrics_source = metrics
+        self._is_open = True
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the bound address. Raises OSError."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._connection, host, port)
+        bound = self._listening.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    def _connection(self) -> asyncio.BaseProtocol:
+        server = self._runner.server
+        assert server is not None
+        if len(server.connections) < CONNECTIONS_MAX:
+            return server()
+        return self._health_connections.protocol()
+
+    def _answer_health_check(self, head: bytes) -> bytes:
+        return answer(head, self.guard.refusal, self._health_verdict)
+
+    def _health_verdict(self, path: str) -> Verdict:
+        is_ready = path == READY_PATH
+        health = self._health
+        return health_verdict(
+            health.not_ready_because() if is_ready else health.unhealthy_because()
+        )
+
+    async def stop(self) -> None:
+        """Close the listener and its connections."""
+        if self._listening is not None:
+            self._listening.close()
+        self._health_connections.close()
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _translate_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            if request.path.startswith(API_PREFIX) and error.content_type != "application/json":
+                reason = f"{error.reason}: {request.method} {request.path[:200]}"
+                allow = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
+                return error_response(error.status, reason, allow)
+            raise
+        except CLIENT_ERRORS as error:
+            return error_response(400, f"the body cannot be read: {_first_line(error)}")
+        except ConnectionError:
+            return error_response(400, "the connection was closed")  # nobody reads it
+        except Exception as error:
+            logger.error(
+                "request failed", method=request.method, path=request.path[:200], exc_info=error
+            )
+            return error_response(500, "internal error; the broker's log says more")
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_transfer = self._is_transfer(request)
+        refusal = self.guard.refusal(
+            RequestFacts(
+                method=request.method,
+                path=request.path,
+                host=request.host,
+                origin=request.headers.get("Origin"),
+                authorization=request.headers.get("Authorization", ""),
+                content_type=request.content_type if "Content-Type" in request.headers else "",
+                is_transfer=is_transfer,
+            )
+        )
+        if refusal is None and request.method not in SAFE_METHODS and not is_transfer:
+            refusal = await _read_body(request)
+        if refusal is None and not (self._is_open or self._is_early(request.path)):
+            refusal = Refusal(503, self._health.not_ready_because() or "starting")
+        return await handler(request) if refusal is None else _refused(request, refusal)
+
+    def _is_early(self, path: str) -> bool:
+        """Whether a path is served before `open`."""
+        return path in OPEN_PATHS or (path == "/metrics" and self._metrics_source is not None)
+
+    def _is_transfer(self, request: web.Request) -> bool:
+        """By the route that will answer, not by what the path looks like."""
+        resource = request.match_info.route.resource
+        return resource is not None and resource.canonical in self._transfers
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        assert self._metrics_source is not None
+        body = await encoded(await self._metrics_source.snapshot(), encode)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _health_check(self, request: web.Request) -> web.Response:
+        verdict = self._health_verdict(request.path)
+        return web.Response(status=verdict.status, text=verdict.text)
+
+
+class _FamilyGroup(Collector):
+    """A piece of a family, in the shape that the encoders take."""
+
+    def __init__(self, family: Metric, first: int) -> None:
+        self._part = Metric(family.name, family.documentation, family.type, family.unit)
+        self._part.samples = family.samples[first : first + ENCODED_SAMPLES]
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._part,)
+
+
+async def encoded(families: Iterable[Metric], encode: Callable[[Collector], bytes]) -> bytes:
+    """The families as text, encoded piece by piece: all at once takes a tenth of a second for a
+    thousand partitions, and in a thread it would compete with the loop for the interpreter.
+    """
+    turns, parts = Turns(), []
+    for family in families:
+        for first in range(0, max(1, len(family.samples)), ENCODED_SAMPLES):
+            text = encode(_FamilyGroup(family, first)).removesuffix(OPENMETRICS_END)
+            while first and text.startswith(b"# "):
+                text = text.partition(b"\n")[2]  # the family's head is told once
+            parts.append(text)
+            await turns.take()
+    if encode(_EmptyCollector()) == OPENMETRICS_END:
+        parts.append(OPENMETRICS_END)
+    return b"".join(parts)
+
+
+class _ServerErrors(logging.Handler):
+    """Takes what aiohttp logs about a connection: faults of clients, and what it did not expect."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, CLIENT_ERRORS):
+            logger.info("request malformed", reason=_first_line(error))
+        else:
+            logger.error("request failed", reason=record.getMessage()[:200], exc_info=error)
+
+
+def _server_logger() -> logging.Logger:
+    logger = logging.getLogger("broker.http.server")
+    logger.handlers = [_ServerErrors(logging.WARNING)]
+    logger.propagate = False
+    return logger
+
+
+def _first_line(error: BaseException) -> str:
+    """What aiohttp says of a fault, without the bytes of the client that follow."""
+    text = error.message if isinstance(error, HttpProcessingError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+class _EmptyCollector(Collector):
+    def collect(self) -> Iterable[Metric]:
+        return ()
+
+
+def error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> web.Response:
+    """An error as the API tells it."""
+    body = json.dumps({"error": reason}).encode()
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)
+
+
+async def _read_body(request: web.Request) -> Refusal | None:
+    """In time, or not at all; handlers read it again from memory."""
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            await request.read()
+    except TimeoutError:
+        return Refusal(408, f"the body has not come in {BODY_SECONDS:g} s")
+    return None
+
+
+def _refused(request: web.Request, refusal: Refusal) -> web.Response:
+    headers = {"WWW-Authenticate": 'Bearer realm="varve"'} if refusal.status == 401 else {}
+    if request.path.startswith(API_PREFIX):
+        return error_response(refusal.status, refusal.reason, headers)
+    return web.Response(status=refusal.status, text=f"{refusal.reason}\n", headers=headers)
+
+
+def health_verdict(reason: str | None) -> Verdict:
+    """The answer to a health check: 200, or 503 and the reason."""
+    return Verdict(200, "ok\n") if reason is None else Verdict(503, f"{reason}\n")

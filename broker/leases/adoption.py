@@ -1,0 +1,349 @@
+"""Taking over what was handed back: claims, comparison, publication. One partition at a time.
+
+Rules
+- Nothing that was handed back is believed. What the manifest claims is held against the lease; the
+  files are compared, in a worker process, with what this broker's own engine makes of the job
+  (cleaner/engine/verify/verify_job.py). What was compared lies under names that only we know.
+- Nothing of the log changes before that, and the lease is looked at once more directly before.
+- Publication is that of every clean (broker/cleaning/cleaner_host.py): one journal for all groups.
+  While it is carried out, whoever wants to delete or change the partition waits, as for the
+  cleaner.
+- A refusal leaves nothing behind in the partition's folder.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from itertools import chain
+from typing import Final
+
+import structlog
+
+from broker.cleaning.cleaner_host import BrokerCleanerHost
+from broker.leases.lease_folder import (
+    CheckFolders,
+    discard_check,
+    link_outputs,
+    link_sources,
+    make_check_folders,
+    move_outputs,
+    read_manifest,
+)
+from broker.leases.model import LeasedPartition
+from cleaner.host import PublishOutcome
+from cleaner.job import CleanAbortedError, CleanedGroup, CleanReport
+from cleaner.remote_compaction import (
+    AdoptOutcome,
+    AdoptResult,
+    MalformedHandoffError,
+    RunManifest,
+    is_cleaned_name,
+    is_folder,
+    is_scratch_folder,
+)
+from cleaner.scheduler.clean_attempt import damage_text
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from cleaner.scheduler.control import PartitionBusyError
+from cleaner.scheduler.history import DAMAGED_MAX, JobRecord
+from cleaner.verification import InvalidOutputError, VerifyReport
+from cleaner.workers.dedicated_worker import JobFailedError, JobRunner
+from storage.env import Env
+from storage.errors import StorageError, SwapRefusedError
+from storage.segments.swap import discard_outputs
+
+BUSY_SECONDS: Final = 10.0  # that a change of the topic may take while a publication waits for it
+BUSY_STEP_SECONDS: Final = 0.05
+ENGINE_CHARS_MAX: Final = 40
+
+logger = structlog.get_logger("broker.leases")
+
+StartWorker = Callable[[], AbstractAsyncContextManager[JobRunner]]
+
+
+class _RefusedError(Exception):
+    """Nothing was changed; how it ends and why."""
+
+    def __init__(self, outcome: AdoptOutcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+
+
+class AdoptionFailedError(Exception):
+    """It could not be looked at: the worker failed, or was told to stop. Nothing was changed; it
+    may be asked for again.
+    """
+
+
+class Adopter:
+    """Adopts partitions of runs."""
+
+    def __init__(
+        self, env: Env, cleaning: BrokerCleanerHost, pool: CleanerPool, worker: StartWorker
+    ) -> None:
+        self._env = env
+        self._cleaning = cleaning
+        self._pool = pool
+        self._worker = worker
+
+    async def adopt(self, part: LeasedPartition, why_stale: Callable[[], str]) -> AdoptResult:
+        """Compare and publish; `why_stale` is empty as long as the lease is good.
+
+        Never cancelled once it runs. Raises AdoptionFailedError.
+        """
+        try:
+            return await self._adopt(part, why_stale)
+        except _RefusedError as error:
+            logger.warning(
+                "outputs of a run not adopted",
+                partition=str(part.where),
+                run_id=part.record.run_id,
+                outcome=error.outcome.value,
+                reason=error.reason,
+            )
+            return AdoptResult(part.where, error.outcome, error.reason)
+
+    async def _adopt(self, part: LeasedPartition, why_stale: Callable[[], str]) -> AdoptResult:
+        env = self._env
+        try:
+            manifest = await asyncio.to_thread(read_manifest, env, part.folder, part.job)
+        except MalformedHandoffError as error:
+            raise _RefusedError(AdoptOutcome.INVALID, str(error)) from error
+        except OSError as error:
+            raise AdoptionFailedError(str(error)) from error
+        if manifest is None:
+            reason = "nothing was handed back: there is no manifest"
+            raise _RefusedError(AdoptOutcome.NOTHING, reason)
+        part.takes_files = False
+        _check_claims(part, manifest)
+        await self._discard(part)  # what an earlier one could not remove
+        _check_stale(why_stale)
+        try:
+            check = make_check_folders(env, part.folder)
+        except OSError as error:
+            raise AdoptionFailedError(str(error)) from error
+        try:
+            verified = await self._verify(part, manifest, check)
+            published = await self._publish(part, manifest.groups, check, why_stale)
+        finally:
+            await self._discard(part)
+        self._settle(part, manifest, verified, published)
+        return AdoptResult(
+            partition=part.where,
+            outcome=AdoptOutcome.ADOPTED,
+            groups_published=published,
+            bytes_before=verified.report.bytes_before,
+            bytes_after=verified.report.bytes_after,
+            verify_seconds=round(verified.seconds, 3),
+        )
+
+    async def _discard(self, part: LeasedPartition) -> None:
+        try:
+            await asyncio.to_thread(discard_check, self._env, part.folder)
+        except OSError as error:  # it goes with the run
+            logger.warning("links of a run not removed", folder=part.folder, reason=str(error))
+
+    # Comparing ------------------------------------------------------------------------------
+
+    async def _verify(
+        self, part: LeasedPartition, manifest: RunManifest, check: CheckFolders
+    ) -> VerifyReport:
+        """Raises _RefusedError, AdoptionFailedError."""
+        job = replace(part.job, directory=check.sources)
+        try:
+            await asyncio.to_thread(
+                link_sources, self._env, part.directory, part.folder, check, job
+            )
+            await asyncio.to_thread(
+                link_outputs, self._env, part.folder, check, manifest.groups, manifest.folders
+            )
+            async with self._worker() as runner:
+                part.runner = runner
+                folders = [check.outputs] * len(manifest.groups)
+                verified = await runner.verify(job, manifest.groups, folders)
+        except InvalidOutputError as error:
+            raise _RefusedError(AdoptOutcome.INVALID, _named(str(error), check, part)) from error
+        except (JobFailedError, OSError) as error:
+            raise AdoptionFailedError(_named(str(error), check, part)) from error
+        except CleanAbortedError as error:
+            raise AdoptionFailedError("the comparison was given up") from error
+        finally:
+            part.runner = None
+        return replace(verified, report=_localized_report(verified.report, check, part))
+
+    # Publishing -----------------------------------------------------------------------------
+
+    async def _publish(
+        self,
+        part: LeasedPartition,
+        groups: tuple[CleanedGroup, ...],
+        check: CheckFolders,
+        why_stale: Callable[[], str],
+    ) -> int:
+        """How many groups are in the log now. Raises _RefusedError, AdoptionFailedError."""
+        busy = ""
+        for _ in range(int(BUSY_SECONDS / BUSY_STEP_SECONDS)):
+            _check_stale(why_stale)
+            try:
+                with self._pool.adopting(part.where):
+                    return await self._publish_now(part, groups, check)
+            except PartitionBusyError as error:
+                busy = str(error)
+            await asyncio.sleep(BUSY_STEP_SECONDS)
+        raise AdoptionFailedError(busy)
+
+    async def _publish_now(
+        self, part: LeasedPartition, groups: tuple[CleanedGroup, ...], check: CheckFolders
+    ) -> int:
+        job = replace(part.job, directory=part.directory, generation=part.generation)
+        try:
+            await asyncio.to_thread(move_outputs, self._env, check.outputs, part.directory, groups)
+        except OSError as error:  # there is no journal yet: nobody needs those that were moved
+            await self._restore_staged(part)
+            raise AdoptionFailedError(str(error)) from error
+        try:
+            outcomes = await self._cleaning.publish(job, groups) if groups else ()
+        except SwapRefusedError as error:
+            await self._restore_staged(part)
+            raise _RefusedError(AdoptOutcome.STALE, f"publication refused: {error}") from error
+        except (StorageError, OSError) as error:
+            # A journal may be left, which needs its files: the next start sees to it.
+            raise _RefusedError(AdoptOutcome.STALE, f"publication failed: {error}") from error
+        published = outcomes.count(PublishOutcome.PUBLISHED)
+        if published < len(groups):
+            await self._restore_staged(part)
+        if PublishOutcome.STALE in outcomes:
+            raise _RefusedError(AdoptOutcome.STALE, "the log was cut or replaced meanwhile")
+        if PublishOutcome.LATE in outcomes:
+            reason = "it took too long: its tombstones would be removed too early; lease it again"
+            raise _RefusedError(AdoptOutcome.STALE, reason)
+        if PublishOutcome.NEEDED in outcomes:
+            reason = "a compacted view of the topic still needs records that the run would remove"
+            raise _RefusedError(AdoptOutcome.STALE, reason)
+        return published
+
+    async def _restore_staged(self, part: LeasedPartition) -> None:
+        """Remove outputs that were not published from the partition's folder."""
+        run_id = part.record.run_id
+        try:
+            await asyncio.to_thread(discard_outputs, self._env, part.directory, run_id)
+        except OSError as error:  # the next start removes them
+            logger.warning("files of a run not removed", run_id=run_id, reason=str(error))
+
+    def _settle(
+        self, part: LeasedPartition, manifest: RunManifest, verified: VerifyReport, published: int
+    ) -> None:
+        """It is in the log: the checkpoint, what was learnt, history, and one line."""
+        facts = self._cleaning.facts_of(part.where)
+        if facts is None or facts.generation != part.generation:
+            return  # it was cut, or deleted, directly behind the journal
+        report, engine = verified.report, _plain(manifest.engine) or "offline"
+        job = replace(part.job, directory=part.directory, generation=part.generation)
+        damage = damage_text(report) if report.damaged else ""
+        record = JobRecord(
+            partition=part.where,
+            run_id=job.run_id,
+            started_ms=part.record.created_ms,
+            finished_ms=self._env.wall_ms(),
+            outcome="damaged" if damage else "finished",
+            reason=damage,
+            first_dirty_offset=job.first_dirty_offset,
+            end_offset=job.end_offset,
+            next_dirty_offset=report.next_dirty_offset,
+            segments=sum(len(group) for group in job.groups),
+            groups=len(job.groups),
+            groups_published=published,
+            groups_dropped=len(manifest.groups) - published,
+            bytes_read=report.bytes_read,
+            dirty_bytes=part.record.dirty_bytes,
+            map_seconds=report.map_seconds,
+            rewrite_seconds=report.rewrite_seconds,
+            bytes_before=report.bytes_before,
+            bytes_after=report.bytes_after,
+            records_before=report.records_before,
+            records_after=report.records_after,
+            records_without_key=report.records_without_key,
+            records_aborted=report.records_aborted,
+            markers_removed=report.markers_removed,
+            tombstones_kept=report.tombstones_kept,
+            tombstones_removed=report.tombstones_removed,
+            keys_indexed=report.keys_indexed,
+            map_utilization=report.map_utilization,
+            passes=report.passes,
+            damaged=report.damaged[:DAMAGED_MAX],
+            damaged_segments=len(report.damaged),
+            engine=engine,
+        )
+        self._pool.remote_clean_adopted(facts, job, report, record)
+        self._cleaning.finished(job, report, damage=damage, engine=engine)
+
+
+def _plain(reported: str) -> str:
+    """What a manifest says for people, fit for a line of a log or of a terminal."""
+    return "".join(c if " " <= c <= "~" else "?" for c in reported[:ENGINE_CHARS_MAX])
+
+
+def _check_stale(why_stale: Callable[[], str]) -> None:
+    reason = why_stale()
+    if reason:
+        raise _RefusedError(AdoptOutcome.STALE, reason)
+
+
+def _check_claims(part: LeasedPartition, manifest: RunManifest) -> None:
+    """Hold what a manifest says against the lease. Raises _RefusedError."""
+    job = part.job
+    if manifest.generation != job.generation:
+        reason = f"it was made of generation {manifest.generation[:80]!r} of the log"
+        raise _RefusedError(AdoptOutcome.STALE, reason)
+    reason = why_wrong(part, manifest)
+    if reason:
+        raise _RefusedError(AdoptOutcome.INVALID, f"its manifest is wrong: {reason}")
+
+
+def why_wrong(part: LeasedPartition, manifest: RunManifest) -> str:
+    """Why a manifest is not one of this lease; empty if it is. Pure."""
+    job, claimed = part.job, chain.from_iterable(g.source_base_offsets for g in manifest.groups)
+    planned = {tuple(source.base_offset for source in group) for group in job.groups}
+    for subject, reported, leased in (
+        ("run", manifest.run_id, job.run_id),
+        ("partition", manifest.partition, job.partition),
+        ("topic id", manifest.topic_id.hex(), part.record.plan.topic_id.hex()),
+        ("end offset", manifest.end_offset, job.end_offset),
+    ):
+        if reported != leased:
+            return f"{subject} {str(reported)[:300]!r} instead of {str(leased)!r}"
+    if len(manifest.folders) != len(manifest.groups):
+        return f"{len(manifest.groups)} groups in {len(manifest.folders)} folders"
+    for name in manifest.folders:
+        if not is_folder(name) or is_scratch_folder(name):
+            return f"{name[:100]!r} is no folder of outputs"
+    if max(claimed, default=-1) >= job.end_offset:
+        return f"a group lies at or beyond the end offset {job.end_offset}"
+    for group in manifest.groups:
+        if group.source_base_offsets not in planned:
+            return f"no group of the job has the sources {str(group.source_base_offsets)[:100]}"
+        output = group.output
+        if output is None:
+            continue
+        first = group.source_base_offsets[0]
+        if (output.base_offset, output.run_id) != (first, job.run_id):
+            return f"the output of segment {first} is that of another segment or run"
+        for file in output.files:
+            prefix = f"{first:020d}."
+            if not is_cleaned_name(file.name, job.run_id) or not file.name.startswith(prefix):
+                return f"{file.name[:100]!r} is no file of the output of segment {first}"
+    return ""
+
+
+def _localized_report(
+    report: CleanReport, check: CheckFolders, part: LeasedPartition
+) -> CleanReport:
+    """A report whose paths are those of the log."""
+    damaged = tuple((_named(path, check, part), at, why) for path, at, why in report.damaged)
+    return replace(report, generation=part.generation, damaged=damaged)
+
+
+def _named(text: str, check: CheckFolders, part: LeasedPartition) -> str:
+    """A text about files under names that only we know, with the names that others know."""
+    return text.replace(check.sources, part.directory).replace(check.outputs, f"{part.folder}/out")

@@ -1,0 +1,259 @@
+"""Files of runs by HTTP: inputs go out in ranges, outputs come in as streams.
+
+Rules
+- A name is one plain name, checked before it becomes a path; links are not followed.
+- No file is in memory as a whole. What waits for the disk runs in a thread.
+- A file that came is complete, as its checksum says, and durable when that is answered; before, it
+  has another name. Nothing comes in any more once there is a manifest.
+- What comes in is bounded: by the run's own size, and by the room that others need on the disk.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from broker.leases.lease_folder import IN, OUT, write_manifest
+from broker.leases.leases import Leases
+from broker.leases.model import LeasedPartition, LeaseError
+from cleaner.remote_compaction import (
+    MalformedHandoffError,
+    decode_manifest,
+    is_file_of,
+    is_folder,
+    is_scratch_folder,
+    manifest_bytes_max,
+)
+from storage.env import Env, File
+from storage.errors import NoRoomError, is_scarcity
+from storage.format import filenames
+
+RANGE_BYTES_MAX: Final = 4 << 20  # of one answer: as much is held for each that reads slowly
+WRITE_BYTES: Final = 1 << 20  # gathered before a thread is asked to write
+FREE_BYTES_MIN: Final = 1 << 30  # that stay free whatever comes, or
+FREE_SHARE: Final = 20  # this part of the disk, where that is less
+FILES_MAX: Final = 200_000  # that come for one partition
+PART_SUFFIX: Final = ".part"
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """A piece of a file."""
+
+    data: bytes
+    crc: int
+    first: int
+    total_bytes: int  # of the file
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A file that comes: what it is said to be, and its bytes as they arrive."""
+
+    size_bytes: int
+    crc: int  # CRC-32C
+    chunks: AsyncIterator[bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _PendingUpload:
+    """An upload that was let in: room that is not to be promised again."""
+
+    bytes_left: int  # to be written
+
+
+class Transfers:
+    """Moves files of runs that are alive."""
+
+    def __init__(self, env: Env, runs: Leases) -> None:
+        self._env = env
+        self._leases = runs
+        self._pending: set[_PendingUpload] = set()
+
+    # Out --------------------------------------------------------------------------------------
+
+    async def read_input(
+        self, part: LeasedPartition, name: str, first: int, end: int | None
+    ) -> FileRange:
+        """A range `[first, end)` of a pinned segment's file. Raises LeaseError."""
+        parsed = filenames.parse_file_name(name)
+        if parsed is None or parsed.temporary or parsed.kind not in filenames.SEGMENT_KINDS:
+            raise LeaseError(404, f"{name[:100]!r} is no file of a segment")
+        return await self._read(f"{part.folder}/{IN}/{name}", first, end)
+
+    async def read_output(
+        self, part: LeasedPartition, folder: str, name: str, first: int, end: int | None
+    ) -> FileRange:
+        """A range of a file that came before. Raises LeaseError."""
+        self._check_names(part, folder, name)
+        return await self._read(f"{part.folder}/{OUT}/{folder}/{name}", first, end)
+
+    async def _read(self, path: str, first: int, end: int | None) -> FileRange:
+        try:
+            file_range = await asyncio.to_thread(self._read_range, path, first, end)
+        except FileNotFoundError:
+            raise LeaseError(404, f"there is no file {path.rpartition('/')[2]}") from None
+        except OSError as error:
+            raise LeaseError(409, f"the file cannot be read: {error}") from error
+        self._leases.stats.bytes_sent += len(file_range.data)
+        return file_range
+
+    def _read_range(self, path: str, first: int, end: int | None) -> FileRange:
+        env, folder = self._env, path.rpartition("/")[0]
+        if env.is_link(folder) or env.is_link(path) or env.is_dir(path):
+            raise FileNotFoundError(path)
+        file = env.open(path)
+        try:
+            total = file.size()
+            if first > total or (first == total and total > 0):
+                raise LeaseError(416, f"the file has {total} bytes")
+            end = total if end is None else min(end, total)
+            data = file.pread(min(end - first, RANGE_BYTES_MAX), first) if end > first else b""
+        finally:
+            file.close()
+        return FileRange(data, crc32c(data), first, total)
+
+    # In ---------------------------------------------------------------------------------------
+
+    async def receive(self, part: LeasedPartition, folder: str, name: str, upload: Upload) -> None:
+        """Take a file. Raises LeaseError, and what its chunks raise."""
+        self._check_names(part, folder, name)
+        self._check_open(part)
+        self._account(part, upload.size_bytes)
+        directory = f"{part.folder}/{OUT}/{folder}"
+        coming = _PendingUpload(upload.size_bytes)
+        self._pending.add(coming)
+        is_kept = False
+        try:
+            await self._check_room(part)
+            self._check_open(part)
+            if self._env.is_link(directory):
+                raise LeaseError(409, f"{folder} is a link")
+            # On the loop: see broker/leases/lease_folder.py.
+            self._env.mkdir(directory)
+            await self._store(part, f"{directory}/{name}", upload, coming)
+            is_kept = True
+        except NoRoomError as error:
+            raise LeaseError(507, f"there is no room: {error}") from error
+        except OSError as error:
+            status = 507 if is_scarcity(error) else 409
+            raise LeaseError(status, f"the file cannot be kept: {error}") from error
+        finally:
+            self._pending.discard(coming)
+            if not is_kept:
+                part.staged_bytes -= upload.size_bytes
+        self._leases.stats.bytes_received += upload.size_bytes
+
+    async def _store(
+        self, part: LeasedPartition, path: str, upload: Upload, coming: _PendingUpload
+    ) -> None:
+        """Raises LeaseError, OSError."""
+        temporary = f"{path}.{self._env.random_bytes(6).hex()}{PART_SUFFIX}"
+        file = await asyncio.to_thread(
+            self._env.open, temporary, create=True, write=True, truncate=True
+        )
+        is_complete = False
+        try:
+            result = await self._write(part, file, upload, coming)
+            if result != upload.crc:
+                raise LeaseError(422, f"it has checksum {result:08x} here: damaged on the way")
+            self._check_open(part)
+            durable = not is_scratch_folder(path.split("/")[-2])
+            await asyncio.to_thread(self._commit, file, temporary, path, durable=durable)
+            is_complete = True
+        finally:
+            file.close()
+            if not is_complete:
+                await asyncio.to_thread(self._drop, temporary)
+
+    async def _write(
+        self, part: LeasedPartition, file: File, upload: Upload, coming: _PendingUpload
+    ) -> int:
+        """The checksum of what came; all of it is written."""
+        position, crc, owned, size_bytes = 0, 0, bytearray(), upload.size_bytes
+        async for chunk in upload.chunks:
+            self._check_open(part)
+            owned += chunk
+            if position + len(owned) > size_bytes:
+                raise LeaseError(400, f"more came than {size_bytes} bytes")
+            if len(owned) >= WRITE_BYTES:
+                crc = await asyncio.to_thread(_write_out, file, owned, position, crc)
+                position += len(owned)
+                coming.bytes_left -= len(owned)
+                owned = bytearray()
+        crc = await asyncio.to_thread(_write_out, file, owned, position, crc)
+        position += len(owned)
+        if position < size_bytes:
+            raise LeaseError(400, f"{position} bytes came instead of {size_bytes}")
+        return crc
+
+    def _commit(self, file: File, temporary: str, path: str, *, durable: bool) -> None:
+        if durable:
+            file.sync()
+        self._env.rename(temporary, path)
+        if durable:
+            self._env.sync_dir(path.rpartition("/")[0])
+
+    def _drop(self, path: str) -> None:
+        try:
+            self._env.unlink(path)
+        except OSError:
+            return  # it went with the run, or will
+
+    def _check_names(self, part: LeasedPartition, folder: str, name: str) -> None:
+        if not is_folder(folder):
+            raise LeaseError(400, f"{folder[:100]!r} is no name of a folder")
+        if not is_file_of(folder, name, part.record.run_id):
+            raise LeaseError(400, f"{name[:100]!r} is no name of an output of this run")
+
+    def _check_open(self, part: LeasedPartition) -> None:
+        self._leases.check_alive(part)
+        if not part.takes_files:
+            raise LeaseError(409, f"{part.where} was handed back already: nothing more is taken")
+
+    def _account(self, part: LeasedPartition, size_bytes: int) -> None:
+        if part.staged_bytes + size_bytes > part.staged_bytes_max:
+            reason = f"more than {part.staged_bytes_max} bytes came for {part.where}"
+            raise LeaseError(413, reason)
+        if part.staged_files >= FILES_MAX:
+            raise LeaseError(413, f"more than {FILES_MAX} files of one partition")
+        part.staged_bytes += size_bytes
+        part.staged_files += 1
+
+    async def _check_room(self, part: LeasedPartition) -> None:
+        """Whether there is room for all that is coming. Raises LeaseError."""
+        try:
+            free, total = await asyncio.to_thread(self._room, part.directory)
+        except OSError as error:
+            raise LeaseError(409, f"the disk does not answer: {error}") from error
+        retained = min(FREE_BYTES_MIN, total // FREE_SHARE)
+        if free - sum(upload.bytes_left for upload in self._pending) < retained:
+            raise LeaseError(507, f"there is no room: {free} bytes are free, {retained} stay so")
+
+    def _room(self, path: str) -> tuple[int, int]:
+        return self._env.free_bytes(path), self._env.total_bytes(path)
+
+    async def receive_manifest(self, part: LeasedPartition, data: bytes) -> None:
+        """Take the manifest; nothing more is taken from then on. Raises LeaseError."""
+        self._check_open(part)
+        most_bytes = manifest_bytes_max(part.job)
+        if len(data) > most_bytes:
+            raise LeaseError(413, f"its manifest has up to {most_bytes} bytes")
+        try:
+            await asyncio.to_thread(decode_manifest, data)
+        except MalformedHandoffError as error:
+            raise LeaseError(422, str(error)) from error
+        self._check_open(part)
+        part.takes_files = False
+        try:
+            await asyncio.to_thread(write_manifest, self._env, part.folder, data)
+        except OSError as error:
+            part.takes_files = True
+            raise LeaseError(507, f"the manifest cannot be kept: {error}") from error
+
+
+def _write_out(file: File, data: bytearray, position: int, crc: int) -> int:
+    file.pwrite(data, position)
+    return crc32c(data, crc)

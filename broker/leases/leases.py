@@ -1,0 +1,561 @@
+"""Runs outside of the broker: opened, kept, adopted, ended. The event loop owns them.
+
+Rules
+- A partition has one run that compacts it, at most. A run that reads holds nobody off.
+- A lease blocks nothing: who appends, expires, cuts, deletes or changes a topic does not ask. The
+  broker's own cleaner alone waits, and as long as the lease lasts and no longer.
+- A lease is good for one generation of one log. With another one it is stale, and says so. It is
+  also stale when its outputs could not be published any more before the time from which their
+  delete horizons count (cleaner/planning/remote_plan.py).
+- A lease that is not renewed in time ends; so does its hold of the cleaner, and its files go. An
+  adoption under way is not disturbed by that: it is bounded by itself.
+- After a restart a run is taken up where it can be proved that nothing changed: the same topic, the
+  same segments, nothing lost at the end. Then it has all of its time again. Else it is swept.
+- Runs that ended are remembered for a while, so that who comes late is told why.
+"""
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import structlog
+
+from broker.leases.adoption import Adopter, AdoptionFailedError
+from broker.leases.lease_folder import (
+    LeaseRecord,
+    is_token,
+    remove_if_empty,
+    remove_run,
+    run_folders,
+    runs_path,
+    write_lease,
+)
+from broker.leases.leasing import LeaseIssuer, LeaseRequest, PausePartition, lease_pause_reason
+from broker.leases.model import ENDS, LeasedPartition, LeasedWork, LeaseError, LeaseState
+from broker.leases.resumption import StagedLease, find_staged_leases, why_not_resumed
+from broker.topics.partition import Partition
+from broker.topics.topics import Topics
+from cleaner.remote_compaction import AdoptOutcome, AdoptResult, Purpose, RunPlan
+from storage.env import Env
+from storage.model import TopicPartition
+
+WATCH_SECONDS: Final = 1.0  # between two looks for leases that are over
+SWEEP_SECONDS: Final = 60.0  # between two looks for what nobody owns
+RUNS_MAX: Final = 32  # at the same time; each pins as much as its topic has
+ENDED_MAX: Final = 200  # that are remembered
+TTL_SECONDS_MIN: Final = 1
+TTL_SECONDS_MAX: Final = 3600
+PUBLISH_MS: Final = 60_000  # that the publication of what was compared may take
+ADOPT_ANSWER_SECONDS: Final = 15.0  # after which who waits for an adoption is told how far it is
+
+_GIVEN_UP: Final = (LeaseState.EXPIRED, LeaseState.ABANDONED)
+_OUTCOMES: Final = {
+    LeaseState.STALE: AdoptOutcome.STALE,
+    LeaseState.EXPIRED: AdoptOutcome.EXPIRED,
+}
+
+logger = structlog.get_logger("broker.leases")
+
+
+@dataclass(slots=True)
+class LeaseStats:
+    """Counts since the start."""
+
+    opened: int = 0
+    resumed: int = 0
+    expired: int = 0  # runs of which a partition's lease ran out
+    swept: int = 0  # folders that nobody owned
+    outcomes: dict[AdoptOutcome, int] = field(
+        default_factory=lambda: dict.fromkeys(AdoptOutcome, 0)
+    )
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class Leases:
+    """All runs."""
+
+    def __init__(
+        self,
+        env: Env,
+        topics: Topics,
+        issuer: LeaseIssuer,
+        adopter: Adopter,
+        *,
+        hold: PausePartition,
+    ) -> None:
+        self.stats = LeaseStats()
+        self._env = env
+        self._topics = topics
+        self._issuer = issuer
+        self._adopter = adopter
+        self._pause = hold
+        self._leases: dict[str, LeasedWork] = {}
+        self._ended: OrderedDict[str, LeasedWork] = OrderedDict()
+        self._leased: dict[TopicPartition, str] = {}  # to runs that compact
+        self._opening: set[str] = set()  # whose folders are being made
+        self._begun = 0  # that are being opened, or are about to
+        self._adoptions: dict[tuple[str, int], asyncio.Task[AdoptResult]] = {}
+        self._lock = asyncio.Lock()  # adoption at a time: it takes a worker's memory
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watcher: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    # Starting and ending ----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take up what an earlier process leased, as far as it is good; sweep the rest.
+
+        To be called before anybody can append.
+        """
+        for partition in tuple(self._topics.partitions()):
+            await self._resume_partition(partition)
+        for run in tuple(self._leases.values()):
+            logger.info("run taken up", run_id=run.run_id, partitions=len(run.parts))
+        self._watcher = asyncio.create_task(self._watch(), name="offline-runs")
+
+    async def stop(self) -> None:
+        """Give adoptions up that only compare; leases stay for the next start."""
+        self._stopping = True
+        for run in self._leases.values():
+            for part in run.parts.values():
+                if part.runner is not None:
+                    part.runner.abort()
+        await asyncio.gather(*self._adoptions.values(), *self._tasks, return_exceptions=True)
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        for run in self._leases.values():
+            for part in run.parts.values():
+                await part.pauses.aclose()
+
+    async def _resume_partition(self, partition: Partition) -> None:
+        directory = partition.log.directory
+        try:
+            stageds = await asyncio.to_thread(find_staged_leases, self._env, directory)
+            # The newest first: of an older one that ended, the files may not have gone in time.
+            for staged in sorted(stageds, key=_created_ms, reverse=True):
+                reason = why_not_resumed(staged, self._issuer.facts_of(partition))
+                if not reason and staged.record is not None:
+                    reason = self._conflict(staged.record)
+                if not reason:
+                    await self._resume(staged, partition)
+                    continue
+                await asyncio.to_thread(remove_run, self._env, staged.folder)
+                self.stats.swept += 1
+                logger.warning("run not taken up", folder=staged.folder, reason=reason)
+            await asyncio.to_thread(remove_if_empty, self._env, directory)
+        except OSError as error:
+            where = str(partition.partition)
+            logger.error("runs not looked at", partition=where, reason=str(error))
+
+    def _conflict(self, record: LeaseRecord) -> str:
+        other = self._leased.get(record.plan.job.partition)
+        if record.purpose is not Purpose.COMPACT or other is None:
+            return ""
+        return f"run {other} has its partition"
+
+    async def _resume(self, staged: StagedLease, partition: Partition) -> None:
+        record = staged.record
+        assert record is not None
+        run = self._leases.get(record.run_id)
+        if run is None:
+            run = LeasedWork(
+                run_id=record.run_id,
+                topic=record.topic,
+                purpose=record.purpose,
+                created_ms=record.created_ms,
+                ttl_seconds=record.ttl_seconds,
+                token_digest=record.token_digest,
+                deadline=self._env.monotonic() + record.ttl_seconds,
+                expires_ms=self._env.wall_ms() + 1000 * record.ttl_seconds,
+            )
+            self._leases[run.run_id] = run
+            self.stats.resumed += 1
+        part = LeasedPartition(partition, record, staged.folder, partition.log.generation)
+        part.takes_files = not staged.has_manifest
+        part.staged_bytes = staged.staged_bytes
+        if run.purpose is Purpose.COMPACT:
+            self._leased[part.where] = run.run_id
+            await part.pauses.enter_async_context(
+                self._pause(part.where, lease_pause_reason(run.run_id))
+            )
+        run.parts[part.where.partition] = part
+
+    # Opening ----------------------------------------------------------------------------------
+
+    async def open(self, request: LeaseRequest) -> RunPlan:
+        """Lease partitions. Raises LeaseError."""
+        if self._stopping:
+            raise LeaseError(503, "the broker is stopping")
+        if not TTL_SECONDS_MIN <= request.ttl_seconds <= TTL_SECONDS_MAX:
+            bounds = f"{TTL_SECONDS_MIN} to {TTL_SECONDS_MAX}"
+            raise LeaseError(400, f"ttl_seconds: expected {bounds}, not {request.ttl_seconds}")
+        if len(self._leases) + self._begun >= RUNS_MAX:
+            raise LeaseError(429, f"there are {RUNS_MAX} runs already")
+        task = asyncio.create_task(self._open(request), name=f"lease {request.topic}")
+        self._begun += 1
+        self._tasks.add(task)
+        task.add_done_callback(self._open_done)
+        return await asyncio.shield(task)  # to its end though whoever asked leaves
+
+    def _open_done(self, task: asyncio.Task[RunPlan]) -> None:
+        self._begun -= 1
+        self._tasks.discard(task)
+
+    async def _open(self, request: LeaseRequest) -> RunPlan:
+        partitions = self._issuer.find(request)
+        run_id = self._issuer.new_run_id()
+        compacts = request.purpose is Purpose.COMPACT
+        if compacts:
+            for partition in partitions:
+                other = self._leased.get(partition.partition)
+                if other is not None:
+                    raise LeaseError(409, self._leased_text(partition.partition, other))
+            self._leased.update((partition.partition, run_id) for partition in partitions)
+        self._opening.add(run_id)
+        parts: list[LeasedPartition] = []
+        run, token = self._issuer.begin(request, run_id)
+        try:
+            for partition in partitions:
+                part = await self._issuer.lease(request, run, partition)
+                if part is not None:
+                    parts.append(part)
+                elif compacts:
+                    del self._leased[partition.partition]
+        except BaseException:
+            for part in parts:
+                await self._release(part)
+                await self._remove(part)
+            for partition in partitions:
+                if self._leased.get(partition.partition) == run_id:
+                    del self._leased[partition.partition]
+            raise
+        finally:
+            self._opening.discard(run_id)
+        run.parts = {part.where.partition: part for part in parts}
+        self._renew(run, request.ttl_seconds)
+        self.stats.opened += 1
+        if parts:
+            self._leases[run_id] = run
+        else:
+            self._keep_ended(run)
+        logger.info(
+            "run opened",
+            run_id=run_id,
+            topic=request.topic,
+            purpose=request.purpose.value,
+            partitions=len(parts),
+            bytes=sum(part.record.plan.inputs_bytes for part in parts),
+            ttl_seconds=request.ttl_seconds,
+        )
+        plans = tuple(part.record.plan for part in parts)
+        return self._issuer.plan_of(run, token, plans)
+
+    def _leased_text(self, partition: TopicPartition, run_id: str) -> str:
+        """Say who has a partition, until when, and how it becomes free."""
+        run = self._leases.get(run_id)
+        if run is None:
+            return f"{partition} is being leased to run {run_id}: try again in a moment"
+        remaining = max(round(run.deadline - self._env.monotonic()), 0)
+        until = f"{datetime.fromtimestamp(run.expires_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return (
+            f"{partition} is leased to run {run_id} until {until} ({remaining} s from now), "
+            f"unless that run"
+            f" renews its lease. If its process is gone, `varve leases end {run_id}` frees it"
+        )
+
+    # Looking ----------------------------------------------------------------------------------
+
+    def all(self) -> list[LeasedWork]:
+        """Every run, those that ended lately included, oldest first."""
+        return [*self._ended.values(), *self._leases.values()]
+
+    def alive(self) -> list[LeasedWork]:
+        """Every run that has not ended."""
+        return list(self._leases.values())
+
+    def find(self, run_id: str) -> LeasedWork:
+        """A run, also one that ended lately. Raises LeaseError 404."""
+        run = self._leases.get(run_id) or self._ended.get(run_id)
+        if run is None:
+            raise LeaseError(404, f"there is no run {run_id[:100]}")
+        return run
+
+    def files_of(self, run_id: str, partition: int, token: str) -> LeasedPartition:
+        """A partition whose files may be moved by whoever has the token. Raises LeaseError."""
+        run = self._leases.get(run_id) or self._ended.get(run_id)
+        if run is None or not is_token(token, run.token_digest):
+            # Who has no token learns not even which runs there are.
+            raise LeaseError(401 if not token else 404, "there is no such run with this token")
+        part = run.parts.get(partition)
+        if part is None:
+            raise LeaseError(404, f"run {run_id} has no partition {partition}")
+        self.check_alive(part)
+        return part
+
+    def check_alive(self, part: LeasedPartition) -> None:
+        """Raises LeaseError where its lease is over, or its log went on without it."""
+        self._notice(part)
+        if not part.is_alive:
+            status = 409 if part.state is LeaseState.STALE else 410
+            run_id = part.record.run_id
+            raise LeaseError(status, f"run {run_id} is over for {part.where}: {part.reason}")
+
+    def _notice(self, part: LeasedPartition) -> None:
+        """End a partition whose log went on without it."""
+        if part.state is LeaseState.OPEN and not self._stopping:
+            reason = self.why_stale(part)
+            if reason:
+                self._end(part, LeaseState.STALE, reason)
+
+    def why_stale(self, part: LeasedPartition) -> str:
+        """Why a lease is not good any more; empty if it is."""
+        if self._stopping:
+            return "the broker is stopping"
+        partition = self._topics.partition(part.where)
+        if partition is not part.partition:
+            return "the partition was deleted, or is offline"
+        if partition.log.generation != part.generation:
+            return "the log was cut or its policy changed: it has another generation now"
+        by_ms = part.job.published_by_ms
+        if by_ms is not None and self._env.wall_ms() > by_ms - PUBLISH_MS:
+            return (
+                "it took too long: its tombstones would be removed before delete.retention.ms is "
+                "over; lease it again"
+            )
+        return ""
+
+    # Keeping ----------------------------------------------------------------------------------
+
+    def renew(self, run_id: str, ttl_seconds: int | None) -> LeasedWork:
+        """Give a run all of its time again. Raises LeaseError."""
+        run = self.find(run_id)
+        requested = run.ttl_seconds if ttl_seconds is None else ttl_seconds
+        if not TTL_SECONDS_MIN <= requested <= TTL_SECONDS_MAX:
+            raise LeaseError(400, f"ttl_seconds: expected up to {TTL_SECONDS_MAX}, not {requested}")
+        for part in run.parts.values():
+            self._notice(part)
+        if not run.is_alive:
+            raise self._ended_error(run)
+        self._renew(run, requested)
+        return run
+
+    def _renew(self, run: LeasedWork, ttl_seconds: int) -> None:
+        if run.ttl_seconds != ttl_seconds:
+            task = asyncio.create_task(self._save_ttl(run, ttl_seconds), name="lease ttl")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        run.ttl_seconds = ttl_seconds
+        run.deadline = self._env.monotonic() + ttl_seconds
+        run.expires_ms = self._env.wall_ms() + 1000 * ttl_seconds
+
+    async def _save_ttl(self, run: LeasedWork, ttl_seconds: int) -> None:
+        """For the next start, which gives the run so much time again."""
+        for part in run.parts.values():
+            async with part.writing:
+                if part.state is not LeaseState.OPEN or run.ttl_seconds != ttl_seconds:
+                    continue  # a later renewal writes its own
+                part.record = replace(part.record, ttl_seconds=ttl_seconds)
+                try:
+                    await asyncio.to_thread(write_lease, self._env, part.folder, part.record)
+                except OSError as error:  # then it has as much as before
+                    logger.warning(
+                        "lease not written", partition=str(part.where), reason=str(error)
+                    )
+
+    def _ended_error(self, run: LeasedWork) -> LeaseError:
+        is_stale = any(part.state is LeaseState.STALE for part in run.parts.values())
+        return LeaseError(409 if is_stale else 410, f"run {run.run_id} is over: {run.reason}")
+
+    def abandon(self, run_id: str) -> LeasedWork:
+        """End a run at once, but for what is being adopted. Raises LeaseError."""
+        run = self.find(run_id)
+        if not run.is_alive and run.parts:
+            raise self._ended_error(run)
+        for part in run.parts.values():
+            if part.state is LeaseState.OPEN:
+                self._end(part, LeaseState.ABANDONED, "its lease was ended by a request")
+        logger.info("run abandoned", run_id=run_id)
+        return run
+
+    # Adopting ---------------------------------------------------------------------------------
+
+    async def adopt(
+        self, run_id: str, partition: int | None
+    ) -> tuple[bool, list[AdoptResult], LeasedWork]:
+        """Adopt what was handed back; joins an adoption that is under way.
+
+        Whether all is done, what is done so far, and the run. Raises LeaseError.
+        """
+        run = self.find(run_id)
+        if run.purpose is not Purpose.COMPACT:
+            raise LeaseError(409, f"run {run_id} is for reading: nothing of it comes back")
+        if partition is not None and partition not in run.parts:
+            raise LeaseError(404, f"run {run_id} has no partition {partition}")
+        parts = [
+            part for number, part in run.parts.items() if partition is None or number == partition
+        ]
+        for part in parts:
+            self._notice(part)
+        if parts and all(part.state in _GIVEN_UP for part in parts):
+            raise self._ended_error(run)
+        tasks = [self._adoption(part) for part in parts if part.is_alive]
+        if tasks:
+            await asyncio.wait(tasks, timeout=ADOPT_ANSWER_SECONDS)
+        results, failures = [], []
+        for task in tasks:
+            if task.done() and task.exception() is not None:
+                failures.append(str(task.exception()))
+            elif task.done() and task.result().outcome is AdoptOutcome.NOTHING:
+                results.append(task.result())
+        if failures:
+            raise LeaseError(503, "; ".join(failures))
+        results += [part.result for part in parts if part.result is not None]
+        return all(task.done() for task in tasks), results, run
+
+    def _adoption(self, part: LeasedPartition) -> asyncio.Task[AdoptResult]:
+        key = part.record.run_id, part.where.partition
+        task = self._adoptions.get(key)
+        if task is None:
+            task = asyncio.create_task(self._adopt(part), name=f"adopt {part.where}")
+            part.state = LeaseState.ADOPTING
+            self._adoptions[key] = task
+            task.add_done_callback(lambda done: self._adoption_done(key, done))
+        return task
+
+    def _adoption_done(self, key: tuple[str, int], task: asyncio.Task[AdoptResult]) -> None:
+        del self._adoptions[key]
+        if not task.cancelled():
+            task.exception()  # who waits for it is told; it is logged
+
+    async def _adopt(self, part: LeasedPartition) -> AdoptResult:
+        try:
+            async with self._lock:
+                result = await self._adopter.adopt(part, lambda: self.why_stale(part))
+        except AdoptionFailedError as error:
+            part.state = LeaseState.OPEN
+            logger.warning("adoption failed", partition=str(part.where), reason=str(error))
+            raise
+        except BaseException:
+            part.state = LeaseState.OPEN
+            logger.exception("adoption failed", partition=str(part.where))
+            raise
+        self.stats.outcomes[result.outcome] += 1
+        if result.outcome is AdoptOutcome.NOTHING:
+            part.state = LeaseState.OPEN
+            return result
+        if self._stopping and result.outcome is AdoptOutcome.STALE:
+            part.state = LeaseState.OPEN  # the next start judges for itself
+            raise AdoptionFailedError(result.reason)
+        part.result = result
+        reason = result.reason or "it was adopted"
+        await self._end_now(part, ENDS[result.outcome], reason)
+        return result
+
+    # Ending -----------------------------------------------------------------------------------
+
+    def _end(self, part: LeasedPartition, state: LeaseState, reason: str) -> None:
+        """A partition's lease is over, as of now; its files go in the background."""
+        self._mark(part, state, reason)
+        outcome = _OUTCOMES.get(state)
+        if outcome is not None and part.record.purpose is Purpose.COMPACT:
+            part.result = AdoptResult(part.where, outcome, reason)
+        task = asyncio.create_task(self._clear(part), name=f"sweep {part.where}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _end_now(self, part: LeasedPartition, state: LeaseState, reason: str) -> None:
+        """As `_end`, and its files are gone when it returns."""
+        self._mark(part, state, reason)
+        await self._clear(part)
+
+    def _mark(self, part: LeasedPartition, state: LeaseState, reason: str) -> None:
+        part.state, part.reason, part.takes_files = state, reason, False
+        run_id = part.record.run_id
+        if self._leased.get(part.where) == run_id:
+            del self._leased[part.where]
+        run = self._leases.get(run_id)
+        if run is not None and not run.is_alive:
+            del self._leases[run_id]
+            self._keep_ended(run)
+        logger.info(
+            "lease ended",
+            partition=str(part.where),
+            run_id=run_id,
+            state=state.value,
+            reason=reason,
+        )
+
+    async def _clear(self, part: LeasedPartition) -> None:
+        await self._release(part)
+        await self._remove(part)
+
+    async def _release(self, part: LeasedPartition) -> None:
+        await part.pauses.aclose()
+
+    async def _remove(self, part: LeasedPartition) -> None:
+        """Of a topic that was deleted the folder is elsewhere by now, and goes with it."""
+        async with part.writing:  # or a lease that is being written would come back
+            try:
+                await asyncio.to_thread(remove_run, self._env, part.folder)
+            except OSError as error:  # the sweeper tries again
+                logger.warning("files of a run not removed", folder=part.folder, reason=str(error))
+
+    def _keep_ended(self, run: LeasedWork) -> None:
+        self._ended[run.run_id] = run
+        while len(self._ended) > ENDED_MAX:
+            self._ended.popitem(last=False)
+
+    # By itself --------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        swept_at = self._env.monotonic()
+        while True:
+            await asyncio.sleep(WATCH_SECONDS)
+            try:
+                self.expire_due()
+                now = self._env.monotonic()
+                if now - swept_at >= SWEEP_SECONDS:
+                    swept_at = now
+                    await self.sweep()
+            except Exception:
+                logger.exception("looking after runs failed")  # supervised: the next round comes
+
+    def expire_due(self) -> None:
+        """End leases that ran out, or whose log went on without them."""
+        now = self._env.monotonic()
+        for run in tuple(self._leases.values()):
+            ran_out = now >= run.deadline
+            for part in run.parts.values():
+                self._notice(part)
+                if ran_out and part.state is LeaseState.OPEN:
+                    self._end(part, LeaseState.EXPIRED, "its lease was not renewed in time")
+                    self.stats.expired += 1
+
+    async def sweep(self) -> None:
+        """Remove folders that no live run owns."""
+        for partition in tuple(self._topics.partitions()):
+            directory = partition.log.directory
+            try:
+                for name in await asyncio.to_thread(run_folders, self._env, directory):
+                    if name in self._opening or self._owns(name, partition.partition):
+                        continue
+                    folder = f"{runs_path(directory)}/{name}"
+                    await asyncio.to_thread(remove_run, self._env, folder)
+                    self.stats.swept += 1
+                    logger.info("folder of no run removed", folder=folder)
+            except OSError as error:
+                where = str(partition.partition)
+                logger.warning("runs not swept", partition=where, reason=str(error))
+
+    def _owns(self, run_id: str, partition: TopicPartition) -> bool:
+        run = self._leases.get(run_id)
+        part = None if run is None else run.parts.get(partition.partition)
+        return part is not None and part.is_alive and part.where == partition
+
+
+def _created_ms(staged: StagedLease) -> int:
+    return -1 if staged.record is None else staged.record.created_ms

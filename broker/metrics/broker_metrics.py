@@ -1,0 +1,315 @@
+"""What Prometheus is told. Reads plain counters when scraped; nothing is counted here.
+
+Names are those that jmx_exporter gives Kafka's own metrics (names and labels in lower case,
+`_total` for counters), so that existing dashboards work; ours begin with `varve_`. A name of
+Kafka's that `promtool check metrics` refuses is replaced by one of ours, and docs/metrics.md maps
+it. Label values come from fixed sets and from the names of topics and data directories. A scrape of
+thousands of partitions is collected in turns (`snapshot`), so that clients do not wait for it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
+
+from broker.counters import UNSUPPORTED, TopicStats
+from broker.logging import RateLimitedLogger
+from broker.loop_turns import Turns
+from broker.metrics.cleaner_metrics import CleanerMetrics
+from broker.metrics.directory_metrics import directory_families, recovery_families
+from broker.metrics.families import LatencyFamilies, counter, gauge
+from broker.network.listener import Listener
+from broker.network.request_context import Services
+from broker.topics.log_maintenance import Housekeeping
+
+# A family, or a place where others may have their turn.
+Step: TypeAlias = Metric | None
+Families: TypeAlias = Callable[[], Iterable[Step]]  # what a part of the broker tells of itself
+STEP_ROWS = 64  # series of a family between two such places
+
+TOPIC_COUNTERS: tuple[tuple[str, str, Callable[[TopicStats], int]], ...] = (
+    ("messagesin", "Records appended", lambda s: s.messages_in),
+    ("bytesin", "Bytes of batches appended", lambda s: s.bytes_in),
+    ("bytesout", "Bytes of batches fetched", lambda s: s.bytes_out),
+    ("bytesrejected", "Bytes of batches refused", lambda s: s.bytes_rejected),
+    ("totalproducerequests", "Produce requests", lambda s: s.produce_requests),
+    ("totalfetchrequests", "Fetch requests", lambda s: s.fetch_requests),
+    ("failedproducerequests", "Produce requests that failed", lambda s: s.failed_produce_requests),
+    ("failedfetchrequests", "Fetch requests that failed", lambda s: s.failed_fetch_requests),
+)
+
+
+class BrokerMetrics:
+    """Reads everything from the parts of the running broker."""
+
+    def __init__(
+        self,
+        services: Services,
+        listener: Listener,
+        housekeeping: Housekeeping,
+        cleaner: CleanerMetrics,
+        others: Sequence[Families],
+    ) -> None:
+        self._services = services
+        self._listener = listener
+        self._housekeeping = housekeeping
+        self._cleaner = cleaner
+        self._others = others
+        self._process = ProcessCollector(registry=None)
+
+    async def snapshot(self) -> Sequence[Metric]:
+        """Every metric family, anew."""
+        return await self._services.stats.measured("metrics", self._snapshot())
+
+    async def _snapshot(self) -> Sequence[Metric]:
+        turns = Turns()
+        families = []
+        for step in self._steps():
+            if step is not None:
+                families.append(step)
+            await turns.take()
+        return families
+
+    def _steps(self) -> Iterator[Step]:
+        yield from self._topics()
+        yield from self._requests()
+        yield from self._logs()
+        yield from self._broker()
+        yield from self._groups()
+        yield from self._cleaner.steps()
+        for families in self._others:
+            yield from families()
+        yield from self._process.collect()
+
+    def _topics(self) -> Iterator[Step]:
+        topics = self._services.stats.topics
+        for name, text, value in TOPIC_COUNTERS:
+            family = CounterMetricFamily(
+                f"kafka_server_brokertopicmetrics_{name}", text, labels=["topic"]
+            )
+            for index, (topic, stats) in enumerate(tuple(topics.items())):
+                family.add_metric([topic], value(stats))
+                if index % STEP_ROWS == STEP_ROWS - 1:
+                    yield None
+            yield family
+        unknown = GaugeMetricFamily(
+            "varve_topic_policy_unknown",
+            "1 for a topic found on disk that has no cleanup.policy yet: it is kept as it is",
+            labels=["topic"],
+        )
+        for item in self._services.topics:
+            if not item.config.policy_known:
+                unknown.add_metric([item.name], 1)
+        yield unknown
+        rejects = self._services.stats.rejects
+        for name, text, count in (
+            ("nokeycompactedtopicrecords", "Batches with a keyless record",
+             rejects.no_key_compacted_topic),
+            ("invalidmessagecrcrecords", "Batches with a wrong CRC", rejects.invalid_message_crc),
+            ("invalidmagicnumberrecords", "Batches of an old format", rejects.invalid_magic_number),
+            ("invalidoffsetorsequencerecords", "Batches out of sequence",
+             rejects.invalid_offset_or_sequence),
+        ):  # fmt: skip
+            yield counter(f"kafka_server_brokertopicmetrics_{name}", text, count)
+        yield counter(
+            "varve_decompression_limit_batches",
+            "Batches above varve.decompressed.batch.bytes",
+            rejects.decompression_limit,
+        )
+
+    def _requests(self) -> Iterator[Step]:
+        stats = self._services.stats
+        requests = CounterMetricFamily(
+            "kafka_network_requestmetrics_requests", "Requests", labels=["request", "version"]
+        )
+        times = LatencyFamilies(
+            kafkas="kafka_network_requestmetrics_totaltimems",
+            local="varve_request_seconds",
+            text="Time from the complete request to its response",
+            labels=["request"],
+        )
+        for name, request in stats.requests.items():
+            for version, count in sorted(request.by_version.items()):
+                label = "unsupported" if version == UNSUPPORTED else str(version)
+                requests.add_metric([name, label], count)
+            if request.latency.count:
+                times.add([name], request.latency)
+        holds = GaugeMetricFamily(
+            "varve_request_longest_hold_seconds",
+            "Longest time that one step of a request occupied the event loop since startup",
+            labels=["request"],
+        )
+        for name, request in stats.requests.items():
+            if request.longest_turn_ns:
+                holds.add_metric([name], request.longest_turn_ns / 1e9)
+        yield holds
+        yield from self._holds()
+        errors = CounterMetricFamily(
+            "kafka_network_requestmetrics_errors", "Error codes given", labels=["request", "error"]
+        )
+        for (name, error), count in stats.errors.items():
+            errors.add_metric([name, error], count)
+        yield from (requests, *times.families(), errors)
+        flushes = LatencyFamilies(
+            kafkas="kafka_log_logflushstats_logflushrateandtimems",
+            local="varve_flush_seconds",
+            text="Duration of a flush of one log to disk",
+        )
+        flushes.add([], stats.flushes)
+        yield from flushes.families()
+        purgatory = GaugeMetricFamily(
+            "kafka_server_delayedoperationpurgatory_purgatorysize",
+            "Requests that wait",
+            labels=["delayedoperation"],
+        )
+        purgatory.add_metric(["Fetch"], stats.delayed_fetches)
+        purgatory.add_metric(["Produce"], stats.delayed_produces)
+        yield purgatory
+        yield GaugeMetricFamily(
+            "varve_large_requests",
+            "Requests of thousands of rows that hold their rows in memory now",
+            stats.large_requests,
+        )
+
+    def _holds(self) -> Iterator[Step]:
+        stats = self._services.stats
+        holds = GaugeMetricFamily(
+            "varve_background_longest_hold_seconds",
+            "Longest time that one step of a background task occupied the event loop since startup",
+            labels=["task"],
+        )
+        for name, held_ns in stats.background_holds_ns.items():
+            holds.add_metric([name], held_ns / 1e9)
+        longest = GaugeMetricFamily(
+            "varve_gc_longest_pause_seconds",
+            "Longest pause for a collection of cyclic garbage since startup",
+            labels=["generation"],
+        )
+        total = CounterMetricFamily(
+            "varve_gc_pause_seconds",
+            "Time in which collections of cyclic garbage paused the broker",
+            labels=["generation"],
+        )
+        for generation, longest_ns in enumerate(stats.gc_pauses.longest_ns):
+            longest.add_metric([str(generation)], longest_ns / 1e9)
+            total.add_metric([str(generation)], stats.gc_pauses.total_ns[generation] / 1e9)
+        yield from (holds, longest, total)
+
+    def _logs(self) -> Iterator[Step]:
+        labels = ["topic", "partition"]
+        size = GaugeMetricFamily("kafka_log_log_size", "Bytes on disk", labels=labels)
+        start = GaugeMetricFamily("kafka_log_log_logstartoffset", "First offset", labels=labels)
+        end = GaugeMetricFamily("kafka_log_log_logendoffset", "Next offset", labels=labels)
+        count = GaugeMetricFamily("kafka_log_log_numlogsegments", "Segments", labels=labels)
+        damaged = GaugeMetricFamily(
+            "varve_log_damaged_segments", "Segments with a damaged range", labels=labels
+        )
+        for index, partition in enumerate(self._services.topics.partitions()):
+            if index % STEP_ROWS == STEP_ROWS - 1:
+                yield None
+            names = [partition.partition.topic, str(partition.partition.partition)]
+            log = partition.log
+            size.add_metric(names, log.size_bytes)
+            start.add_metric(names, log.log_start_offset)
+            end.add_metric(names, log.log_end_offset)
+            count.add_metric(names, log.segment_count)
+            if log.damaged:
+                damaged.add_metric(names, len(log.damaged))
+        refused = CounterMetricFamily(
+            "varve_log_damaged_fetches",
+            "Fetches of offsets in a damaged range, answered with CORRUPT_MESSAGE",
+            labels=["topic"],
+        )
+        for topic, fetches in tuple(self._services.stats.damaged_fetches.items()):
+            refused.add_metric([topic], fetches)
+        yield from (size, start, end, count, damaged, refused)
+
+    def _broker(self) -> Iterator[Step]:
+        topics = self._services.topics
+        served = sum(len(topic.partitions) for topic in topics)
+        offline = sum(len(topic.offline) for topic in topics)
+        stats = self._housekeeping.stats
+        for name, text, value in (
+            ("kafka_server_replicamanager_partitioncount", "Partitions", served + offline),
+            ("kafka_server_replicamanager_leadercount", "Partitions served", served),
+            ("kafka_server_replicamanager_offlinereplicacount", "Partitions offline", offline),
+            ("kafka_server_replicamanager_underreplicatedpartitions", "Always 0: one node", 0),
+            ("kafka_controller_kafkacontroller_activecontrollercount", "This node", 1),
+            ("kafka_controller_kafkacontroller_offlinepartitionscount", "Partitions offline",
+             offline),
+            ("kafka_controller_kafkacontroller_globaltopiccount", "Topics", len(topics)),
+            ("kafka_controller_kafkacontroller_globalpartitioncount", "Partitions",
+             served + offline),
+            ("varve_receive_buffer_bytes", "Memory used by requests that are being received",
+             self._listener.budget.used_bytes),
+            ("kafka_server_fetchsessioncache_numincrementalfetchsessions", "Fetch sessions",
+             len(self._services.sessions)),
+            ("kafka_server_fetchsessioncache_numincrementalfetchpartitionscached",
+             "Partitions in fetch sessions", self._services.sessions.partitions),
+            ("varve_clock_trusted", "1 while deleting by time is allowed",
+             int(self._housekeeping.clock_trusted())),
+        ):  # fmt: skip
+            yield gauge(name, text, value)
+        # A name that ends in _count is no gauge to `promtool check metrics`.
+        connections = UnknownMetricFamily(
+            "kafka_server_socket_server_metrics_connection_count", "Connections"
+        )
+        connections.add_metric([], len(self._listener.connections))
+        yield connections
+        yield from recovery_families(self._services.manager)
+        yield from directory_families(self._services.manager, self._housekeeping.disks)
+        for name, text, value in (
+            ("varve_connections_accepted", "Connections accepted", self._listener.stats.accepted),
+            ("varve_connections_refused", "Connections above the limit",
+             self._listener.stats.refused),
+            ("varve_connections_evicted", "Connections closed to make room for others",
+             self._listener.stats.evicted),
+            ("varve_connections_closed_silent",
+             "Connections closed because they sent no complete request in time",
+             self._listener.stats.closed_silent),
+            ("varve_receive_waits", "Connections that waited for memory to receive a request",
+             self._listener.budget.waits),
+            ("varve_receive_closed", "Connections closed because others needed their memory",
+             self._listener.budget.closed),
+            ("varve_connections_closed_idle", "Connections closed for their silence",
+             self._listener.stats.closed_idle),
+            ("varve_connections_closed_stalled", "Connections closed for not reading",
+             self._listener.stats.closed_stalled),
+            ("kafka_server_fetchsessioncache_incrementalfetchsessionevictions",
+             "Fetch sessions that gave way to others", self._services.sessions.evictions),
+            ("varve_log_lines_suppressed", "Log lines suppressed because clients caused too many",
+             RateLimitedLogger.suppressed_total),
+            ("varve_timer_flushes", "Flushes asked for by flush.ms and flush.messages",
+             stats.flushes),
+            ("varve_retention_segments", "Segments removed by retention", stats.segments_expired),
+            ("varve_retention_bytes", "Bytes removed by retention", stats.bytes_expired),
+            ("varve_timer_rolls", "Segments rolled by the timer", stats.segments_rolled),
+            ("varve_clock_jumps", "Jumps of the wall clock", stats.clock_jumps),
+            ("varve_housekeeping_errors", "Tasks that failed for a partition", stats.errors),
+        ):  # fmt: skip
+            yield counter(name, text, value)
+
+    def _groups(self) -> Iterator[Step]:
+        prefix = "kafka_coordinator_group_groupmetadatamanager_numgroups"
+        counts = Counter(type(state).__name__.lower() for state in self._services.groups.groups())
+        yield gauge(prefix, "Consumer groups", counts.total())
+        for state in ("stable", "empty", "dead", "preparingrebalance", "completingrebalance"):
+            yield gauge(prefix + state, f"Consumer groups that are {state}", counts[state])
+        stats = self._services.groups.stats
+        for name, text, value in (
+            ("rebalances", "Rebalances begun", stats.rebalances),
+            ("generations_stable", "Rebalances completed", stats.generations_stable),
+            ("members_expired", "Members that fell silent", stats.members_expired),
+            ("offsets_committed", "Offsets committed", stats.offsets_committed),
+            ("offsets_expired", "Offsets past their retention", stats.offsets_expired),
+            ("deleted", "Groups deleted", stats.groups_deleted),
+            ("append_errors", "Appends to __consumer_offsets that failed", stats.append_errors),
+            ("records_loaded", "Records read from __consumer_offsets", stats.records_loaded),
+            ("records_unknown", "Of these, of a kind not known here", stats.records_unknown),
+            ("records_invalid", "Of these, not decodable", stats.records_invalid),
+            ("offsets_undecided", "Of these, of open transactions", stats.offsets_undecided),
+        ):
+            yield counter(f"varve_group_{name}", text, value)

@@ -1,0 +1,255 @@
+"""What Prometheus is told of the cleaner: under Kafka's names what Kafka has, under ours the rest.
+
+Series by partition are made for compacted topics only: each costs some 300 bytes of the answer, and
+a scraper keeps them all.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from broker.metrics.families import counter, gauge
+from broker.topics.topics import Topics
+from cleaner.planning.order import Lane
+from cleaner.planning.plan import Verdict
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from cleaner.scheduler.explain import blocked_by
+from cleaner.scheduler.history import RECORDS_MAX, JobRecord
+from cleaner.states import past_of
+from storage.env import Env
+from storage.manager.log_manager import LogManager
+
+LABELS = ["topic", "partition"]
+PARTITION_GAUGES = {
+    "dirty_ratio": "Dirty bytes of all cleanable bytes, 0 to 1",
+    "dirty_bytes": "Dirty bytes that may be cleaned",
+    "oldest_dirty_age_seconds": "Age of the oldest record that has not been cleaned yet",
+    "live_estimate_bytes":
+        "Expected size of the cleanable part after a clean, learned from earlier ones",
+    "deadline_slack_seconds":
+        "Time left until max.compaction.lag.ms is over; negative: late",
+    "last_job_throttle_wait_seconds":
+        "What the last job lost in waiting for the read and the write budget",
+    "last_clean_timestamp_seconds": "Start of the last finished clean, seconds since 1970",
+    "tombstones": "Tombstones left in the clean section by the last clean",
+    "quarantined": "1 while left alone after a failure",
+    "quarantined_until_seconds":
+        "Next attempt at a quarantined partition, seconds since 1970",
+}  # fmt: skip
+STEP_PARTITIONS = 32  # between two places where others may have their turn
+
+
+class CleanerMetrics:
+    """Reads the pool's counters and what its last look found."""
+
+    def __init__(
+        self,
+        env: Env,
+        manager: LogManager,
+        topics: Topics,
+        pool: CleanerPool,
+        wanted_workers: Callable[[], int],
+    ) -> None:
+        self._env = env
+        self._manager = manager
+        self._topics = topics
+        self._pool = pool
+        self._wanted_workers = wanted_workers
+
+    def steps(self) -> Iterator[Metric | None]:
+        """Every family; None where others may have their turn."""
+        yield from self._kafka()
+        yield from self._findings()
+        yield from self._work()
+        yield from self._quarantined()
+        yield from self._by_partition()
+
+    def _kafka(self) -> Iterator[Metric]:
+        """The gauges of Kafka's LogCleaner and LogCleanerManager; 0 where no job has ended yet."""
+        stats = self._pool.stats
+        last = [clean.report for clean in stats.last.values()]
+        slowest = max((clean.seconds for clean in stats.last.values()), default=0.0)
+        fullest = max((report.map_utilization for report in last), default=0.0)
+        written = sum(report.bytes_written for report in last)
+        recopied = 100 * written / max(1, sum(report.bytes_replaced for report in last))
+        workers = self._pool.status().workers
+        regular = sum(worker.lane is Lane.REGULAR for worker in workers)
+        missing = self._wanted_workers() - regular
+        since = 0.0
+        if stats.scanned_at is not None:
+            since = asyncio.get_running_loop().time() - stats.scanned_at
+        for name, text, value in (
+            ("kafka_log_logcleaner_cleaner_recopy_percent",
+             "Bytes written by the last cleans, in percent of the bytes of their source segments",
+             recopied),
+            ("kafka_log_logcleaner_max_buffer_utilization_percent",
+             "Fill of the fullest key map of the last cleans", 100 * fullest),
+            ("kafka_log_logcleaner_max_clean_time_secs", "Longest of the last cleans", slowest),
+            ("kafka_log_logcleaner_max_compaction_delay_secs", "Furthest over max.compaction.lag",
+             stats.over_lag_ms_max / 1000),
+            ("kafka_log_logcleaner_deadthreadcount", "Workers that died and are not replaced yet",
+             max(0, missing)),
+            ("kafka_log_logcleanermanager_max_dirty_percent",
+             "Largest dirty ratio of partitions that are not being cleaned, paused or quarantined",
+             100 * stats.dirty_ratio_max),
+            ("varve_cleaner_last_look_age_seconds",
+             "Since the last look over all partitions", since),
+        ):  # fmt: skip
+            yield gauge(name, text, value)
+
+    def _findings(self) -> Iterator[Metric]:
+        stats = self._pool.stats
+        for name, text, value in (
+            ("varve_cleaner_cleanable_bytes", "Dirty bytes that may be cleaned",
+             stats.cleanable_bytes),
+            ("varve_cleaner_over_lag_partitions", "Partitions over max.compaction.lag.ms",
+             stats.over_lag_partitions),
+            ("varve_cleaner_candidates", "Partitions that are due", stats.candidates),
+            ("varve_cleaner_damaged_partitions", "Partitions with segments that cannot be read",
+             stats.damaged_partitions),
+            ("varve_cleaner_look_seconds", "Time of the last look over all partitions",
+             stats.scan_seconds),
+        ):  # fmt: skip
+            yield gauge(name, text, value)
+
+    def _work(self) -> Iterator[Metric]:
+        stats = self._pool.stats
+        for name, text, value in (
+            ("varve_cleaner_cleans", "Jobs that ended well", stats.cleans),
+            ("varve_cleaner_expiries", "Of these, for tombstones past their horizon alone",
+             stats.expiries),
+            ("varve_cleaner_adoptions", "Jobs done outside of the pool that were published",
+             stats.adoptions),
+            ("varve_cleaner_aborts", "Jobs given up because somebody wanted the partition",
+             stats.aborted),
+            ("varve_cleaner_failures", "Attempts that failed", stats.failures),
+            ("varve_cleaner_seconds", "Time spent in jobs", stats.clean_seconds),
+            ("varve_cleaner_read_bytes", "Bytes read", stats.read_bytes),
+            ("varve_cleaner_written_bytes", "Bytes written", stats.written_bytes),
+            ("varve_cleaner_read_wait_seconds", "Waiting for the read budget",
+             stats.read_wait_seconds),
+            ("varve_cleaner_write_wait_seconds", "Waiting for the write budget",
+             stats.write_wait_seconds),
+            ("varve_cleaner_records_before", "Records before, of finished jobs",
+             stats.records_before),
+            ("varve_cleaner_records_after", "Records after, of finished jobs",
+             stats.records_after),
+            ("varve_cleaner_bytes_before", "Bytes before, of finished jobs", stats.bytes_before),
+            ("varve_cleaner_bytes_after", "Bytes after, of finished jobs", stats.bytes_after),
+            ("varve_cleaner_tombstones_removed", "Tombstones removed, of finished jobs",
+             stats.tombstones_removed),
+            ("varve_cleaner_maps_full", "Jobs whose key map was full before the dirty end",
+             stats.maps_full),
+            ("varve_cleaner_stale_jobs", "Jobs void because the log had changed under them",
+             stats.stale),
+            ("varve_cleaner_groups_published", "Output segments put in place",
+             stats.groups_published),
+            ("varve_cleaner_groups_dropped", "Output segments whose sources had gone",
+             stats.groups_dropped),
+            ("varve_cleaner_looks", "Looks over all partitions", stats.scans),
+            ("varve_cleaner_look_failures", "Looks, or logs in one, that failed",
+             stats.scan_failures),
+            ("varve_cleaner_worker_starts", "Workers started", stats.worker_starts),
+            ("varve_cleaner_worker_deaths", "Workers that died", stats.worker_deaths),
+            ("varve_cleaner_worker_kills", "Workers killed for not heeding", stats.worker_kills),
+        ):  # fmt: skip
+            yield counter(name, text, value)
+
+    def _quarantined(self) -> Iterator[Metric]:
+        labels = ["logdirectory"]
+        # A name that ends in _count is no gauge to `promtool check metrics`.
+        count = UnknownMetricFamily(
+            "kafka_log_logcleanermanager_uncleanable_partitions_count",
+            "Quarantined partitions: retried later, never given up",
+            labels=labels,
+        )
+        size = GaugeMetricFamily(
+            "kafka_log_logcleanermanager_uncleanable_bytes",
+            "Dirty bytes of quarantined partitions",
+            labels=labels,
+        )
+        verdicts = self._pool.verdicts
+        results = {directory.path: [0, 0] for directory in self._manager.directories}
+        for quarantine in self._pool.registry.quarantines():
+            partition = self._topics.partition(quarantine)
+            here = results.get(os.path.dirname(partition.log.directory)) if partition else None
+            if here is not None:
+                verdict = verdicts.get(quarantine)
+                section = verdict.section if verdict else None
+                here[0] += 1
+                here[1] += section.dirty_bytes if section else 0
+        for path, (partitions, dirty_bytes) in results.items():
+            count.add_metric([path], partitions)
+            size.add_metric([path], dirty_bytes)
+        yield from (count, size)
+
+    def _by_partition(self) -> Iterator[Metric | None]:
+        families = {
+            name: GaugeMetricFamily(f"varve_cleaner_{name}", text, labels=LABELS)
+            for name, text in PARTITION_GAUGES.items()
+        }
+        blocked = GaugeMetricFamily(
+            "varve_cleaner_blocked",
+            "1 while the partition cannot be cleaned, with the reason as a label",
+            labels=[*LABELS, "reason"],
+        )
+        last = {job.partition: job for job in reversed(self._pool.history(limit=RECORDS_MAX))}
+        now = _Now(self._env.wall_ms(), asyncio.get_running_loop().time() * 1000)
+        for index, partition in enumerate(self._topics.partitions()):
+            if index % STEP_PARTITIONS == STEP_PARTITIONS - 1:
+                yield None
+            topic_partition = partition.partition
+            verdict = self._pool.verdicts.get(topic_partition)
+            if verdict is None or not partition.log.config.compacts:
+                continue
+            names = [topic_partition.topic, str(topic_partition.partition)]
+            for name, value in self._values_of(verdict, last.get(topic_partition), now):
+                families[name].add_metric(names, value)
+            state, is_paused = (
+                self._pool.registry.state(topic_partition),
+                self._pool.is_paused(topic_partition),
+            )
+            obstacle = blocked_by(verdict, state, is_paused=is_paused)
+            if obstacle is not None:
+                blocked.add_metric([*names, obstacle.value], 1)
+        yield from families.values()
+        yield blocked
+
+    def _values_of(
+        self, verdict: Verdict, last_job: JobRecord | None, now: "_Now"
+    ) -> Iterator[tuple[str, float]]:
+        """The gauges of one partition; those that nobody knows are left out."""
+        section = verdict.section
+        if section is not None:
+            yield "dirty_ratio", section.ratio
+            yield "dirty_bytes", section.dirty_bytes
+            if verdict.live_bytes is not None:
+                yield "live_estimate_bytes", verdict.live_bytes
+            if section.dirty_bytes and section.deadline_ms is not None:
+                yield "deadline_slack_seconds", (section.deadline_ms - now.wall_ms) / 1000
+            if section.oldest_ms is not None:
+                yield "oldest_dirty_age_seconds", max(0, now.wall_ms - section.oldest_ms) / 1000
+        if last_job is not None:
+            waited = last_job.read_wait_seconds + last_job.write_wait_seconds
+            yield "last_job_throttle_wait_seconds", waited
+        cleaner_state = self._pool.cleaner_state(verdict.partition)
+        if cleaner_state is not None and cleaner_state.learned_at_ms:
+            yield "last_clean_timestamp_seconds", cleaner_state.learned_at_ms // 1000
+        if cleaner_state is not None and cleaner_state.tombstones is not None:
+            yield "tombstones", cleaner_state.tombstones
+        mark = past_of(self._pool.registry.state(verdict.partition))
+        yield "quarantined", int(mark is not None)
+        if mark is not None:
+            until_ms = now.wall_ms + mark.until_ms - now.monotonic_ms
+            yield "quarantined_until_seconds", until_ms / 1000
+
+
+class _Now(NamedTuple):
+    """The two clocks at the time of a scrape, ms."""
+
+    wall_ms: int
+    monotonic_ms: float

@@ -1,0 +1,173 @@
+"""Incremental fetch sessions (KIP-227). Pure: time comes in, nothing is read or sent.
+
+Rules. A session belongs to a client that was granted one with a full fetch; from then on requests
+name changes only, and answers hold only partitions that have something new: records, an error, a
+moved high watermark or log start. Partitions that were served move to the end of the order, so
+that a busy one cannot starve the others. The cache is bounded: a full cache means that a client
+gets no session, which is legal, unless another has not been used for a while.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from random import Random, SystemRandom
+
+from protocol.errors import ErrorCode
+from protocol.fetch_codec import FetchPartition
+from protocol.produce_codec import TopicRef
+
+MAX_SESSIONS = 1000  # Kafka's max.incremental.fetch.session.cache.slots
+MAX_SESSION_PARTITIONS = 100_000  # of one session: about 20 MB
+MAX_ALL_PARTITIONS = 500_000  # of all sessions: about 100 MB
+EVICT_AFTER_SECONDS = 120.0  # Kafka's min.incremental.fetch.session.eviction.ms
+INITIAL_EPOCH = 0
+FINAL_EPOCH = -1
+MAX_EPOCH = 2**31 - 1
+
+
+PartitionKey = tuple[TopicRef, int]  # topic name or id, and partition index
+Targets = dict[PartitionKey, FetchPartition]  # in the order in which they are served
+
+
+class SessionError(Exception):
+    """The session cannot go on: the response carries `code` and nothing else."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+@dataclass(slots=True)
+class _SentOffsets:
+    """What the client was last told of a partition."""
+
+    high_watermark: int = -1
+    log_start_offset: int = -1
+
+
+@dataclass(slots=True)
+class FetchSession:
+    """One client's standing wishes, in the order in which they are served."""
+
+    session_id: int
+    by_id: bool  # named by topic id (Fetch v13+)
+    epoch: int = 1
+    used_at: float = 0.0
+    targets: Targets = field(default_factory=dict)
+    sent: dict[PartitionKey, _SentOffsets] = field(default_factory=dict)
+
+    def update(self, targets: Targets, forgotten: Iterable[PartitionKey]) -> None:
+        """Apply the changes of an incremental request."""
+        self.targets.update(targets)
+        for key in forgotten:
+            self.targets.pop(key, None)
+            self.sent.pop(key, None)
+
+    def needs_response(
+        self, key: PartitionKey, *, records: bool, error: bool, high_watermark: int, log_start: int
+    ) -> bool:
+        """Whether an incremental answer must hold this partition; remembers what is told."""
+        sent = self.sent.get(key)
+        if sent is None:
+            if key not in self.targets:
+                return True
+            sent = self.sent[key] = _SentOffsets()
+        moved = (sent.high_watermark, sent.log_start_offset) != (high_watermark, log_start)
+        if error:
+            # So that the client hears of it again when the partition is well.
+            sent.high_watermark = sent.log_start_offset = -1
+        else:
+            sent.high_watermark, sent.log_start_offset = high_watermark, log_start
+        if records and key in self.targets:
+            self.targets[key] = self.targets.pop(key)
+        return records or error or moved
+
+
+class FetchSessions:
+    """All sessions of this broker."""
+
+    def __init__(self, max_sessions: int = MAX_SESSIONS, random: Random | None = None) -> None:
+        self._sessions: dict[int, FetchSession] = {}  # least recently used first
+        self._max_sessions = max_sessions
+        self._random = random or SystemRandom()  # so that no client can guess another's id
+        self.evictions = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def partitions(self) -> int:
+        """Partitions in all sessions together."""
+        return sum(len(session.targets) for session in self._sessions.values())
+
+    def full(
+        self, session_id: int, epoch: int, targets: Targets, *, by_id: bool, now: float
+    ) -> FetchSession | None:
+        """A full fetch: ends the session it names; None if it stays without one.
+
+        The session takes `targets` over.
+        """
+        self._sessions.pop(session_id, None)
+        if epoch == FINAL_EPOCH or not targets or len(targets) > MAX_SESSION_PARTITIONS:
+            return None
+        if self.partitions + len(targets) > MAX_ALL_PARTITIONS:
+            return None
+        if len(self._sessions) >= self._max_sessions and not self._evict(now):
+            return None
+        session = FetchSession(self._take_id(), by_id, used_at=now, targets=targets)
+        self._sessions[session.session_id] = session
+        return session
+
+    def incremental(
+        self,
+        session_id: int,
+        epoch: int,
+        targets: Targets,
+        forgotten: Iterable[PartitionKey],
+        *,
+        by_id: bool,
+        now: float,
+    ) -> FetchSession:
+        """An incremental fetch. Raises SessionError for a session or epoch that is not known."""
+        session = self.resume(session_id, epoch, len(targets), by_id=by_id, now=now)
+        session.update(targets, forgotten)
+        return session
+
+    def resume(
+        self, session_id: int, epoch: int, added: int, *, by_id: bool, now: float
+    ) -> FetchSession:
+        """An incremental fetch that adds so many targets at most; the caller updates the session.
+
+        Raises SessionError for a session or epoch that is not known.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise SessionError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != epoch:
+            raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if session.by_id != by_id:
+            raise SessionError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
+        if len(session.targets) + added > MAX_SESSION_PARTITIONS:
+            raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        session.epoch = epoch + 1 if epoch < MAX_EPOCH else 1
+        session.used_at = now
+        self._sessions[session_id] = self._sessions.pop(session_id)
+        return session
+
+    def _evict(self, now: float) -> bool:
+        oldest = next(iter(self._sessions.values()))
+        if now - oldest.used_at < EVICT_AFTER_SECONDS:
+            return False
+        del self._sessions[oldest.session_id]
+        self.evictions += 1
+        return True
+
+    def _take_id(self) -> int:
+        while True:
+            session_id = self._random.randint(1, MAX_EPOCH)
+            if session_id not in self._sessions:
+                return session_id
+
+
+def is_full(epoch: int) -> bool:
+    """Whether a request with this epoch names all it wants."""
+    return epoch in (INITIAL_EPOCH, FINAL_EPOCH)

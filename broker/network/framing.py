@@ -1,0 +1,168 @@
+"""Cuts the bytes of a connection into request frames. Sans-IO: whoever owns the socket calls.
+
+Rules. A frame is a 4-byte big-endian size and that many bytes (Kafka protocol guide); what is
+handed out is those bytes, without the size, as a writable memoryview of the receive buffer, so
+that a log can stamp batches where they lie. It is valid until the next call of `next_frame` or
+`get_buffer`: while a request is worked on, the connection reads nothing (it is muted) and takes no
+further frame, and the bytes of later requests wait behind it, untouched.
+
+One buffer is used again and again. It grows to two times, at the last step to at most four times,
+what was really received: a stranger who announces 100 MB and sends nothing costs 64 KiB. A frame
+of more than SMALL_FRAME_BYTES is refused as soon as its API key is there, where that API has no
+requests of this size. Growing copies what is there, in sum less than the frame's own size;
+otherwise a frame is moved at most once, to the front. After a huge frame the buffer is given back.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+from protocol.errors import ProtocolError
+from protocol.limits import SMALL_FRAME_BYTES
+
+SIZE_BYTES: Final = 4
+INITIAL_BYTES: Final = 64 << 10  # what one read brings at most, on Linux loopback and Ethernet
+# Kept between frames: a batch of max.message.bytes (1,048,588) with its request around it. Larger
+# frames are rare, and this times the number of connections is what idle clients may hold.
+RETAINED_BYTES: Final = 1_280 << 10
+MIN_READ_BYTES: Final = 16 << 10  # less room than this at the end: move to the front first
+DEFAULT_MAX_FRAME_BYTES: Final = 100 << 20  # Kafka's socket.request.max.bytes
+
+_SIZE: Final = struct.Struct(">i")
+_SIZE_AND_KEY: Final = struct.Struct(">ih")
+
+
+class FrameReader:
+    """The receive buffer of one connection, for `asyncio.BufferedProtocol`."""
+
+    def __init__(
+        self,
+        max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES,
+        limit_of: Callable[[int], int] | None = None,
+    ) -> None:
+        """`limit_of`: bytes of the largest frame of an API, by its key."""
+        assert max_frame_bytes > 0
+        self._max_frame_bytes = max_frame_bytes
+        self._limit_of = limit_of
+        self._view = memoryview(bytearray(INITIAL_BYTES))
+        self._capacity = INITIAL_BYTES
+        self._start = 0  # first byte that was not handed out
+        self._end = 0  # behind the last byte received
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Size of the receive buffer."""
+        return self._capacity
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no frame has begun to arrive."""
+        return self._start == self._end
+
+    def growth(self) -> int:
+        """Return by how many bytes the buffer grows at the next `get_buffer`; it may shrink now.
+
+        Frames handed out before are gone.
+        """
+        if self._start == self._end:
+            self.give_back(RETAINED_BYTES)
+            return 0
+        return max(0, self._capacity_needed() - self._capacity)
+
+    def give_back(self, retained_bytes: int = INITIAL_BYTES) -> None:
+        """Shrink a buffer above `retained_bytes` in which no frame has begun.
+
+        Frames handed out before are gone.
+        """
+        if self._start == self._end:
+            self._start = self._end = 0
+            if self._capacity > retained_bytes:
+                self._replace(INITIAL_BYTES)
+
+    def trim(self) -> None:
+        """Shrink the buffer to what it holds of the next frame, after a frame was handed out.
+
+        Frames handed out before are gone. A frame that is being received keeps its room.
+        """
+        received = self._end - self._start
+        if (self._start or not received) and self._capacity > max(INITIAL_BYTES, received):
+            self._replace(max(INITIAL_BYTES, received))
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Return where the next bytes go, never empty. Frames handed out before are gone."""
+        if self._start == self._end:
+            self.give_back(RETAINED_BYTES)
+        else:
+            self._make_room()
+        assert self._end < self._capacity
+        return self._view[self._end :]
+
+    def buffer_updated(self, received_bytes: int) -> None:
+        """Note that so many bytes were written into the buffer."""
+        self._end += received_bytes
+        assert self._end <= self._capacity
+
+    def next_frame(self) -> memoryview | None:
+        """Return the next whole frame, None while it is not all there.
+
+        Raises ProtocolError for a size that is negative or above the limit of its API, again at
+        every call: there is no way to find the next frame behind it.
+        """
+        start = self._start + SIZE_BYTES
+        if start > self._end:
+            return None
+        (size,) = _SIZE.unpack_from(self._view, self._start)
+        if not 0 <= size <= self._max_frame_bytes:
+            raise ProtocolError(f"frame of {size} bytes, allowed are {self._max_frame_bytes}")
+        if size > SMALL_FRAME_BYTES:
+            self._check_api(size)
+        stop: int = start + size
+        if stop > self._end:
+            return None
+        self._start = stop
+        return self._view[start:stop]
+
+    def _check_api(self, size: int) -> None:
+        """Refuse a large frame of an API that has none, as soon as its key has arrived."""
+        if self._limit_of is not None and self._end - self._start >= _SIZE_AND_KEY.size:
+            _, api_key = _SIZE_AND_KEY.unpack_from(self._view, self._start)
+            limit = self._limit_of(api_key)
+            if size > limit:
+                raise ProtocolError(f"frame of {size} bytes, API {api_key} has at most {limit}")
+
+    def _make_room(self) -> None:
+        """Part of a frame is there: make sure that the rest, or a good part of it, fits."""
+        needed = self._capacity_needed()
+        if needed > self._capacity:
+            self._replace(needed)
+        elif needed:
+            received = self._end - self._start
+            self._view[:received] = self._view[self._start : self._end]
+            self._start, self._end = 0, received
+
+    def _capacity_needed(self) -> int:
+        """Of a buffer for the frame that has begun, at its front; 0 where it can stay as it is."""
+        room = self._capacity - self._end
+        if self._start == 0 and room > 0:
+            return 0
+        received = self._end - self._start
+        whole = self._frame_bytes(received)
+        if room >= whole - received and room >= MIN_READ_BYTES:
+            return 0
+        # The last step may be a larger one, or a frame just above a power of two is copied twice.
+        return whole if whole <= 4 * received else 2 * received
+
+    def _frame_bytes(self, received: int) -> int:
+        """Size of the frame that has begun, its own size field included, as far as known."""
+        if received < SIZE_BYTES:
+            return SIZE_BYTES
+        (size,) = _SIZE.unpack_from(self._view, self._start)
+        return SIZE_BYTES + min(max(int(size), 0), self._max_frame_bytes)
+
+    def _replace(self, capacity: int) -> None:
+        """Go on in a new buffer; the old one lives as long as somebody holds a frame of it."""
+        received = self._end - self._start
+        fresh = memoryview(bytearray(capacity))
+        fresh[:received] = self._view[self._start : self._end]
+        self._view, self._capacity = fresh, capacity
+        self._start, self._end = 0, received

@@ -1,0 +1,287 @@
+"""The listening sockets, and the limits that hold for all connections together.
+
+Rules. Where there are as many connections as are allowed, a new one takes the place of another: of
+the address with the most connections, first one that has sent no complete request yet, else the one
+that has been silent for longest. A connection that was active within IDLE_EVICT_SECONDS gives way
+only to an address that has far fewer. So connections that do nothing lock nobody out, and neither
+does one address, whatever it does. A client whose connection was closed connects again.
+"""
+
+import asyncio
+import heapq
+import ipaddress
+import resource
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from broker.network.connection import STOPPING, Connection, RequestHandler
+from broker.network.receive_budget import ReceiveBudget
+from protocol.limits import RequestLimits
+from storage.log.log import Log
+
+logger = structlog.get_logger("broker.listener")
+
+BACKLOG = 1024  # a burst of reconnecting clients after a restart
+SWEEP_SECONDS = 5.0  # how often idle and stalled connections are looked for
+DRAIN_POLL_SECONDS = 0.01
+STALL_SECONDS = 60.0  # a client that takes no byte of its response for so long is closed
+IDLE_EVICT_SECONDS = 10.0
+# A request of which no byte has come for so long loses its memory when others wait for it: they
+# have 30 s to get an answer (request.timeout.ms of the clients).
+RECEIVE_STALL_SECONDS = 10.0
+# So does a request that is still incomplete after this time, however steadily its bytes come: twice
+# the default of request.timeout.ms, so its client has given up.
+RECEIVE_SECONDS_MAX = 60.0
+# Victims that are looked for at once, and how often: looking walks all connections of an address,
+# which takes a millisecond for four thousand.
+EVICT_BATCH = 32
+EVICT_LOOK_SECONDS = 0.1
+FAR_FEWER = 2  # connections of an address: less than half of another's
+
+
+@dataclass(slots=True)
+class ListenerStats:
+    """Counts since the start."""
+
+    accepted: int = 0
+    refused: int = 0
+    evicted: int = 0
+    closed_idle: int = 0
+    closed_stalled: int = 0
+    closed_silent: int = 0  # before a first complete request
+
+
+@dataclass(slots=True)
+class ConnectionLimits:
+    """Bounds on what strangers may hold."""
+
+    max_connections: int
+    max_connections_per_ip: int
+    max_request_bytes: int
+    max_queued_bytes: int
+    max_idle_seconds: float
+    max_first_request_seconds: float
+    requests: RequestLimits
+
+
+@dataclass(slots=True)
+class _Progress:
+    sent: int = -1
+    since: float = 0.0
+
+
+@dataclass(slots=True)
+class Listener:
+    """Accepts connections on every configured address and closes those that misbehave."""
+
+    handler: RequestHandler
+    limits: ConnectionLimits
+    stats: ListenerStats = field(default_factory=ListenerStats)
+    connections: set[Connection] = field(default_factory=set)
+    budget: ReceiveBudget = field(init=False)
+    _by_address: dict[str, set[Connection]] = field(default_factory=dict)
+    _eviction_candidates: list[tuple[Connection, float]] = field(default_factory=list)
+    _next_search_at: float = 0.0
+    _servers: list[asyncio.Server] = field(default_factory=list)
+    _progress: dict[Connection, _Progress] = field(default_factory=dict)
+    _sweeper: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        """Make the budget over the receive buffers of all connections."""
+        self.budget = ReceiveBudget(
+            self.limits.max_queued_bytes, lambda work: asyncio.get_running_loop().call_soon(work)
+        )
+
+    @property
+    def max_request_bytes(self) -> int:
+        """socket.request.max.bytes."""
+        return self.limits.max_request_bytes
+
+    def max_request_bytes_of(self, api_key: int) -> int:
+        """Bytes of the largest request of one API."""
+        return self.limits.requests.of(api_key).frame_bytes
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Listen; returns the bound address (a port of 0 picks a free one). Raises OSError."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(
+            lambda: Connection(self), host, port, backlog=BACKLOG, reuse_address=True
+        )
+        self._servers.append(server)
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep(), name="connection sweeper")
+        bound = server.sockets[0].getsockname()
+        return str(bound[0]), int(bound[1])
+
+    def set_connection_limits(self, *, connections: int, connections_per_ip: int) -> None:
+        """Change the limits for new connections; those that are open stay open."""
+        self.limits.max_connections = connections
+        self.limits.max_connections_per_ip = connections_per_ip
+
+    def connected(self, connection: Connection) -> str | None:
+        """Take a new connection in. -> why it is to be closed at once, None if it may stay"""
+        address = address_of(connection.peer_host)
+        neighbours = self._by_address.get(address, ())
+        if len(neighbours) >= self.limits.max_connections_per_ip:
+            self.stats.refused += 1
+            return "too many connections from this address"
+        is_full = len(self.connections) >= self.limits.max_connections
+        if is_full and not self._evict(len(neighbours), asyncio.get_running_loop().time()):
+            self.stats.refused += 1
+            return "too many connections"
+        if is_full:  # the next one to go, unless it becomes a client: found without looking
+            self._eviction_candidates.insert(0, (connection, connection.last_active))
+        self.stats.accepted += 1
+        self.connections.add(connection)
+        self._by_address.setdefault(address, set()).add(connection)
+        return None
+
+    def disconnected(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self.connections.discard(connection)
+        self._progress.pop(connection, None)
+        address = address_of(connection.peer_host)
+        neighbours = self._by_address.get(address)
+        if neighbours is not None:
+            neighbours.discard(connection)
+            if not neighbours:
+                del self._by_address[address]
+
+    def _evict(self, own: int, now: float) -> bool:
+        """Close a connection so that one of an address that has `own` may come."""
+        most = max(self._by_address.values(), key=len)
+        is_far_fewer = own * FAR_FEWER < len(most)
+        if self._evict_one(now, is_far_fewer):
+            return True
+        if now >= self._next_search_at:
+            self._find_eviction_candidates(most)
+            if self._evict_one(now, is_far_fewer):
+                return True
+            self._next_search_at = now + EVICT_LOOK_SECONDS
+        return False
+
+    def _find_eviction_candidates(self, connections: set[Connection]) -> None:
+        results = heapq.nsmallest(EVICT_BATCH, connections, key=_eviction_order)
+        self._eviction_candidates = [
+            (connection, connection.last_active) for connection in reversed(results)
+        ]
+
+    def _evict_one(self, now: float, is_far_fewer: bool) -> bool:
+        while self._eviction_candidates:
+            victim, last_active = self._eviction_candidates.pop()
+            # It may be gone, or have been active since it was found.
+            is_as_found = victim in self.connections and victim.last_active == last_active
+            if is_as_found and (is_far_fewer or _is_evictable(victim, now)):
+                self.stats.evicted += 1
+                self.disconnected(victim)
+                victim.close("evicted for a new connection at the connection limit")
+                return True
+        return False
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Stop accepting, let requests under way finish, then close what is left."""
+        for server in self._servers:
+            server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in tuple(self.connections):
+            connection.finish()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + drain_seconds
+        # Polled: this happens once, and an event would be bookkeeping on every request.
+        while loop.time() < deadline and any(c.busy for c in self.connections):  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        for connection in tuple(self.connections):
+            connection.close(STOPPING)
+        self._servers.clear()
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            self.sweep(loop.time())
+
+    def sweep(self, now: float) -> None:
+        """Close connections that are idle or stalled for too long at loop time `now`."""
+        for connection in tuple(self.connections):
+            if connection.stalled:
+                seen = self._progress.setdefault(connection, _Progress(since=now))
+                if seen.sent != connection.bytes_sent:
+                    seen.sent, seen.since = connection.bytes_sent, now
+                elif now - seen.since > STALL_SECONDS:
+                    self.stats.closed_stalled += 1
+                    connection.close("the client does not read its responses")
+                continue
+            self._progress.pop(connection, None)
+            open_for = now - connection.opened_at
+            silent_for = now - connection.last_active
+            if connection.is_stranger and open_for > self.limits.max_first_request_seconds:
+                self.stats.closed_silent += 1
+                connection.close("no complete request within limits.first_request_ms")
+            elif (
+                self.budget.waiting
+                and connection.receives_with_reserved_memory
+                and (
+                    silent_for > RECEIVE_STALL_SECONDS
+                    or now - connection.receiving_since > RECEIVE_SECONDS_MAX
+                )
+            ):
+                self.budget.closed += 1
+                connection.close(
+                    "receive memory is short, and the rest of the request did not arrive in time: "
+                    f"no byte in {RECEIVE_STALL_SECONDS:.0f} s, or not all in "
+                    f"{RECEIVE_SECONDS_MAX:.0f} s"
+                )
+            elif now - connection.idle_since > self.limits.max_idle_seconds:
+                self.stats.closed_idle += 1
+                connection.close("idle")
+
+
+def address_of(host: str) -> str:
+    """What counts as one address: of IPv6 the first 64 bits, which are one network's."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return address.exploded[:19]
+
+
+def _is_evictable(connection: Connection, now: float) -> bool:
+    return connection.is_stranger or now - connection.idle_since > IDLE_EVICT_SECONDS
+
+
+def _eviction_order(connection: Connection) -> tuple[bool, float]:
+    """Strangers first, then those that have been silent for longest."""
+    return not connection.is_stranger, connection.idle_since
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as the system allows it; returns the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+# Of a log, beside one for each segment: the two indexes of the active one, and as much again for
+# a segment that a roll or a clean is about to add.
+FILES_OF_A_LOG: Final = 5
+FILES_OF_THE_PROCESS: Final = 512  # HTTP, workers, checkpoints, libraries
+
+
+def files_needed(connections: int, logs: Iterable[Log]) -> int:
+    """How many files may be open at a time: what is refused where the limit is below it."""
+    of_logs = sum(log.segment_count + FILES_OF_A_LOG for log in logs)
+    return connections + of_logs + FILES_OF_THE_PROCESS
+
+
+def warn_low_file_limit(connections: int, logs: Iterable[Log]) -> None:
+    """Warn where clients alone could use up the files that logs need."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = files_needed(connections, logs)
+    if limit != resource.RLIM_INFINITY and limit < needed:
+        logger.warning("few files may be open", limit=limit, needed=needed)

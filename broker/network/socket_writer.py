@@ -1,0 +1,179 @@
+"""The sending half of a connection: bytes and ranges of files, in order, without copying.
+
+Rules. Parts leave in the order they were given. Nothing is written through the transport, so a
+file range can follow its header by sendfile (measured 1.2-1.4 GB/s against 1.06 for pread and
+writelines). All of it goes through a duplicate of the descriptor, because uvloop owns the
+original. Whoever writes bounds what is pending: `idle` says when the last byte has left.
+"""
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from storage.segments.fetch_slice import FetchSlice
+
+Part = bytes | bytearray | memoryview | FetchSlice
+
+MAX_BUFFERS = 64  # per writev: enough for a pipelined burst, far below IOV_MAX (1024)
+# Per call and per turn, so that one fast reader cannot hold the loop: about a millisecond. A socket
+# takes no more at once (net.ipv4.tcp_wmem), so an answer of that size needs no second turn.
+MAX_SENDFILE_BYTES = 4 << 20
+# Of one turn, where a client takes small parts as fast as they are sent: some 4 us each.
+CALLS_PER_TURN = 256
+# Bytes that the kernel queues beyond what the peer's window admits. Without a bound it takes 4 MiB,
+# and whoever processes the acknowledgements then transmits them: over loopback that is the client,
+# which copies and transmits in turn while the broker sleeps. With a small queue the broker
+# transmits and the client copies at the same time.
+UNSENT_BYTES_MAX = 64 << 10
+
+
+class TruncatedFileError(OSError):
+    """A file ended before the range that was promised to the client."""
+
+
+class SocketWriter:
+    """Writes to a non-blocking socket as far as it goes, and the rest when it can."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fd: int,
+        on_drained: Callable[[], None],
+        on_error: Callable[[OSError], None],
+    ) -> None:
+        self._loop = loop
+        self._socket = socket.socket(fileno=os.dup(fd))
+        self._socket.setblocking(False)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT") and self._socket.family != socket.AF_UNIX:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+        self._armed = False
+        self._parts: deque[memoryview | FetchSlice] = deque()
+        self._on_drained = on_drained
+        self._on_error = on_error
+        self.bytes_sent = 0
+        self.closed = False
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be sent."""
+        return not self._parts
+
+    def write(self, parts: Iterable[Part]) -> None:
+        """Send what fits now; the rest follows as the client reads."""
+        if self.closed:
+            return
+        for part in parts:
+            if isinstance(part, FetchSlice):
+                if part.length:
+                    self._parts.append(_sendable(part))
+            elif len(part):
+                self._parts.append(memoryview(part))
+        if not self._armed:
+            self._send()
+
+    def write_bytes(self, data: bytes) -> None:
+        """The common case: one small response and nothing before it."""
+        if self.closed:
+            return
+        if not self._parts:
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self._fail(error)
+                return
+            self.bytes_sent += sent
+            if sent == len(data):
+                return
+            self._parts.append(memoryview(data)[sent:])
+            self._arm()
+            return
+        self._parts.append(memoryview(data))
+
+    def close(self) -> None:
+        """Stop; what is pending is dropped. The original descriptor is the transport's."""
+        self.closed = True
+        self._parts.clear()
+        self._disarm()
+        self._socket.close()
+
+    def _send(self) -> None:
+        calls, turn_end = 0, self.bytes_sent + MAX_SENDFILE_BYTES
+        try:
+            while self._parts:
+                if calls == CALLS_PER_TURN or self.bytes_sent >= turn_end:
+                    self._arm()
+                    return
+                calls += 1
+                self._send_some()
+        except BlockingIOError:
+            self._arm()
+            return
+        except OSError as error:
+            self._fail(error)
+            return
+        self._disarm()
+
+    def _send_some(self) -> None:
+        """Send from the head of the queue. Raises BlockingIOError when the socket is full."""
+        head = self._parts[0]
+        if isinstance(head, FetchSlice):
+            self._send_file(head)
+            return
+        buffers: list[memoryview] = []
+        for part in self._parts:
+            if isinstance(part, FetchSlice) or len(buffers) == MAX_BUFFERS:
+                break
+            buffers.append(part)
+        # MSG_MORE keeps the header of a response in one segment with the file range behind it.
+        flags = socket.MSG_MORE if len(buffers) < len(self._parts) else 0
+        sent = self._socket.sendmsg(buffers, [], flags)
+        self.bytes_sent += sent
+        for buffer in buffers:
+            if sent < len(buffer):
+                self._parts[0] = buffer[sent:]
+                raise BlockingIOError
+            sent -= len(buffer)
+            self._parts.popleft()
+
+    def _send_file(self, part: FetchSlice) -> None:
+        assert part.file is not None
+        count = min(part.length, MAX_SENDFILE_BYTES)
+        sent = os.sendfile(self._socket.fileno(), part.file.fileno(), part.position, count)
+        if sent == 0:
+            raise TruncatedFileError(f"{part.file.path} ends at {part.position}")
+        self.bytes_sent += sent
+        if sent == part.length:
+            self._parts.popleft()
+            return
+        self._parts[0] = part._replace(position=part.position + sent, length=part.length - sent)
+        if sent < count:
+            raise BlockingIOError
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._loop.add_writer(self._socket.fileno(), self._on_writable)
+            self._armed = True
+
+    def _disarm(self) -> None:
+        if self._armed:
+            self._loop.remove_writer(self._socket.fileno())
+            self._armed = False
+
+    def _on_writable(self) -> None:
+        self._send()
+        if not self._parts and not self.closed:
+            self._on_drained()
+
+    def _fail(self, error: OSError) -> None:
+        self.close()
+        self._on_error(error)
+
+
+def _sendable(part: FetchSlice) -> memoryview | FetchSlice:
+    """A range of a file without a descriptor (the in-memory twin) is read instead."""
+    assert part.file is not None
+    return part if part.file.fileno() >= 0 else memoryview(part.read())

@@ -1,0 +1,1 @@
+"""Topics, partitions, and the timers that maintain their logs."""

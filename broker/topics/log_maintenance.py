@@ -1,0 +1,402 @@
+"""The LogManager's timers: retention, rolling, flushing, checkpoints, producer expiry, the clock.
+
+Rules. Every task is its own loop with its own period: a slow or failing one never stops another,
+and none waits for a clean. A partition that fails a task is reported and the rest go on. Wall
+time is only believed while it agrees with monotonic time (ClockWatch): after a jump, retention is
+suspended until the new time has held for a while.
+"""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from broker.counters import BrokerStats
+from broker.topics.partition import OfflinePartitionError, Partition
+from broker.topics.topics import TopicError
+from storage.directory.log_directory import LogDirectory
+from storage.env import Env
+from storage.errors import LogClosedError, LogDirectoryError, NoRoomError, StorageError
+from storage.manager.log_manager import LogManager
+from storage.model import TopicPartition
+
+logger = structlog.get_logger("broker.housekeeping")
+
+WATCH_SECONDS = 1.0  # a jumped clock, or a failed directory, is noticed this much late
+ROLL_SECONDS = 1.0  # idle segments roll this much late at most
+FLUSH_SECONDS = 1.0  # flush.ms is kept to this much
+PURGE_SECONDS = 1.0  # file.delete.delay.ms is kept to this much
+COLLECT_SECONDS = 60.0  # between two full collections of cyclic garbage
+COLLECTION_PUT_OFF_MAX = 10  # rounds without one, because large requests were under way
+# Objects allocated before a young collection, and young collections before a middle one, as Python
+# has them; full ones are for the timer: Python would run them amid the rows of a large request, and
+# walk them all, which takes 0.2 ms for a thousand.
+COLLECTION_THRESHOLDS = (700, 10, 1 << 30)
+DISK_SECONDS = 10.0  # free space in the metrics is this old at most
+EXPIRE_PRODUCERS_SECONDS = 600.0  # Kafka's producer.id.expiration.check.interval.ms
+LOOP_SHARE = 32  # partitions per turn of the event loop in a sweep over all of them
+JUMP_MS = 60_000  # wall time may leave monotonic time by this much between two looks
+# Without room for a checkpoint each segment is removed by itself, with a sync on the event loop.
+UNNOTED_SEGMENTS_MAX = 16  # of a partition, per round
+EXPIRED_PER_TURN = 32  # segments removed in one turn of the loop: three or four renames each, 1 ms
+CONFIRM_MS = 600_000  # a jumped clock is believed after it has been steady for this long
+
+
+@dataclass(slots=True)
+class ClockWatch:
+    """Whether wall time may be believed. Pure: both times are given to `look`."""
+
+    last_wall_ms: int
+    last_monotonic_ms: float
+    distrusted_until_ms: float = 0.0  # monotonic
+
+    def look(self, wall_ms: int, monotonic_ms: float) -> int:
+        """Compare the two clocks; returns the jump in ms (0 if there was none)."""
+        drift = (wall_ms - self.last_wall_ms) - (monotonic_ms - self.last_monotonic_ms)
+        self.last_wall_ms, self.last_monotonic_ms = wall_ms, monotonic_ms
+        if abs(drift) <= JUMP_MS:
+            return 0
+        self.distrust(monotonic_ms)
+        return int(drift)
+
+    def distrust(self, monotonic_ms: float) -> None:
+        """Believe wall time again only when it has been steady for a while."""
+        self.distrusted_until_ms = monotonic_ms + CONFIRM_MS
+
+    def trusted(self, monotonic_ms: float) -> bool:
+        """True while deleting by time is allowed."""
+        return monotonic_ms >= self.distrusted_until_ms
+
+
+@dataclass(slots=True)
+class HousekeepingStats:
+    """Counts since the start."""
+
+    segments_expired: int = 0
+    bytes_expired: int = 0
+    segments_rolled: int = 0
+    flushes: int = 0
+    clock_jumps: int = 0
+    errors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Expiry:
+    """What retention has decided for one partition, and not removed yet."""
+
+    partition: Partition
+    start_offset: int  # of the log, with all that expired below it
+    was_damaged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSize:
+    """Of the file system that holds a data directory."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """Seconds between two runs."""
+
+    retention: float
+    checkpoint: float
+
+
+class Housekeeping:
+    """Starts and stops the timers; does the rounds."""
+
+    def __init__(
+        self,
+        env: Env,
+        manager: LogManager,
+        partitions: Callable[[], Iterable[Partition]],
+        *,
+        fail_directory: Callable[[LogDirectoryError], None],
+        periods: Periods,
+        producer_expiration_ms: int,
+        clock: ClockWatch,
+        note_time: Callable[[], Awaitable[None]],
+        damage_gone: Callable[[TopicPartition], None],
+        broker_stats: BrokerStats,
+    ) -> None:
+        self._env = env
+        self._manager = manager
+        self._partitions = partitions
+        self._fail_directory = fail_directory
+        self._periods = periods
+        self.producer_expiration_ms = producer_expiration_ms  # producer.id.expiration.ms
+        self._tasks: list[asyncio.Task[None]] = []
+        self._rounds: set[asyncio.Future[None]] = set()  # under way
+        self._note_time = note_time
+        self._damage_gone = damage_gone
+        self._broker_stats = broker_stats
+        self._collections_put_off = 0
+        self._thresholds = gc.get_threshold()
+        self.clock = clock
+        self.stats = HousekeepingStats()
+        self.disks: dict[str, DiskSize] = {}  # by data directory, as measured last
+
+    def start(self) -> None:
+        """Start every timer."""
+        gc.set_threshold(*COLLECTION_THRESHOLDS)
+        self._broker_stats.gc_pauses.start()
+        for name, seconds, work in (
+            ("clock", WATCH_SECONDS, self.watch_clock),
+            ("directories", WATCH_SECONDS, self.watch_directories),
+            ("retention", self._periods.retention, self.expire),
+            ("roll", ROLL_SECONDS, self.roll),
+            ("flush", FLUSH_SECONDS, self.flush),
+            ("purge", PURGE_SECONDS, self.purge),
+            ("collect garbage", COLLECT_SECONDS, self.collect_garbage),
+            ("disks", DISK_SECONDS, self.measure_disks),
+            ("checkpoint", self._periods.checkpoint, self.checkpoint),
+            ("expire producers", EXPIRE_PRODUCERS_SECONDS, self.expire_producers),
+        ):
+            task = asyncio.create_task(self._repeat(name, seconds, work), name=name)
+            self._tasks.append(task)
+
+    async def stop(self) -> None:
+        """Stop the timers and wait until the rounds under way are over.
+
+        A round is never cancelled: its thread would go on, and write files beside whoever closes
+        the logs.
+        """
+        gc.set_threshold(*self._thresholds)
+        self._broker_stats.gc_pauses.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        await asyncio.gather(*self._rounds, return_exceptions=True)
+
+    def clock_trusted(self) -> bool:
+        """True while deleting by time is allowed."""
+        return self.clock.trusted(self._env.monotonic() * 1000)
+
+    async def watch_clock(self) -> None:
+        """Compare wall time with monotonic time."""
+        jump = self.clock.look(self._env.wall_ms(), self._env.monotonic() * 1000)
+        if jump:
+            self.stats.clock_jumps += 1
+            logger.warning(
+                "wall clock jumped; retention suspended", jump_ms=jump, for_ms=CONFIRM_MS
+            )
+
+    async def watch_directories(self) -> None:
+        """Tell of directories that failed while nobody was there to be told, as in a thread."""
+        for directory in self._manager.directories:
+            if directory.offline_reason is not None:
+                self._fail_directory(LogDirectoryError(directory.path, directory.offline_reason))
+
+    async def expire(self) -> None:
+        """Retention by time, size and log start offset.
+
+        Where a log starts is made durable before segments are removed, with one checkpoint for
+        all logs of a data directory: otherwise a loss of power could bring back a value whose
+        tombstone, in a later segment, is gone.
+        """
+        trusted = self.clock_trusted()
+        begun: dict[LogDirectory, dict[Partition, _Expiry]] = {}
+
+        def begin(partition: Partition) -> None:
+            log = partition.log
+            was_damaged = bool(log.damaged)
+            expired = log.begin_expiry(self._env.wall_ms(), clock_trusted=trusted)
+            home = self._manager.home_of(partition.partition)
+            if expired and home is not None:
+                expiry = _Expiry(partition, log.log_start_offset, was_damaged)
+                begun.setdefault(home, {})[partition] = expiry
+
+        await self._for_each("retention", begin)
+        for home, expiries in begun.items():
+            for partition in tuple(expiries):
+                # A checkpoint has no start that lies behind what is flushed.
+                if not await self._flushed_to(partition, expiries[partition].start_offset):
+                    del expiries[partition]  # it is hidden, and goes the next time
+            try:
+                await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
+            except NoRoomError:
+                await self._finish_expiries(expiries, are_noted=False)
+            except LogDirectoryError as error:
+                self._fail_directory(error)
+            else:
+                await self._finish_expiries(expiries, are_noted=True)
+
+    async def _flushed_to(self, partition: Partition, offset: int) -> bool:
+        """Flush a log unless it is durable up to `offset`; False if that failed."""
+        if partition.log.recovery_point >= offset:
+            return True
+        try:
+            await partition.flush()
+        except LogDirectoryError as error:
+            self._fail_directory(error)
+        except (OfflinePartitionError, TopicError, LogClosedError) as error:
+            # Its failure was logged before, or its topic is deleted.
+            logger.debug("not flushed", partition=str(partition.partition), reason=str(error))
+        return partition.log.recovery_point >= offset
+
+    async def _finish_expiries(
+        self, expiries: Mapping[Partition, "_Expiry"], *, are_noted: bool
+    ) -> None:
+        """Remove segments, some in each turn of the loop. `are_noted`: the checkpoint has where
+        their logs start.
+        """
+        for partition, expiry in expiries.items():
+            removed = freed = 0
+            may_be_more = True
+            while may_be_more:
+                counts: list[tuple[int, int]] = []
+
+                def finish(
+                    _: Partition,
+                    expiry: _Expiry = expiry,
+                    counts: list[tuple[int, int]] = counts,
+                ) -> None:
+                    counts.append(self._remove_some(expiry, is_noted=are_noted))
+
+                await self._for_each("retention", finish, [partition])
+                await asyncio.sleep(0)
+                now = counts[0] if counts else (0, 0)
+                removed, freed = removed + now[0], freed + now[1]
+                may_be_more = are_noted and now[0] == EXPIRED_PER_TURN
+            if removed:
+                self._note_expired(expiry, removed, freed)
+
+    def _remove_some(self, expiry: "_Expiry", *, is_noted: bool) -> tuple[int, int]:
+        """Remove segments; returns how many, and their bytes."""
+        log, now_ms = expiry.partition.log, self._env.wall_ms()
+        segments, size_bytes = log.segment_count, log.size_bytes
+        if is_noted:
+            log.finish_expiry(now_ms, expiry.start_offset, segments_max=EXPIRED_PER_TURN)
+        else:
+            log.expire(now_ms, clock_trusted=False, segments_max=UNNOTED_SEGMENTS_MAX)
+        return segments - log.segment_count, size_bytes - log.size_bytes
+
+    def _note_expired(self, expiry: "_Expiry", removed: int, freed: int) -> None:
+        partition_log = expiry.partition.log
+        if expiry.was_damaged and not partition_log.damaged:
+            self._damage_gone(expiry.partition.partition)
+        self.stats.segments_expired += removed
+        self.stats.bytes_expired += freed
+        logger.info(
+            "segments expired",
+            partition=str(expiry.partition.partition),
+            segments=removed,
+            bytes=freed,
+            log_start_offset=partition_log.log_start_offset,
+        )
+
+    async def roll(self) -> None:
+        """Roll active segments that are old enough, idle ones too."""
+
+        def work(partition: Partition) -> None:
+            if partition.log.roll_if_due(self._env.wall_ms()):
+                self.stats.segments_rolled += 1
+
+        await self._for_each("roll", work)
+
+    async def flush(self) -> None:
+        """fsync what flush.messages and flush.ms ask for; the fsync runs in a thread."""
+        for partition in tuple(self._partitions()):
+            if not partition.log.flush_due(self._env.wall_ms()):
+                continue
+            self.stats.flushes += 1
+            await self._flushed_to(partition, partition.log.log_end_offset)
+
+    async def purge(self) -> None:
+        """Unlink `.deleted` files whose delay is over, and folders of deleted topics."""
+        for index, partition in enumerate(tuple(self._partitions())):
+            if index % LOOP_SHARE == LOOP_SHARE - 1:
+                await asyncio.sleep(0)
+            due = partition.log.take_deleted(self._env.wall_ms())
+            if due:
+                try:
+                    await asyncio.to_thread(partition.log.unlink_deleted, due)
+                except LogDirectoryError as error:
+                    self._fail_directory(error)
+        await asyncio.to_thread(self._manager.purge_deleted, self._env.wall_ms())
+
+    async def measure_disks(self) -> None:
+        """Note size and free space of each data directory's file system."""
+        paths = [directory.path for directory in self._manager.directories if directory.is_online]
+        self.disks = await asyncio.to_thread(self._disk_sizes, paths)
+
+    def _disk_sizes(self, paths: Iterable[str]) -> dict[str, DiskSize]:
+        sizes = {}
+        for path in paths:
+            try:
+                sizes[path] = DiskSize(self._env.total_bytes(path), self._env.free_bytes(path))
+            except OSError as error:  # whether it failed is for those to say who read and write
+                logger.debug("disk not measured", directory=path, reason=str(error))
+        return sizes
+
+    async def checkpoint(self) -> None:
+        """Write recovery points, log starts and cleaner offsets; note what time it is."""
+        await asyncio.to_thread(self._manager.checkpoint_begin().run)
+        await self._note_time()
+
+    async def collect_garbage(self) -> None:
+        """Free cyclic garbage, at a time when no large request has its rows in memory."""
+        if self._broker_stats.large_requests and self._collections_put_off < COLLECTION_PUT_OFF_MAX:
+            self._collections_put_off += 1
+            return
+        self._collections_put_off = 0
+        gc.collect()
+
+    async def expire_producers(self) -> None:
+        """Forget idempotent producers that have been silent for producer.id.expiration.ms."""
+        if self.clock_trusted():
+            now = self._env.wall_ms()
+            await self._for_each(
+                "expire producers",
+                lambda p: p.log.expire_producers(now, self.producer_expiration_ms),
+            )
+
+    async def _for_each(
+        self,
+        task: str,
+        work: Callable[[Partition], object],
+        partitions: Iterable[Partition] | None = None,
+    ) -> None:
+        """Do `work` for these partitions, or for all."""
+        chosen = self._partitions() if partitions is None else partitions
+        for index, partition in enumerate(tuple(chosen)):
+            if index % LOOP_SHARE == LOOP_SHARE - 1:
+                await asyncio.sleep(0)
+            try:
+                work(partition)
+            except LogDirectoryError as error:
+                self._fail_directory(error)
+            except LogClosedError:
+                continue  # its topic is being deleted
+            except StorageError as error:
+                self.stats.errors += 1
+                logger.error(
+                    "task failed", task=task, partition=str(partition.partition), reason=str(error)
+                )
+
+    async def _repeat(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            current = asyncio.ensure_future(self._broker_stats.measured(name, self._round(work)))
+            self._rounds.add(current)
+            current.add_done_callback(self._rounds.discard)
+            await asyncio.shield(current)
+
+    async def _round(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except LogDirectoryError as error:
+            self._fail_directory(error)
+        except StorageError as error:
+            self.stats.errors += 1
+            logger.error("task failed", task=work.__name__, reason=str(error))
+        except Exception:
+            # Supervised: a mistake in one round must not silently end all that follow.
+            self.stats.errors += 1
+            logger.exception("task failed", task=work.__name__)

@@ -1,0 +1,161 @@
+"""One partition as the broker serves it: a log, who waits for it, and why it may be offline.
+
+Rules. Only the event loop touches a partition. An acknowledgement is given when the record is in
+the log (page cache); with `varve.flush.on.ack` when it is fsynced, by group commit: one fsync runs
+at a time, and the next one covers everything that was appended meanwhile. Readers never see
+beyond the high watermark.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from broker.counters import TopicStats
+from storage.errors import LogClosedError, LogDirectoryError, StorageError
+from storage.format.batch import BatchHeader
+from storage.log.log import Log
+from storage.model import AppendInfo, TopicPartition
+
+Waker = Callable[[], None]
+FlushRunner = Callable[[Log], Awaitable[None]]  # flushes a log, waiting in a thread
+
+
+class Partition:
+    """A log with its waiting fetches and its group commit."""
+
+    __slots__ = (
+        "_fail",
+        "_flush_waiters",
+        "_flusher",
+        "_run_flush",
+        "_waiters",
+        "log",
+        "partition",
+        "stats",
+    )
+
+    def __init__(
+        self,
+        log: Log,
+        stats: TopicStats,
+        run_flush: FlushRunner,
+        fail: Callable[[LogDirectoryError], None],
+    ) -> None:
+        self.partition: TopicPartition = log.partition
+        self.log = log
+        self.stats = stats  # of the whole topic
+        self._run_flush = run_flush
+        self._fail = fail
+        self._waiters: set[Waker] = set()
+        self._flush_waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._flusher: asyncio.Task[None] | None = None
+
+    def append(self, records: memoryview, header: BatchHeader, now_ms: int) -> AppendInfo:
+        """Append one checked batch and wake readers if it is visible already.
+
+        Raises the errors of Log.append; a failing disk is reported before it is raised.
+        """
+        before = self.log.high_watermark
+        try:
+            info = self.log.append(records, header, now_ms=now_ms)
+        except LogDirectoryError as error:
+            self._fail(error)
+            raise
+        if self._waiters and self.log.high_watermark != before:
+            self.wake()
+        if self.log.config.varve_flush_on_ack:
+            self._ensure_flusher()
+        return info
+
+    def is_acked(self, info: AppendInfo) -> bool:
+        """True if the append may be acknowledged now."""
+        return not self.log.config.varve_flush_on_ack or info.last_offset < self.log.high_watermark
+
+    def wait_flushed(self, next_offset: int) -> asyncio.Future[None]:
+        """A future that is done when everything below next_offset is fsynced.
+
+        Fails with LogDirectoryError when the disk does, with what `close` was given when the
+        partition goes away.
+        """
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._flush_waiters.append((next_offset, future))
+        self._ensure_flusher()
+        return future
+
+    async def flush(self) -> None:
+        """fsync all that is appended so far. Raises LogDirectoryError."""
+        if not self.log.is_flushed:
+            await self.wait_flushed(self.log.log_end_offset)
+
+    def add_waiter(self, waker: Waker) -> None:
+        """Call `waker` whenever the readable end moves or the partition goes away."""
+        self._waiters.add(waker)
+
+    def remove_waiter(self, waker: Waker) -> None:
+        """Forget `waker`; one that is not known is no error."""
+        self._waiters.discard(waker)
+
+    def wake(self) -> None:
+        """The readable end moved, or the partition goes away: let every waiting fetch look."""
+        for waker in tuple(self._waiters):
+            waker()
+
+    async def wait_idle(self) -> None:
+        """Until no fsync of this log is under way."""
+        if self._flusher is not None:
+            await asyncio.wait([self._flusher])
+
+    def close(self, error: Exception) -> None:
+        """The partition goes away: nobody waits any longer."""
+        waiters, self._flush_waiters = self._flush_waiters, []
+        for _, future in waiters:
+            if not future.done():
+                future.set_exception(error)
+        self.wake()
+
+    def _ensure_flusher(self) -> None:
+        if self._flusher is None:
+            name = f"flush {self.partition}"
+            self._flusher = asyncio.create_task(self._group_commit(), name=name)
+
+    async def _group_commit(self) -> None:
+        """Fsync until nobody waits and, with flush.on.ack, everything is visible."""
+        try:
+            while self._flush_waiters or self._hidden():
+                await self._run_flush(self.log)
+                self._release_flushed()
+        except LogDirectoryError as error:
+            self._fail(error)
+            self.close(error)
+        except LogClosedError as error:  # its topic was deleted meanwhile
+            self.close(error)
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            self.close(StorageError(f"fsync of {self.partition} ended: {error!r}"))
+            raise
+        finally:
+            self._flusher = None
+
+    def _hidden(self) -> bool:
+        log = self.log
+        return log.config.varve_flush_on_ack and log.high_watermark < log.log_end_offset
+
+    def _release_flushed(self) -> None:
+        flushed = self.log.recovery_point
+        waiting = []
+        for next_offset, future in self._flush_waiters:
+            if future.done():
+                continue
+            if next_offset <= flushed:
+                future.set_result(None)
+            else:
+                waiting.append((next_offset, future))
+        self._flush_waiters = waiting
+        self.wake()
+
+
+class OfflinePartitionError(StorageError):
+    """The partition is known and cannot be served: its directory failed, or its data is damaged."""
+
+    def __init__(self, partition: TopicPartition, reason: str) -> None:
+        super().__init__(f"{partition} is offline: {reason}")
+        self.partition = partition
+        self.reason = reason

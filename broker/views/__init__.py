@@ -1,0 +1,1 @@
+"""Compacted views: served topics, and their compaction."""

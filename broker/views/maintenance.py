@@ -1,0 +1,174 @@
+"""What is done for views without being asked: removing what is of no use, finding what is due.
+
+Rules
+- A ledger that was replaced is removed when nobody reads it any more; of one view at most
+  RETIRED_MAX wait for that, then their readers go over to the present one.
+- A topic that lost its view, or was deleted, loses the files; that is seen at the next round, and
+  tried again at each one until it is done: the topic is not cleaned before.
+- A view of which it is not known what the disk holds is read again at each round.
+- A view is due when enough has gathered behind its horizon, well before any of that expires, and
+  when its strategy was changed. After a failure it waits.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import structlog
+
+from broker.topics.partition import Partition
+from broker.topics.topics import Topics
+from broker.views.compaction import is_outdated
+from broker.views.staging import expires_soon, section_of
+from broker.views.status import LastCompaction
+from broker.views.views import ViewPartition, Views
+from storage.env import Env
+from storage.errors import InvalidViewError
+from storage.model import TopicPartition
+from storage.view.ledger import remove_view, sweep
+
+LOOP_SHARE: Final = 32  # partitions per turn of the event loop
+RETIRED_MAX: Final = 4  # replaced ledgers of one view that may wait for their readers
+
+logger = structlog.get_logger("broker.views")
+
+Compact = Callable[[TopicPartition], Awaitable[None]]
+
+
+class ViewUpkeep:
+    """Looks after all views, round by round."""
+
+    def __init__(
+        self,
+        env: Env,
+        topics: Topics,
+        views: Views,
+        *,
+        lock: asyncio.Lock,
+        last: dict[TopicPartition, LastCompaction],
+        compact: Compact,
+    ) -> None:
+        """`lock`: held by whoever changes the files of a view. `compact` is asked for due views."""
+        self._env = env
+        self._topics = topics
+        self._views = views
+        self._lock = lock
+        self._last = last
+        self._compact = compact
+        self._known_views: dict[TopicPartition, bool] = {}  # at the last round
+        self._not_removed: set[TopicPartition] = set()  # of which that was logged
+
+    async def tidy(self) -> None:
+        """One round: remove what is of no use, compact what is due."""
+        existing: dict[TopicPartition, bool] = self._known_views
+        present: set[TopicPartition] = set()
+        for index, partition in enumerate(tuple(self._topics.partitions())):
+            if index % LOOP_SHARE == LOOP_SHARE - 1:
+                await asyncio.sleep(0)
+            topic_partition = partition.partition
+            present.add(topic_partition)
+            view = self._views.partition(topic_partition)
+            if view is not None:
+                if not view.log.is_known:
+                    await self._read_again(view)
+                if not existing.get(topic_partition) or self._has_retired(topic_partition):
+                    await self._sweep(view)
+                if view.log.ledger is not None:
+                    view.log.ledger.drop_idle_indexes()
+                if self._is_due(view):
+                    await self._compact(topic_partition)
+            elif _is_off(partition):
+                if not self._views.is_clear(partition):
+                    await self._drop(partition)
+            elif not existing.get(topic_partition, True):
+                pass  # it was told at the first round without a view
+            elif (
+                topic := self._topics.get(topic_partition.topic)
+            ) is not None and topic.config.has_view:
+                reason = self._views.conflict(topic)
+                logger.error(
+                    "view cannot be offered", partition=str(topic_partition), reason=reason
+                )
+            existing[topic_partition] = view is not None
+        for topic_partition in existing.keys() - present:
+            del existing[topic_partition]
+            self._last.pop(topic_partition, None)
+        self._not_removed &= present
+        self._views.forget(present)
+
+    def _is_due(self, view: ViewPartition) -> bool:
+        requested = view.log.config.varve_view_min_bytes
+        last = self._last.get(view.base.partition)
+        if requested < 0 or view.log.failure is not None:
+            return False
+        if last is not None and last.failures and self._env.monotonic() < last.retry_at:
+            return False
+        if is_outdated(view):
+            return True
+        section = section_of(view, view.log.horizon)
+        if not section.segments:
+            return False
+        return section.size_bytes >= requested or expires_soon(
+            section.segments[0],
+            view.base.log.segment_facts(),
+            view.log.config,
+            self._env.wall_ms(),
+        )
+
+    async def _drop(self, partition: Partition) -> None:
+        """Remove the files of a view that is switched off."""
+        topic_partition, directory = partition.partition, partition.log.directory
+        async with self._lock:
+            if self._topics.partition(topic_partition) is not partition or not _is_off(partition):
+                return  # it changed while a compaction was waited for
+            try:
+                if await asyncio.to_thread(remove_view, self._env, directory):
+                    logger.info("view removed", partition=str(topic_partition))
+            except OSError as error:
+                if topic_partition not in self._not_removed:
+                    logger.error(
+                        "view not removed", partition=str(topic_partition), reason=str(error)
+                    )
+                self._not_removed.add(topic_partition)
+                return  # the next round tries again; until then the topic is not cleaned
+            self._not_removed.discard(topic_partition)
+            self._views.files_removed(partition)
+        self._last.pop(topic_partition, None)
+
+    async def _read_again(self, view: ViewPartition) -> None:
+        async with self._lock:
+            if not view.log.is_known:
+                await self._views.read_again(view)
+
+    def _has_retired(self, partition: TopicPartition) -> bool:
+        last = self._last.get(partition)
+        return last is not None and any(ledger() is None for _, ledger in last.retired)
+
+    async def _sweep(self, view: ViewPartition) -> None:
+        """Remove folders of runs that nobody reads."""
+        partition, directory = view.base.partition, view.base.log.directory
+        if view.log.failure is not None or not view.log.is_known:
+            return  # somebody may want to look at it, or it is read again
+        async with self._lock:
+            last = self._last.setdefault(partition, LastCompaction())
+            alive = [(run_id, ledger) for run_id, ledger in last.retired if ledger() is not None]
+            for _, ledger in alive[:-RETIRED_MAX]:
+                result = ledger()
+                if result is not None:
+                    result.is_revoked = True
+            last.retired = alive[-RETIRED_MAX:]
+            keep = [run_id for run_id, _ in last.retired]
+            if view.log.ledger is not None:
+                keep.append(view.log.ledger.manifest.run_id)
+            try:
+                gone = await asyncio.to_thread(sweep, self._env, directory, keep)
+            except (InvalidViewError, OSError) as error:
+                logger.warning("old views not removed", partition=str(partition), reason=str(error))
+            else:
+                if gone:
+                    logger.debug("old views removed", partition=str(partition), runs=len(gone))
+
+
+def _is_off(partition: Partition) -> bool:
+    config = partition.log.config
+    return config.policy_known and not config.has_view

@@ -1,0 +1,292 @@
+"""Compaction of views: on demand and by itself, one at a time, at low priority.
+
+Rules
+- Compactions that were asked for wait in the order in which they were asked for, and say at which
+  place. One that waits already is not put in twice; one that is asked for while the same view is
+  compacted comes after it, since it is to see what was produced meanwhile.
+- How a view is made: compaction.py. What is done without being asked: maintenance.py.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from broker.topics.topics import TopicError, Topics
+from broker.views.compaction import ANEW, ViewCompactor, ViewError, ViewTools
+from broker.views.maintenance import ViewUpkeep
+from broker.views.staging import section_of
+from broker.views.status import NO_PROGRESS, LastCompaction, ViewState, ViewStatus
+from broker.views.views import ViewPartition, Views
+from cleaner.job import CleanAbortedError
+from cleaner.workers.dedicated_worker import JobFailedError
+from storage.env import Env
+from storage.errors import StorageError
+from storage.model import TopicPartition
+
+ROUND_SECONDS: Final = 5.0  # between two looks for views that are due
+RETRY_SECONDS: Final = 60.0  # after a failure; doubled with each one, up to an hour
+RETRY_SECONDS_MAX: Final = 3600.0
+
+logger = structlog.get_logger("broker.views")
+
+
+@dataclass(slots=True)
+class _QueuedCompaction:
+    """A compaction that waits for its turn."""
+
+    where: TopicPartition
+    from_scratch: bool
+    task: asyncio.Task[None] | None = None
+    is_dropped: bool = False
+
+
+class ViewCompactions:
+    """Keeps views compacted."""
+
+    def __init__(self, env: Env, topics: Topics, views: Views, tools: ViewTools) -> None:
+        self._env = env
+        self._topics = topics
+        self._views = views
+        self._lock = asyncio.Lock()
+        self._last: dict[TopicPartition, LastCompaction] = {}
+        self._maker = ViewCompactor(env, topics, views, tools)
+        self._upkeep = ViewUpkeep(
+            env, topics, views, lock=self._lock, last=self._last, compact=self._compact_quietly
+        )
+        self._queue: list[_QueuedCompaction] = []
+        self._watcher: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    # Starting and ending ----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Look for due views from now on."""
+        self._watcher = asyncio.create_task(self._watch(), name="view-watch")
+
+    async def stop(self) -> None:
+        """Give up what is under way, and begin nothing any more."""
+        self._stopping = True
+        self._maker.abort()
+        async with self._lock:
+            pass  # whoever was in the midst of a run has let go
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.tidy()
+            except Exception:
+                logger.exception("looking for views failed")  # supervised: the next round comes
+            await asyncio.sleep(ROUND_SECONDS)
+
+    async def tidy(self) -> None:
+        """One round: remove what is of no use, compact what is due."""
+        await self._upkeep.tidy()
+
+    # What others ask --------------------------------------------------------------------
+
+    def status(self, topic: str | None = None) -> list[ViewStatus]:
+        """Every view, or those of one topic, by topic and partition."""
+        rows = [
+            self._status_of(partition)
+            for view in self._views
+            if topic is None or view.base.name == topic
+            for partition in view.partitions.values()
+        ]
+        return sorted(rows, key=lambda row: row.partition)
+
+    def status_of(self, partition: TopicPartition) -> ViewStatus:
+        """One view. Raises ViewError."""
+        return self._status_of(self._existing_view(partition))
+
+    def abort(self, partition: TopicPartition) -> bool:
+        """Give up the compaction of a view, if one is under way or waits."""
+        waiting = [
+            queued_compaction
+            for queued_compaction in self._queue
+            if queued_compaction.where == partition
+        ]
+        for queued in waiting:
+            queued.is_dropped = True
+            self._queue.remove(queued)
+        runs = self._maker.partition == partition
+        if runs:
+            self._maker.abort()
+        elif waiting:
+            self._last.setdefault(partition, LastCompaction()).state = ViewState.ABORTED
+        return runs or bool(waiting)
+
+    async def compact(self, partition: TopicPartition, *, from_scratch: bool = False) -> ViewStatus:
+        """Compact one view up to the log's end, as far as that is decided.
+
+        `from_scratch` makes it of what is in the log alone. Raises ViewError.
+        """
+        view = self._existing_view(partition)
+        await asyncio.shield(self._enqueue(partition, from_scratch=from_scratch))
+        return self._status_of(view)
+
+    def begin(self, partition: TopicPartition, *, from_scratch: bool = False) -> None:
+        """As `compact`, without waiting: the status tells how it ends. Raises ViewError."""
+        self._existing_view(partition)
+        self._enqueue(partition, from_scratch=from_scratch)
+
+    def _enqueue(self, partition: TopicPartition, *, from_scratch: bool) -> asyncio.Task[None]:
+        """It goes on to its end though whoever asked for it leaves."""
+        for queued in self._queue:
+            if queued.where == partition:
+                queued.from_scratch |= from_scratch
+                assert queued.task is not None
+                return queued.task
+        queued = _QueuedCompaction(partition, from_scratch)
+        self._queue.append(queued)
+        queued.task = asyncio.create_task(self._compact_now(queued))
+        queued.task.add_done_callback(_look_at)  # its waiters may all be cancelled
+        return queued.task
+
+    async def _compact_now(self, queued: _QueuedCompaction) -> None:
+        try:
+            async with self._lock:
+                if queued.is_dropped:
+                    raise _given_up(queued.where)
+                self._queue.remove(queued)
+                view = self._existing_view(queued.where)
+                await self._compact(view, on_demand=True, from_scratch=queued.from_scratch)
+        finally:
+            if queued in self._queue:
+                self._queue.remove(queued)  # cancelled while it waited
+
+    def _existing_view(self, partition: TopicPartition) -> ViewPartition:
+        if self._stopping:
+            raise ViewError("the broker is stopping")
+        topic = self._topics.get(partition.topic)
+        if topic is None:
+            raise ViewError(f"there is no topic {partition.topic}")
+        if not topic.config.has_view:
+            raise ViewError(f"topic {partition.topic} has no view; set varve.view=compacted first")
+        conflict = self._views.conflict(topic)
+        if conflict is not None:
+            raise ViewError(f"topic {partition.topic} cannot have a view: {conflict}")
+        view = self._views.partition(partition)
+        if view is None:
+            raise ViewError(f"there is no partition {partition} that is served")
+        return view
+
+    def _status_of(self, view: ViewPartition) -> ViewStatus:
+        partition, log = view.base.partition, view.log
+        last = self._last.get(partition) or LastCompaction()
+        manifest = None if log.ledger is None else log.ledger.manifest
+        place = self._queue_position(partition)
+        progress = self._maker.progress if self._maker.partition == partition else NO_PROGRESS
+        return ViewStatus(
+            partition=partition,
+            horizon=log.horizon,
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log.log_end_offset,
+            ledger_bytes=log.size_bytes,
+            ledger_records=manifest.records if manifest else 0,
+            ledger_segments=len(manifest.segments) if manifest else 0,
+            strategy=manifest.strategy if manifest else log.config.varve_view_strategy,
+            version_header=manifest.version_header
+            if manifest
+            else log.config.varve_view_version_header,
+            null_key=manifest.null_key if manifest else log.config.varve_view_null_key,
+            deleted_keys=manifest.deleted.keys if manifest and manifest.deleted else 0,
+            backlog_bytes=section_of(view, log.horizon).size_bytes,
+            made_ms=manifest.made_ms if manifest else -1,
+            missed=manifest.missed if manifest else (),
+            state=_state_of(view, last, place).value,
+            place=place,
+            stage=progress.stage,
+            round=progress.round,
+            done_bytes=progress.done_bytes,
+            total_bytes=progress.total_bytes,
+            started_ms=last.started_ms,
+            ended_ms=last.ended_ms,
+            error=str(log.failure) if log.failure is not None else last.reason,
+            runs=last.runs,
+            failed=last.failed,
+            bytes_read=last.bytes_read,
+            bytes_written=last.bytes_written,
+            bytes_copied=last.bytes_copied,
+            records_without_version=last.without_version,
+            is_usable=log.failure is None,
+        )
+
+    def _queue_position(self, partition: TopicPartition) -> int:
+        """Its place among those that wait, from 1 on; 0: it does not."""
+        places = (at for at, queued in enumerate(self._queue, 1) if queued.where == partition)
+        return next(places, 0)
+
+    # A run --------------------------------------------------------------------------------
+
+    async def _compact_quietly(self, partition: TopicPartition) -> None:
+        if self._queue_position(partition):
+            return  # somebody asked for it: that comes next
+        async with self._lock:
+            try:
+                await self._compact(
+                    self._existing_view(partition), on_demand=False, from_scratch=False
+                )
+            except ViewError as error:
+                logger.warning("view not compacted", partition=str(partition), reason=str(error))
+
+    async def _compact(self, view: ViewPartition, *, on_demand: bool, from_scratch: bool) -> None:
+        """One compaction, with its story. Raises ViewError."""
+        partition = view.base.partition
+        last = self._last.setdefault(partition, LastCompaction())
+        last.state, last.started_ms, last.reason = ViewState.RUNNING, self._env.wall_ms(), ""
+        try:
+            if not view.log.is_known:
+                await self._views.read_again(view)
+            if view.log.failure is not None and not from_scratch:
+                raise ViewError(f"{view.log.failure}; {ANEW}")
+            await self._maker.compact(view, last, on_demand=on_demand, from_scratch=from_scratch)
+        except CleanAbortedError:
+            last.state = ViewState.ABORTED
+            raise _given_up(partition) from None
+        except (ViewError, JobFailedError, StorageError, TopicError, OSError) as error:
+            last.state, last.reason = ViewState.FAILED, str(error)
+            pause = retry_delay_seconds(last.failures)
+            last.failures += 1
+            last.failed += 1
+            last.retry_at = self._env.monotonic() + pause
+            logger.error("view compaction failed", partition=str(partition), reason=str(error))
+            raise error if isinstance(error, ViewError) else ViewError(str(error)) from error
+        else:
+            last.state, last.failures = ViewState.DONE, 0
+            last.runs += 1
+        finally:
+            last.ended_ms = self._env.wall_ms()
+
+
+def retry_delay_seconds(failures: int) -> float:
+    """Seconds until the next attempt after so many failures before this one. Pure."""
+    pause = RETRY_SECONDS
+    while failures > 0 and pause < RETRY_SECONDS_MAX:
+        pause, failures = 2 * pause, failures - 1
+    return min(pause, RETRY_SECONDS_MAX)
+
+
+def _state_of(view: ViewPartition, last: LastCompaction, place: int) -> ViewState:
+    if place and last.state is not ViewState.RUNNING:
+        return ViewState.WAITING
+    if last.state is not ViewState.NEVER:
+        return last.state
+    if view.log.failure is not None:
+        return ViewState.UNUSABLE
+    # By an earlier life of this broker.
+    return ViewState.NEVER if view.log.ledger is None else ViewState.DONE
+
+
+def _given_up(partition: TopicPartition) -> ViewError:
+    return ViewError(f"the compaction of the view of {partition} was given up")
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Retrieve the exception of a task; without a waiter only the status shows it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,331 @@
+"""Compacted views as clients see them: read-only topics named `<topic>.compacted`.
+
+Rules
+- A view is there exactly as long as its topic is and has `varve.view: compacted`. Nothing else
+  stores that it exists; a topic that has its name already takes it away.
+- Its partitions are those of the topic: same numbers, same leader epochs, same offsets. What is
+  below the horizon comes from the ledger (storage/view/view_log.py).
+- Its topic id follows from the topic's, so that it is the same after a restart.
+- It is read only. Groups may commit offsets for it.
+
+Rules for the topic's own cleaner (`limit_of`)
+- A tombstone leaves the log only once every view of the topic has a durable horizon above it.
+- The horizon of a compaction under way counts from before its sources are linked until its
+  manifest is durable or the compaction is given up.
+- What is not known blocks: a ledger that cannot be read or believed, a publication that failed, the
+  files of a view that is switched off and not removed yet. Only a folder that is known to hold no
+  ledger holds nothing.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Collection, Iterator
+from typing import Final
+
+import structlog
+
+from broker.counters import BrokerStats, TopicStats
+from broker.topics.partition import Partition, Waker
+from broker.topics.topics import Topic, Topics
+from cleaner.host import Undecided
+from config.topic_keys import TopicConfig, TopicLayers
+from config.topic_names import RESERVED_SUFFIX, view_conflict, view_name
+from protocol.errors import ErrorCode
+from storage.env import Env
+from storage.errors import InvalidViewError
+from storage.log.log import index_limits
+from storage.model import TopicPartition
+from storage.view.ledger import Ledger, has_view_folder, open_ledger
+from storage.view.view_log import CompactedViewLog, ViewCursor
+
+READ_ONLY: Final = "a compacted view is read only; produce to the topic itself"
+_ID_SALT: Final = b"varve compacted view"
+
+logger = structlog.get_logger("broker.views")
+
+
+def view_id(topic_id: bytes) -> bytes:
+    """The 16-byte id of the view of a topic."""
+    return hashlib.sha256(_ID_SALT + topic_id).digest()[:16]
+
+
+class ViewPartition:
+    """One partition of a view, read through `log`; everything else is the partition's below."""
+
+    def __init__(self, base: Partition, stats: TopicStats) -> None:
+        self.base = base
+        self.partition = TopicPartition(view_name(base.partition.topic), base.partition.partition)
+        self.log = CompactedViewLog(base.log)
+        self.stats = stats
+
+    def add_waiter(self, waker: Waker) -> None:
+        """As Partition.add_waiter: the readable end is the same."""
+        self.base.add_waiter(waker)
+
+    def remove_waiter(self, waker: Waker) -> None:
+        """As Partition.remove_waiter."""
+        self.base.remove_waiter(waker)
+
+
+class ViewTopic:
+    """The view of one topic, in the shape of a topic."""
+
+    is_internal: Final = False
+
+    def __init__(self, base: Topic) -> None:
+        self.base = base
+        self.name = view_name(base.name)
+        self.topic_id = view_id(base.topic_id)
+        self.partitions: dict[int, ViewPartition] = {}
+
+    @property
+    def offline(self) -> dict[int, str]:
+        """Partitions that are not served, with the reason."""
+        return self.base.offline
+
+    @property
+    def partition_count(self) -> int:
+        """As many as the topic has."""
+        return self.base.partition_count
+
+    @property
+    def layers(self) -> TopicLayers:
+        """Settings of the topic that is viewed."""
+        return self.base.layers
+
+    @property
+    def config(self) -> TopicConfig:
+        """Settings of the topic that is viewed."""
+        return self.base.config
+
+
+class Views:
+    """All views, made as they are asked for."""
+
+    def __init__(self, env: Env, topics: Topics, stats: BrokerStats) -> None:
+        self._env = env
+        self._topics = topics
+        self._stats = stats
+        self._by_name: dict[str, ViewTopic] = {}
+        self._by_id: dict[bytes, ViewTopic] = {}
+        self._staged: dict[TopicPartition, int] = {}  # horizons of compactions under way
+        # Partitions without a view that are known to have no files of one.
+        self._clear: dict[TopicPartition, Partition] = {}
+
+    def __iter__(self) -> Iterator[ViewTopic]:
+        for topic in self._topics:
+            view = self._view_of(topic)
+            if view is not None:
+                yield self._complete(view)
+
+    def get(self, name: str) -> ViewTopic | None:
+        """The view of that name, with all its partitions."""
+        view = self._named(name)
+        return None if view is None else self._complete(view)
+
+    def by_id(self, topic_id: bytes) -> ViewTopic | None:
+        """The view of that id, with all its partitions."""
+        view_topic = self._by_id.get(topic_id)
+        return None if view_topic is None else self.get(view_topic.name)
+
+    def partition(self, base: TopicPartition) -> ViewPartition | None:
+        """The view of a partition of a topic, by the topic's own name."""
+        view = self._named(view_name(base.topic))
+        return None if view is None else self._partition_of(view, base.partition)
+
+    def failures(self) -> Iterator[tuple[TopicPartition, InvalidViewError]]:
+        """The partitions of views that cannot be read, and why."""
+        for view in self._by_name.values():
+            for opened in view.partitions.values():
+                if opened.log.failure is not None:
+                    yield opened.partition, opened.log.failure
+
+    def find(self, topic: str | bytes, index: int) -> ViewPartition | ErrorCode:
+        """As Topics.find; looks at no other partition, so that a fetch may ask for each of many."""
+        by_id = isinstance(topic, bytes)
+        view_topic = self._by_id.get(topic) if isinstance(topic, bytes) else None
+        name = topic if isinstance(topic, str) else "" if view_topic is None else view_topic.name
+        view = self._named(name)
+        if view is None:
+            unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return ErrorCode.UNKNOWN_TOPIC_ID if by_id else unknown
+        view_partition = self._partition_of(view, index)
+        if view_partition is not None:
+            return view_partition
+        offline = index in view.offline
+        return ErrorCode.KAFKA_STORAGE_ERROR if offline else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    # The limit of the topic's own cleaner
+
+    def limit_of(self, base: Partition) -> tuple[int, Undecided]:
+        """Return the offset from which on the topic's own cleaner leaves the log as it is, and why.
+
+        Without a ledger the log alone is the view, so that its cleaner may take everything; but
+        only if the view goes by offset: what the cleaner removes may be what another strategy calls
+        the latest record.
+        """
+        if not base.log.config.compacts:
+            return base.log.log_end_offset, Undecided.VIEW
+        published, reason = self._published_limit(base)
+        staged = self._staged.get(base.partition)
+        if staged is not None and staged < published:
+            return staged, Undecided.VIEW
+        return published, reason
+
+    def _published_limit(self, base: Partition) -> tuple[int, Undecided]:
+        log, config = base.log, base.log.config
+        view = self.partition(base.partition) if config.has_view else None
+        if view is None:
+            is_known = self.is_clear(base)
+        else:
+            is_known = view.log.failure is None and view.log.is_known
+        if not is_known:
+            return log.log_start_offset, Undecided.VIEW_UNKNOWN
+        if view is not None and view.log.ledger is not None:
+            return view.log.horizon, Undecided.VIEW
+        holds_all = view is not None and config.varve_view_strategy != "offset"
+        return log.log_start_offset if holds_all else log.log_end_offset, Undecided.VIEW
+
+    def stage(self, partition: TopicPartition, horizon: int) -> None:
+        """Hold the cleaner at the horizon of a compaction that is about to link its sources."""
+        self._staged[partition] = horizon
+
+    def unstage(self, partition: TopicPartition) -> None:
+        """The compaction is published and taken over, or given up."""
+        self._staged.pop(partition, None)
+
+    def is_clear(self, base: Partition) -> bool:
+        """Return whether a partition without a view is known to have no files of one.
+
+        The first call for a partition looks at the disk. Where that fails nothing is known, and the
+        next call looks again.
+        """
+        if self._clear.get(base.partition) is base:
+            return True
+        try:
+            has_files = has_view_folder(self._env, base.log.directory)
+        except OSError:
+            return False
+        if not has_files:
+            self._clear[base.partition] = base
+        return not has_files
+
+    def files_removed(self, base: Partition) -> None:
+        """The files of a view that was switched off are gone, durably."""
+        view = self.partition(base.partition)
+        if view is None:
+            self._clear[base.partition] = base
+        else:  # it was switched on again meanwhile, and may have opened what is gone now
+            _change_over(view, None)
+
+    def forget(self, present: Collection[TopicPartition]) -> None:
+        """Forget partitions that are gone."""
+        for partition in self._clear.keys() - present:
+            del self._clear[partition]
+
+    def conflict(self, topic: Topic) -> str | None:
+        """Why a topic that asks for a view has none, in words."""
+        name = view_name(topic.name)
+        return view_conflict(topic.name, (name,) if self._topics.get(name) else ())
+
+    def _view_of(self, topic: Topic) -> ViewTopic | None:
+        if not topic.config.has_view or self.conflict(topic) is not None:
+            self._forget(view_name(topic.name))
+            return None
+        view = self._by_name.get(view_name(topic.name))
+        if view is None or view.base is not topic:
+            view = ViewTopic(topic)
+            self._by_name[view.name] = view
+            self._by_id[view.topic_id] = view
+        return view
+
+    def _named(self, name: str) -> ViewTopic | None:
+        if not name.endswith(RESERVED_SUFFIX):
+            return None
+        topic = self._topics.get(name.removesuffix(RESERVED_SUFFIX))
+        return None if topic is None else self._view_of(topic)
+
+    def _complete(self, view: ViewTopic) -> ViewTopic:
+        """Bring the partitions of a view up to date."""
+        for index in view.partitions.keys() | view.base.partitions.keys():
+            self._partition_of(view, index)
+        return view
+
+    def _partition_of(self, view: ViewTopic, index: int) -> ViewPartition | None:
+        base = view.base.partitions.get(index)
+        view_partition = view.partitions.get(index)
+        if base is None:
+            view.partitions.pop(index, None)
+            return None
+        if view_partition is None or view_partition.base is not base:
+            view_partition = view.partitions[index] = self._open(view.name, base)
+        return view_partition
+
+    def _forget(self, name: str) -> None:
+        view = self._by_name.pop(name, None)
+        if view is not None:
+            self._by_id.pop(view.topic_id, None)
+            self._stats.drop_topic(name)
+
+    def _open(self, name: str, base: Partition) -> ViewPartition:
+        """A view's partition with what is on the disk; a few small reads, once for each."""
+        opened = ViewPartition(base, self._stats.topics[name])
+        self._clear.pop(base.partition, None)
+        try:
+            opened.log.ledger = self.load(base)
+        except InvalidViewError as error:
+            opened.log.failure = error
+            logger.error("view cannot be used", partition=str(base.partition), reason=str(error))
+        except OSError as error:
+            opened.log.failure = InvalidViewError(base.log.directory, str(error))
+            opened.log.is_known = False
+            logger.error("view cannot be read", partition=str(base.partition), reason=str(error))
+        return opened
+
+    async def read_again(self, view: ViewPartition) -> None:
+        """Read the version on the disk where it is not known; what there is stays if that fails.
+
+        To be called by whoever may change the files of the view.
+        """
+        where = str(view.base.partition)
+        try:
+            ledger = await asyncio.to_thread(self.load, view.base)
+        except InvalidViewError as error:
+            _change_over(view, None, error)
+            logger.error("view cannot be used", partition=where, reason=str(error))
+        except OSError as error:  # told when it failed first; the next round tries again
+            logger.debug("view cannot be read", partition=where, reason=str(error))
+        else:
+            _change_over(view, ledger)
+            logger.info("view read again", partition=where, horizon=view.log.horizon)
+
+    def load(self, base: Partition) -> Ledger | None:
+        """The ledger on the disk, checked against its log. Raises InvalidViewError, OSError."""
+        log = base.log
+        ledger = open_ledger(self._env, log.directory, log.topic_id, index_limits(log.config))
+        if ledger is not None and ledger.horizon > log.log_end_offset:
+            raise InvalidViewError(
+                log.directory,
+                f"its horizon is {ledger.horizon}, behind the log's end, {log.log_end_offset}",
+            )
+        return ledger
+
+
+def _change_over(
+    view: ViewPartition, ledger: Ledger | None, failure: InvalidViewError | None = None
+) -> None:
+    """Serve what was found on the disk; readers of another version leave it."""
+    if view.log.ledger is not None:
+        view.log.ledger.is_revoked = True
+    view.log.ledger, view.log.failure, view.log.is_known = ledger, failure, True
+
+
+Cursors = dict[TopicPartition, ViewCursor]  # of one connection
+
+
+def cursor_of(cursors: Cursors, view: ViewPartition) -> ViewCursor:
+    """The way of one connection through a view; kept from one fetch to the next."""
+    cursor = cursors.get(view.partition)
+    if cursor is None or not cursor.is_of(view.log):
+        cursor = cursors[view.partition] = ViewCursor(view.log)
+    return cursor

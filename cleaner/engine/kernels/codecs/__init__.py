@@ -1,0 +1,1 @@
+"""Kernels over bytes: checksums, hashes, compression, memory."""

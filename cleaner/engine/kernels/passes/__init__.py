@@ -1,0 +1,1 @@
+"""Kernels over batches and records: one module for each pass."""

@@ -1,0 +1,157 @@
+"""Writing what is left of a batch: all of it, a rebuilt one, a bare header, nothing.
+
+Rules
+- A rebuilt batch keeps its base and last offset, its sequences, producer, epoch and flags; count,
+  length, maxTimestamp (CreateTime) and CRC are new.
+- A delete horizon takes the place of the base timestamp, and all time deltas are counted from it.
+- EARLIEST_MS in `state` becomes the earliest horizon of what may still hold a tombstone or marker.
+- A bare header stays where a producer's last sequence or the end of the log hangs on it.
+"""
+
+# ruff: noqa: PLR0917  kernels are called with plain positions: keywords cost a slower call
+
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.codecs.crc import crc32c
+from cleaner.engine.kernels.codecs.memory import (
+    copy_bytes,
+    load_be16,
+    load_be32,
+    load_be64,
+    read_varint,
+    store_be16,
+    store_be32,
+    store_be64,
+    varint_bytes,
+    write_varint,
+)
+from cleaner.engine.kernels.compile import Bytes, Ints, inlined, kernel
+from cleaner.engine.kernels.layout import (
+    ATTR_CODEC,
+    ATTR_CONTROL,
+    ATTR_DELETE_HORIZON,
+    ATTR_LOG_APPEND_TIME,
+    HEADER_BYTES,
+    LAST_RECORD_WORDS,
+    LENGTH_BYTES,
+    Workspace,
+)
+from cleaner.engine.kernels.passes.walk import DONE, check_content, read_record
+
+
+@inlined
+def stays_empty(buf: Bytes, at: int, last: int, producers: Ints, state: Ints) -> bool:
+    """Whether a batch without records has to stay: the log's end, or a producer's last sequence.
+
+    Of a producer whose last sequence is not known, its last marker: that tells its epoch. See
+    `producers` in the workspace.
+    """
+    if last == state[fields.LAST_OF_LOG]:
+        return True
+    producer = load_be64(buf, at + 43)
+    low = 0
+    high = producers.shape[0] // LAST_RECORD_WORDS
+    while low < high:
+        middle = (low + high) >> 1
+        if producers[middle * LAST_RECORD_WORDS] < producer:
+            low = middle + 1
+        else:
+            high = middle
+    row = low * LAST_RECORD_WORDS
+    if row >= producers.shape[0] or producers[row] != producer:
+        return False
+    if producers[row + 2] >= 0:
+        return bool(producers[row + 2] == last)
+    is_control = load_be16(buf, at + 21) & ATTR_CONTROL != 0
+    return bool(is_control and producers[row + 1] == load_be16(buf, at + 51))
+
+
+@inlined
+def write_empty(buf: Bytes, at: int, out: Bytes, written: int) -> int:
+    """The bare header that stands for an emptied batch -> bytes written so far."""
+    copy_bytes(out, written, buf, at, HEADER_BYTES)
+    store_be32(out, written + 8, HEADER_BYTES - LENGTH_BYTES)
+    attributes = load_be16(buf, at + 21) & ~(ATTR_CODEC | ATTR_DELETE_HORIZON)
+    store_be16(out, written + 21, attributes)
+    store_be64(out, written + 27, -1)
+    store_be32(out, written + 57, 0)
+    store_be32(out, written + 17, crc32c(out, written + 21, written + HEADER_BYTES))
+    return written + HEADER_BYTES
+
+
+@inlined
+def note_horizon(horizon_ms: int, state: Ints) -> None:
+    """Remember that something may go when `horizon_ms` has passed."""
+    horizon_ms = max(horizon_ms, 0)
+    if state[fields.EARLIEST_MS] < 0 or horizon_ms < state[fields.EARLIEST_MS]:
+        state[fields.EARLIEST_MS] = horizon_ms
+
+
+@inlined
+def write_header(buf: Bytes, at: int, out: Bytes, written: int, size: int, state: Ints) -> None:
+    """The header of a rebuilt batch whose records, KEPT of them, stand in `out` already.
+
+    KEPT, LATEST_MS and STAMP in `state` are what `filter_records` left there.
+    """
+    copy_bytes(out, written, buf, at, HEADER_BYTES)
+    store_be32(out, written + 8, size - LENGTH_BYTES)
+    attributes = load_be16(buf, at + 21)
+    if state[fields.STAMP] != 0:
+        attributes |= ATTR_DELETE_HORIZON
+        store_be64(out, written + 27, state[fields.HORIZON_MS])
+    store_be16(out, written + 21, attributes)
+    if attributes & ATTR_LOG_APPEND_TIME == 0:
+        store_be64(out, written + 35, state[fields.LATEST_MS])
+    store_be32(out, written + 57, state[fields.KEPT])
+    store_be32(out, written + 17, crc32c(out, written + 21, written + size))
+
+
+@kernel
+def restamp(
+    source: Bytes, end: int, count: int, base_ms: int, horizon_ms: int, out: Bytes, written: int
+) -> int:
+    """Copy `count` records, their time deltas counted from another base -> bytes written.
+
+    `out` needs room for GROWN_BYTES_PER_RECORD more per record.
+    """
+    at = 0
+    for _ in range(count):
+        _, start = read_varint(source, at)
+        after, time_delta, _, _, _, _ = read_record(source, at, end)
+        _, rest = read_varint(source, start + 1)
+        new_delta = time_delta + base_ms - horizon_ms
+        write_varint_length = 1 + varint_bytes(new_delta) + (after - rest)
+        written = write_varint(out, written, write_varint_length)
+        out[written] = source[start]
+        written = write_varint(out, written + 1, new_delta)
+        copy_bytes(out, written, source, rest, after - rest)
+        written += after - rest
+        at = after
+    return written
+
+
+@inlined
+def settle_empty(buf: Bytes, at: int, size: int, out: Bytes, space: Workspace) -> int:
+    """Drop a batch none of whose records survive, or write its bare header -> DONE or BAD_CRC..."""
+    state = space.state
+    last = load_be64(buf, at) + load_be32(buf, at + 23)
+    if not stays_empty(buf, at, last, space.producers, state):
+        state[fields.BATCHES_DROPPED] += 1
+        return DONE
+    code = check_content(buf, at, size)
+    if code != DONE:
+        return code
+    if size == HEADER_BYTES:
+        copy_bytes(out, state[fields.WRITTEN], buf, at, HEADER_BYTES)
+        state[fields.WRITTEN] += HEADER_BYTES
+    else:
+        state[fields.WRITTEN] = write_empty(buf, at, out, state[fields.WRITTEN])
+        state[fields.BATCHES_REBUILT] += 1
+    return DONE
+
+
+@inlined
+def copy_whole(buf: Bytes, at: int, size: int, out: Bytes, state: Ints) -> None:
+    """Copy a batch, whose CRC was verified, byte for byte to the end of the output."""
+    copy_bytes(out, state[fields.WRITTEN], buf, at, size)
+    state[fields.WRITTEN] += size
+    state[fields.RECORDS_OUT] += load_be32(buf, at + 57)

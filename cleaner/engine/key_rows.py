@@ -1,0 +1,60 @@
+"""Listing the records below the first dirty offset: a row for each that has a key.
+
+A row is the key's fingerprint and the record's offset (passes/shards.py). Memory: one piece of
+rows, or one batch where that has more.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from cleaner.engine.context import CleanContext
+from cleaner.engine.kernels.compile import Words
+from cleaner.engine.kernels.layout import SLOT_WORDS
+from cleaner.engine.kernels.passes.shards import list_batches, list_unpacked
+
+LISTED_ROWS: Final = 1 << 18  # before they are handed on: 6 MiB
+
+ConsumeRows: TypeAlias = Callable[[Words, int], None]
+"""Takes the first so many of these rows, free slots among them left out, before it returns."""
+
+
+class Listing:
+    """A Taker (segment_scan.py) of every record below the first dirty offset."""
+
+    def __init__(self, context: CleanContext, take: ConsumeRows) -> None:
+        self._context = context
+        self._take = take
+        self._rows: Words = np.empty(LISTED_ROWS * SLOT_WORDS, dtype=np.uint64)
+        self._listed = 0
+
+    def make_room(self, records: int) -> None:
+        """See Taker."""
+        if self._listed + records <= len(self._rows) // SLOT_WORDS:
+            return
+        self.flush()
+        if records > len(self._rows) // SLOT_WORDS:
+            self._rows = np.empty(records * SLOT_WORDS, dtype=np.uint64)
+
+    def batches(self) -> tuple[int, int]:
+        """See Taker."""
+        reader = self._context.reader
+        code, at, self._listed = list_batches(
+            reader.buffer, reader.at, reader.end, self._rows, self._listed, self._context.space
+        )
+        return code, at
+
+    def unpacked(self, count: int) -> int:
+        """See Taker."""
+        context, reader = self._context, self._context.reader
+        code, self._listed = list_unpacked(
+            context.unpacked, count, reader.buffer, reader.at, self._rows, self._listed,
+            context.space,
+        )  # fmt: skip
+        return int(code)
+
+    def flush(self) -> None:
+        """Hand on what was listed."""
+        self._take(self._rows, self._listed)
+        self._listed = 0

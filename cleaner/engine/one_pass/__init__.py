@@ -1,0 +1,1 @@
+"""The clean in one pass, from the newest batch to the oldest."""

@@ -1,0 +1,147 @@
+"""The output of a group that comes newest first, held until it can be laid down in order.
+
+Rules
+- It is held in stretches, the newest first: each is in order, and filled from its end. There is
+  memory for PIECES of them; where that is not enough the newest move to a scratch file.
+- What is laid down is written in the background. Its memory is used again when that is done.
+- The scratch file is named so (filenames.py): whatever removes the run's cleaned files removes it.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Final
+
+import numpy as np
+
+from cleaner.engine.background_writes import BackgroundWrites
+from cleaner.engine.kernels import fields
+from cleaner.engine.kernels.compile import Bytes
+from cleaner.engine.output import CleanedOutput, OutputBuffers
+from storage.env import Env, File
+from storage.format import filenames
+
+HELD_BYTES: Final = 24 << 20  # the survivors of a few segments, in the common case
+PIECES: Final = 3
+
+
+class BufferedOutput:
+    """Memory and scratch file, used by one group after the other."""
+
+    def __init__(self, env: Env, directory: str, run_id: str, background: BackgroundWrites) -> None:
+        self.piece_bytes = HELD_BYTES // PIECES
+        self._free: list[Bytes] = [np.empty(self.piece_bytes, np.uint8) for _ in range(PIECES)]
+        self._leaving: deque[tuple[Future[None], Bytes]] = deque()  # to be written
+        self._closed: deque[tuple[Bytes, int]] = deque()  # (piece, where it begins in there)
+        self._background = background
+        self._env = env
+        self._directory = directory
+        self._run_id = run_id
+        self._file: File | None = None
+        self._spilled: list[int] = []  # sizes in bytes, newer than all that is closed
+        self._spilled_bytes = 0
+        self.memory: Bytes = self._free.pop()  # the stretch that is being filled
+
+    def size_bytes(self, buffered_from: int) -> int:
+        """All that is held, with `memory[held_from:]`."""
+        closed_bytes = sum(len(piece) - begin for piece, begin in self._closed)
+        return self._spilled_bytes + closed_bytes + len(self.memory) - buffered_from
+
+    def swap_piece(
+        self, buffered_from: int, base_offset: int, charge: Callable[[int], None]
+    ) -> None:
+        """Begin another stretch, older than `memory[held_from:]`. Raises OSError.
+
+        `charge` is told of bytes before they are written.
+        """
+        self._closed.append((self.memory, buffered_from))
+        if not self._free and not self._leaving:
+            self._spill_newest(base_offset, charge)
+        self.memory = self._next_piece()
+
+    def spill(self, data: Bytes, base_offset: int, charge: Callable[[int], None]) -> None:
+        """Hold `data`, which is too large for a piece; nothing is in `memory`. Raises OSError."""
+        while self._closed:
+            self._spill_newest(base_offset, charge)
+        self._to_scratch(data, base_offset, charge)
+
+    def write_out(
+        self,
+        buffered_from: int,
+        output: CleanedOutput,
+        buffers: OutputBuffers,
+        charge: Callable[[int], None],
+    ) -> None:
+        """Hand everything to `output`, the oldest first; `buffers` are what it writes from.
+
+        `charge` is told of bytes before they are read back. Raises OSError.
+        """
+        self._release_piece(self.memory, (buffered_from, len(self.memory)), output, buffers)
+        while self._closed:
+            piece, begin = self._closed.pop()
+            self._release_piece(piece, (begin, len(piece)), output, buffers)
+        position = self._spilled_bytes
+        for size in reversed(self._spilled):
+            assert self._file is not None
+            position -= size
+            is_giant = size > self.piece_bytes
+            if is_giant:
+                buffers.resize(size)
+            piece = np.empty(size, np.uint8) if is_giant else self._next_piece()
+            charge(size)
+            actual = self._file.pread_into(piece.data[:size], position)
+            assert actual == size
+            self._release_piece(piece, (0, size), output, buffers)
+            if is_giant:  # there is never more than one of them
+                self._leaving.pop()[0].result()
+        self.memory = self._next_piece()
+        self.forget()
+
+    def forget(self) -> None:
+        """Hold nothing; the scratch file goes."""
+        self._free += [piece for piece, _ in self._closed]
+        self._closed.clear()
+        self._spilled.clear()
+        self._spilled_bytes = 0
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            self._env.unlink(file.path)
+
+    def _release_piece(
+        self, piece: Bytes, part: tuple[int, int], output: CleanedOutput, buffers: OutputBuffers
+    ) -> None:
+        """Have a stretch indexed, and written in the background."""
+        begin, end = part
+        if begin == end:
+            self._free.append(piece)
+            return
+        buffers.batches = piece[begin:end]
+        output.state[fields.WRITTEN] = end - begin
+        output.flush()
+        self._leaving.append((self._background.latest_write, piece))
+
+    def _next_piece(self) -> Bytes:
+        """A piece to fill; waits for one to be written if there is no other. Raises OSError."""
+        while self._leaving and (not self._free or self._leaving[0][0].done()):
+            write, piece = self._leaving.popleft()
+            write.result()
+            self._free.append(piece)
+        return self._free.pop()
+
+    def _spill_newest(self, base_offset: int, charge: Callable[[int], None]) -> None:
+        piece, begin = self._closed.popleft()
+        self._to_scratch(piece[begin:], base_offset, charge)
+        self._free.append(piece)
+
+    def _to_scratch(self, data: Bytes, base_offset: int, charge: Callable[[int], None]) -> None:
+        if len(data) == 0:
+            return
+        if self._file is None:
+            name = filenames.scratch_name(base_offset, self._run_id)
+            path = f"{self._directory}/{name}"
+            self._file = self._env.open(path, create=True, write=True, truncate=True)
+        charge(len(data))
+        self._file.pwrite(data.data, self._spilled_bytes)
+        self._spilled.append(len(data))
+        self._spilled_bytes += len(data)

@@ -1,0 +1,1 @@
+"""The clean in two passes: index the keys, then rewrite the groups."""

@@ -1,0 +1,1 @@
+"""Verification of outputs that another process has written."""

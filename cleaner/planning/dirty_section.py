@@ -1,0 +1,240 @@
+"""What of a log is dirty, how far it may be cleaned, and what has expired in the clean rest. Pure.
+
+The arithmetic is Kafka's (LogCleanerManager, LogToClean; KIP-58 for the minimum lag, KIP-354 for
+the maximum): the dirty section ends at a segment's base, sizes are bytes of log files, the lags
+look at segments. What Kafka does not have: segments wholly below the log start are left to
+retention; damaged segments count for nothing; stretches beyond the checkpoint that are known to be
+clean count as clean; and segments whose delete horizon has passed are found without new data.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from cleaner.host import LogFacts, Undecided
+from cleaner.job import UNKNOWN_HORIZON
+from cleaner.planning.cleaner_state import PartitionCleanerState
+from cleaner.planning.findings import Moment, Reason
+from cleaner.planning.intervals import Interval, meets, merged, reach, without
+from storage.segments.retention import SegmentFacts
+
+# Tombstones past their horizon wait for a free worker, but no longer than this (or a tenth of
+# delete.retention.ms where that is longer); then they are as urgent as a missed maximum lag.
+EXPIRY_GRACE_MS: Final = 3_600_000
+EXPIRY_GRACE_SHARE: Final = 10  # of delete.retention.ms; also the pause between two such jobs
+
+
+_UNDECIDED: Final = {
+    Undecided.HIGH_WATERMARK: Reason.HIGH_WATERMARK,
+    Undecided.OPEN_TRANSACTION: Reason.OPEN_TRANSACTION,
+    Undecided.VIEW: Reason.VIEW,
+    Undecided.VIEW_UNKNOWN: Reason.VIEW_UNKNOWN,
+}
+
+
+class DirtySection(NamedTuple):
+    """[first_dirty_offset, end_offset) can be cleaned; sizes in bytes of log files."""
+
+    first_dirty_offset: int
+    end_offset: int  # a segment's base; at or below the first dirty offset: nothing to clean
+    bound: Reason  # why it ends there
+    clean_bytes: int
+    dirty_bytes: int
+    deadline_ms: int | None  # wall time by which the oldest dirty batch has to be cleaned
+    clean_below: int  # what the checkpoint should be: no dirty byte and no damage below it
+    ripe_ms: int | None = None  # where the minimum lag is the bound: when it will not be any more
+    waiting_bytes: int = 0  # dirty as well, and not to be cleaned yet: from the end offset on
+    active_bytes: int = 0  # of these, in the active segment
+    oldest_ms: int | None = None  # first timestamp of what is dirty, waiting or not
+
+    @property
+    def ratio(self) -> float:
+        """Dirty bytes of all bytes that a clean would touch."""
+        total = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / total if total else 0.0
+
+
+class ExpiredSection(NamedTuple):
+    """Clean segments in which something waits to be removed by its time alone."""
+
+    base_offsets: tuple[int, ...]
+    size_bytes: int
+    since_ms: int  # wall time at which the first of it could go
+    deadline_ms: int | None  # None: of none of it the horizon is known
+
+
+def live_segments(facts: LogFacts) -> list[SegmentFacts]:
+    """Segments without those that only wait for retention to unlink them; the active one stays."""
+    *closed, active = facts.segments
+    return [*(s for s in closed if s.next_base_offset > facts.log_start_offset), active]
+
+
+def dirty_section(
+    facts: LogFacts, now: Moment, cleaner_state: PartitionCleanerState
+) -> DirtySection:
+    """Where the dirty section begins and ends, and how large it and the clean one are."""
+    checkpoint = facts.first_dirty_offset
+    live = live_segments(facts)
+    active = live[-1]
+    damaged = {damage.base_offset for damage in facts.damaged}
+    later = [s for s in live[:-1] if s.next_base_offset > checkpoint]
+    settled = cleaner_state.clean_stretches(later)
+    broken = [(s.base_offset, s.next_base_offset) for s in later if s.base_offset in damaged]
+    used = merged([*settled, *broken])
+
+    def is_dirty(segment: SegmentFacts, below: int) -> bool:
+        span = max(segment.base_offset, checkpoint), min(segment.next_base_offset, below)
+        return span[0] < span[1] and bool(without(span, used))
+
+    end, bound, ripe_ms = _bound(facts, active, [s for s in later if is_dirty(s, 1 << 63)], now)
+    # Rounded down to a segment: the one that holds the bound is excluded as a whole.
+    end = max((s.base_offset for s in live if s.base_offset <= end), default=live[0].base_offset)
+    pieces = without((checkpoint, end), used)
+    first_dirty = pieces[0][0] if pieces else checkpoint
+    dirty = [s for s in later if is_dirty(s, end)]
+    dirty_bytes = sum(s.size_bytes for s in dirty)
+    clean_bytes = sum(
+        s.size_bytes
+        for s in live
+        if s.base_offset not in damaged
+        and (
+            s.base_offset < first_dirty
+            or (s.base_offset < end and not meets(pieces, s.base_offset, s.next_base_offset))
+        )
+    )
+    waiting = [s for s in later if s.base_offset >= end and is_dirty(s, 1 << 63)]
+    active_bytes = active.size_bytes if active.next_base_offset > checkpoint else 0
+    aged = [
+        (before, s)
+        for before, s in zip((None, *live), live[:-1], strict=False)
+        if s.next_base_offset > checkpoint
+        and s.first_batch_timestamp_ms > 0
+        and is_dirty(s, 1 << 63)
+    ]
+    begun = [_begun_ms(s, before, now.wall_ms, cleaner_state) for before, s in aged]
+    stamps = [s.first_batch_timestamp_ms for _, s in aged]
+    oldest = [*stamps, active.first_batch_timestamp_ms] if active_bytes else stamps
+    return DirtySection(
+        first_dirty,
+        end,
+        bound,
+        clean_bytes,
+        dirty_bytes,
+        min(begun) + facts.config.max_compaction_lag_ms if begun else None,
+        _clean_below(checkpoint, settled, later, end),
+        ripe_ms,
+        sum(s.size_bytes for s in waiting) + active_bytes,
+        active_bytes,
+        min((stamp for stamp in oldest if stamp > 0), default=None),
+    )
+
+
+def _clean_below(
+    checkpoint: int, settled: Sequence[Interval], later: Sequence[SegmentFacts], end: int
+) -> int:
+    """Past what is known to be clean, past holes and empty segments, up to the first dirt."""
+    empty = [
+        (s.base_offset, s.next_base_offset)
+        for s in later
+        if s.size_bytes == 0 and s.base_offset < end
+    ]
+    offset = reach(checkpoint, [*settled, *empty])
+    return max(checkpoint, min(offset, max(end, checkpoint)))
+
+
+def _bound(
+    facts: LogFacts, active: SegmentFacts, dirty_closed: Sequence[SegmentFacts], now: Moment
+) -> tuple[int, Reason, int | None]:
+    """The first offset that may not be cleaned yet, before rounding, and what forbids it."""
+    bounds = [
+        (active.base_offset, Reason.ACTIVE_SEGMENT),
+        (facts.undecided_offset, _UNDECIDED[facts.undecided_by]),
+    ]
+    lag_ms = facts.config.min_compaction_lag_ms
+    ripe_ms = None
+    if lag_ms > 0:
+        young = next((s for s in dirty_closed if _newest_ms(s) > now.wall_ms - lag_ms), None)
+        if young is not None:
+            bounds.append((young.base_offset, Reason.MIN_LAG))
+            ripe_ms = _newest_ms(young) + lag_ms
+    end, reason = min(bounds, key=lambda bound: bound[0])
+    return end, reason, ripe_ms if reason is Reason.MIN_LAG else None
+
+
+def _begun_ms(
+    segment: SegmentFacts,
+    before: SegmentFacts | None,
+    wall_ms: int,
+    cleaner_state: PartitionCleanerState,
+) -> int:
+    """From when on the maximum lag of a dirty segment counts.
+
+    It is the timestamp of the first batch, as in Kafka, but not before the batch can have been in
+    this log: a backfill with old timestamps is not late when it arrives. The segment before was
+    last written to before this one was begun; a time that lies ahead says nothing.
+    """
+    begun_ms = max(segment.first_batch_timestamp_ms, cleaner_state.first_seen_ms)
+    if before is not None and before.last_modified_ms <= wall_ms:
+        begun_ms = max(begun_ms, before.last_modified_ms)
+    return begun_ms
+
+
+def _newest_ms(segment: SegmentFacts) -> int:
+    stamp = segment.largest_timestamp_ms
+    return stamp if stamp >= 0 else segment.last_modified_ms
+
+
+# What has expired --------------------------------------------------------------------------
+
+
+def expired_section(
+    facts: LogFacts, clean_below: int, now: Moment, cleaner_state: PartitionCleanerState
+) -> tuple[ExpiredSection | None, int | None]:
+    """Closed clean segments that can lose something now; else when that will be, if it is known.
+
+    Only what lies wholly below `clean_below` and below all damage counts. Elsewhere an older value
+    may still stand: in what could not be read, or where a horizon was set (by Kafka, too) before
+    all that is older was searched. It may also stand in a compacted view, which has not taken what
+    lies at or above `undecided_offset`.
+
+    A segment of unknown horizon (the memory was lost, or the folder adopted) is looked at once,
+    delete.retention.ms after the partition was first seen: by then whatever was stamped before
+    has expired. Such a look has no deadline: it may find nothing, so it gets no head start over
+    dirty partitions. A clock that cannot be trusted expires nothing.
+    """
+    if not facts.clock_trusted:
+        return None, None
+    retention_ms = facts.config.delete_retention_ms
+    damaged = (damage.base_offset for damage in facts.damaged)
+    limit = min([clean_below, facts.undecided_offset, *damaged])
+    look_ms = cleaner_state.first_seen_ms + retention_ms
+    due: list[tuple[SegmentFacts, int]] = []
+    next_ms: int | None = None
+    known_ms: list[int] = []
+    rest_until_ms = 0
+    if cleaner_state.expired_at_ms is not None:
+        rest_until_ms = cleaner_state.expired_at_ms + retention_ms // EXPIRY_GRACE_SHARE
+    for segment in live_segments(facts)[:-1]:
+        horizon = cleaner_state.horizon(segment)
+        if segment.next_base_offset > limit:
+            break
+        is_known = horizon != UNKNOWN_HORIZON
+        if not is_known:
+            horizon = look_ms
+        if horizon < 0 or segment.size_bytes == 0:
+            continue
+        if max(horizon, rest_until_ms) <= now.wall_ms:
+            due.append((segment, horizon))
+            known_ms += [horizon] if is_known else []
+        elif next_ms is None or horizon < next_ms:
+            next_ms = horizon
+    if not due:
+        return None, None if next_ms is None else max(next_ms, rest_until_ms)
+    since_ms = min(horizon for _, horizon in due)
+    grace_ms = max(EXPIRY_GRACE_MS, retention_ms // EXPIRY_GRACE_SHARE)
+    section = ExpiredSection(
+        tuple(segment.base_offset for segment, _ in due),
+        sum(segment.size_bytes for segment, _ in due),
+        since_ms,
+        min(known_ms) + grace_ms if known_ms else None,
+    )
+    return section, next_ms

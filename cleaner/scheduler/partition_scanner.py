@@ -1,0 +1,262 @@
+"""Looking over all partitions: who is to be cleaned next, and which checkpoints are wrong.
+
+A look takes several turns of the loop, so that thousands of partitions do not hold it up. What
+happened to a partition meanwhile makes its verdict void: `mark_changed` says so, and it is judged
+anew
+in the next look.
+"""
+
+import asyncio
+import heapq
+from dataclasses import replace
+from operator import itemgetter
+from typing import Final
+
+import structlog
+
+from cleaner import states
+from cleaner.host import CleanerHost, LogFacts
+from cleaner.planning.findings import Moment, Reason
+from cleaner.planning.order import StartKey, start_key
+from cleaner.planning.plan import Strategy, Verdict, assess
+from cleaner.scheduler.clean_requests import CleanRequests
+from cleaner.scheduler.cleaner_state_store import CleanerStateStore
+from cleaner.scheduler.in_progress import CleanerRegistry
+from cleaner.scheduler.offload import SparkOffload
+from cleaner.scheduler.wait_times import WaitingTimes
+from cleaner.stats import PoolStats
+from storage.env import Env
+from storage.errors import StorageError
+from storage.model import TopicPartition
+
+# One turn of the loop judges so many partitions, or so long: a log of thousands of segments takes a
+# millisecond or two.
+SCAN_CHUNK: Final = 32
+LOOK_TURN_SECONDS: Final = 0.002
+RANK_CHUNK: Final = 512  # candidates sorted in one turn
+
+logger = structlog.get_logger("cleaner")
+
+
+class _ScanTurns:
+    """Lets others have the loop now and then, and adds up how long a look had it."""
+
+    def __init__(self) -> None:
+        self.busy_seconds = 0.0
+        self._clock = asyncio.get_running_loop().time
+        self._began, self._count = self._clock(), 0
+
+    async def take(self) -> None:
+        """One partition is done with."""
+        self._count += 1
+        if self._count == SCAN_CHUNK or self._clock() - self._began >= LOOK_TURN_SECONDS:
+            await self.end()
+
+    async def end(self) -> None:
+        """This turn is over."""
+        self.busy_seconds += self._clock() - self._began
+        await asyncio.sleep(0)
+        self._began, self._count = self._clock(), 0
+
+
+# Kafka's max-dirty-percent leaves out logs that are being cleaned, paused or uncleanable.
+_NOT_RANKED: Final = frozenset({Reason.IN_PROGRESS, Reason.PAUSED, Reason.HELD, Reason.QUARANTINED})
+
+
+class _ScanTotals:
+    """What a look found, as numbers."""
+
+    def __init__(self) -> None:
+        self._damaged = self._candidates = self._dirty_bytes = 0
+        self._ratio_max = 0.0
+        self._late = self._late_ms_max = 0
+
+    def add(self, verdict: Verdict) -> None:
+        """One more."""
+        self._damaged += verdict.is_damaged
+        self._candidates += verdict.to_clean
+        if verdict.section is not None:
+            if not any(
+                finding.blocks and finding.reason in _NOT_RANKED for finding in verdict.findings
+            ):
+                self._ratio_max = max(self._ratio_max, verdict.section.ratio)
+            self._dirty_bytes += verdict.section.dirty_bytes
+        if verdict.over_lag_ms > 0:
+            self._late += 1
+            self._late_ms_max = max(self._late_ms_max, verdict.over_lag_ms)
+
+    def publish(self, stats: PoolStats) -> None:
+        """The look is over."""
+        stats.scans += 1
+        stats.scanned_at = asyncio.get_running_loop().time()
+        stats.damaged_partitions = self._damaged
+        stats.candidates = self._candidates
+        stats.dirty_ratio_max = self._ratio_max
+        stats.cleanable_bytes = self._dirty_bytes
+        stats.over_lag_partitions = self._late
+        stats.over_lag_ms_max = self._late_ms_max
+
+
+def _is_offloaded(verdict: Verdict) -> bool:
+    """Whether all that keeps the workers from it is that it is Spark's."""
+    return {finding.reason for finding in verdict.findings if finding.blocks} == {Reason.SPARK}
+
+
+class PartitionScanner:
+    """Verdicts of the last look, and those who wait for a partition to be clean."""
+
+    def __init__(
+        self,
+        host: CleanerHost,
+        registry: CleanerRegistry,
+        env: Env,
+        stats: PoolStats,
+        memory: CleanerStateStore,
+        *,
+        offload: SparkOffload,
+    ) -> None:
+        self.verdicts: dict[TopicPartition, Verdict] = {}
+        self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
+        self.queue: list[TopicPartition] = []  # the last look's candidates, in starting order
+        self.busy_seconds = 0.0  # of the last look: its own turns of the loop
+        self.strategy: Strategy = "dirty-ratio"
+        self.requests = CleanRequests()
+        self.waiting = WaitingTimes()
+        self._state_store = memory
+        self._offload = offload
+        self._host = host
+        self._registry = registry
+        self._env = env
+        self._stats = stats
+        self._changed: set[TopicPartition] = set()  # since the last look began
+        self._awaiting: list[tuple[TopicPartition, int, asyncio.Future[None]]] = []
+
+    def mark_changed(self, partition: TopicPartition) -> None:
+        """Its state changed: what was found out about it no longer holds."""
+        self._changed.add(partition)
+
+    async def scan(self) -> list[tuple[Verdict, LogFacts]]:
+        """Judge every partition; candidates that nothing happened to, first to be started first."""
+        self._changed.clear()
+        verdicts: dict[TopicPartition, Verdict] = {}
+        all_facts: dict[TopicPartition, LogFacts] = {}
+        seen: set[TopicPartition] = set()
+        staged: list[Verdict] = []
+        turns, tally = _ScanTurns(), _ScanTotals()
+        for facts in self._host.facts():
+            seen.add(facts.partition)
+            verdict = self._assess_and_notify(facts)
+            if verdict is not None:
+                verdicts[facts.partition] = verdict
+                tally.add(verdict)
+                self.waiting.observe(verdict, int(asyncio.get_running_loop().time() * 1000))
+                if verdict.to_clean:
+                    all_facts[facts.partition] = facts
+                elif _is_offloaded(verdict):
+                    staged.append(verdict)
+            await turns.take()
+        order = await self._ranked([verdicts[partition] for partition in all_facts], turns)
+        await turns.end()
+        self.verdicts, self.seen = verdicts, frozenset(seen)
+        self.requests.keep_only(self.seen)
+        self.waiting.keep_only(self.seen)
+        now_ms = self._env.wall_ms()
+        staged.sort(key=lambda verdict: self._start_key(verdict, now_ms))
+        self._offload.update_due((verdict.partition for verdict in staged), self.seen)
+        tally.publish(self._stats)
+        self.queue = [verdict.partition for verdict in order]
+        self.busy_seconds = turns.busy_seconds
+        return [(v, all_facts[v.partition]) for v in order if v.partition not in self._changed]
+
+    def assess(self, facts: LogFacts) -> Verdict | None:
+        """A verdict on one partition at this moment; None where its numbers make no sense."""
+        partition = facts.partition
+        now = Moment(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
+        try:
+            verdict = assess(
+                facts,
+                self._registry.state(partition),
+                now,
+                self._state_store.state_of(facts, now.wall_ms),
+                strategy=self.strategy,
+                run_now=self.requests.pending(facts) is not None,
+            )
+            finding = self._offload.spark_finding(facts, verdict)
+        except Exception:
+            # One log with impossible numbers must not keep the others from being cleaned.
+            self._stats.scan_failures += 1
+            logger.exception("log cannot be judged", partition=str(partition))
+            return None
+        return (
+            verdict if finding is None else replace(verdict, findings=(*verdict.findings, finding))
+        )
+
+    def _assess_and_notify(self, facts: LogFacts) -> Verdict | None:
+        """Judge, put the checkpoint right, and tell whoever waits."""
+        partition = facts.partition
+        verdict = self.assess(facts)
+        if verdict is None:
+            return None
+        self.requests.discard_completed(facts, verdict.section)
+        if verdict.checkpoint_offset is not None:
+            self.save_checkpoint(partition, facts.generation, verdict.checkpoint_offset)
+        elif verdict.section is not None and not states.is_busy(self._registry.state(partition)):
+            self._notify_waiters(partition, verdict.section.clean_below)
+        return verdict
+
+    async def _ranked(self, candidates: list[Verdict], turns: "_ScanTurns") -> list[Verdict]:
+        """In the order of their starts. To sort ten thousand at a time takes the loop 10 ms."""
+        now_ms = self._env.wall_ms()
+        await turns.end()
+        keyed = []
+        for verdict in candidates:
+            keyed.append((self._start_key(verdict, now_ms), verdict))
+            await turns.take()
+        runs = []
+        for start in range(0, len(keyed), RANK_CHUNK):
+            runs.append(sorted(keyed[start : start + RANK_CHUNK], key=itemgetter(0)))
+            await turns.end()
+        order = []
+        for _, verdict in heapq.merge(*runs, key=itemgetter(0)):
+            order.append(verdict)
+            await turns.take()
+        return order
+
+    def _start_key(self, verdict: Verdict, wall_ms: int) -> StartKey:
+        since_ms = self.waiting.since_ms(verdict.partition)
+        if since_ms is None:  # it was started, or its state changed, since it was judged
+            since_ms = int(asyncio.get_running_loop().time() * 1000)
+        return start_key(verdict, since_ms, wall_ms)
+
+    def save_checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
+        """Everything below `offset` is clean: tell the host and whoever waits for it."""
+        try:
+            self._host.checkpoint(partition, generation, offset)
+        except (OSError, StorageError) as error:
+            # Only work is lost: the same section is found dirty again.
+            logger.warning(
+                "first dirty offset not saved", partition=str(partition), reason=str(error)
+            )
+            return
+        self.requests.cleaned_below(partition, offset)
+        self._notify_waiters(partition, offset)
+
+    def _notify_waiters(self, partition: TopicPartition, clean_below: int) -> None:
+        for waited, offset, done in self._awaiting:
+            if waited == partition and offset <= clean_below and not done.done():
+                done.set_result(None)
+
+    async def wait_cleaned(self, partition: TopicPartition, offset: int) -> None:
+        """Wait until everything below `offset` is clean; told by a look, or by a finished job."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (partition, offset, done)
+        self._awaiting.append(entry)
+        try:
+            await done
+        finally:
+            self._awaiting.remove(entry)
+
+    def stop(self) -> None:
+        """Nothing more will be cleaned: whoever waits is cancelled."""
+        for _, _, waiter in self._awaiting:
+            waiter.cancel()

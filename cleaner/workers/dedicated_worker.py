@@ -1,0 +1,249 @@
+"""One worker for one task: started for it, given its jobs one after the other, ended with it.
+
+What does not come from the pool's queue runs in a worker of its own, under the budgets that the
+pool's workers share: the compaction of a view, the check of outputs that were made elsewhere.
+
+Rules
+- One job at a time, and the worker that is left in the midst of one is killed with the block.
+- A worker that neither speaks nor moves a byte nor waits for its budget for STALL_SECONDS is
+  killed; so is one whose heartbeat stops, and one that does not heed an abort for ABORT_SECONDS.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cleaner.job import CleanAbortedError, CleanedGroup, CleanJob, CleanReport
+from cleaner.verification import InvalidOutputError, VerifyReport
+from cleaner.workers.channel import (
+    ChannelError,
+    GroupsCleaned,
+    JobDone,
+    JobFailed,
+    JobStopped,
+    Message,
+    OutputRefused,
+    OutputsVerified,
+    Progressed,
+    RunJob,
+    VerifyJob,
+    WorkerReady,
+)
+from cleaner.workers.heartbeat import CHECK_SECONDS, Heartbeat
+from cleaner.workers.process import Spawn, WorkerLink
+from cleaner.workers.throttle import TOP_UP_SECONDS, BrokerSide, Direction
+from cleaner.workers.worker_pool import ABORT_SECONDS, STALL_SECONDS, START_SECONDS
+
+
+class JobFailedError(Exception):
+    """The job raised, or its worker ended; `reason` is for people."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedJob:
+    """What a job left behind."""
+
+    report: CleanReport
+    groups: tuple[CleanedGroup, ...]
+
+
+OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes of the stage
+
+
+def ignore_progress(stage: str, done_bytes: int, total_bytes: int) -> None:
+    """For whoever does not want to know."""
+
+
+class JobRunner(Protocol):
+    """Runs jobs, one at a time."""
+
+    async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
+        """Run a job to its end; `on_progress` is told how far it is.
+
+        Raises CleanAbortedError, JobFailedError.
+        """
+
+    async def verify(
+        self, job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
+    ) -> VerifyReport:
+        """Check outputs of a job that were made elsewhere; `folders` hold the files of each group.
+
+        Raises InvalidOutputError, CleanAbortedError, JobFailedError.
+        """
+
+    def abort(self) -> None:
+        """Have the job under way, and all that follow, end with CleanAbortedError."""
+
+
+class Budgets(Protocol):
+    """Who grants bytes: cleaner/workers/throttle.py, as far as it is needed here."""
+
+    def join(self, index: int, side: BrokerSide, now: float) -> None:
+        """A worker begins a job."""
+
+    def leave(self, index: int, now: float) -> None:
+        """Its job is over."""
+
+
+@dataclass(slots=True)
+class SoloWorker:
+    """A worker process and the job it has. Made by `solo_worker`."""
+
+    link: WorkerLink
+    index: int  # among those that share the budgets
+    budgets: Budgets
+    top_up: Callable[[float], None]
+    _runs: int = field(init=False, default=0)
+    _aborted: bool = field(init=False, default=False)
+    _killer: asyncio.TimerHandle | None = field(init=False, default=None)
+
+    @property
+    def side(self) -> BrokerSide:
+        """Its page of shared memory."""
+        return BrokerSide(self.link.slots)
+
+    def abort(self) -> None:
+        """See JobRunner; a worker that does not heed it is killed."""
+        self._aborted = True
+        if self._runs and self._killer is None:
+            self.side.abort(self._runs)
+            loop = asyncio.get_running_loop()
+            self._killer = loop.call_later(ABORT_SECONDS, self.link.kill)
+
+    async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
+        """See JobRunner."""
+        ending, groups = await self._carry_out(RunJob(self._runs + 1, job), on_progress)
+        if not isinstance(ending, JobDone):
+            raise _out_of_place(ending)
+        return CleanedJob(ending.report, groups)
+
+    async def verify(
+        self, job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
+    ) -> VerifyReport:
+        """See JobRunner."""
+        order = VerifyJob(self._runs + 1, job, tuple(groups), tuple(folders))
+        ending, _ = await self._carry_out(order)
+        match ending:
+            case OutputsVerified(_, report):
+                return report
+            case OutputRefused(_, path, position, reason):
+                raise InvalidOutputError(path, position, reason)
+            case other:
+                raise _out_of_place(other)
+
+    async def _carry_out(
+        self, order: RunJob | VerifyJob, on_progress: OnProgress = ignore_progress
+    ) -> tuple[Message, tuple[CleanedGroup, ...]]:
+        """The worker's last word about an order, and the groups it handed over before."""
+        if self._aborted:
+            raise CleanAbortedError
+        loop = asyncio.get_running_loop()
+        self._runs = order.run
+        side = self.side
+        self.budgets.join(self.index, side, loop.time())
+        ticker = asyncio.create_task(tick(self.top_up), name="solo-budget")
+        try:
+            self.link.send(order)
+            return await self._receive(on_progress)
+        except ChannelError as error:
+            raise JobFailedError(str(error)) from error
+        finally:
+            ticker.cancel()
+            self.budgets.leave(self.index, loop.time())
+
+    async def _receive(self, on_progress: OnProgress) -> tuple[Message, tuple[CleanedGroup, ...]]:
+        groups: list[CleanedGroup] = []
+        while True:
+            match await self._next():
+                case Progressed(_, stage, done_bytes, total_bytes):
+                    on_progress(stage, done_bytes, total_bytes)
+                case GroupsCleaned(_, cleaned):
+                    groups.extend(cleaned)
+                case JobDone() | OutputsVerified() | OutputRefused() as ending:
+                    return ending, tuple(groups)
+                case JobStopped():
+                    raise CleanAbortedError
+                case JobFailed(_, reason):
+                    raise JobFailedError(reason)
+                case None if self._aborted:
+                    raise CleanAbortedError
+                case other:
+                    raise _out_of_place(other)
+
+    async def _next(self) -> Message | None:
+        """Its next word. Raises JobFailedError when it hangs or makes no progress."""
+        receiving = asyncio.ensure_future(self.link.receive())
+        clock, heartbeat = asyncio.get_running_loop().time, Heartbeat()
+        progress, moved_at = self._progress(), clock()
+        try:
+            while True:
+                done, _ = await asyncio.wait([receiving], timeout=CHECK_SECONDS)
+                if done:
+                    return receiving.result()
+                if heartbeat.is_lost(self.link.beats()):
+                    self.link.kill()
+                    raise JobFailedError(f"the worker {heartbeat.reason}")
+                if self._progress() != progress:
+                    progress, moved_at = self._progress(), clock()
+                elif clock() - moved_at >= STALL_SECONDS:
+                    self.link.kill()
+                    raise JobFailedError(f"no progress for {STALL_SECONDS:g} s")
+        finally:
+            receiving.cancel()  # nothing, if it is done; whoever waits may have been cancelled
+
+    def _progress(self) -> float:
+        """Grows with each byte moved, and with each wait for the budgets."""
+        side = self.side
+        return sum(
+            side.spent(direction) + side.waited_seconds(direction) for direction in Direction
+        )
+
+    def disarm(self) -> None:
+        """It is over: nobody has to be killed."""
+        if self._killer is not None:
+            self._killer.cancel()
+
+
+def _out_of_place(message: Message | None) -> JobFailedError:
+    output = "ended" if message is None else f"said {type(message).__name__}"
+    return JobFailedError(f"the worker {output} in the midst of its job")
+
+
+async def tick(top_up: Callable[[float], None]) -> None:
+    """Have grants topped up for as long as the task is let run."""
+    loop = asyncio.get_running_loop()
+    while True:
+        top_up(loop.time())
+        await asyncio.sleep(TOP_UP_SECONDS)
+
+
+@asynccontextmanager
+async def solo_worker(
+    spawn: Spawn, nice: int, *, index: int, budgets: Budgets, top_up: Callable[[float], None]
+) -> AsyncIterator[SoloWorker]:
+    """A worker for the length of a block. Raises JobFailedError, OSError where none starts."""
+    link = await spawn(nice)
+    worker = SoloWorker(link, index, budgets, top_up)
+    try:
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                first = await link.receive()
+        except TimeoutError:
+            first = None
+        except ChannelError as error:
+            raise JobFailedError(str(error)) from error
+        if not isinstance(first, WorkerReady):
+            link.kill()
+            raise JobFailedError(f"the worker did not start: {await link.reap()}")
+        yield worker
+    finally:
+        worker.disarm()
+        link.shutdown()
+        await asyncio.shield(link.reap())
+        link.close()

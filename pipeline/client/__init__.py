@@ -1,0 +1,1 @@
+"""Clients of a broker: the Kafka protocol, leases, topics."""

@@ -1,0 +1,433 @@
+"""A blocking Kafka client for reading in bulk: where partitions are, offsets, raw batches.
+
+Client libraries hand out records one by one; this one hands out record batches as they stand in the
+log, for the kernels that make columns of them.
+
+Rules
+- Each request has one deadline, retries included. What may be retried is: a broker that cannot be
+  reached, an error code that says so. Metadata is asked for again before each retry. Everything
+  else is an error at once, with what it was about.
+- One fetch may be sent ahead. Whatever else is asked of that broker first gives its answer up.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import TracebackType
+from typing import Final, NoReturn, Self, TypeVar
+
+from config.address import Address, parse_kafka_address
+from pipeline.client.connection import (
+    CONNECT_SECONDS,
+    BrokerRefusedError,
+    Connection,
+    OffsetsGoneError,
+    RetriableError,
+    UnknownTopicError,
+    UnreachableBrokerError,
+    WireError,
+    brief,
+    check,
+)
+from protocol.api import ApiKey
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.messages import (
+    FetchRequest,
+    FetchRequestPartition,
+    FetchRequestTopic,
+    FetchResponse,
+    FetchResponsePartition,
+    ListOffsetsRequest,
+    ListOffsetsRequestPartition,
+    ListOffsetsRequestTopic,
+    ListOffsetsResponse,
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+)
+from storage.model import TopicPartition
+
+EARLIEST: Final = -2  # timestamps of ListOffsets that are none
+LATEST: Final = -1
+NO_OFFSET: Final = -1  # nothing at or behind the timestamp
+
+FETCH_BYTES: Final = 8 << 20
+TIMEOUT_SECONDS: Final = 60.0
+REACH_SECONDS: Final = 5.0  # for a first answer, where somebody waits who may have mistyped a host
+BACKOFF_SECONDS: Final = (0.05, 1.0)  # first and largest
+UNKNOWN_TOPIC_TRIES: Final = 3  # a topic just made may not be everywhere yet
+
+_UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+T = TypeVar("T")
+
+
+class Isolation(IntEnum):
+    """Which records a reader wants to see; the numbers are the protocol's."""
+
+    READ_UNCOMMITTED = 0
+    READ_COMMITTED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One answer to a fetch: whole batches but for the last, which may be cut short."""
+
+    records: bytes
+    log_start_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    aborted: tuple[tuple[int, int], ...]  # (producer id, first offset) of aborted transactions
+
+    def end_of(self, isolation: Isolation) -> int:
+        """The first offset that a reader of this isolation cannot see yet."""
+        if isolation is Isolation.READ_COMMITTED:
+            return self.last_stable_offset
+        return self.high_watermark
+
+
+class WireClient:
+    """Asks a cluster for metadata, offsets and batches. A context manager; not for two threads."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str = "varve-pipeline",
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        reach_seconds: float = TIMEOUT_SECONDS,
+    ) -> None:
+        """`bootstrap` is HOST:PORT, several with commas. Raises ValueError; connects to nothing.
+
+        `reach_seconds` bounds requests until a broker has answered for the first time: a wrong
+        address should be an error soon, a broker that restarts should not.
+        """
+        self.bootstrap = [
+            parse_kafka_address(part) for part in bootstrap.split(",") if part.strip()
+        ]
+        if not self.bootstrap:
+            raise ValueError("no broker is named in bootstrap.servers")
+        self._client_id = client_id
+        self._timeout_seconds = timeout_seconds
+        self._reach_seconds = min(reach_seconds, timeout_seconds)
+        self._was_reached = False
+        self._connections: dict[Address, Connection] = {}
+        self._brokers: dict[int, Address] = {}
+        self._leaders: dict[TopicPartition, int] = {}
+        self._sent: _FetchTarget | None = (
+            None  # a fetch whose answer is still to come, and from where
+        )
+        self._sent_to: Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections; the client may be used again."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        self._sent = self._sent_to = None
+
+    # what there is
+
+    def topics(self) -> list[str]:
+        """All topics that are not internal, by name."""
+        answer = self._retried("metadata", lambda seconds_left: self._metadata(None, seconds_left))
+        return sorted(t.name for t in answer.topics if t.name and not t.is_internal)
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        """The partitions of each topic, ascending. Raises UnknownTopicError."""
+        attempt = 1
+        while True:
+            answer = self._retried(
+                "metadata", lambda seconds_left: self._metadata(topics, seconds_left)
+            )
+            unknown = {t.name for t in answer.topics if t.error_code == _UNKNOWN and t.name}
+            if not unknown:
+                break
+            if attempt == UNKNOWN_TOPIC_TRIES:
+                raise UnknownTopicError(unknown)
+            time.sleep(BACKOFF_SECONDS[0] * 2**attempt)
+            attempt += 1
+        for topic in answer.topics:
+            if topic.error_code:
+                raise BrokerRefusedError(f"metadata of {topic.name}", topic.error_code)
+        return {
+            topic.name: sorted(partition.partition_index for partition in topic.partitions)
+            for topic in answer.topics
+            if topic.name is not None
+        }
+
+    def offsets(
+        self,
+        requested: Mapping[TopicPartition, int],
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, int]:
+        """The first offset at or behind a timestamp (ms), EARLIEST or LATEST, per partition.
+
+        NO_OFFSET where there is none. LATEST is the high watermark, or the last stable offset with
+        READ_COMMITTED.
+        """
+        results: dict[TopicPartition, int] = {}
+
+        def ask(seconds_left: float) -> None:
+            rest = {which: when for which, when in requested.items() if which not in results}
+            for address, group in self._by_leader(rest, seconds_left).items():
+                answered = self._list_offsets(address, group, isolation, seconds_left)
+                results.update(answered)
+
+        self._retried("offsets", ask)
+        return results
+
+    # reading
+
+    def fetch(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        max_bytes: int = FETCH_BYTES,
+        wait_ms: int = 500,
+    ) -> Fetched:
+        """Batches from `offset` on, waiting up to `wait_ms` for the first.
+
+        The first batch may begin before `offset`. Raises OffsetsGoneError, WireError.
+        """
+        target = _FetchTarget(partition, offset, isolation, max_bytes, wait_ms)
+
+        def ask(seconds_left: float) -> Fetched:
+            connection = self._sent_to if self._sent == target else None
+            self._sent = None
+            if connection is None:
+                connection = self._to_leader(partition, seconds_left)
+                target.send(connection)
+            answer = connection.receive(FetchResponse, seconds_left + wait_ms / 1000)
+            return self._fetched(answer, target, seconds_left)
+
+        return self._retried(f"fetch of {partition} from {offset}", ask)
+
+    def send_fetch(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        max_bytes: int = FETCH_BYTES,
+        wait_ms: int = 500,
+    ) -> None:
+        """Send what `fetch` with the same arguments will receive, so that the broker works ahead.
+
+        A hint: where it fails, `fetch` begins anew.
+        """
+        target = _FetchTarget(partition, offset, isolation, max_bytes, wait_ms)
+        try:
+            connection = self._to_leader(partition, CONNECT_SECONDS)
+            target.send(connection)
+        except (RetriableError, OSError, WireError):
+            self.close()
+            return
+        self._sent, self._sent_to = target, connection
+
+    def _fetched(
+        self, answer: FetchResponse, target: "_FetchTarget", seconds_left: float
+    ) -> Fetched:
+        subject = f"fetch of {target.partition} from {target.offset}"
+        check(subject, answer.error_code)
+        partition = _only_partition(answer, target.partition)
+        if partition is None:
+            raise WireError(f"{subject}: the answer is about something else")
+        if partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            self._gone(target, seconds_left)
+        check(subject, partition.error_code)
+        aborted = partition.aborted_transactions or []
+        return Fetched(
+            records=bytes(partition.records or b""),
+            log_start_offset=partition.log_start_offset,
+            high_watermark=partition.high_watermark,
+            last_stable_offset=partition.last_stable_offset,
+            aborted=tuple((entry.producer_id, entry.first_offset) for entry in aborted),
+        )
+
+    def _gone(self, target: "_FetchTarget", seconds_left: float) -> NoReturn:
+        """The answer to an offset out of range names no bounds; they are asked for."""
+        bounds = []
+        for when in (EARLIEST, LATEST):
+            for address, group in self._by_leader({target.partition: when}, seconds_left).items():
+                answered = self._list_offsets(
+                    address, group, Isolation.READ_UNCOMMITTED, seconds_left
+                )
+                bounds.append(answered[target.partition])
+        raise OffsetsGoneError(target.partition, target.offset, bounds[0], bounds[1])
+
+    # who is asked
+
+    def _retried(self, subject: str, ask: Callable[[float], T]) -> T:
+        """Ask, with the seconds left, until it is answered or the time is over."""
+        started = time.monotonic()
+        backoff = BACKOFF_SECONDS[0]
+
+        def seconds_left() -> float:
+            limit = self._timeout_seconds if self._was_reached else self._reach_seconds
+            return started + limit - time.monotonic()
+
+        while True:
+            cause: WireError
+            try:
+                return ask(max(seconds_left(), 0.001))
+            except RetriableError as error:
+                cause = error.cause
+            except (OSError, ProtocolError) as error:
+                cause = UnreachableBrokerError(f"{subject}: {brief(error)}")
+            # Whatever is still under way belongs to nobody now, and the leaders may have moved.
+            self.close()
+            self._leaders.clear()
+            if seconds_left() <= backoff:
+                raise cause
+            time.sleep(backoff)
+            backoff = min(2 * backoff, BACKOFF_SECONDS[1])
+
+    def _connected(self, address: Address, seconds_left: float) -> Connection:
+        connection = self._connections.get(address)
+        if connection is not None and connection.is_waiting:
+            connection.close()  # an answer that nobody waits for any more
+            connection = None
+        if connection is None:
+            connection = Connection(address, self._client_id, min(seconds_left, CONNECT_SECONDS))
+            self._connections[address] = connection
+            connection.handshake(seconds_left)
+            self._was_reached = True
+        return connection
+
+    def _anyone(self, seconds_left: float) -> Connection:
+        """A connection to a broker that answers. Raises UnreachableBrokerError, retriable."""
+        failures = []
+        for address in dict.fromkeys((*self._brokers.values(), *self.bootstrap)):
+            try:
+                return self._connected(address, min(seconds_left, CONNECT_SECONDS))
+            except (OSError, ProtocolError) as error:
+                self._forget(address)
+                failures.append(f"{address}: {brief(error)}")
+        raise RetriableError(UnreachableBrokerError(f"no broker answers: {'; '.join(failures)}"))
+
+    def _forget(self, address: Address) -> None:
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
+
+    def _metadata(self, topics: Sequence[str] | None, seconds_left: float) -> MetadataResponse:
+        connection = self._anyone(seconds_left)
+        metadata_request_topics = (
+            None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
+        )
+        request = MetadataRequest(topics=metadata_request_topics, allow_auto_topic_creation=False)
+        connection.send(ApiKey.METADATA, connection.version_of(ApiKey.METADATA), request)
+        answer = connection.receive(MetadataResponse, seconds_left)
+        self._brokers = {b.node_id: Address(b.host, b.port) for b in answer.brokers}
+        for topic in answer.topics:
+            # Of a topic that does not exist the caller decides; anything else may pass.
+            if topic.error_code not in (ErrorCode.NONE, _UNKNOWN):
+                check(f"metadata of {topic.name}", topic.error_code)
+            for partition in topic.partitions:
+                which = TopicPartition(str(topic.name), partition.partition_index)
+                self._leaders[which] = partition.leader_id
+        return answer
+
+    def _leader_of(self, partition: TopicPartition, seconds_left: float) -> Address:
+        if partition not in self._leaders:
+            answer = self._metadata([partition.topic], seconds_left)
+            if any(topic.error_code == _UNKNOWN for topic in answer.topics):
+                raise UnknownTopicError([partition.topic])
+            if partition not in self._leaders:
+                raise UnknownTopicError([str(partition)])
+        address = self._brokers.get(self._leaders[partition])
+        if address is None:
+            raise RetriableError(UnreachableBrokerError(f"{partition} has no leader"))
+        return address
+
+    def _to_leader(self, partition: TopicPartition, seconds_left: float) -> Connection:
+        return self._connected(self._leader_of(partition, seconds_left), seconds_left)
+
+    def _by_leader(
+        self, requested: Mapping[TopicPartition, int], seconds_left: float
+    ) -> dict[Address, dict[TopicPartition, int]]:
+        groups: dict[Address, dict[TopicPartition, int]] = defaultdict(dict)
+        for partition, timestamp in requested.items():
+            groups[self._leader_of(partition, seconds_left)][partition] = timestamp
+        return groups
+
+    def _list_offsets(
+        self,
+        address: Address,
+        requested: Mapping[TopicPartition, int],
+        isolation: Isolation,
+        seconds_left: float,
+    ) -> dict[TopicPartition, int]:
+        by_topic: dict[str, list[ListOffsetsRequestPartition]] = defaultdict(list)
+        for (topic, index), timestamp in requested.items():
+            by_topic[topic].append(
+                ListOffsetsRequestPartition(partition_index=index, timestamp=timestamp)
+            )
+        request = ListOffsetsRequest(
+            isolation_level=isolation,
+            topics=[ListOffsetsRequestTopic(name=t, partitions=p) for t, p in by_topic.items()],
+        )
+        connection = self._connected(address, seconds_left)
+        connection.send(ApiKey.LIST_OFFSETS, connection.version_of(ApiKey.LIST_OFFSETS), request)
+        answer = connection.receive(ListOffsetsResponse, seconds_left)
+        results: dict[TopicPartition, int] = {}
+        for listed in answer.topics:
+            for partition in listed.partitions:
+                which = TopicPartition(listed.name, partition.partition_index)
+                check(f"offsets of {which}", partition.error_code)
+                results[which] = partition.offset
+        if results.keys() != requested.keys():
+            raise WireError(f"{address} answered about other partitions than it was asked for")
+        return results
+
+
+@dataclass(frozen=True, slots=True)
+class _FetchTarget:
+    """A fetch of one partition, without a session."""
+
+    partition: TopicPartition
+    offset: int
+    isolation: Isolation
+    max_bytes: int
+    wait_ms: int
+
+    def send(self, connection: Connection) -> None:
+        part = FetchRequestPartition(
+            partition=self.partition.partition,
+            fetch_offset=self.offset,
+            partition_max_bytes=self.max_bytes,
+        )
+        request = FetchRequest(
+            max_wait_ms=self.wait_ms,
+            min_bytes=1,
+            max_bytes=self.max_bytes,
+            isolation_level=self.isolation,
+            topics=[FetchRequestTopic(topic=self.partition.topic, partitions=[part])],
+        )
+        connection.send(ApiKey.FETCH, connection.version_of(ApiKey.FETCH), request)
+
+
+def _only_partition(
+    answer: FetchResponse, partition: TopicPartition
+) -> FetchResponsePartition | None:
+    for topic in answer.responses:
+        for fetch_response_partition in topic.partitions:
+            if (topic.topic, fetch_response_partition.partition_index) == partition:
+                return fetch_response_partition
+    return None

@@ -1,0 +1,351 @@
+"""A run that the broker has leased: opened, kept alive, handed back, adopted or abandoned.
+
+Rules
+- A thread renews the lease at a third of its time. Where the broker cannot be reached it goes on
+  trying; once the broker says that the run is over, or it must be, `check` raises, and so does all
+  that follows.
+- Whoever leaves the block without having adopted gives the run up: the broker removes its files.
+- Every error is a LeaseRequestError with the exit code that it becomes; what is refused has
+changed nothing.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from admin.client import ApiClient, ApiRefusedError, UnreachableError
+from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.remote_compaction import (
+    RUNS_PATH,
+    AdoptOutcome,
+    AdoptResult,
+    MalformedHandoffError,
+    Purpose,
+    RunManifest,
+    RunPlan,
+    encode_manifest,
+    plan_of,
+    result_of,
+)
+from config import exit_codes
+
+T = TypeVar("T")
+
+TTL_SECONDS: Final = 120
+LEFT_SECONDS: Final = 3600  # for a run that nobody keeps alive
+RENEWALS: Final = 3  # in the time of a lease
+RETRY_SECONDS: Final = 1.0  # where the broker could not be reached
+NOT_THERE: Final = 404
+UNREACHABLE_SECONDS: Final = 60.0  # how long to repeat a request while no broker answers
+
+
+class LeaseRequestError(Exception):
+    """A run cannot go on; `code` is one of config/exit_codes.py.
+
+    `results` of an adoption that was refused in part: some partitions may have been adopted.
+    """
+
+    code = exit_codes.FAILED
+    results: tuple[AdoptResult, ...] = ()
+
+
+class LeaseLostError(LeaseRequestError):
+    """The lease is over, or the log went on without it. Nothing was changed: safe to try again."""
+
+    code = exit_codes.STALE
+
+
+class OutputsRefusedError(LeaseRequestError):
+    """What was handed back is not what the job allows. Nothing was changed."""
+
+    code = exit_codes.UNVERIFIED
+
+
+class BrokerUnreachableError(LeaseRequestError):
+    """No broker answered."""
+
+    code = exit_codes.UNREACHABLE
+
+
+def with_retries(ask: Callable[[], T]) -> T:
+    """Repeat a request for up to a minute while no broker answers: it may be restarting.
+
+    Raises what `ask` raises.
+    """
+    until = time.monotonic() + UNREACHABLE_SECONDS
+    while True:
+        try:
+            return ask()
+        except UnreachableError:
+            if time.monotonic() >= until:
+                raise
+        except ApiRefusedError as error:
+            if error.status != 503 or time.monotonic() >= until:
+                raise
+        time.sleep(RETRY_SECONDS)
+
+
+def _as_lease_error(error: ApiRefusedError | UnreachableError) -> LeaseRequestError:
+    if isinstance(error, UnreachableError):
+        return BrokerUnreachableError(str(error))
+    code = exit_codes.of_status(error.status)
+    kinds = {exit_codes.STALE: LeaseLostError, exit_codes.UNVERIFIED: OutputsRefusedError}
+    run_error = kinds.get(code, LeaseRequestError)(str(error))
+    run_error.code = code
+    return run_error
+
+
+class LeaseClient:
+    """Opens runs at one broker."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        """`url` is the broker's HTTP address, `token` the operator's. Raises ValueError."""
+        self._client = ApiClient(url, token).below(RUNS_PATH)
+
+    @classmethod
+    def of(cls, client: ApiClient) -> "LeaseClient":
+        """With a client that is there."""
+        made = cls(client.url)
+        made._client = client.below(RUNS_PATH)
+        return made
+
+    def open(
+        self,
+        topic: str,
+        partitions: Sequence[int] | None = None,
+        *,
+        purpose: Purpose = Purpose.COMPACT,
+        roll: bool = False,
+        ttl_seconds: int = TTL_SECONDS,
+    ) -> "Lease":
+        """Lease partitions of a topic, all of them if none are named.
+
+        `roll` closes the active segments first. Raises LeaseLostError where somebody else has one
+        of them (nothing was leased), LeaseRequestError, BrokerUnreachableError.
+        """
+        body: dict[str, object] = {
+            "topic": topic,
+            "purpose": purpose.value,
+            "roll": roll,
+            "ttl_seconds": ttl_seconds,
+        }
+        if partitions is not None:
+            body["partitions"] = list(partitions)
+        try:
+            answer = self._client.post("", body)
+        except (ApiRefusedError, UnreachableError) as error:
+            if isinstance(error, ApiRefusedError) and error.status == NOT_THERE:
+                raise LeaseRequestError(
+                    str(error)
+                ) from error  # no log that went on: trying again is vain
+            raise _as_lease_error(error) from error
+        try:
+            plan = plan_of(answer)
+        except MalformedHandoffError as error:
+            raise LeaseRequestError(f"the broker answered something else: {error}") from error
+        run = Lease(self._client, plan, ttl_seconds)
+        if not plan.partitions:  # there is nothing to do, and no lease
+            run.end()
+        return run
+
+    def reopen(self, run_id: str) -> "Lease":
+        """A run that was left (`Run.leave`), to be adopted or abandoned; its plan tells nothing."""
+        plan = RunPlan(run_id, "", Purpose.COMPACT, 0, 0, "", ())
+        return Lease(self._client, plan, TTL_SECONDS)
+
+    def list(self) -> list[dict[str, Any]]:
+        """The runs there are. Raises LeaseRequestError."""
+        try:
+            answer: list[dict[str, Any]] = self._client.get("")["runs"]
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_lease_error(error) from error
+        return answer
+
+
+class Lease:
+    """A leased run; a context manager. Made by LeaseClient.open."""
+
+    def __init__(self, client: ApiClient, plan: RunPlan, ttl_seconds: int) -> None:
+        self.plan = plan
+        self._client = client.below(f"{RUNS_PATH}/{plan.run_id}")
+        self._files = ApiClient(client.url, plan.token).below(f"{RUNS_PATH}/{plan.run_id}")
+        self._ttl_seconds = ttl_seconds
+        self._lost: LeaseRequestError | None = None
+        self._is_over = threading.Event()
+        self._renewal_thread = threading.Thread(
+            target=self._keep_alive, name=f"lease-{plan.run_id}", daemon=True
+        )
+        self._renewal_thread.start()
+
+    def __enter__(self) -> "Lease":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has ended, by whomever."""
+        return self._is_over.is_set()
+
+    def check(self) -> None:
+        """Raises LeaseLostError once the run is known to be over: to be asked between stages."""
+        if self._lost is not None:
+            raise self._lost
+
+    def source(self, kind: str) -> dict[str, Any]:
+        """The descriptor of pipeline/transport for tasks of this run: "disk" or "http"."""
+        if kind == "disk":
+            return {"kind": "disk"}
+        assert kind == "http", kind
+        return {
+            "kind": "http",
+            "url": self._client.url,
+            "run": self.plan.run_id,
+            "token": self.plan.token,
+        }
+
+    def submit(
+        self,
+        job: CleanJob,
+        groups: Sequence[CleanedGroup],
+        folders: Sequence[str],
+        report: CleanReport,
+        *,
+        engine: str = "",
+    ) -> None:
+        """Leave the manifest of a partition whose outputs are delivered. Raises "
+        "LeaseRequestError."""
+        self.check()
+        (topic_id,) = (
+            planned.topic_id
+            for planned in self.plan.partitions
+            if planned.job.partition == job.partition
+        )
+        manifest = RunManifest(
+            run_id=self.plan.run_id,
+            partition=job.partition,
+            topic_id=topic_id,
+            generation=job.generation,
+            end_offset=job.end_offset,
+            folders=tuple(folders),
+            groups=tuple(groups),
+            report=report,
+            engine=engine,
+        )
+        data = encode_manifest(manifest)
+        path = f"/partitions/{job.partition.partition}/manifest"
+        try:
+            with_retries(lambda: self._files.upload(path, data, len(data), {}))
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_lease_error(error) from error
+
+    def adopt(self, partition: int | None = None) -> list[AdoptResult]:
+        """Have the broker check and publish what was handed back: of one partition, or of all.
+
+        Every result is ADOPTED. Raises OutputsRefusedError, LeaseLostError, LeaseRequestError;
+        what was
+        adopted of other partitions stays so, and is told in the error's `results`.
+        """
+        results = self.try_adopt(partition)
+        for outcome, kind in _ERRORS:
+            refused = [result for result in results if result.outcome is outcome]
+            if refused:
+                error = kind(
+                    "; ".join(f"{result.partition}: {result.reason}" for result in refused)
+                )
+                error.results = tuple(results)
+                raise error
+        return results
+
+    def try_adopt(self, partition: int | None = None) -> list[AdoptResult]:
+        """As `adopt`, but what was refused is told in the results. Raises LeaseRequestError."""
+        body = {} if partition is None else {"partition": partition}
+        try:
+            while True:
+                answer = with_retries(lambda: self._client.post("/adopt", body))
+                if answer["done"]:
+                    return [result_of(result) for result in answer["results"]]
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_lease_error(error) from error
+        except (MalformedHandoffError, KeyError, TypeError) as error:
+            raise LeaseRequestError(f"the broker answered something else: {error!r}") from error
+
+    def status(self) -> dict[str, Any]:
+        """What the broker says of the run. Raises LeaseRequestError."""
+        try:
+            return self._client.get("")
+        except (ApiRefusedError, UnreachableError) as error:
+            raise _as_lease_error(error) from error
+
+    def abandon(self) -> None:
+        """Give the run up; the broker removes its files. One that is over is no error.
+
+        Raises BrokerUnreachableError: then the run ends when its lease does.
+        """
+        self._is_over.set()
+        try:
+            self._client.delete("")
+        except ApiRefusedError as error:
+            if exit_codes.of_status(error.status) != exit_codes.STALE:
+                raise _as_lease_error(error) from error
+        except UnreachableError as error:
+            raise _as_lease_error(error) from error
+
+    def end(self) -> None:
+        """Do not keep it alive any more: there is nothing to be kept."""
+        self._is_over.set()
+
+    def leave(self, ttl_seconds: int = LEFT_SECONDS) -> None:
+        """Go, without giving it up: it can be adopted until its time is over. Raises "
+        "LeaseRequestError."""
+        self.check()
+        body = {"ttl_seconds": ttl_seconds}
+        self._is_over.set()
+        self._renewal_thread.join(
+            UNREACHABLE_SECONDS
+        )  # a renewal of its own would shorten the time again
+        try:
+            with_retries(lambda: self._client.post("/renew", body))
+        except (ApiRefusedError, UnreachableError) as error:
+            with suppress(LeaseRequestError):
+                self.abandon()
+            raise _as_lease_error(error) from error
+
+    def close(self) -> None:
+        """Stop keeping it alive, and give it up if it is not over; to the broker it is all one."""
+        if not self._is_over.is_set():
+            with suppress(LeaseRequestError):  # then the lease ends by itself
+                self.abandon()
+        self._is_over.set()
+        self._renewal_thread.join(timeout=RETRY_SECONDS)
+
+    def _keep_alive(self) -> None:
+        renewed = time.monotonic()
+        pause = self._ttl_seconds / RENEWALS
+        while not self._is_over.wait(pause):
+            try:
+                self._client.post("/renew", {"ttl_seconds": self._ttl_seconds})
+            except ApiRefusedError as error:
+                if exit_codes.of_status(error.status) == exit_codes.STALE:
+                    self._lost = LeaseLostError(str(error))
+                    return
+                pause = RETRY_SECONDS
+            except UnreachableError as error:
+                # A broker that comes back takes the run up again, with all of its time.
+                if time.monotonic() - renewed > self._ttl_seconds + UNREACHABLE_SECONDS:
+                    self._lost = BrokerUnreachableError(str(error))
+                    return
+                pause = RETRY_SECONDS
+            else:
+                renewed, pause = time.monotonic(), self._ttl_seconds / RENEWALS
+
+
+_ERRORS: Final[tuple[tuple[AdoptOutcome, type[LeaseRequestError]], ...]] = (
+    (AdoptOutcome.INVALID, OutputsRefusedError),
+    (AdoptOutcome.STALE, LeaseLostError),
+    (AdoptOutcome.EXPIRED, LeaseLostError),
+    (AdoptOutcome.NOTHING, LeaseRequestError),
+)

@@ -1,0 +1,197 @@
+"""A range of offsets of one partition, read from a broker as Arrow batches.
+
+Rules
+- Every offset of the range is asked for until it was read, or is known to be no record: there are
+  gaps where the log was compacted. A range that the broker cannot give is an error.
+- The next fetch is under way while the batches of the last one are made into columns.
+- Memory: two fetches, and one batch where that is larger.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from pipeline.client.connection import FRAME_BYTES_MAX, OffsetsGoneError, WireError
+from pipeline.client.kafka_client import FETCH_BYTES, Fetched, Isolation, WireClient
+from pipeline.records.columns import COLUMNS
+from pipeline.records.decode import BATCH_ROWS, LARGEST_OFFSET, BatchDecoder, Keep, with_slack
+from pipeline.records.kernels import offset_behind
+from storage.errors import (
+    CorruptBatchError,
+    DecompressionLimitError,
+    UnsupportedCompressionError,
+)
+from storage.format.batch import (
+    BatchHeader,
+    ControlType,
+    Record,
+    control_type,
+    iterate_records,
+    walk_headers,
+)
+from storage.format.txn_index import TxnIndexEntry
+from storage.model import TopicPartition
+
+STALL_SECONDS: Final = 120.0  # Spark's own source waits as long
+MARKER_BYTES_MAX: Final = 64 << 10  # unpacked; a marker has some twenty
+
+
+class StalledError(WireError):
+    """The broker has the range, by what it said before, and does not give it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How to read. `on_gone` is told of offsets that the log lost; None: that is an error."""
+
+    columns: Sequence[str] = COLUMNS
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+    fetch_bytes: int = FETCH_BYTES
+    fetch_wait_ms: int = 500
+    batch_rows: int = BATCH_ROWS
+    stall_seconds: float = STALL_SECONDS
+    keep: Keep | None = None
+    on_gone: Callable[[OffsetsGoneError], None] | None = field(default=None)
+
+
+def read_range(
+    client: WireClient,
+    partition: TopicPartition,
+    first_offset: int,
+    end_offset: int,
+    options: ReadOptions | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of [first_offset, end_offset), in order.
+
+    Raises OffsetsGoneError, StalledError, UnknownTopicError, WireError, and CorruptBatchError for
+    batches that are damaged, with what was fetched as its path.
+    """
+    return _RangeReader(client, partition, end_offset, options or ReadOptions()).read(first_offset)
+
+
+class _RangeReader:
+    def __init__(
+        self, client: WireClient, partition: TopicPartition, end: int, options: ReadOptions
+    ) -> None:
+        self._client = client
+        self._partition = partition
+        self._end = end
+        self._options = options
+        self._max_bytes = options.fetch_bytes
+        self._decoder = BatchDecoder(
+            topic=partition.topic,
+            partition=partition.partition,
+            columns=options.columns,
+            end_offset=end,
+            keep=options.keep,
+            batch_rows=options.batch_rows,
+        )
+
+    def read(self, position: int) -> Iterator[pa.RecordBatch]:
+        deadline = time.monotonic() + self._options.stall_seconds
+        while position < self._end:
+            try:
+                fetched = self._fetch(position)
+            except OffsetsGoneError as error:
+                position = self._behind_gap(position, error)
+                continue
+            next_position = yield from self._rows(position, fetched)
+            if next_position > position:
+                position = next_position
+                deadline = time.monotonic() + self._options.stall_seconds
+            elif fetched.records:
+                self._widen(position, len(fetched.records))
+            elif time.monotonic() > deadline:
+                raise StalledError(self._nothing_at(position, fetched))
+        yield from self._decoder.finish()
+
+    def _fetch(self, position: int) -> Fetched:
+        options = self._options
+        return self._client.fetch(
+            self._partition,
+            position,
+            isolation=options.isolation,
+            max_bytes=self._max_bytes,
+            wait_ms=options.fetch_wait_ms,
+        )
+
+    def _rows(self, position: int, fetched: Fetched) -> Generator[pa.RecordBatch, None, int]:
+        """Give the rows of what was fetched; returns the offset to go on at."""
+        data = with_slack(fetched.records)
+        end = len(fetched.records)
+        behind = int(offset_behind(data, end))
+        if position < behind < self._end:
+            self._client.send_fetch(
+                self._partition,
+                behind,
+                isolation=self._options.isolation,
+                max_bytes=self._max_bytes,
+                wait_ms=self._options.fetch_wait_ms,
+            )
+        decoder = self._decoder
+        decoder.go_to(position)
+        try:
+            if self._options.isolation is Isolation.READ_COMMITTED:
+                decoder.set_aborted(_aborted_in(fetched))
+            yield from decoder.decode(data, 0, end)
+        except CorruptBatchError as error:
+            path = f"{self._partition} fetched from offset {position}"
+            raise CorruptBatchError(error.reason, error.position, path) from error
+        return self._end if decoder.is_done else max(position, decoder.next_offset)
+
+    def _widen(self, position: int, got_bytes: int) -> None:
+        """Not one batch came whole: a broker that does not stretch its limit for the first one."""
+        if self._max_bytes >= FRAME_BYTES_MAX // 2:
+            where = f"{self._partition}: the batch at offset {position}"
+            raise WireError(f"{where} is larger than {self._max_bytes} bytes ({got_bytes} came)")
+        self._max_bytes *= 2
+
+    def _behind_gap(self, position: int, error: OffsetsGoneError) -> int:
+        if self._options.on_gone is None:
+            raise error
+        self._options.on_gone(error)
+        if position < error.log_start_offset:
+            return min(error.log_start_offset, self._end)
+        return self._end  # the log ends before: what was there is not there any more
+
+    def _nothing_at(self, position: int, fetched: Fetched) -> str:
+        visible = fetched.end_of(self._options.isolation)
+        return (
+            f"{self._partition}: nothing came from offset {position} on in"
+            f" {self._options.stall_seconds:.0f} s, wanted is [{position}, {self._end}); the log is"
+            f" [{fetched.log_start_offset}, {fetched.high_watermark}), readable up to {visible}"
+        )
+
+
+def _aborted_in(fetched: Fetched) -> list[TxnIndexEntry]:
+    """The aborted transactions of an answer, each up to its marker in it, or without end.
+
+    An answer names only where each begins. The first marker of its producer behind that is its own;
+    where none came, the rest of the answer belongs to it.
+    """
+    if not fetched.aborted:
+        return []
+    producers = {producer for producer, _ in fetched.aborted}
+    markers: dict[int, list[int]] = {producer: [] for producer in producers}
+    for position, header in walk_headers(fetched.records):
+        if not header.is_control or header.producer_id not in producers or not header.record_count:
+            continue
+        record = _marker(fetched.records, header, position)
+        if control_type(record) in (ControlType.ABORT, ControlType.COMMIT):
+            markers[header.producer_id].append(record.offset)
+    entries = []
+    for producer, first in fetched.aborted:
+        last = next((at for at in markers[producer] if at >= first), LARGEST_OFFSET)
+        entries.append(TxnIndexEntry(producer, first, last, last))
+    return entries
+
+
+def _marker(data: bytes, header: BatchHeader, position: int) -> Record:
+    """The first record of a control batch: more than that it has only to make trouble."""
+    try:
+        return next(iterate_records(data, header, position, MARKER_BYTES_MAX))
+    except (DecompressionLimitError, UnsupportedCompressionError) as error:
+        raise CorruptBatchError(str(error), position) from error

@@ -1,0 +1,265 @@
+"""What jobs ask of a cluster besides records: settings of a topic, its bounds, itself as a table.
+
+Rules
+- Records are read with format("varve"), bounds fixed by whoever asks: two reads of the same bounds
+  are about the same offsets.
+- Every error of a cluster, a producer, Spark or a disk becomes a JobError with its exit code, in
+  one line.
+"""
+
+import errno
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, ParamSpec
+
+import click
+
+from config import exit_codes
+from config.address import parse_kafka_address
+from pipeline.client.connection import UnknownTopicError, UnreachableBrokerError, WireError
+from pipeline.client.kafka_client import EARLIEST, LATEST, REACH_SECONDS, Isolation, WireClient
+from pipeline.client.producer import ProduceError
+from pipeline.engines.spark_session import first_line
+from pipeline.errors import JobError
+from storage.model import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+ADMIN_SECONDS: Final = 30.0
+
+Bounds = Mapping[int, int]  # partition -> offset
+P = ParamSpec("P")
+
+# How Spark words an error that one of our tasks raised: the last line that names an exception.
+_RAISED: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.+)$")
+_DATA_LOSS: Final = "DataLossError"
+
+
+def with_bootstrap(function: Callable[P, None]) -> Callable[P, None]:
+    """Adds the option that names the Kafka address; the command gets `bootstrap`."""
+
+    def checked(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+        try:
+            for part in value.split(","):
+                parse_kafka_address(part.strip())
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+        return value
+
+    return click.option(
+        "--bootstrap",
+        envvar="VARVE_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        callback=checked,
+        metavar="HOST:PORT",
+        help="The broker's Kafka address (VARVE_BOOTSTRAP).",
+    )(function)
+
+
+def cluster_errors(function: Callable[P, None]) -> Callable[P, None]:
+    """For a command, under `telling`: see `as_job_errors`."""
+
+    @wraps(function)
+    def run(*args: P.args, **options: P.kwargs) -> None:
+        with as_job_errors():
+            function(*args, **options)
+
+    return run
+
+
+@contextmanager
+def as_job_errors() -> Iterator[None]:
+    """What a cluster, a producer, Spark or a disk raises in the block becomes a JobError."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except UnreachableBrokerError as error:
+        raise JobError(str(error), exit_codes.UNREACHABLE) from error
+    except UnknownTopicError as error:
+        raise JobError(f"there is no topic {', '.join(error.names)}") from error
+    except (WireError, ProduceError) as error:
+        raise JobError(str(error)) from error
+    except (PySparkException, Py4JError) as error:
+        kind, message = _error_text(error)
+        code = exit_codes.STALE if kind == _DATA_LOSS else exit_codes.FAILED
+        raise JobError(message, code) from error
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # whoever read the results has gone: click ends quietly
+            raise
+        path = error.filename2 or error.filename  # of two the one that was wanted
+        where = "" if path is None else f"{path}: "
+        raise JobError(f"{where}{error.strerror or first_line(error)}") from error
+
+
+def _error_text(error: BaseException) -> tuple[str, str]:
+    """The kind and the words of what a task raised; else of what Spark says first."""
+    text = getattr(error, "java_exception", None)
+    lines = str(error if text is None else text.toString()).splitlines()
+    for line in reversed(lines):
+        match = _RAISED.match(line.strip())
+        if match is not None and not match[1].endswith("PythonException"):
+            return match[1], match[2][:500]
+    return "", first_line(error)
+
+
+def partitions_of(bootstrap: str, topic: str) -> list[int]:
+    """The partitions of a topic. Raises UnknownTopicError, WireError."""
+    with WireClient(bootstrap) as client:
+        return client.partitions([topic])[topic]
+
+
+def reach_topic(bootstrap: str, topic: str) -> list[int]:
+    """The partitions of a topic, asked for once, before anything long is begun.
+
+    Raises UnknownTopicError; UnreachableBrokerError after REACH_SECONDS.
+    """
+    with WireClient(bootstrap, timeout_seconds=REACH_SECONDS) as client:
+        return client.partitions([topic])[topic]
+
+
+def reach_cluster(bootstrap: str) -> None:
+    """As `reach_topic`, where the topic is yet to be made. Raises UnreachableBrokerError."""
+    with WireClient(bootstrap, timeout_seconds=REACH_SECONDS) as client:
+        client.topics()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBounds:
+    """Where the partitions of a topic begin and end; `at_ms` is a time just before that was asked,
+    by this machine's clock."""
+
+    first: dict[int, int]
+    end: dict[int, int]
+    at_ms: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no partition has any offset."""
+        return all(self.first[n] >= end for n, end in self.end.items())
+
+
+def bounds_of(
+    bootstrap: str,
+    topic: str,
+    *,
+    partitions: Sequence[int] | None = None,
+    isolation: Isolation = Isolation.READ_COMMITTED,
+) -> TopicBounds:
+    """The first offset of each partition, and the first that this isolation cannot see.
+
+    Raises UnknownTopicError, JobError for a partition that there is not, WireError.
+    """
+    at_ms = now_ms()
+    with WireClient(bootstrap) as client:
+        there = client.partitions([topic])[topic]
+        requested = there if partitions is None else sorted(partitions)
+        if missing := set(requested) - set(there):
+            raise JobError(
+                f"topic {topic} has {len(there)} partitions, from 0 on, and no {min(missing)}",
+                exit_codes.USAGE,
+            )
+        places = [TopicPartition(topic, n) for n in requested]
+        first = client.offsets(dict.fromkeys(places, EARLIEST))
+        end = client.offsets(dict.fromkeys(places, LATEST), isolation)
+    return TopicBounds(
+        {partition.partition: first[partition] for partition in places},
+        {partition.partition: end[partition] for partition in places},
+        at_ms,
+    )
+
+
+def now_ms() -> int:
+    """Return the wall clock of this machine."""
+    return time.time_ns() // 1_000_000
+
+
+def settings_of(bootstrap: str, topic: str) -> dict[str, str]:
+    """A topic's settings, by Kafka's names. Raises JobError."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = _admin(bootstrap)  # what it promises ends with it
+    try:
+        (result,) = admin.describe_configs([resource]).values()
+        rows = result.result(ADMIN_SECONDS)
+    except KafkaException as error:
+        raise JobError(f"settings of {topic}: {error.args[0].str()}") from error
+    return {name: row.value for name, row in rows.items() if row.value is not None}
+
+
+def create_topic(bootstrap: str, topic: str, partitions: int, settings: Mapping[str, str]) -> None:
+    """Make a topic. Raises JobError."""
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
+
+    new = NewTopic(topic, partitions, 1, config=dict(settings))
+    admin = _admin(bootstrap)
+    try:
+        admin.create_topics([new])[topic].result(ADMIN_SECONDS)
+    except KafkaException as error:
+        raise JobError(f"{topic} was not created: {error.args[0].str()}") from error
+
+
+def _admin(bootstrap: str) -> Any:
+    from confluent_kafka.admin import AdminClient
+
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
+
+
+def read_topic(
+    spark: "SparkSession",
+    bootstrap: str,
+    topic: str,
+    first: Bounds,
+    end: Bounds,
+    *,
+    columns: Sequence[str],
+    isolation: Isolation = Isolation.READ_COMMITTED,
+) -> "DataFrame":
+    """The records of [first, end) of each partition of `end`, with format("varve")."""
+    requested = {n: (first[n], last) for n, last in end.items() if first[n] < last}
+    reader = spark.read.format("varve").option("kafka.bootstrap.servers", bootstrap)
+    reader = reader.option("columns", ",".join(columns))
+    reader = reader.option("kafka.isolation.level", isolation.name.lower())
+    if not requested:
+        # Nothing is asked of the cluster; the columns are those of the source all the same.
+        return spark.createDataFrame([], reader.option("subscribe", topic).load().schema)
+    starts = {str(n): begin for n, (begin, _) in requested.items()}
+    ends = {str(n): last for n, (_, last) in requested.items()}
+    return (
+        reader.option("assign", json.dumps({topic: sorted(requested)}))
+        .option("startingOffsets", json.dumps({topic: starts}))
+        .option("endingOffsets", json.dumps({topic: ends}))
+        .load()
+    )
+
+
+def read_offsets(value: str, partitions: Sequence[int]) -> dict[int, int]:
+    """Offsets by partition: JSON such as {"0": 12}, or @FILE with it. Raises JobError."""
+    try:
+        text = value
+        if value.startswith("@"):
+            with open(value[1:], encoding="utf-8") as file:
+                text = file.read()
+        document = json.loads(text)
+        offsets = {int(number): offset for number, offset in document.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise JobError(
+            f'offsets are JSON such as {{"0": 12}}: {error}', exit_codes.USAGE
+        ) from error
+    if unknown := set(offsets) - set(partitions):
+        raise JobError(f"there is no partition {min(unknown)}", exit_codes.USAGE)
+    if not all(isinstance(offset, int) and offset >= 0 for offset in offsets.values()):
+        raise JobError("an offset is a whole number from 0 on", exit_codes.USAGE)
+    return offsets

@@ -1,0 +1,1 @@
+"""Cleaning and indexing partitions on an engine."""

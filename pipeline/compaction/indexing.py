@@ -1,0 +1,158 @@
+"""What partitions hold, for whoever reads them as tables: survivors and counts, on an engine.
+
+A partition is surveyed in one task where its keys are likely to fit; else its keys are combined and
+merged as for a clean, only that every record from the log's start on takes part and deletes are
+told apart. Nothing of the log is changed, and everything written is scratch of the run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from cleaner.job import CleanJob
+from pipeline.compaction.cleaning import COMBINE_SHARE, rows_of, rows_read_by
+from pipeline.compaction.stage_runs import Progress, Source, StageRunner
+from pipeline.engines.engine import Engine
+from pipeline.stages.planning import (
+    Cut,
+    Limits,
+    bytes_of,
+    cut_up,
+    is_one_task,
+    over_groups,
+    over_segments,
+    sources_of,
+)
+from pipeline.stages.tasks import (
+    CombineResult,
+    CombineTask,
+    DamageFound,
+    MergeResult,
+    MergeTask,
+    SegmentCounts,
+    SurveyResult,
+    SurveyTask,
+    SurvivorFiles,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionIndex:
+    """What one partition holds. `survivors` name files of sets: see `survivors.read_survivors`.
+
+    Of a damaged segment it tells what stands before the damage.
+    """
+
+    job: CleanJob
+    survivors: tuple[SurvivorFiles, ...]
+    counts: tuple[SegmentCounts, ...]  # of every segment, in order
+    damaged: tuple[DamageFound, ...]
+    keys: int  # that have a record, be it a delete
+
+
+def index_partitions(
+    engine: Engine,
+    jobs: Sequence[CleanJob],
+    source_of: Callable[[CleanJob], Source],
+    limits: Limits,
+    *,
+    progress: Progress | None = None,
+) -> list[PartitionIndex]:
+    """Index each of `jobs`, whose inputs lie at `source_of` -> in the order of the jobs.
+
+    Raises StageFailedError.
+    """
+    stages = StageRunner(engine, progress)
+    sources = [dict(source_of(job)) for job in jobs]
+    done: dict[int, PartitionIndex] = {}
+    whole = [
+        place
+        for place, job in enumerate(jobs)
+        if is_one_task(job, limits, first_offset=job.log_start_offset)
+    ]
+    results = stages.run(
+        "survey",
+        [SurveyTask(sources[place], jobs[place], limits.memory_bytes) for place in whole],
+        [bytes_of(jobs[place]) for place in whole],
+        SurveyResult,
+    )
+    for place, result in zip(whole, results, strict=True):
+        if result.fits:
+            done[place] = PartitionIndex(
+                jobs[place], (result.survivors,), result.counts, result.damaged, result.keys
+            )
+    remaining = [place for place in range(len(jobs)) if place not in done]
+    pairs = [(jobs[place], sources[place]) for place in remaining]
+    done.update(zip(remaining, _index_in_shards(stages, pairs, limits), strict=True))
+    return [done[place] for place in range(len(jobs))]
+
+
+def _index_in_shards(
+    stages: StageRunner, pairs: Sequence[tuple[CleanJob, dict[str, str]]], limits: Limits
+) -> list[PartitionIndex]:
+    cuts = [cut_up(job, limits, first_offset=job.log_start_offset) for job, _ in pairs]
+    tasks = [
+        CombineTask(
+            source,
+            over_segments(job, bases),
+            cut.shards,
+            int(limits.memory_bytes * COMBINE_SHARE),
+            survey=True,
+        )
+        for (job, source), cut in zip(pairs, cuts, strict=True)
+        for bases in cut.combines
+    ]
+    results = iter(
+        stages.run("combine", tasks, [bytes_of(task.job) for task in tasks], CombineResult)
+    )
+    combined = [[next(results) for _ in cut.combines] for cut in cuts]
+    merges = [
+        _merges(job, source, cut, results, limits)
+        for (job, source), cut, results in zip(pairs, cuts, combined, strict=True)
+    ]
+    flat = [task for tasks in merges for task in tasks]
+    merged = iter(stages.run("merge", flat, [rows_read_by(task) for task in flat], MergeResult))
+    return [
+        _indexed(job, results, [next(merged) for _ in tasks])
+        for (job, _), results, tasks in zip(pairs, combined, merges, strict=True)
+    ]
+
+
+def _merges(
+    job: CleanJob,
+    source: dict[str, str],
+    cut: Cut,
+    combined: Sequence[CombineResult],
+    limits: Limits,
+) -> list[MergeTask]:
+    ranges = (tuple((source.base_offset, source.next_base_offset) for source in sources_of(job)),)
+    by_shard = ((shard, rows_of(combined, shard)) for shard in range(cut.shards))
+    return [
+        MergeTask(source, over_groups(job, ()), shard, rows, ranges, limits.memory_bytes)
+        for shard, rows in by_shard
+        if rows
+    ]
+
+
+def _indexed(
+    job: CleanJob, combined: Sequence[CombineResult], merged: Sequence[MergeResult]
+) -> PartitionIndex:
+    counts = [counts for result in combined for counts in result.counts]
+    return PartitionIndex(
+        job=job,
+        survivors=tuple(
+            SurvivorFiles(result.folder, tuple(name for names in result.files for name in names))
+            for result in merged
+        ),
+        counts=tuple(
+            replace(
+                counts,
+                live=sum(result.live.get(str(counts.base_offset), 0) for result in merged),
+                tombstones=sum(
+                    result.tombstones.get(str(counts.base_offset), 0) for result in merged
+                ),
+            )
+            for counts in counts
+        ),
+        damaged=tuple(damage for result in combined for damage in result.damaged),
+        keys=sum(result.keys for result in merged),
+    )

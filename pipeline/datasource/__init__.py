@@ -1,0 +1,1 @@
+"""The data source behind `format("varve")`."""

@@ -1,0 +1,197 @@
+"""Which offsets are read: bounds resolved against the log, split into tasks, limited per trigger.
+
+Rules: a range is [first, end) of one partition. Whatever is chosen here lies within the log at the
+time it was asked about, or is an error; offsets are no counts of records where a log was compacted.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from pipeline.client.kafka_client import EARLIEST, LATEST, NO_OFFSET, WireClient
+from pipeline.datasource.options import AtTime, Bound, Edge, OptionError, SourceOptions
+from storage.model import TopicPartition
+
+Offsets: TypeAlias = dict[TopicPartition, int]
+
+
+class DataLossError(Exception):
+    """Offsets that were to be read are not in the log any more."""
+
+    def __init__(self, subject: str) -> None:
+        super().__init__(
+            f"{subject}. Records may have been lost to retention, or the topic was made anew; with"
+            " failOnDataLoss=false the query goes on with what is there"
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """Offsets [first, end) of one partition."""
+
+    partition: TopicPartition
+    first: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets, of which some may have no record."""
+        return max(self.end - self.first, 0)
+
+
+def partitions_of(client: WireClient, options: SourceOptions) -> list[TopicPartition]:
+    """What is subscribed to, as it is now. Raises UnknownTopicError, WireError."""
+    subscription = options.subscription
+    if subscription.assigned:
+        there = client.partitions(sorted({partition.topic for partition in subscription.assigned}))
+        missing = [p for p in subscription.assigned if p.partition not in there[p.topic]]
+        if missing:
+            raise OptionError(f"assign names {', '.join(map(str, missing))}, which is not there")
+        return list(subscription.assigned)
+    topics: Sequence[str] = subscription.topics
+    if subscription.pattern is not None:
+        # As in Java's subscribe(Pattern): all of the name has to match.
+        pattern = re.compile(subscription.pattern)
+        topics = [name for name in client.topics() if pattern.fullmatch(name)]
+    if not topics:
+        return []
+    results = client.partitions(topics)
+    return sorted(TopicPartition(name, n) for name, numbers in results.items() for n in numbers)
+
+
+def starting_offsets(
+    client: WireClient, options: SourceOptions, partitions: Sequence[TopicPartition]
+) -> Offsets:
+    """Where reading begins."""
+    bound = options.starting
+    results = _resolved(client, options, bound, partitions, "startingOffsets")
+    unmatched = [partition for partition, offset in results.items() if offset == NO_OFFSET]
+    if not unmatched:
+        return results
+    if not options.latest_if_no_time:
+        raise OptionError(
+            f"no record at or behind the starting time in {', '.join(map(str, unmatched))};"
+            " startingOffsetsByTimestampStrategy=latest begins at the end instead"
+        )
+    return results | client.offsets(dict.fromkeys(unmatched, LATEST), options.isolation)
+
+
+def ending_offsets(
+    client: WireClient, options: SourceOptions, partitions: Sequence[TopicPartition]
+) -> Offsets:
+    """Where a batch ends. A time behind the last record is the end of the log."""
+    results = _resolved(client, options, options.ending, partitions, "endingOffsets")
+    unmatched = [partition for partition, offset in results.items() if offset == NO_OFFSET]
+    return results | client.offsets(dict.fromkeys(unmatched, LATEST), options.isolation)
+
+
+def latest_offsets(
+    client: WireClient, options: SourceOptions, partitions: Iterable[TopicPartition]
+) -> Offsets:
+    """The ends of the log that a reader of this isolation sees."""
+    return client.offsets(dict.fromkeys(partitions, LATEST), options.isolation)
+
+
+def earliest_offsets(client: WireClient, partitions: Iterable[TopicPartition]) -> Offsets:
+    """The beginnings of the log."""
+    return client.offsets(dict.fromkeys(partitions, EARLIEST))
+
+
+def _resolved(
+    client: WireClient,
+    options: SourceOptions,
+    bound: Bound,
+    partitions: Sequence[TopicPartition],
+    name: str,
+) -> Offsets:
+    if isinstance(bound, Edge):
+        when = EARLIEST if bound is Edge.EARLIEST else LATEST
+        return client.offsets(dict.fromkeys(partitions, when), options.isolation)
+    if isinstance(bound, AtTime):
+        if bound.every_ms is not None:
+            times = dict.fromkeys(partitions, bound.every_ms)
+        else:
+            times = dict(_all_named(f"{name}ByTimestamp", bound.each_ms, partitions))
+        return client.offsets(times, options.isolation)
+    values = dict(_all_named(name, bound.offsets, partitions))
+    edges = {p: o for p, o in values.items() if o in (EARLIEST, LATEST)}
+    return values | client.offsets(edges, options.isolation)
+
+
+def _all_named(
+    name: str, values: Mapping[TopicPartition, int], partitions: Sequence[TopicPartition]
+) -> Mapping[TopicPartition, int]:
+    if set(values) != set(partitions):
+        missing = sorted(set(partitions) - set(values))
+        surplus = sorted(set(values) - set(partitions))
+        raise OptionError(
+            f"{name} has to name every partition that is read and no others; missing:"
+            f" {', '.join(map(str, missing)) or 'none'}, not read:"
+            f" {', '.join(map(str, surplus)) or 'none'}"
+        )
+    return values
+
+
+def split(ranges: Sequence[Range], options: SourceOptions) -> list[Range]:
+    """Ranges for tasks: one per partition, more where `minPartitions` or a limit of records ask.
+
+    Large ranges are cut, small ones are not put together, as in Spark's source.
+    """
+    offset_ranges = [offset_range for offset_range in ranges if offset_range.size]
+    limit = options.max_records_per_partition
+    pieces = [
+        piece
+        for offset_range in offset_ranges
+        for piece in _cut(offset_range, 1 if limit is None else -(-offset_range.size // limit))
+    ]
+    least = options.min_partitions
+    if least is None or len(pieces) >= least:
+        return pieces
+    total = sum(offset_range.size for offset_range in pieces)
+    return [
+        piece
+        for offset_range in pieces
+        for piece in _cut(offset_range, max(1, -(-offset_range.size * least // total)))
+    ]
+
+
+def _cut(whole: Range, count: int) -> list[Range]:
+    count = min(count, whole.size)
+    bounds = [whole.first + whole.size * n // count for n in range(count + 1)]
+    return [Range(whole.partition, first, end) for first, end in pairwise(bounds)]
+
+
+def limited(start: Offsets, latest: Offsets, limit: int) -> Offsets:
+    """Ends such that about `limit` offsets are read, each partition by its share of what waits."""
+    sizes = {partition: max(end - start[partition], 0) for partition, end in latest.items()}
+    total = sum(sizes.values())
+    if total <= limit:
+        return latest
+    ends: Offsets = {}
+    for partition, end in latest.items():
+        share = limit * sizes[partition] / total
+        count = int(share) if share >= 1 else int(share > 0)
+        ends[partition] = min(start[partition] + count, max(end, start[partition]))
+    return ends
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Offsets as they stand in a checkpoint, and in startingOffsets: by topic and partition.
+
+    Always in the same order: Spark compares the text.
+    """
+    results: dict[str, dict[str, int]] = {}
+    for partition, offset in sorted(offsets.items()):
+        results.setdefault(partition.topic, {})[str(partition.partition)] = offset
+    return results
+
+
+def from_json(offsets: Mapping[str, Any]) -> Offsets:
+    """The reverse of `to_json`."""
+    return {
+        TopicPartition(topic, int(partition)): int(offset)
+        for topic, numbers in offsets.items()
+        for partition, offset in numbers.items()
+    }

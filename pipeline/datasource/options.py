@@ -1,0 +1,315 @@
+"""The options of the source and the sink, by the names of Spark's own Kafka source. Pure.
+
+Rules: what Spark's source refuses is refused here; an option that this reader could not honour
+(security, a client's own deserializers) is an error and never passed over. Unknown options are
+none of ours: Spark hands over its own among them.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeAlias
+
+from pipeline.client.kafka_client import EARLIEST, FETCH_BYTES, LATEST, Isolation
+from pipeline.client.range_reader import STALL_SECONDS
+from pipeline.records.columns import ALL_COLUMNS, COLUMNS
+from storage.model import TopicPartition
+
+BOOTSTRAP: Final = ("kafka.bootstrap.servers", "bootstrap.servers")
+_CONSUMER: Final = "kafka."
+_REFUSED: Final = {
+    "kafka.auto.offset.reset": "say startingOffsets instead",
+    "kafka.enable.auto.commit": "offsets are kept by Spark alone",
+    "kafka.interceptor.classes": "no Java runs here",
+    "kafka.key.deserializer": "keys are bytes; cast the column",
+    "kafka.value.deserializer": "values are bytes; cast the column",
+    "kafka.key.serializer": "keys are bytes or strings",
+    "kafka.value.serializer": "values are bytes or strings",
+}
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION: Final = re.compile(r"\s*(\d{1,18})\s*(ms|s|m|h|d)?\s*")
+_NUMBER_MAX: Final = (1 << 63) - 1
+_PARTITION_MAX: Final = (1 << 31) - 1
+_PARTITION: Final = re.compile(r"[0-9]{1,9}")
+
+
+class OptionError(ValueError):
+    """An option that is missing, unknown, or has a value that it cannot have."""
+
+
+class Edge(Enum):
+    """One of the two ends of a log."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class ExplicitOffsets:
+    """An offset for each partition; -2 and -1 stand for the earliest and the latest."""
+
+    offsets: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record at or behind a time (ms): one for all partitions, or one for each."""
+
+    every_ms: int | None
+    each_ms: Mapping[TopicPartition, int]
+
+
+Bound: TypeAlias = Edge | ExplicitOffsets | AtTime
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which partitions: named ones, all of named topics, all of topics that match a pattern."""
+
+    assigned: tuple[TopicPartition, ...] = ()
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What to read and how; `None` numbers: no limit."""
+
+    bootstrap: str
+    subscription: Subscription
+    starting: Bound
+    ending: Bound
+    latest_if_no_time: bool  # a starting time behind the last record begins at the end
+    isolation: Isolation
+    columns: tuple[str, ...]
+    push_down_filters: bool  # see batch.FilteringReader for what that costs
+    fail_on_data_loss: bool
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
+    stall_seconds: float
+    fetch_bytes: int
+    client_id: str
+
+
+class _Reader:
+    """Options, whose names are case-insensitive."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = {name.lower(): value for name, value in options.items()}
+        for name, why in _REFUSED.items():
+            if name in self._options:
+                raise OptionError(f"{name} is not supported: {why}")
+        protocol = self.text("kafka.security.protocol") or "PLAINTEXT"
+        if protocol.upper() != "PLAINTEXT":
+            raise OptionError(
+                f"kafka.security.protocol {protocol} is not supported, only PLAINTEXT"
+            )
+        for name in self._options:
+            if name.startswith(("kafka.ssl.", "kafka.sasl.")):
+                raise OptionError(f"{name} is not supported: connections are plain")
+
+    def text(self, name: str) -> str | None:
+        return self._options.get(name.lower())
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.lower() not in ("true", "false"):
+            raise OptionError(f"{name} is {value!r}, not true or false")
+        return value.lower() == "true"
+
+    def number(self, name: str, *, least: int = 1) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            number = int(value)
+        except ValueError:
+            number = least - 1
+        if not least <= number <= _NUMBER_MAX:
+            raise OptionError(f"{name} is {value!r}, not a whole number from {least} to 2^63-1")
+        return number
+
+    def duration_ms(self, name: str, default_ms: int) -> int:
+        value = self.text(name)
+        if value is None:
+            return default_ms
+        match = _DURATION.fullmatch(value)
+        if match is None:
+            raise OptionError(f"{name} is {value!r}, not a time like 500ms, 30s, 15m")
+        return int(match[1]) * _UNITS_MS[match[2] or "ms"]
+
+    def those_of(self, prefix: str) -> dict[str, str]:
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self._options.items()
+            if name.startswith(prefix)
+        }
+
+
+def bootstrap_of(options: Mapping[str, str]) -> str:
+    """The brokers to begin with. Raises OptionError where none are named."""
+    return _bootstrap(_Reader(options))
+
+
+def _bootstrap(reader: _Reader) -> str:
+    for name in BOOTSTRAP:
+        if value := reader.text(name):
+            return value
+    raise OptionError(f"{BOOTSTRAP[0]} has to name the brokers, as HOST:PORT")
+
+
+def producer_settings(options: Mapping[str, str]) -> dict[str, str]:
+    """What the options with the prefix `kafka.` set of a producer."""
+    settings = _Reader(options).those_of(_CONSUMER)
+    settings.pop("bootstrap.servers", None)
+    return settings
+
+
+def read_columns(options: Mapping[str, str]) -> tuple[str, ...]:
+    """The columns of the schema: `columns`, or Spark's, with headers where they are wanted."""
+    reader = _Reader(options)
+    named = reader.text("columns")
+    if named is None:
+        return ALL_COLUMNS if reader.flag("includeHeaders", False) else COLUMNS
+    columns = tuple(name.strip() for name in named.split(",") if name.strip())
+    unknown = [name for name in columns if name not in ALL_COLUMNS]
+    if unknown or not columns or len(set(columns)) < len(columns):
+        raise OptionError(f"columns is {named!r}; it names some of {', '.join(ALL_COLUMNS)}")
+    return columns
+
+
+def read_source_options(
+    options: Mapping[str, str], *, columns: tuple[str, ...], is_stream: bool
+) -> SourceOptions:
+    """All of a source's options. Raises OptionError."""
+    reader = _Reader(options)
+    poll_ms = reader.number("kafkaConsumer.pollTimeoutMs")
+    isolation = reader.text("kafka.isolation.level") or "read_uncommitted"
+    if isolation not in ("read_uncommitted", "read_committed"):
+        raise OptionError(f"kafka.isolation.level is {isolation!r}")
+    return SourceOptions(
+        bootstrap=_bootstrap(reader),
+        subscription=_subscription(reader),
+        starting=_bound(reader, "starting", Edge.LATEST if is_stream else Edge.EARLIEST, is_stream),
+        ending=Edge.LATEST if is_stream else _bound(reader, "ending", Edge.LATEST, is_stream),
+        latest_if_no_time=_latest_if_no_time(reader),
+        isolation=Isolation[isolation.upper()],
+        columns=columns,
+        push_down_filters=reader.flag("pushDownPredicate", False),
+        fail_on_data_loss=reader.flag("failOnDataLoss", True),
+        min_partitions=reader.number("minPartitions"),
+        max_records_per_partition=reader.number("maxRecordsPerPartition"),
+        max_offsets_per_trigger=reader.number("maxOffsetsPerTrigger"),
+        min_offsets_per_trigger=reader.number("minOffsetsPerTrigger"),
+        max_trigger_delay_ms=reader.duration_ms("maxTriggerDelay", 15 * 60_000),
+        stall_seconds=STALL_SECONDS if poll_ms is None else poll_ms / 1000,
+        fetch_bytes=reader.number("kafka.max.partition.fetch.bytes") or FETCH_BYTES,
+        client_id=reader.text("kafka.client.id") or "varve-pipeline",
+    )
+
+
+def _latest_if_no_time(reader: _Reader) -> bool:
+    strategy = (reader.text("startingOffsetsByTimestampStrategy") or "error").lower()
+    if strategy not in ("error", "latest"):
+        raise OptionError(
+            f"startingOffsetsByTimestampStrategy is {strategy!r}, not error or latest"
+        )
+    return strategy == "latest"
+
+
+def _subscription(reader: _Reader) -> Subscription:
+    ways = ("assign", "subscribe", "subscribePattern")
+    messages = [name for name in ways if reader.text(name) is not None]
+    if len(messages) != 1:
+        raise OptionError(f"exactly one of {', '.join(ways)} is needed, not {len(messages)}")
+    value = (reader.text(messages[0]) or "").strip()
+    if not value:
+        raise OptionError(f"{messages[0]} is empty")
+    if messages[0] == "subscribe":
+        return Subscription(
+            topics=tuple(sorted({t.strip() for t in value.split(",") if t.strip()}))
+        )
+    if messages[0] == "subscribePattern":
+        try:
+            re.compile(value)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise OptionError(f"subscribePattern is no regular expression: {error}") from error
+        return Subscription(pattern=value)
+    return Subscription(assigned=_assigned(value))
+
+
+def _assigned(text: str) -> tuple[TopicPartition, ...]:
+    results = _json("assign", text)
+    partitions: set[TopicPartition] = set()
+    for topic, numbers in results.items():
+        if not isinstance(numbers, list) or not all(
+            _is_number(n) and 0 <= n <= _PARTITION_MAX for n in numbers
+        ):
+            raise OptionError(f'assign is {text!r}, not like {{"topic": [0, 1]}}')
+        partitions.update(TopicPartition(topic, number) for number in numbers)
+    if not partitions:
+        raise OptionError("assign names no partition")
+    return tuple(sorted(partitions))
+
+
+def _bound(reader: _Reader, which: str, default: Edge, is_stream: bool) -> Bound:
+    """Spark's order: one time for all, times by partition, offsets."""
+    if (text := reader.text(f"{which}Timestamp")) is not None:
+        when = reader.number(f"{which}Timestamp", least=0)
+        assert when is not None, text
+        return AtTime(when, {})
+    name = f"{which}OffsetsByTimestamp"
+    if (text := reader.text(name)) is not None:
+        return AtTime(None, _by_partition(name, text, least=0))
+    name = f"{which}Offsets"
+    text = reader.text(name)
+    if text is None:
+        return default
+    if text.strip().lower() in ("earliest", "latest"):
+        return _edge(name, Edge(text.strip().lower()), is_stream)
+    offsets = _by_partition(name, text, least=EARLIEST)
+    refused = EARLIEST if which == "ending" else LATEST
+    if not is_stream and refused in offsets.values():
+        raise OptionError(f"{name}: {refused} makes no sense in a batch")
+    return ExplicitOffsets(offsets)
+
+
+def _edge(name: str, edge: Edge, is_stream: bool) -> Edge:
+    wrong = {"startingOffsets": Edge.LATEST, "endingOffsets": Edge.EARLIEST}
+    if not is_stream and edge is wrong[name]:
+        raise OptionError(f"{name} cannot be {edge.value} in a batch")
+    return edge
+
+
+def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, int]:
+    results: dict[TopicPartition, int] = {}
+    for topic, numbers in _json(name, text).items():
+        if not isinstance(numbers, dict):
+            raise OptionError(f'{name} is {text!r}, not like {{"topic": {{"0": 23}}}}')
+        for partition, number in numbers.items():
+            is_partition = _PARTITION.fullmatch(partition) is not None
+            if not is_partition or not _is_number(number) or not least <= number <= _NUMBER_MAX:
+                raise OptionError(f"{name}: {topic} {partition!r}: {number!r} is no offset")
+            results[TopicPartition(topic, int(partition))] = number
+    return results
+
+
+def _json(name: str, text: str) -> dict[str, object]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{name} is neither a word it knows nor JSON: {text!r}") from error
+    if not isinstance(document, dict):
+        raise OptionError(f"{name} is no JSON object: {text!r}")
+    return document
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""Engines that run stages: local processes, or Spark's executors."""

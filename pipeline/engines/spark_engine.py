@@ -1,0 +1,292 @@
+"""The engine whose tasks run in Python workers on Spark's executors.
+
+Spark carries descriptors there and small results back; the records themselves never pass through
+the JVM. Starting a task costs Spark a tenth of a second on a busy machine, so that short ones go
+together. They are handed out as they are, in an RDD: one job, where a frame of them takes three. A
+session by Spark Connect has frames only: there it is `mapInArrow` over one, spread by range.
+
+The executors' Python has this code installed, of this version, with the extra: kernels are compiled
+from its files, and kept beside them, so that it cannot be sent along in an archive.
+
+Spark tries a task again where its settings say so (`spark.task.maxFailures`), also on another
+executor where the first was lost. The last reason that a task gave is found in Spark's error.
+"""
+
+import importlib
+import json
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import pyarrow
+
+from pipeline.engines.engine import StageFailedError
+from pipeline.engines.spark_session import first_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RESULT_BYTES_MAX: Final = 16 << 20  # of one task: counts and names of files, no records
+TOGETHER_MAX: Final = 8  # of our tasks in one of Spark's, which is tried again as a whole
+WAVES: Final = 2  # Spark's tasks for each core, at least: one that is slow does not hold up all
+POLL_SECONDS: Final = 0.25  # between two looks at how many tasks are done
+REASON_CHARS_MAX: Final = 2000
+UNKNOWN: Final = "unknown"  # version of a checkout
+
+_Task: TypeAlias = tuple[int, bytes]  # its place, and its payload, or its result
+_TASK: Final = pyarrow.struct([("task", pyarrow.int64()), ("payload", pyarrow.binary())])
+_BUNDLES: Final = pyarrow.schema([("bundle", pyarrow.int64()), ("tasks", pyarrow.list_(_TASK))])
+_RESULTS: Final = pyarrow.schema([("task", pyarrow.int64()), ("result", pyarrow.binary())])
+_REASON: Final = re.compile(r'\[\[varve (?P<text>"(?:[^"\\]|\\.)*")\]\]')
+_NOT_THERE: Final = re.compile(r"ModuleNotFoundError: No module named '(?:pipeline|numba|storage)'")
+_LOST: Final = re.compile(r"most recent failure: (?:Lost task [^:]*: )?(?P<text>[^\n]+)")
+
+
+class TaskReasonError(Exception):
+    """Raised in a worker: carries why a task failed through the JVM, so that it is found again."""
+
+    def __init__(self, error: BaseException) -> None:
+        reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
+        super().__init__(f"[[varve {json.dumps(reason)}]]")
+
+
+class VersionError(Exception):
+    """The executors' code is not the driver's."""
+
+
+class SparkEngine:
+    """Runs stages on a session that somebody else started, and stops."""
+
+    name = "spark"
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        *,
+        parallelism: int | None = None,
+        registry: str = "pipeline.stages",
+    ) -> None:
+        """`parallelism`: None for what Spark says. `registry` is the module with `run_stage`."""
+        self._spark = spark
+        self._registry = registry
+        self._context = None if _is_connect(spark) else spark.sparkContext
+        self.parallelism = max(1, parallelism or self._cores())
+
+    def run(
+        self,
+        stage: str,
+        tasks: Sequence[bytes],
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[bytes]:
+        """See Engine. Raises StageFailedError."""
+        if not tasks:
+            return []
+        dealt = deal(len(tasks), self.parallelism)
+        sizes = sorted((len(places) for places in dealt), reverse=True)
+        sent = None if progress is None else _TaskProgress(sizes, progress)
+        carry = self._by_frame if self._context is None else self._by_rdd
+        try:
+            with self._watched(sent):
+                results = carry(stage, [[(at, tasks[at]) for at in places] for places in dealt])
+        except Exception as error:
+            reason = _reason(error)
+            if reason is None:
+                raise
+            raise StageFailedError(stage, reason) from None
+        if progress is not None:
+            progress(len(tasks))
+        return [results[index] for index in range(len(tasks))]
+
+    def _watched(self, sent: "_TaskProgress | None") -> "_JobWatch | _ConnectWatch":
+        if self._context is None:
+            return _ConnectWatch(self._spark, sent)
+        return _JobWatch(self._context, sent)
+
+    def _by_rdd(self, stage: str, dealt: "list[list[_Task]]") -> dict[int, bytes]:
+        work = _work(stage, self._registry, code_version())
+        assert self._context is not None
+        spread = self._context.parallelize(dealt, len(dealt))
+        return dict(spread.flatMap(work).collect())
+
+    def _by_frame(self, stage: str, dealt: "list[list[_Task]]") -> dict[int, bytes]:
+        work = _work(stage, self._registry, code_version())
+
+        def over(batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+            for batch in batches:
+                for bundle in batch.column("tasks").to_pylist():
+                    for task, result in work([(item["task"], item["payload"]) for item in bundle]):
+                        yield pyarrow.record_batch([[task], [result]], schema=_RESULTS)
+
+        bundles = [[{"task": at, "payload": item} for at, item in bundle] for bundle in dealt]
+        table = pyarrow.table([range(len(bundles)), bundles], schema=_BUNDLES)
+        frame = self._spark.createDataFrame(table).repartitionByRange(len(bundles), "bundle")
+        result = frame.mapInArrow(over, "task long, result binary").toArrow()
+        return dict(zip(*(result.column(index).to_pylist() for index in (0, 1)), strict=True))
+
+    def close(self) -> None:
+        """See Engine: the session is its owner's to stop."""
+
+    def _cores(self) -> int:
+        if self._context is not None:
+            return int(self._context.defaultParallelism)
+        # Spark Connect does not say; a range is cut into as many parts as there are cores.
+        from pyspark.sql.functions import spark_partition_id
+
+        return int(self._spark.range(10_000).select(spark_partition_id()).distinct().count())
+
+
+class _TaskProgress:
+    """Passes on how many of our tasks are done, where of Spark's some are."""
+
+    def __init__(self, sizes: Sequence[int], progress: Callable[[int], None]) -> None:
+        """`sizes`: how many of our tasks each of Spark's has, the most first."""
+        self.bundles = len(sizes)
+        self._sizes = sizes
+        self._progress = progress
+        self._done = 0
+
+    def __call__(self, bundles: int) -> None:
+        # Which ones are done is not known: no more than this is claimed.
+        done = sum(self._sizes[len(self._sizes) - bundles :])
+        if done > self._done:
+            self._done = done
+            self._progress(done)
+
+
+class _JobWatch:
+    """For the length of a block: tells how many tasks are done; ends them if the block fails."""
+
+    def __init__(self, context: Any, sent: _TaskProgress | None) -> None:
+        self._context = context
+        self._on_done = sent
+        self._group = f"varve-{uuid.uuid4()}"
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        self._context.setJobGroup(self._group, "varve", interruptOnCancel=True)
+        if self._on_done is not None:
+            self._thread = threading.Thread(
+                target=self._poll, args=(self._on_done,), name="spark-progress", daemon=True
+            )
+            self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+        if kind is not None:
+            self._context.cancelJobGroup(self._group)
+        self._context.setLocalProperty("spark.jobGroup.id", None)
+
+    def _poll(self, sent: _TaskProgress) -> None:
+        tracker = self._context.statusTracker()
+        while not self._over.wait(POLL_SECONDS):
+            for job in tracker.getJobIdsForGroup(self._group):
+                info = tracker.getJobInfo(job)
+                for stage in [] if info is None else info.stageIds:
+                    stage_info = tracker.getStageInfo(stage)
+                    if stage_info is not None and stage_info.numTasks == sent.bundles:
+                        sent(stage_info.numCompletedTasks)
+
+
+class _ConnectWatch:
+    """The same for a session by Spark Connect, which tells by itself."""
+
+    def __init__(self, spark: "SparkSession", sent: _TaskProgress | None) -> None:
+        self._spark = spark
+        self._on_done = sent
+        self._tag = f"varve-{uuid.uuid4()}"
+
+    def __enter__(self) -> None:
+        self._spark.addTag(self._tag)
+        if self._on_done is not None:
+            self._spark.registerProgressHandler(self._handle)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._spark.removeTag(self._tag)
+        if self._on_done is not None:
+            self._spark.removeProgressHandler(self._handle)
+        if kind is not None:
+            self._spark.interruptTag(self._tag)
+
+    def _handle(self, stages: Any, **_: object) -> None:
+        assert self._on_done is not None
+        for stage in stages or ():
+            if stage.num_tasks == self._on_done.bundles:
+                self._on_done(stage.num_completed_tasks)
+
+
+def _is_connect(spark: "SparkSession") -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def code_version() -> str:
+    """Version of the code that runs here; UNKNOWN where it was never installed."""
+    try:
+        return metadata.version("varve")
+    except metadata.PackageNotFoundError:
+        return UNKNOWN
+
+
+def deal(count: int, parallelism: int) -> list[list[int]]:
+    """The places of tasks, the largest of which come first, as Spark's tasks are to take them.
+
+    They are dealt to and fro, so that each of Spark's has as much to do as any other.
+    """
+    bundles = min(count, max(WAVES * parallelism, -(-count // TOGETHER_MAX)))
+    dealt: list[list[int]] = [[] for _ in range(bundles)]
+    for place in range(count):
+        turn, at = divmod(place, bundles)
+        dealt[bundles - 1 - at if turn % 2 else at].append(place)
+    return dealt
+
+
+def _work(stage: str, registry: str, version: str) -> Callable[[Sequence[_Task]], Iterator[_Task]]:
+    """What the workers call; they import this module, and find the stage by its name."""
+
+    def run(tasks: Sequence[_Task]) -> Iterator[_Task]:
+        return run_tasks(stage, registry, version, tasks)
+
+    return run
+
+
+def run_tasks(stage: str, registry: str, version: str, tasks: Sequence[_Task]) -> Iterator[_Task]:
+    """In a worker: run some tasks. `version` is that of the driver's code.
+
+    Raises TaskReasonError, also for a result that is too large for the driver to gather.
+    """
+    try:
+        here = code_version()
+        if version != here and UNKNOWN not in (version, here):
+            raise VersionError(f"the executor has varve {here}, the driver {version}")
+        run_stage = importlib.import_module(registry).run_stage
+    except (VersionError, ImportError) as error:
+        raise TaskReasonError(error) from error
+    for task, payload in tasks:
+        try:
+            result = run_stage(stage, payload)
+            if len(result) > RESULT_BYTES_MAX:
+                raise ValueError(f"a result of {len(result)} bytes is over {RESULT_BYTES_MAX}")
+        except Exception as error:
+            raise TaskReasonError(error) from error
+        yield task, result
+
+
+def _reason(error: Exception) -> str | None:
+    """Why a job of ours failed; None for what is no failure of Spark's."""
+    text = str(error)
+    if (match := _REASON.search(text)) is not None:
+        return str(json.loads(match["text"]))
+    if _NOT_THERE.search(text) is not None:
+        return "the executors' Python lacks Varve: pip install 'varve[pipeline]' there"
+    module = type(error).__module__
+    if not module.startswith(("pyspark.", "py4j.")):
+        return None
+    if (match := _LOST.search(text)) is not None:
+        return match["text"][:REASON_CHARS_MAX]
+    return first_line(error)

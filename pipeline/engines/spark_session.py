@@ -1,0 +1,379 @@
+"""The Spark session of every job: one place that sets what must be set.
+
+What must be set, and does not go without saying: the Python of the workers is this one, with this
+code on its path; nothing listens beyond loopback for a local master, and the driver is bound to the
+address that faces a cluster's master; times are UTC; Python data sources may take filters; Arrow
+and Python's sockets are on; Spark's log is errors only. No web page is served unless asked for.
+
+Importing this module imports no Spark.
+"""
+
+import logging
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+from pipeline.engines.java import cache_folder, class_archive, find_java, launcher_home, write_whole
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RESULT_BYTES_MAX: Final = 256 << 20  # of one query, on the driver: descriptors and counts
+MASTER_PORT: Final = 7077  # a standalone master's, where the URL names none
+CONNECT_PORT: Final = 15002  # Spark Connect's
+CONNECT_SECONDS: Final = 10.0
+EXECUTOR_SECONDS: Final = 60.0  # until the first is there: a JVM's start on a busy machine
+EXECUTORS_SETTLED_SECONDS: Final = 0.5  # no further one has come for so long
+EXECUTORS_POLL_SECONDS: Final = 0.1
+LOCAL_MASTER: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:,\s*(?P<failures>\d+))?\])?")
+# Other masters that Spark accepts: a cluster in this process for tests, and cluster managers.
+OTHER_MASTERS: Final = re.compile(r"local-cluster\[[\d, ]+\]|yarn|k8s://\S+")
+LOCAL_ATTEMPTS: Final = 2  # Spark's own local mode fails a job at a task's first failure
+LOG_LEVELS: Final = ("off", "error", "warn", "info", "debug")
+
+_GIVEN_UP: Final = (
+    "the cluster gave the application up, as its executors did not start; their logs say why"
+)
+
+# Failed tasks are told by whoever asked for the work, with the reason; Spark's words are stacks.
+_LOG4J: Final = """\
+rootLogger.level = ${sys:varve.log:-error}
+rootLogger.appenderRef.errors.ref = errors
+appender.errors.type = Console
+appender.errors.name = errors
+appender.errors.target = SYSTEM_ERR
+appender.errors.layout.type = PatternLayout
+appender.errors.layout.pattern = spark: %d{HH:mm:ss} %p %c{1}: %m%n%xThrowable{short}
+"""
+# The gateway's level is compared with the root's, and where they differ Spark talks about it.
+_GATEWAY: Final = "org.apache.spark.api.python.PythonGatewayServer"
+_TOLD_BY_US: Final = {
+    "context": "org.apache.spark.SparkContext",
+    "executor": "org.apache.spark.executor.Executor",
+    "tasks": "org.apache.spark.scheduler.TaskSetManager",
+    "connect": "org.apache.spark.sql.connect",
+    "datasource": "org.apache.spark.sql.execution.datasources.v2",
+}
+
+
+class SessionError(Exception):
+    """No session with this master; the message says why."""
+
+
+_RAISED_AS_WELL: Final = (
+    "KeyboardInterrupt while sending command.",
+    "Exception while sending command.",
+)
+
+
+def build_session(
+    master: str = "local[*]",
+    *,
+    app_name: str = "varve",
+    memory: str = "1g",
+    ui: bool = False,
+    log_level: str = "error",
+    settings: Mapping[str, str] | None = None,
+    archive_to: str | None = None,
+) -> "SparkSession":
+    """Start a session, or return the one that runs.
+
+    `master` is Spark's: local[N], spark://HOST:PORT, sc://HOST:PORT (Spark Connect), or what else
+    this Spark takes. `memory` is the driver's, and each executor's, in Spark's words. `settings`
+    are Spark's own and win over ours. `archive_to` has the JVM write the classes that it loaded
+    into that file when it ends.
+
+    Raises NoJavaError, and SessionError where the master cannot be reached or refuses.
+    """
+    if log_level not in LOG_LEVELS:
+        raise ValueError(f"log_level is one of {', '.join(LOG_LEVELS)}, not {log_level!r}")
+    try:
+        check_master(master)
+    except ValueError as error:
+        raise SessionError(f"invalid Spark master: {error}") from error
+    if master.startswith("sc://"):
+        return _connect(master, app_name, settings or {})
+    conf = {
+        **common_settings(),
+        **_placement(master),
+        "spark.app.name": app_name,
+        "spark.driver.memory": memory,
+        "spark.executor.memory": memory,
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.warehouse.dir": os.path.join(tempfile.gettempdir(), f"varve-{os.getpid()}"),
+        **(settings or {}),
+    }
+    _prepare_jvm(conf, log_level, archive_to)
+    logging.getLogger().addFilter(is_news)
+    spark = _start(conf)
+    if conf["spark.master"].startswith("spark://"):
+        _wait_for_executors(spark, conf["spark.executor.memory"])
+    return spark
+
+
+def check_master(master: str) -> None:
+    """Check that Spark accepts this form of master. Spark itself takes many seconds to refuse one,
+    and prints a stack trace. Raises ValueError."""
+    local = LOCAL_MASTER.fullmatch(master)
+    if local is not None:
+        if (cores := local["cores"]) not in (None, "*") and int(cores) == 0:
+            raise ValueError(f"{master} has no core; use at least local[1]")
+        return
+    if OTHER_MASTERS.fullmatch(master) is not None:
+        return
+    scheme, sign, rest = master.partition("://")
+    if sign and scheme in ("spark", "sc") and rest and not re.search(r"\s", rest):
+        return
+    raise ValueError(f"expected local[N], spark://HOST:PORT or sc://HOST:PORT, not {master[:80]!r}")
+
+
+def common_settings() -> dict[str, str]:
+    """What every session has, wherever it runs."""
+    return {
+        "spark.driver.maxResultSize": str(RESULT_BYTES_MAX),
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.worker.faulthandler.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
+        "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+    }
+
+
+def _placement(master: str) -> dict[str, str]:
+    """Settings that depend on where the executors are."""
+    code = str(Path(__file__).resolve().parents[2])
+    local = LOCAL_MASTER.fullmatch(master)
+    if local is not None:
+        cores = local["cores"] or "1"
+        failures = local["failures"] or str(LOCAL_ATTEMPTS)
+        count = os.cpu_count() or 1 if cores == "*" else int(cores)
+        return {
+            "spark.master": f"local[{cores},{failures}]",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.sql.shuffle.partitions": str(2 * count),
+            "spark.python.daemon.module": "pipeline.engines.spark_daemon",
+        }
+    settings = {"spark.master": master, "spark.executorEnv.PYTHONPATH": code}
+    if master.startswith("spark://"):
+        address = _address_facing(master)
+        settings["spark.driver.host"] = settings["spark.driver.bindAddress"] = address
+    return settings
+
+
+def _address_facing(master: str) -> str:
+    """This machine's address on the way to the first master that answers."""
+    reasons = []
+    for item in master.removeprefix("spark://").split(","):  # several: one leads, others stand by
+        try:
+            parts = urlsplit(f"spark://{item}")
+            host, port = parts.hostname, parts.port or MASTER_PORT
+        except ValueError as error:
+            raise SessionError(f"{master} names no host and port: {error}") from None
+        if host is None:
+            raise SessionError(f"{master} names no host")
+        try:
+            with socket.create_connection((host, port), CONNECT_SECONDS) as way:
+                return str(way.getsockname()[0])
+        except OSError as error:
+            reasons.append(f"{item}: {error}")
+    raise SessionError(f"no Spark master answers: {'; '.join(reasons)}")
+
+
+def _prepare_jvm(conf: dict[str, str], log_level: str, archive_to: str | None) -> None:
+    """Environment and options of the JVM that is about to be started."""
+    import pyspark
+
+    java, cache = find_java(), cache_folder()
+    options = [f"-Dlog4j2.configurationFile={_log_settings(cache)}", f"-Dvarve.log={log_level}"]
+    if log_level in ("off", "error"):
+        options.append("-Dvarve.log.told=off")
+    archive = class_archive(
+        java, cache, os.path.dirname(pyspark.__file__ or ""), pyspark.__version__
+    )
+    if archive_to is not None:
+        options += [f"-XX:ArchiveClassesAtExit={archive_to}", "-Xlog:cds=off", "-Xlog:cds*=off"]
+    elif archive.exists():
+        # Where it does not fit the JVM goes without, and would say so.
+        options += [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable", "-Xlog:all=error:stderr"]
+    if java.feature >= 24:  # Netty, Arrow and the Hadoop client; each use would be a warning
+        options += ["--enable-native-access=ALL-UNNAMED", "--sun-misc-unsafe-memory-access=allow"]
+    java_options = conf.get("spark.driver.extraJavaOptions", "")
+    conf["spark.driver.extraJavaOptions"] = " ".join([*map(_quoted, options), java_options]).strip()
+    os.environ["JAVA_HOME"] = str(launcher_home(java, cache))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # The small JVM that only puts the command of the real one together.
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    if (address := conf.get("spark.driver.bindAddress")) is not None:
+        os.environ["SPARK_LOCAL_IP"] = address
+    _put_code_on_path()
+
+
+def _put_code_on_path() -> None:
+    """Workers started on this machine find this code as this process did."""
+    code = str(Path(__file__).resolve().parents[2])
+    path = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if code not in path:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*path, code])
+
+
+def _log_settings(cache: Path) -> Path:
+    text = f"{_LOG4J}logger.gateway.name = {_GATEWAY}\n"
+    text += "logger.gateway.level = ${sys:varve.log:-error}\n"
+    for name, logger in _TOLD_BY_US.items():
+        text += f"logger.{name}.name = {logger}\n"
+        text += f"logger.{name}.level = ${{sys:varve.log.told:-${{sys:varve.log:-error}}}}\n"
+    path = cache / "log4j2.properties"
+    if not path.exists() or path.read_text() != text:
+        write_whole(path, text)
+    return path
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of the root logger says what no exception does: Py4J writes the stacks of
+    those that it raises, two for each Ctrl-C."""
+    return record.msg not in _RAISED_AS_WELL
+
+
+def _quoted(option: str) -> str:
+    return f'"{option}"' if re.search(r"\s", option) else option
+
+
+def _start(conf: Mapping[str, str]) -> "SparkSession":
+    from pyspark import SparkConf
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        with _jvm_ended_on_interrupt():
+            return SparkSession.builder.config(
+                conf=SparkConf().setAll(list(conf.items()))
+            ).getOrCreate()
+    except (PySparkException, RuntimeError) as error:
+        raise SessionError(f"Spark did not start: {first_line(error)}") from error
+    except Exception as error:
+        if type(error).__name__ != "Py4JJavaError":  # py4j is imported by pyspark, not by us
+            raise
+        if "stopped SparkContext" in str(error):
+            raise SessionError(_GIVEN_UP) from error
+        raise SessionError(f"Spark did not start: {first_line(error)}") from error
+
+
+@contextmanager
+def _jvm_ended_on_interrupt() -> Iterator[None]:
+    """End the JVM that is started in the block if an interrupt ends the block.
+
+    pyspark does not expose the process until the JVM has answered. Without this, the JVM would not
+    find the folder for its answer, print a stack trace, and run for ever.
+    """
+    from pyspark import java_gateway
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    class NotedPopen(subprocess.Popen):  # type: ignore[type-arg]  # called with any mode
+        """Record each process that starts."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+
+    before = java_gateway.Popen
+    java_gateway.Popen = NotedPopen
+    try:
+        yield
+    except KeyboardInterrupt:
+        for process in started:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        java_gateway.Popen = before
+
+
+def _wait_for_executors(spark: "SparkSession", memory: str) -> None:
+    """Until the executors that the cluster has room for are there. Without one Spark would wait
+    for ever, and say so in its log only."""
+    context = spark.sparkContext._jsc.sc()
+    began = time.monotonic()
+    count, since = 0, began
+    while count == 0 or time.monotonic() - since < EXECUTORS_SETTLED_SECONDS:
+        if context.isStopped():
+            raise SessionError(_GIVEN_UP)
+        now = context.getExecutorMemoryStatus().size() - 1  # the driver is one of them
+        if now != count:
+            count, since = now, time.monotonic()
+        if count == 0 and time.monotonic() - began > EXECUTOR_SECONDS:
+            spark.stop()
+            raise SessionError(
+                f"no executor came within {EXECUTOR_SECONDS:g} s: has any worker {memory} of"
+                " memory and a core free?"
+            )
+        time.sleep(EXECUTORS_POLL_SECONDS)
+
+
+def _connect(master: str, app_name: str, settings: Mapping[str, str]) -> "SparkSession":
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    if find_spec("grpc") is None:
+        raise SessionError(f"{master} needs more packages: pip install 'varve[connect]'")
+    try:
+        parts = urlsplit(master)
+        host, port = parts.hostname, parts.port or CONNECT_PORT
+        # Asked first: Connect's own client goes on trying for ten minutes.
+        socket.create_connection((host or "", port), CONNECT_SECONDS).close()
+    except ValueError as error:
+        raise SessionError(f"{master} names no host and port: {error}") from None
+    except OSError as error:
+        raise SessionError(f"{master} does not answer: {error}") from None
+    try:
+        spark = SparkSession.builder.remote(master).appName(app_name).getOrCreate()
+        for name, value in {**common_settings(), **settings}.items():
+            # The others are the server's; and Connect is always by Arrow.
+            if name.startswith("spark.sql.") and ".arrow.pyspark." not in name:
+                spark.conf.set(name, value)
+    except PySparkException as error:
+        raise SessionError(f"{master} does not answer: {first_line(error)}") from error
+    return spark
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error that says something, without the stack under it."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    message_lines = [
+        line for line in lines if line and not line.startswith(("at ", "An error occurred"))
+    ]
+    return (
+        re.sub(r"^: (?:[\w.$]+: )?", "", message_lines[0])[:500]
+        if message_lines
+        else type(error).__name__
+    )
+
+
+def stop_session(spark: "SparkSession", *, timeout_seconds: float = 60.0) -> None:
+    """Stop the session and its JVM, and wait until that has ended."""
+    spark.stop()
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    if gateway is None or process is None:  # Spark Connect: no JVM of ours
+        return
+    gateway.shutdown()
+    SparkContext._gateway = SparkContext._jvm = None
+    process.stdin.close()  # it ends with its standard input
+    process.wait(timeout_seconds)

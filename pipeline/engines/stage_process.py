@@ -1,0 +1,208 @@
+"""A worker process of the local engine, from both sides.
+
+    python -P -m pipeline.engines.stage_process --fd N --life-fd M --nice N --registry MODULE
+
+Rules
+- One socket carries a task there and its result back, one at a time: eight bytes of length, then
+  the frame, of FRAME_BYTES_MAX at the most. A request is the stage's name, a newline, the task; an
+  answer is "+" and the result, or "-" and why it failed.
+- The other end of `--life-fd` is held by the parent alone. When it closes, however the parent
+  ended, the worker ends in the middle of what it does: nobody would take its result.
+- Interrupts are the parent's to handle: a Ctrl-C reaches the whole process group.
+- What a task keeps on this host lies in a folder that goes with the process, also if it is killed.
+"""
+
+import argparse
+import importlib
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Final
+
+from pipeline.transport import SCRATCH_VARIABLE
+
+_LENGTH: Final = struct.Struct(">Q")
+_PACKAGES: Final = str(Path(__file__).resolve().parents[2])
+# A task names every segment of its partition: this is room for a million of them.
+FRAME_BYTES_MAX: Final = 256 << 20
+REAP_SECONDS: Final = 5.0  # a killed process that takes longer hangs in the kernel
+REASON_CHARS_MAX: Final = 2000
+
+
+class TaskFailedError(Exception):
+    """The task raised; the process goes on."""
+
+
+class ProcessEndedError(Exception):
+    """The process ended while it had the task."""
+
+
+class StageProcess:
+    """The parent's side. `call` is for one thread at a time; `kill` may come from any."""
+
+    def __init__(self, *, nice: int, registry: str) -> None:
+        """Start the process. Raises OSError."""
+        scratch_parent = os.environ.get(SCRATCH_VARIABLE) or None
+        # Descriptors first, that close themselves: a folder would stay.
+        sock, remote = socket.socketpair()
+        self._scratch = tempfile.mkdtemp(prefix="varve-stages-", dir=scratch_parent)
+        try:
+            life_read, life_write = os.pipe()
+        except OSError:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+        search = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
+        command = [
+            *(
+                sys.executable,
+                "-P",
+                "-m",
+                "pipeline.engines.stage_process",
+                "--fd",
+                str(remote.fileno()),
+            ),
+            *("--life-fd", str(life_read), "--nice", str(nice), "--registry", registry),
+        ]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[remote.fileno(), life_read],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(search),
+                    SCRATCH_VARIABLE: self._scratch,
+                },
+            )
+        except OSError:
+            sock.close()
+            os.close(life_write)
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+        finally:
+            remote.close()
+            os.close(life_read)
+        self._socket = sock
+        self._life_fd = life_write
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def call(self, stage: str, task: bytes) -> bytes:
+        """Run one task -> its result. Raises TaskFailedError, ProcessEndedError."""
+        head = stage.encode() + b"\n"
+        if len(head) + len(task) > FRAME_BYTES_MAX:
+            raise TaskFailedError(f"a task of {len(task)} bytes is over {FRAME_BYTES_MAX}")
+        try:
+            _send(self._socket, head, task)
+            answer = _receive(self._socket)
+        except OSError:
+            answer = None
+        if not answer:
+            raise ProcessEndedError(f"the worker process {self._reap()}")
+        if answer[:1] == b"-":
+            raise TaskFailedError(answer[1:].decode())
+        return answer[1:]
+
+    def has_ended(self) -> bool:
+        """Whether nothing can be asked of it any more."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """End it now; a call that waits for it raises ProcessEndedError."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """See it end, and free what it held."""
+        self.kill()
+        self._reap()
+        self._socket.close()
+        if self._life_fd >= 0:
+            os.close(self._life_fd)
+            self._life_fd = -1
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _reap(self) -> str:
+        try:
+            code = self._process.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its socket and does not end"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+
+
+def _send(sock: socket.socket, head: bytes, body: bytes) -> None:
+    sock.sendall(_LENGTH.pack(len(head) + len(body)) + head)
+    sock.sendall(body)
+
+
+def _receive(sock: socket.socket) -> bytes | None:
+    """One frame; None when the other side is gone. Raises OSError."""
+    prefix = _exactly(sock, _LENGTH.size)
+    if prefix is None:
+        return None
+    size_bytes = _LENGTH.unpack(prefix)[0]
+    assert size_bytes <= FRAME_BYTES_MAX
+    return _exactly(sock, size_bytes)
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes | None:
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        received_bytes = sock.recv_into(view)
+        if received_bytes == 0:
+            return None
+        view = view[received_bytes:]
+    return bytes(data)
+
+
+def _end_with_parent(life_fd: int) -> None:
+    """Wait for the end of the parent, in a thread of its own."""
+    os.read(life_fd, 1)
+    os._exit(1)
+
+
+def _serve(sock: socket.socket, registry: str) -> None:
+    run_stage = importlib.import_module(registry).run_stage
+    while (request := _receive(sock)) is not None:
+        stage, _, task = request.partition(b"\n")
+        try:
+            head, body = b"+", run_stage(stage.decode(), task)
+            if len(body) >= FRAME_BYTES_MAX:
+                raise ValueError(f"a result of {len(body)} bytes is over {FRAME_BYTES_MAX}")
+        except Exception as error:  # noqa: BLE001 - whatever it was, it costs this attempt only
+            reason = f"{type(error).__name__}: {error}"
+            head, body = b"-", reason[:REASON_CHARS_MAX].encode(errors="backslashreplace")
+        _send(sock, head, body)
+
+
+def main(argv: list[str]) -> int:
+    """The worker's side: run tasks until the parent closes the socket."""
+    parser = argparse.ArgumentParser(prog="pipeline.engines.stage_process")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--life-fd", type=int, required=True)
+    parser.add_argument("--nice", type=int, default=0)
+    parser.add_argument("--registry", required=True)
+    options = parser.parse_args(argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(options.life_fd,), daemon=True).start()
+    os.nice(options.nice)
+    try:
+        _serve(socket.socket(fileno=options.fd), options.registry)
+    except (BrokenPipeError, ConnectionResetError):
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""Having a view and a log compacted up to an offset, by the broker's own means, and waiting for it.
+
+Rules: the view goes first, as the cleaner does not pass its horizon. What stands in the way is told
+in the broker's words, and asked about again until the time is over.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from admin.client import ApiClient, ApiRefusedError, UnreachableError, partition_path
+from pipeline.progress import ProgressReporter
+
+VIEWS: Final = "/api/v1/view"
+POLL_SECONDS: Final = 0.2
+AGAIN_SECONDS: Final = 5.0  # until the broker is asked once more to do it
+_BUSY: Final = ("waiting", "running")  # states of a view
+_ALIVE: Final = ("open", "adopting")  # and of a run
+
+
+@dataclass(slots=True)
+class CleanedPartition:
+    """How far one partition came. `reason` is empty where that is far enough."""
+
+    wanted_offset: int
+    cleaned_offset: int = 0
+    view_horizon: int | None = None
+    reason: str = ""
+
+
+class TombstoneClean:
+    """Compacts partitions of one topic."""
+
+    def __init__(self, client: ApiClient, topic: str, *, has_view: bool, until: float) -> None:
+        """`until` is a time of `time.monotonic`."""
+        self._client = client
+        self._views = client.below(VIEWS)
+        self._topic = topic
+        self._has_view = has_view
+        self._until = until
+
+    def up_to(
+        self, requested: Mapping[int, int], reporter: ProgressReporter
+    ) -> dict[int, CleanedPartition]:
+        """Have everything below these offsets compacted. Raises UnreachableError."""
+        cleaneds = {n: CleanedPartition(offset) for n, offset in requested.items()}
+        for done, (n, cleaned) in enumerate(sorted(cleaneds.items())):
+            reporter("cleaning", done, len(cleaneds))
+            if self._has_view:
+                cleaned.reason = self._until_done(n, cleaned, self._view)
+            if not cleaned.reason:
+                cleaned.reason = self._until_done(n, cleaned, self._log)
+        reporter("cleaning", len(cleaneds), len(cleaneds))
+        return cleaneds
+
+    def _until_done(self, partition: int, cleaned: CleanedPartition, attempt: Any) -> str:
+        """Try until nothing stands in the way any more -> what does when the time is over."""
+        first = True
+        while True:
+            try:
+                reason: str = attempt(partition, cleaned, first)
+            except ApiRefusedError as error:
+                reason = str(error)
+            if not reason or time.monotonic() >= self._until:
+                return reason
+            time.sleep(min(AGAIN_SECONDS, POLL_SECONDS if first else AGAIN_SECONDS))
+            first = False
+
+    def _view(self, partition: int, cleaned: CleanedPartition, _: bool) -> str:
+        path = partition_path(self._topic, partition)
+        self._views.post(f"{path}/compact")
+        status = self._wait(lambda: self._views.get(path), lambda row: row["state"] not in _BUSY)
+        cleaned.view_horizon = int(status["horizon"])
+        if cleaned.view_horizon >= cleaned.wanted_offset:
+            return ""
+        if status["error"]:
+            return f"the view was not compacted: {status['error']}"
+        return (
+            f"the view is compacted up to offset {cleaned.view_horizon}: behind it nothing is "
+            f"decided"
+        )
+
+    def _log(self, partition: int, cleaned: CleanedPartition, first: bool) -> str:
+        path = partition_path(self._topic, partition)
+        self._client.post(f"{path}/run", {"roll": first})
+
+        def is_settled(row: dict[str, Any]) -> bool:
+            return _clean_below(row) >= cleaned.wanted_offset or row["requested_offset"] is None
+
+        status = self._wait(lambda: self._client.get(path), is_settled)
+        cleaned.cleaned_offset = _clean_below(status)
+        if cleaned.cleaned_offset >= cleaned.wanted_offset:
+            return ""
+        return str(status["obstacle"] or status["sentences"][0])
+
+    def _wait(self, ask: Any, is_over: Any) -> dict[str, Any]:
+        while True:
+            row: dict[str, Any] = ask()
+            if is_over(row) or time.monotonic() >= self._until:
+                return row
+            time.sleep(POLL_SECONDS)
+
+
+def _clean_below(row: dict[str, Any]) -> int:
+    return int(row["first_dirty_offset"] or 0)
+
+
+def pinned_leases(client: ApiClient, topic: str) -> list[str] | None:
+    """Runs outside of the broker that have files of the topic; None where it cannot tell."""
+    try:
+        result = client.below("/api/v1/offline-runs").get("")["runs"]
+    except (ApiRefusedError, UnreachableError):
+        return None
+    # Those that ended lately are told of, too.
+    alive = [run for run in result if run["state"] in _ALIVE]
+    return [str(run["run_id"]) for run in alive if run["topic"] == topic]

@@ -1,0 +1,147 @@
+"""The keys that are to be erased, and where a topic has them.
+
+Rules
+- Keys are bytes, each once. They stay in memory, KEYS_MAX at the most.
+- All records count, committed or not: what was aborted is still on the disk.
+- A key is where its records are, not where a partitioner would put it.
+"""
+
+from base64 import b64decode
+from binascii import Error as EncodingError
+from binascii import unhexlify
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from config import exit_codes
+from pipeline.errors import JobError
+from pipeline.tables.table_reading import read_table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+KEYS_MAX: Final = 1_000_000
+ENCODINGS: Final = ("utf8", "base64", "hex")
+COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
+
+
+def keys_of_table(spark: "SparkSession", path: str, table_format: str, column: str) -> list[bytes]:
+    """The keys in a column of a table. Raises JobError."""
+    table = read_table(spark, path, table_format)
+    if column not in table.columns:
+        existing = ", ".join(table.columns)
+        raise JobError(f"{path} has no column {column}; there are {existing}", exit_codes.USAGE)
+    keys = table.select(table[column].alias("key"))
+    kind = keys.dtypes[0][1]
+    if kind not in ("binary", "string"):
+        reason = f"keys are bytes or text, not {kind}: the column has to hold them as they are"
+        raise JobError(reason, exit_codes.USAGE)
+    rows = keys.select(keys["key"].cast("binary")).distinct().limit(KEYS_MAX + 1).collect()
+    return _checked((row[0] for row in rows), path)
+
+
+def keys_of_lines(path: str, encoding: str) -> list[bytes]:
+    """The keys in a file, one a line, in one of ENCODINGS. Raises JobError."""
+    try:
+        with open(path, "rb") as file:
+            return _checked((_decoded(line.rstrip(b"\r\n"), encoding) for line in file), path)
+    except OSError as error:
+        raise JobError(f"{path}: {error.strerror}") from error
+    except EncodingError as error:
+        raise JobError(f"{path}: a line is not {encoding}: {error}", exit_codes.USAGE) from error
+
+
+def _decoded(line: bytes, encoding: str) -> bytes:
+    if encoding == "base64":
+        return b64decode(line, validate=True)
+    return unhexlify(line) if encoding == "hex" else line
+
+
+def _checked(value: Iterable[bytes | None], path: str) -> list[bytes]:
+    keys: set[bytes] = set()
+    for key in value:
+        if key is None:
+            raise JobError(f"{path} has a row without a key")
+        keys.add(bytes(key))
+        if len(keys) > KEYS_MAX:
+            raise JobError(f"{path} has more than {KEYS_MAX:,} keys: erase them in parts")
+    return sorted(keys)
+
+
+@dataclass(slots=True)
+class Holding:
+    """What one partition has of one key. `version` and `latest_ms` are the largest there are."""
+
+    partition: int
+    key: bytes
+    values: int = 0  # records with a value
+    older: int = 0  # of these, those below the given offset of the partition
+    tombstones: int = 0
+    latest_ms: int = 0
+    version: int | None = None
+
+    def add(self, other: "Holding") -> None:
+        """Take the records of another place in."""
+        self.values += other.values
+        self.older += other.older
+        self.tombstones += other.tombstones
+        self.latest_ms = max(self.latest_ms, other.latest_ms)
+        versions = [item for item in (self.version, other.version) if item is not None]
+        self.version = max(versions, default=None)
+
+
+def holdings(
+    records: "DataFrame",
+    keys: Sequence[bytes],
+    below: Mapping[int, int] | None = None,
+    version_header: str = "",
+) -> list[Holding]:
+    """Where the keys are among `records` (COLUMNS, and headers where a version is asked for).
+
+    `below`: what counts as older, by partition, and nothing in others; None: everything does.
+    """
+    from pyspark.sql import functions as f
+
+    if not keys:
+        return []
+    spark = records.sparkSession
+    requested = spark.createDataFrame([(key,) for key in keys], "key binary")
+    has_value = f.col("value").isNotNull()
+    older = f.lit(below is None)
+    if below:
+        pairs = [f.lit(element) for item in sorted(below.items()) for element in item]
+        limit = f.try_element_at(f.create_map(*pairs), f.col("partition")).cast("bigint")
+        older = f.col("offset") < f.coalesce(limit, f.lit(0).cast("bigint"))
+    result = records.join(requested, "key", "left_semi").groupBy("partition", "key").agg(
+        f.count(f.when(has_value, 1)).alias("with_value"),
+        f.count(f.when(has_value & older, 1)).alias("older"),
+        f.count(f.when(~has_value, 1)).alias("tombstones"),
+        f.max(f.unix_millis("timestamp")).alias("latest_ms"),
+        f.max(_version(version_header)).alias("version"),
+    )  # fmt: skip
+    return [
+        Holding(row.partition, bytes(row.key), row.with_value, row.older, row.tombstones,
+                max(row.latest_ms or 0, 0), row.version)
+        for row in result.collect()
+    ]  # fmt: skip
+
+
+def _version(header: str) -> "Column":
+    from pyspark.sql import functions as f
+
+    if not header:
+        return f.lit(None).cast("bigint")
+    named = f.filter("headers", lambda item: item["key"] == f.lit(header))
+    version = f.try_element_at(named, f.lit(-1))["value"]
+    return f.when(f.length(version) == 8, f.conv(f.hex(version), 16, -10).cast("bigint"))
+
+
+def joined(*places: Iterable[Holding]) -> dict[tuple[int, bytes], Holding]:
+    """What several places have, by partition and key."""
+    results: dict[tuple[int, bytes], Holding] = {}
+    for holding in (holding for place in places for holding in place):
+        key_records = results.setdefault(
+            (holding.partition, holding.key), Holding(holding.partition, holding.key)
+        )
+        key_records.add(holding)
+    return results

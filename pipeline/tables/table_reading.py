@@ -1,0 +1,140 @@
+"""Tables of any kind as DataFrames: Parquet, Delta, Iceberg, CSV, JSON lines.
+
+Rules
+- Spark reads the files; what belongs to a Delta or Iceberg table is told by these libraries, and a
+  table with features that plain files do not show (deletes beside the data, renamed columns) is
+  refused and not misread.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+from config import exit_codes
+from pipeline.engines.spark_session import first_line
+from pipeline.errors import JobError
+from pipeline.tables.target import NOTES
+from pipeline.tables.upsert import versions_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMATS: Final = ("parquet", "delta", "iceberg", "csv", "json")
+
+
+def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFrame":
+    """The table at `path`. Raises JobError."""
+    from pyspark.errors import PySparkException
+
+    if "://" not in path and not os.path.exists(path):
+        raise JobError(f"there is nothing at {path}")
+    try:
+        match table_format:
+            case "delta":
+                return _delta(spark, path)
+            case "iceberg":
+                return _iceberg(spark, path)
+            case "csv":
+                return spark.read.csv(path, header=True, mode="FAILFAST")
+            case "json":
+                return spark.read.json(path, mode="FAILFAST")
+            case _:
+                return spark.read.parquet(path)
+    except PySparkException as error:
+        raise JobError(f"{path} cannot be read as {table_format}: {first_line(error)}") from error
+
+
+def reach_of(path: str, table_format: str, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+    """How far a topic is in a table that was made of it, by partition, as the table itself says.
+
+    Empty where it says nothing of that topic.
+    """
+    if table_format == "delta":
+        from deltalake import DeltaTable
+
+        return versions_in(DeltaTable(path), topic, partitions)
+    notes: Any = {}
+    if table_format == "parquet" and (Path(path) / NOTES).is_file():
+        notes = json.loads((Path(path) / NOTES).read_text())
+    elif table_format == "iceberg":
+        from pyiceberg.table import StaticTable
+
+        snapshot = StaticTable.from_metadata(_newest_metadata(path)).current_snapshot()
+        summary = snapshot.summary if snapshot is not None else None
+        notes = json.loads((summary and summary.get("varve")) or "{}")
+    if notes.get("topic") != topic:
+        return {}
+    return {int(number): int(end) for number, end in notes.get("end_offsets", {}).items()}
+
+
+def _delta(spark: "SparkSession", path: str) -> "DataFrame":
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+    except ImportError as error:
+        raise JobError("this needs more packages: pip install deltalake") from error
+    try:
+        table = DeltaTable(path)
+        files = table.file_uris()
+        protocol = table.protocol()
+        settings = table.metadata().configuration
+    except DeltaError as error:
+        raise JobError(f"{path} is no Delta table: {first_line(error)}") from error
+    features = set(protocol.reader_features or ()) - {"timestampNtz"}
+    mapped = settings.get("delta.columnMapping.mode", "none") != "none"
+    if features or mapped:
+        named = ", ".join(sorted(features)) or "column mapping"
+        raise JobError(f"{path} needs what is not supported here: {named}")
+    if not files:
+        return spark.createDataFrame([], _schema(table.schema().to_arrow()))
+    return spark.read.option("basePath", _plain(path)).parquet(*map(_plain, files))
+
+
+def _iceberg(spark: "SparkSession", path: str) -> "DataFrame":
+    try:
+        from pyiceberg.exceptions import ValidationError
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+        from pyiceberg.table import StaticTable
+    except ImportError as error:
+        raise JobError("this needs more packages: pip install 'varve[iceberg]'") from error
+    try:
+        table = StaticTable.from_metadata(_newest_metadata(path))
+        tasks = list(table.scan().plan_files())
+    except (ValidationError, ValueError, OSError) as error:
+        raise JobError(f"{path} is no Iceberg table: {first_line(error)}") from error
+    if any(task.delete_files for task in tasks):
+        raise JobError(f"{path} has deletes beside its data, which are not supported here")
+    if not tasks:
+        return spark.createDataFrame([], _schema(schema_to_pyarrow(table.schema())))
+    return _only(table, spark.read.parquet(*[_plain(task.file.file_path) for task in tasks]))
+
+
+def _only(table: Any, rows: "DataFrame") -> "DataFrame":
+    names: Sequence[str] = [field.name for field in table.schema().fields]
+    missing = [name for name in names if name not in rows.columns]
+    if missing:
+        raise JobError(f"the files of the table have no column {missing[0]}: was it renamed?")
+    return rows.select(*names)
+
+
+def _newest_metadata(path: str) -> str:
+    if path.endswith(".metadata.json"):
+        return path
+    paths = list(Path(path).glob("metadata/*.metadata.json"))
+    if not paths:
+        raise JobError(f"{path} is no Iceberg table: it has no metadata", exit_codes.FAILED)
+    return str(max(paths, key=lambda path: (path.stat().st_mtime_ns, path.name)))
+
+
+def _schema(arrow: Any) -> Any:
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(pa.schema(arrow))
+
+
+def _plain(path: str) -> str:
+    return unquote(urlsplit(path).path) if path.startswith("file:") else path

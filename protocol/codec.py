@@ -1,0 +1,316 @@
+"""Requests and responses to and from bytes, for every API and version that has a table.
+
+Rules. A frame here is what follows the 4-byte size: header, then body. Encoders return whole
+frames with their size. Bytes of a peer raise ProtocolError (a subclass for versions without a
+table) and nothing else, whatever they are. Decoded bodies share no memory with the frame: control
+messages are small, and their fields outlive the receive buffer. Codecs are compiled on first use
+(a few milliseconds each). Headers: Kafka protocol guide, and KIP-482 for the flexible ones.
+"""
+
+import struct
+import sys
+from collections.abc import Generator
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from protocol.api import APIS, ApiKey
+from protocol.errors import ErrorCode, ProtocolError, UnsupportedVersionError
+from protocol.messages import CLASSES, ApiVersionsResponse, ApiVersionsResponseRange, Message
+from protocol.schema import NEVER, Direction, walk
+from protocol.table_compiler import (
+    SHORT_READ_ERRORS,
+    Decoder,
+    Encoder,
+    SlicedDecoder,
+    SlicedEncoder,
+    compile_decoder,
+    compile_encoder,
+    compile_sliced_decoder,
+    compile_sliced_encoder,
+    skip_tags,
+)
+
+Buffer = bytes | bytearray | memoryview
+
+_HEADER: Final = struct.Struct(">hhih")  # api key, version, correlation id, length of client id
+_ADDRESSED: Final = struct.Struct(">hhi")
+_SIZE: Final = struct.Struct(">i")
+_CORRELATION: Final = struct.Struct(">i")
+
+# api key -> (first version, last version, first flexible version)
+_VERSIONS: Final = {
+    key: (*api.versions, api.versions.last + 1 if api.flexible == NEVER else api.flexible.first)
+    for key, api in APIS.items()
+}
+
+
+class RequestHeader(NamedTuple):
+    """Request header v1 and v2; `body_position` is where the body begins in the frame."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body_position: int
+
+
+def read_header(frame: Buffer) -> RequestHeader:
+    """Read the header of a request.
+
+    Raises UnsupportedVersionError (with the correlation id) when there is no table for the API and
+    version, ProtocolError when the bytes are no header. The client id is a plain string even in a
+    flexible header.
+    """
+    try:
+        key, version, correlation_id, length = _HEADER.unpack_from(frame)
+    except struct.error:
+        return _short_header(frame)
+    versions = _VERSIONS.get(key)
+    if versions is None or not versions[0] <= version <= versions[1]:
+        raise UnsupportedVersionError(key, version, correlation_id)
+    position = 10
+    client_id = None
+    if length >= 0:
+        position += length
+        if position > len(frame):
+            raise ProtocolError("client id beyond the end", key, version, 10)
+        try:
+            client_id = str(frame[10:position], "utf-8")
+        except UnicodeDecodeError:
+            raise ProtocolError("client id is not UTF-8", key, version, 10) from None
+    elif length != -1:
+        raise ProtocolError("client id of negative length", key, version, 8)
+    if version >= versions[2]:
+        position = _behind_tags(frame, position, key, version)
+    # Not RequestHeader(...): a tuple made directly costs half, and this is done for every request.
+    return tuple.__new__(RequestHeader, (key, version, correlation_id, client_id, position))
+
+
+def _behind_tags(frame: Buffer, position: int, key: int, version: int) -> int:
+    try:
+        count = frame[position]
+        if count == 0:
+            return position + 1
+        return skip_tags(memoryview(frame), position + 1, count)
+    except IndexError:
+        raise ProtocolError("header is cut short", key, version, position) from None
+    except ProtocolError as error:
+        raise ProtocolError(error.reason, key, version, position) from None
+
+
+def _short_header(frame: Buffer) -> RequestHeader:
+    """A frame too short for a header; the version may still be one that has none here."""
+    if len(frame) >= _ADDRESSED.size:
+        key, version, correlation_id = _ADDRESSED.unpack_from(frame)
+        versions = _VERSIONS.get(key)
+        if versions is None or not versions[0] <= version <= versions[1]:
+            raise UnsupportedVersionError(key, version, correlation_id)
+    raise ProtocolError("frame is too short for a request header")
+
+
+def decode_request(api_key: int, version: int, buffer: Buffer) -> tuple[RequestHeader, Message]:
+    """Decode a whole frame of the given API and version, for those who know what it is."""
+    header = read_header(buffer)
+    if (header.api_key, header.api_version) != (api_key, version):
+        raise ProtocolError("not the expected request", header.api_key, header.api_version)
+    return header, decode_body(header, buffer)
+
+
+def decode_body(header: RequestHeader, frame: Buffer) -> Message:
+    """Decode the body of a request whose header was read."""
+    decoder = _decoder(header.api_key, header.api_version, "request")
+    data = bytes(frame[header.body_position :])
+    return _decode(decoder, data, 0, header.api_key, header.api_version)
+
+
+def decode_body_sliced(
+    header: RequestHeader, frame: Buffer, max_rows: int
+) -> Generator[None, None, Message]:
+    """As `decode_body`, in slices, during which the frame must not change.
+
+    Raises RowLimitError for more than `max_rows` rows. Fields of type `records` are views of the
+    frame, all others are copies.
+    """
+    return _decode_sliced(header, memoryview(frame), max_rows)
+
+
+def encode_response(api_key: int, version: int, correlation_id: int, body: Message) -> bytes:
+    """Encode a whole response frame, size included."""
+    encoder = _encoder(api_key, version, "response")
+    pieces = [_response_header(api_key, version, correlation_id)]
+    encoder(pieces.append, body)
+    frame = b"".join(pieces)
+    return _SIZE.pack(len(frame)) + frame
+
+
+def encode_response_sliced(
+    api_key: int, version: int, correlation_id: int, body: Message
+) -> Generator[None, None, list[bytes]]:
+    """As `encode_response`, in slices, as parts in wire order: joining them would be one stroke."""
+    encoder = _sliced_encoder(api_key, version)
+    pieces = [_response_header(api_key, version, correlation_id)]
+    parts: list[bytes] = []
+    for _ in encoder(pieces.append, body):
+        parts.append(b"".join(pieces))
+        pieces.clear()
+        yield
+    parts.append(b"".join(pieces))
+    parts[0] = _SIZE.pack(sum(map(len, parts))) + parts[0]
+    return parts
+
+
+# Shorter arrays are freed together with the message that they are part of.
+RELEASED_ROWS_MIN: Final = 64
+
+
+def release_rows(message: Message) -> Generator[None, None, None]:
+    """Remove the elements of long arrays of a message that nobody uses any more, one by one.
+
+    An array that somebody else holds too, such as the state of a group, stays as it is.
+    """
+    for name in _ARRAYS[type(message)]:
+        rows = getattr(message, name)
+        if type(rows) is not list or sys.getrefcount(rows) > _OWN_REFERENCES or not rows:
+            continue
+        have_arrays = bool(_ARRAYS.get(type(rows[0])))
+        if len(rows) < RELEASED_ROWS_MIN:
+            for row in rows if have_arrays else ():
+                yield from release_rows(row)
+                yield
+            continue
+        while rows:
+            row = rows.pop()
+            if have_arrays:
+                yield from release_rows(row)
+            del row
+            yield
+
+
+# The names of the arrays of each structure.
+_ARRAYS: Final[dict[type, tuple[str, ...]]] = {
+    CLASSES[part.name]: tuple(field.name for field in part.fields if field.is_array)
+    for api in APIS.values()
+    for root in (api.request, api.response)
+    for part in walk(root)
+}
+
+
+def _count_references(message: ApiVersionsResponse) -> int:
+    rows = message.api_keys
+    return sys.getrefcount(rows)
+
+
+# Of an array that only its message holds, as `release_rows` sees it.
+_OWN_REFERENCES: Final = _count_references(ApiVersionsResponse())
+
+
+def _response_header(api_key: int, version: int, correlation_id: int) -> bytes:
+    """Header v0, or v1 (an empty tag section) for flexible versions, but never for ApiVersions."""
+    header = _CORRELATION.pack(correlation_id)
+    if version >= _VERSIONS[api_key][2] and api_key != ApiKey.API_VERSIONS:
+        return header + b"\0"
+    return header
+
+
+def encode_unsupported_version(
+    correlation_id: int, error_code: int = ErrorCode.UNSUPPORTED_VERSION
+) -> bytes:
+    """Answer an ApiVersions request of an unknown version.
+
+    The body is of version 0, whatever was asked, and names the versions of ApiVersions alone, so
+    that the client can ask again (KIP-511).
+    """
+    first, last, _ = _VERSIONS[ApiKey.API_VERSIONS]
+    own = ApiVersionsResponseRange(api_key=ApiKey.API_VERSIONS, min_version=first, max_version=last)
+    body = ApiVersionsResponse(error_code=error_code, api_keys=[own])
+    return encode_response(ApiKey.API_VERSIONS, 0, correlation_id, body)
+
+
+def encode_error(api_key: int, version: int, correlation_id: int, code: int) -> bytes | None:
+    """Encode a response that is an error as a whole; None where the API has no place for one."""
+    fields = APIS[api_key].response.fields
+    places = [field for field in fields if field.name == "error_code" and version in field.versions]
+    if not places:
+        return None
+    body: Any = CLASSES[APIS[api_key].response.name]()
+    body.error_code = code
+    return encode_response(api_key, version, correlation_id, body)
+
+
+def encode_request(
+    api_key: int, version: int, correlation_id: int, client_id: str | None, body: Message
+) -> bytes:
+    """Encode a whole request frame, size included."""
+    encoder = _encoder(api_key, version, "request")
+    name = b"" if client_id is None else client_id.encode()
+    length = -1 if client_id is None else len(name)
+    pieces = [_HEADER.pack(api_key, version, correlation_id, length), name]
+    if version >= _VERSIONS[api_key][2]:
+        pieces.append(b"\0")
+    encoder(pieces.append, body)
+    frame = b"".join(pieces)
+    return _SIZE.pack(len(frame)) + frame
+
+
+def decode_response(api_key: int, version: int, buffer: Buffer) -> tuple[int, Message]:
+    """Decode a response frame (without its size). -> (correlation id, body)"""
+    data = bytes(buffer)
+    if len(data) < _CORRELATION.size:
+        raise ProtocolError("frame is too short for a response header", api_key, version)
+    (correlation_id,) = _CORRELATION.unpack_from(data)
+    position = _CORRELATION.size
+    if version >= _VERSIONS[api_key][2] and api_key != ApiKey.API_VERSIONS:
+        position = _behind_tags(data, position, api_key, version)
+    decoder = _decoder(api_key, version, "response")
+    return correlation_id, _decode(decoder, data, position, api_key, version)
+
+
+def _decode(decoder: Decoder, data: bytes, position: int, key: int, version: int) -> Message:
+    try:
+        return decoder(data, position)
+    except (ProtocolError, *SHORT_READ_ERRORS) as error:
+        raise _named(error, key, version) from None
+
+
+def _decode_sliced(
+    header: RequestHeader, frame: memoryview, max_rows: int
+) -> Generator[None, None, Message]:
+    key, version = header.api_key, header.api_version
+    try:
+        return (yield from _sliced_decoder(key, version)(frame, header.body_position, max_rows))
+    except (ProtocolError, *SHORT_READ_ERRORS) as error:
+        raise _named(error, key, version) from None
+
+
+def _named(error: Exception, key: int, version: int) -> ProtocolError:
+    """What went wrong, with the message it went wrong in."""
+    if isinstance(error, ProtocolError):
+        return type(error)(error.reason, key, version, error.position)
+    reason = "string is not UTF-8" if isinstance(error, UnicodeDecodeError) else "cut short"
+    return ProtocolError(reason, key, version)
+
+
+@cache
+def _decoder(api_key: int, version: int, direction: Direction) -> Decoder:
+    api = APIS[api_key]
+    assert version in api.versions, (api.name, version)
+    return compile_decoder(api.body(direction), version, api.is_flexible(version))
+
+
+@cache
+def _encoder(api_key: int, version: int, direction: Direction) -> Encoder:
+    api = APIS[api_key]
+    assert version in api.versions, (api.name, version)
+    return compile_encoder(api.body(direction), version, api.is_flexible(version))
+
+
+@cache
+def _sliced_decoder(api_key: int, version: int) -> SlicedDecoder:
+    api = APIS[api_key]
+    return compile_sliced_decoder(api.body("request"), version, api.is_flexible(version))
+
+
+@cache
+def _sliced_encoder(api_key: int, version: int) -> SlicedEncoder:
+    api = APIS[api_key]
+    return compile_sliced_encoder(api.body("response"), version, api.is_flexible(version))

@@ -1,0 +1,474 @@
+"""Fetch by hand: requests, and responses as headers with ranges of files between them.
+
+Rules. A response is a list of parts in wire order: bytes, or whatever object stands for records
+(a `FetchSlice` of the log: anything with a `length` in bytes). The size at the front counts them
+all, so that each range can follow its header by sendfile. Nothing of a request is believed:
+whatever the bytes are, the outcome is a request or a ProtocolError. Layout: `FETCH` in
+`tables/records.py`, against which this is tested. Diverging epochs, current leaders, snapshot ids
+and node endpoints are never sent: there is one node.
+
+A request of more than WHOLE_ROWS_MAX rows is decoded by `decode_fetch_sliced`, from that table, and
+its response is encoded by `encode_fetch_response_sliced`, both with pauses.
+"""
+
+import struct
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+
+from protocol.codec import RequestHeader, decode_body_sliced
+from protocol.errors import ProtocolError, SlicesNeededError
+from protocol.limits import TAGS_PER_SECTION_MAX, WHOLE_ROWS_MAX
+from protocol.messages import FetchRequest as FetchBody
+from protocol.produce_codec import TopicRef, topic_bytes
+from protocol.table_compiler import (
+    ELEMENTS_PER_SLICE,
+    SHORT_READ_ERRORS,
+    read_varint,
+    skip_tags,
+    varint,
+)
+
+FIRST_FLEXIBLE_VERSION: Final = 12
+FIRST_TOPIC_ID_VERSION: Final = 13
+
+_LENGTH: Final = struct.Struct(">h")
+_COUNT: Final = struct.Struct(">i")
+_WAIT: Final = struct.Struct(">iiib")  # max wait, min bytes, max bytes, isolation level
+_SESSION: Final = struct.Struct(">ii")  # session id, session epoch
+_REPLICA_STATE: Final = struct.Struct(">iq")
+_ABORTED: Final = struct.Struct(">qq")  # producer id, first offset
+
+
+class RecordRange(Protocol):
+    """Records that are sent from where they lie; `length` in bytes, 0 for none."""
+
+    @property
+    def length(self) -> int:
+        """Bytes that will be sent."""
+        ...
+
+
+Records = TypeVar("Records", bound=RecordRange)
+
+
+class FetchPartition(NamedTuple):
+    """What a client wants of one partition; epochs are -1 where it does not say."""
+
+    partition: int
+    current_leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    log_start_offset: int
+    partition_max_bytes: int
+
+
+@dataclass(slots=True)
+class FetchRequest:
+    """A decoded request. Topics are named by name up to version 12, by 16 bytes of id after it.
+
+    `replica_id` is that of the tagged replica state from version 15 on; -1 is a consumer.
+    `forgotten`: (topic, partition indexes) that an incremental request takes out of its session.
+    """
+
+    replica_id: int = -1
+    max_wait_ms: int = 0
+    min_bytes: int = 0
+    max_bytes: int = 2**31 - 1
+    isolation_level: int = 0
+    session_id: int = 0
+    session_epoch: int = -1
+    topics: Sequence[tuple[TopicRef, list[FetchPartition]]] = ()
+    forgotten: Sequence[tuple[TopicRef, list[int]]] = ()
+    rack_id: str = ""
+    cluster_id: str | None = None
+
+
+class FetchedPartition(NamedTuple, Generic[Records]):
+    """The answer for one partition. After an error all offsets are -1 and there are no records.
+
+    `aborted_transactions`: (producer id, first offset) pairs of transactions that overlap the
+    records, None (null) when the client reads uncommitted data.
+    """
+
+    partition: int
+    error_code: int = 0
+    high_watermark: int = -1
+    last_stable_offset: int = -1
+    log_start_offset: int = -1
+    aborted_transactions: Sequence[tuple[int, int]] | None = None
+    records: Records | bytes = b""
+
+
+def decode_fetch(header: RequestHeader, frame: memoryview | bytes) -> FetchRequest:
+    """Decode a Fetch request, versions 4 to 18.
+
+    Raises ProtocolError, and SlicesNeededError where `decode_fetch_sliced` must do it.
+    """
+    # The fields are small and outlive the frame (sessions, long polls), hence the copy.
+    reader = _Reader(bytes(frame[header.body_position :]), header.api_version)
+    try:
+        return reader.request()
+    except ProtocolError as error:
+        reason, position = error.reason, error.position
+    except SHORT_READ_ERRORS as error:
+        short = not isinstance(error, UnicodeDecodeError)
+        reason, position = "cut short" if short else "string is not UTF-8", -1
+    raise ProtocolError(f"Fetch: {reason}", 1, header.api_version, position)
+
+
+def decode_fetch_sliced(
+    header: RequestHeader, frame: memoryview, max_rows: int
+) -> Generator[None, None, FetchRequest]:
+    """Decode a Fetch request of many rows, with pauses. Raises ProtocolError."""
+    body = yield from decode_body_sliced(header, frame, max_rows)
+    assert isinstance(body, FetchBody)
+    version = header.api_version
+    by_id = version >= FIRST_TOPIC_ID_VERSION
+    replica_id = body.replica_state.replica_id if version >= 15 else body.replica_id
+    topics: list[tuple[TopicRef, list[FetchPartition]]] = []
+    rows = 0
+    for topic in body.topics:
+        partitions: list[FetchPartition] = []
+        topics.append((topic.topic_id if by_id else topic.topic, partitions))
+        for partition in topic.partitions:
+            partitions.append(
+                FetchPartition(
+                    partition.partition,
+                    partition.current_leader_epoch,
+                    partition.fetch_offset,
+                    partition.last_fetched_epoch,
+                    partition.log_start_offset,
+                    partition.partition_max_bytes,
+                )
+            )
+            rows += 1
+            if rows % ELEMENTS_PER_SLICE == 0:
+                yield
+        rows += 1
+        if rows % ELEMENTS_PER_SLICE == 0:
+            yield
+    forgotten: list[tuple[TopicRef, list[int]]] = []
+    for gone in body.forgotten_topics_data:
+        forgotten.append((gone.topic_id if by_id else gone.topic, gone.partitions))
+        rows += 1
+        if rows % ELEMENTS_PER_SLICE == 0:
+            yield
+    return FetchRequest(
+        replica_id=replica_id,
+        max_wait_ms=body.max_wait_ms,
+        min_bytes=body.min_bytes,
+        max_bytes=body.max_bytes,
+        isolation_level=body.isolation_level,
+        session_id=body.session_id,
+        session_epoch=body.session_epoch,
+        topics=topics,
+        forgotten=forgotten if version >= 7 else (),
+        rack_id=body.rack_id,
+        cluster_id=body.cluster_id,
+    )
+
+
+def _refuse(subject: str, length: int, position: int) -> NoReturn:
+    raise ProtocolError(f"{subject}: length {length} is wrong", position=position)
+
+
+_PARTITION_LAYOUTS: Final = {  # by the first version that has it
+    4: struct.Struct(">iqi"),  # partition, fetch offset, max bytes
+    5: struct.Struct(">iqqi"),  # log start offset before max bytes
+    9: struct.Struct(">iiqqi"),  # current leader epoch behind the partition
+    12: struct.Struct(">iiqiqi"),  # last fetched epoch behind the fetch offset
+}
+
+
+def _partition_layout(version: int) -> struct.Struct:
+    return _PARTITION_LAYOUTS[max(first for first in _PARTITION_LAYOUTS if first <= version)]
+
+
+class _Reader:
+    """A position in a request body."""
+
+    __slots__ = ("data", "end", "flexible", "left", "position", "version")
+
+    def __init__(self, data: bytes, version: int) -> None:
+        self.data = data
+        self.end = len(data)
+        self.position = 0
+        self.version = version
+        self.flexible = version >= FIRST_FLEXIBLE_VERSION
+        self.left = WHOLE_ROWS_MAX
+
+    def request(self) -> FetchRequest:
+        version, request = self.version, FetchRequest()
+        if version < 15:
+            (request.replica_id,) = _COUNT.unpack_from(self.data, 0)
+            self.position = 4
+        (
+            request.max_wait_ms,
+            request.min_bytes,
+            request.max_bytes,
+            request.isolation_level,
+        ) = _WAIT.unpack_from(self.data, self.position)
+        self.position += 13
+        if version >= 7:
+            session = _SESSION.unpack_from(self.data, self.position)
+            request.session_id, request.session_epoch = session
+            self.position += 8
+        request.topics = self._topics()
+        if version >= 7:
+            request.forgotten = self._forgotten()
+        if version >= 11:
+            request.rack_id = self._string("rack")
+        if self.flexible:
+            self._request_tags(request)
+        return request
+
+    def _topics(self) -> list[tuple[TopicRef, list[FetchPartition]]]:
+        topics: list[tuple[TopicRef, list[FetchPartition]]] = []
+        layout = _partition_layout(self.version)
+        for _ in range(self._count("topics", self._topic_bytes_min())):
+            topic = self._topic()
+            count = self._count("partitions", layout.size + self.flexible)
+            topics.append((topic, [self._partition(layout) for _ in range(count)]))
+            self._skip_tags()
+        return topics
+
+    def _partition(self, layout: struct.Struct) -> FetchPartition:
+        values = layout.unpack_from(self.data, self.position)
+        self.position += layout.size
+        self._skip_tags()
+        if self.version >= 12:
+            return FetchPartition._make(values)
+        if self.version >= 9:
+            partition, epoch, offset, log_start, max_bytes = values
+            return FetchPartition(partition, epoch, offset, -1, log_start, max_bytes)
+        if self.version >= 5:
+            partition, offset, log_start, max_bytes = values
+            return FetchPartition(partition, -1, offset, -1, log_start, max_bytes)
+        partition, offset, max_bytes = values
+        return FetchPartition(partition, -1, offset, -1, -1, max_bytes)
+
+    def _forgotten(self) -> list[tuple[TopicRef, list[int]]]:
+        forgotten: list[tuple[TopicRef, list[int]]] = []
+        for _ in range(self._count("forgotten topics", self._topic_bytes_min())):
+            topic = self._topic()
+            count = self._count("forgotten partitions", 4)
+            indexes = list(struct.unpack_from(f">{count}i", self.data, self.position))
+            self.position += 4 * count
+            forgotten.append((topic, indexes))
+            self._skip_tags()
+        return forgotten
+
+    def _request_tags(self, request: FetchRequest) -> None:
+        count, self.position = read_varint(self.data, self.position)
+        if count > TAGS_PER_SECTION_MAX or count * 2 > self.end - self.position:
+            _refuse("tagged fields", count, self.position)
+        for _ in range(count):
+            tag, self.position = read_varint(self.data, self.position)
+            size, self.position = read_varint(self.data, self.position)
+            stop = self.position + size
+            if stop > self.end:
+                _refuse("tagged fields", size, self.position)
+            if tag == 0:
+                request.cluster_id = self._nullable_string("cluster id")
+            elif tag == 1 and self.version >= 15:
+                request.replica_id, _ = _REPLICA_STATE.unpack_from(self.data, self.position)
+                self.position += _REPLICA_STATE.size
+                self._skip_tags()
+            if self.position > stop:  # going back would let one byte be decoded many times
+                _refuse("tagged fields", size, stop)
+            self.position = stop
+
+    def _topic_bytes_min(self) -> int:
+        if self.version >= FIRST_TOPIC_ID_VERSION:
+            return 18  # id, number of partitions, tags
+        return 3 if self.flexible else 6
+
+    def _topic(self) -> TopicRef:
+        if self.version < FIRST_TOPIC_ID_VERSION:
+            return self._string("topic")
+        self.position += 16
+        return self.data[self.position - 16 : self.position]
+
+    def _count(self, subject: str, bytes_min: int) -> int:
+        if self.flexible:
+            count, self.position = read_varint(self.data, self.position)
+            count -= 1
+        else:
+            (count,) = _COUNT.unpack_from(self.data, self.position)
+            self.position += 4
+        if count < 0 or count * bytes_min > self.end - self.position:
+            _refuse(subject, count, self.position)
+        self.left -= count
+        if self.left < 0:
+            raise SlicesNeededError
+        return count
+
+    def _string(self, subject: str) -> str:
+        text = self._nullable_string(subject)
+        if text is None:
+            _refuse(subject, -1, self.position)
+        return text
+
+    def _nullable_string(self, subject: str) -> str | None:
+        if self.flexible:
+            length, self.position = read_varint(self.data, self.position)
+            length -= 1
+        else:
+            (length,) = _LENGTH.unpack_from(self.data, self.position)
+            self.position += 2
+        if length == -1:
+            return None
+        stop = self.position + length
+        if length < 0 or stop > self.end:
+            _refuse(subject, length, self.position)
+        text = self.data[self.position : stop].decode()
+        self.position = stop
+        return text
+
+    def _skip_tags(self) -> None:
+        if self.flexible:
+            count = self.data[self.position]
+            self.position += 1
+            if count:
+                self.left -= count
+                if self.left < 0:
+                    raise SlicesNeededError
+                self.position = skip_tags(self.data, self.position, count)
+
+
+# Of a response, by version. Top: correlation id, (tags of the header,) throttle time, error code,
+# session id. Partition: index, error code, high watermark, last stable offset, log start offset.
+_TOP: Final = struct.Struct(">ii")
+_TOP_SESSION: Final = struct.Struct(">iihi")
+_TOP_FLEXIBLE: Final = struct.Struct(">ixihi")
+_PARTITION: Final = struct.Struct(">ihqq")
+_PARTITION_START: Final = struct.Struct(">ihqqq")
+# The same with what follows when no transaction was aborted: null, preferred replica.
+_QUIET: Final = struct.Struct(">ihqqqii")
+_QUIET_FLEXIBLE: Final = struct.Struct(">ihqqqxi")
+_NO_REPLICA: Final = b"\xff\xff\xff\xff"
+
+
+def encode_fetch_response(
+    version: int,
+    correlation_id: int,
+    topics: Sequence[tuple[TopicRef, Sequence[FetchedPartition[Records]]]],
+    *,
+    error_code: int = 0,
+    session_id: int = 0,
+    throttle_time_ms: int = 0,
+) -> list[bytes | Records]:
+    """Encode a whole response as parts in wire order, size included in the first.
+
+    Records that are bytes become part of what is around them; ranges stay as they are, empty ones
+    are left out. Before version 7 there is no error code and no session id.
+    """
+    flexible = version >= FIRST_FLEXIBLE_VERSION
+    small = _begin(version, correlation_id, throttle_time_ms, error_code, session_id)
+    small.append(varint(len(topics) + 1) if flexible else _COUNT.pack(len(topics)))
+    parts: list[bytes | Records] = []
+    for topic, partitions in topics:
+        small.append(topic_bytes(topic, version, FIRST_FLEXIBLE_VERSION))
+        count = len(partitions)
+        small.append(varint(count + 1) if flexible else _COUNT.pack(count))
+        for fetched in partitions:
+            _encode_partition(parts, small, version, fetched)
+        if flexible:
+            small.append(b"\0")
+    return _finish(parts, small, version)
+
+
+def encode_fetch_response_sliced(
+    version: int,
+    correlation_id: int,
+    topics: Sequence[tuple[TopicRef, Sequence[FetchedPartition[Records]]]],
+    session_id: int,
+) -> Generator[None, None, list[bytes | Records]]:
+    """As `encode_fetch_response`, with pauses."""
+    flexible = version >= FIRST_FLEXIBLE_VERSION
+    small = _begin(version, correlation_id, 0, 0, session_id)
+    small.append(varint(len(topics) + 1) if flexible else _COUNT.pack(len(topics)))
+    parts: list[bytes | Records] = []
+    rows = 0
+    for topic, partitions in topics:
+        small.append(topic_bytes(topic, version, FIRST_FLEXIBLE_VERSION))
+        count = len(partitions)
+        small.append(varint(count + 1) if flexible else _COUNT.pack(count))
+        for fetched in partitions:
+            _encode_partition(parts, small, version, fetched)
+            rows += 1
+            if rows % ELEMENTS_PER_SLICE == 0:
+                yield
+        if flexible:
+            small.append(b"\0")
+        rows += 1
+        if rows % ELEMENTS_PER_SLICE == 0:
+            parts.append(b"".join(small))
+            small.clear()
+            yield
+    return _finish(parts, small, version)
+
+
+def _begin(
+    version: int, correlation_id: int, throttle_time_ms: int, error_code: int, session_id: int
+) -> list[bytes]:
+    if version >= FIRST_FLEXIBLE_VERSION:
+        return [_TOP_FLEXIBLE.pack(correlation_id, throttle_time_ms, error_code, session_id)]
+    if version >= 7:
+        return [_TOP_SESSION.pack(correlation_id, throttle_time_ms, error_code, session_id)]
+    return [_TOP.pack(correlation_id, throttle_time_ms)]
+
+
+def _finish(
+    parts: list[bytes | Records], small: list[bytes], version: int
+) -> list[bytes | Records]:
+    """Close the message and put its size in front."""
+    if version >= FIRST_FLEXIBLE_VERSION:
+        small.append(b"\0")
+    parts.append(b"".join(small))
+    size = sum([len(part) if isinstance(part, bytes) else part.length for part in parts])
+    first = parts[0]
+    assert isinstance(first, bytes)
+    parts[0] = _COUNT.pack(size) + first
+    return parts if parts[-1] else parts[:-1]
+
+
+def _encode_partition(
+    parts: list[bytes | Records],
+    small: list[bytes],
+    version: int,
+    fetched: FetchedPartition[Records],
+) -> None:
+    """Add a partition to `small`; where it has a range, `small` and the range go to `parts`."""
+    partition, error_code, high_watermark, last_stable, log_start, aborted, records = fetched
+    values = (partition, error_code, high_watermark, last_stable)
+    flexible = version >= FIRST_FLEXIBLE_VERSION
+    if aborted is None and version >= 11:
+        if flexible:
+            small.append(_QUIET_FLEXIBLE.pack(*values, log_start, -1))
+        else:
+            small.append(_QUIET.pack(*values, log_start, -1, -1))
+    else:
+        if version >= 5:
+            small.append(_PARTITION_START.pack(*values, log_start))
+        else:
+            small.append(_PARTITION.pack(*values))
+        count = -1 if aborted is None else len(aborted)
+        small.append(varint(count + 1) if flexible else _COUNT.pack(count))
+        for producer_id, first_offset in aborted or ():
+            small.append(_ABORTED.pack(producer_id, first_offset))
+            if flexible:
+                small.append(b"\0")
+        if version >= 11:
+            small.append(_NO_REPLICA)
+    length = len(records) if isinstance(records, bytes) else records.length
+    small.append(varint(length + 1) if flexible else _COUNT.pack(length))
+    if isinstance(records, bytes):
+        small.append(records)
+    elif length:
+        parts.append(b"".join(small))
+        parts.append(records)
+        small.clear()
+    if flexible:
+        small.append(b"\0")

@@ -1,0 +1,81 @@
+"""The bodies of requests and responses, as classes made from the tables.
+
+One slotted class per structure, the same for all versions: `MetadataResponse`,
+`MetadataResponseTopic`, and so on (message name, then the structure's own). Constructors take
+keywords only; what is not given has the table's default, an array a new empty list. What a version
+does not carry keeps its default when decoded and is left out when encoded. `messages.pyi` tells
+type checkers what is made here; `python -m protocol.stubs` writes it, a test compares it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from protocol.api import APIS
+from protocol.schema import Field, Struct, walk
+
+
+class Message:
+    """Base of all bodies and parts of bodies."""
+
+    __slots__: tuple[str, ...] = ()
+    __hash__ = None  # type: ignore[assignment]  # mutable, as the fields are
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"{type(self).__name__}({fields})"
+
+
+_NEW: Final = object()  # stands for "a new list" or "a new structure" in a signature
+
+
+def default_expression(field: Field) -> str | None:
+    """Return the source of a field's default; None when each message needs a new object."""
+    if field.is_array or (field.is_struct and not field.is_nullable):
+        return None
+    return repr(field.default)
+
+
+def _new_expression(field: Field, root: str) -> str:
+    return "[]" if field.is_array else f"{root}{field.type}()"
+
+
+def _constructor(struct: Struct, root: str, namespace: dict[str, Any]) -> Callable[..., None]:
+    arguments: list[str] = []
+    lines: list[str] = []
+    for field in struct.fields:
+        default = default_expression(field)
+        arguments.append(f"{field.name}={'_NEW' if default is None else default}")
+        value = field.name
+        if default is None:
+            value = f"{_new_expression(field, root)} if {value} is _NEW else {value}"
+        lines.append(f"    self.{field.name} = {value}")
+    source = "\n".join([f"def __init__(self, *, {', '.join(arguments)}):", *lines])
+    made: dict[str, Any] = {}
+    exec(source, namespace, made)
+    constructor: Callable[..., None] = made["__init__"]
+    return constructor
+
+
+def _make_classes() -> dict[str, type[Message]]:
+    made: dict[str, Any] = {"_NEW": _NEW}
+    for api in APIS.values():
+        for root in (api.request, api.response):
+            for struct in walk(root):
+                assert struct.name not in made, struct.name
+                body = {
+                    "__slots__": tuple(field.name for field in struct.fields),
+                    "__init__": _constructor(struct, root.name, made),
+                    "__module__": __name__,
+                    "__doc__": f"{struct.name} of the Kafka protocol guide.",
+                }
+                made[struct.name] = type(struct.name, (Message,), body)
+    return {name: made[name] for name in made if name != "_NEW"}
+
+
+CLASSES: Final[dict[str, type[Message]]] = _make_classes()
+globals().update(CLASSES)

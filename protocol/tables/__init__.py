@@ -1,0 +1,1 @@
+"""The message tables of the Kafka protocol, by area."""

@@ -1,0 +1,1 @@
+"""A log directory: its identity, its metadata, its partition folders."""

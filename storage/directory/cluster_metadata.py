@@ -1,0 +1,320 @@
+"""What the broker must not forget: topics, their ids and settings, where partitions live.
+
+Rules
+- Every data directory holds a copy, `varve.metadata`, replaced atomically. The valid copy with the
+  highest epoch is the state; each save raises the epoch, so a torn or lost copy loses to another.
+- Nothing is ever started empty over data: when files are there and none can be read, that is an
+  error, and so is a copy written by a newer version.
+- Only what an operator did through the protocol is stored (the dynamic layer). YAML is read anew at
+  each start, so a setting found here came from AlterConfigs or CreateTopics and from nowhere else.
+- A deleted topic's id stays on the list until every directory that may hold its folders has
+  confirmed that they are gone: one that was offline must not bring the topic back.
+- A directory whose copy cannot be written is dropped here and reported; the others go on.
+
+This knows nothing of logs: it is told what to store.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from storage.env import Env, put_in_place, remove_if_there, write_temporary
+from storage.errors import (
+    CorruptCheckpointError,
+    InconsistentDirectoryError,
+    LogDirectoryError,
+    NoRoomError,
+)
+from storage.format import sealed_json
+from storage.format.checkpoints import TOPIC_ID_BYTES, decode_topic_id, encode_topic_id
+
+FILE_NAME: Final = "varve.metadata"
+MAGIC: Final = "varve-metadata"
+VERSION: Final = 1
+HASH_KEY_BYTES: Final = 16
+# Apache Kafka counts its producer ids up from 0. Ours begin where it will not come: a log that both
+# have written must not know two producers by one id (docs/decisions/0010).
+FIRST_PRODUCER_ID: Final = 1 << 40
+# No broker has come that far: an id from here on was invented by a client. To go on counting behind
+# the largest of them would leave no id for anybody.
+INVENTED_PRODUCER_ID: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """One topic. `dynamic`: settings by Kafka's key and canonical value, dynamic layer alone."""
+
+    topic_id: bytes  # 16 bytes
+    partitions: Mapping[int, str]  # index -> directory id
+    dynamic: Mapping[str, str] = field(default_factory=dict)
+    created_by: str = ""  # "yaml", "client", "first use", "adopted": for people
+    created_ms: int = 0  # wall time
+
+    def __post_init__(self) -> None:
+        assert len(self.topic_id) == TOPIC_ID_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetadata:
+    """The whole state; values are never changed in place, a change makes a new one."""
+
+    cluster_id: str
+    node_id: int
+    hash_key: bytes  # 16 bytes: keys of records are hashed with it
+    epoch: int = 0
+    topics: Mapping[str, TopicEntry] = field(default_factory=dict)
+    deleted_topic_ids: Mapping[bytes, tuple[str, ...]] = field(default_factory=dict)
+    broker_dynamic: Mapping[str, str] = field(default_factory=dict)
+    next_producer_id: int = FIRST_PRODUCER_ID
+    last_wall_ms: int = 0
+
+    def __post_init__(self) -> None:
+        assert len(self.hash_key) == HASH_KEY_BYTES
+
+    def with_topic(self, name: str, entry: TopicEntry) -> "ClusterMetadata":
+        """Add or replace a topic."""
+        return replace(self, topics={**self.topics, name: entry})
+
+    def without_topic(self, name: str) -> "ClusterMetadata":
+        """Delete a topic; its directories have yet to confirm. KeyError if there is none."""
+        entry = self.topics[name]
+        topics = {other: self.topics[other] for other in self.topics if other != name}
+        deleted = dict(self.deleted_topic_ids)
+        if entry.partitions:
+            deleted[entry.topic_id] = tuple(sorted(set(entry.partitions.values())))
+        return replace(self, topics=topics, deleted_topic_ids=deleted)
+
+    def confirm_deleted(self, topic_id: bytes, directory_id: str) -> "ClusterMetadata":
+        """A directory holds nothing of a deleted topic any more."""
+        deleted = dict(self.deleted_topic_ids)
+        waiting = tuple(item for item in deleted.pop(topic_id, ()) if item != directory_id)
+        if waiting:
+            deleted[topic_id] = waiting
+        return replace(self, deleted_topic_ids=deleted)
+
+    def take_producer_ids(self, count: int) -> tuple[int, "ClusterMetadata"]:
+        """The first of `count` producer ids that nobody has, once the result is saved."""
+        assert count > 0
+        first = self.next_producer_id
+        return first, replace(self, next_producer_id=first + count)
+
+
+def new_metadata(env: Env, cluster_id: str, node_id: int) -> ClusterMetadata:
+    """The state of a broker that has no topics yet, with a hash key of its own."""
+    return ClusterMetadata(
+        cluster_id, node_id, env.random_bytes(HASH_KEY_BYTES), last_wall_ms=env.wall_ms()
+    )
+
+
+def encode_metadata(metadata: ClusterMetadata) -> bytes:
+    """The content of a metadata file."""
+    topics = {
+        name: {
+            "topic_id": encode_topic_id(entry.topic_id),
+            "partitions": {str(index): where for index, where in entry.partitions.items()},
+            "dynamic": dict(entry.dynamic),
+            "created_by": entry.created_by,
+            "created_ms": entry.created_ms,
+        }
+        for name, entry in metadata.topics.items()
+    }
+    deleted = {encode_topic_id(item): list(at) for item, at in metadata.deleted_topic_ids.items()}
+    payload = {
+        "epoch": metadata.epoch,
+        "cluster_id": metadata.cluster_id,
+        "node_id": metadata.node_id,
+        "topics": topics,
+        "deleted_topic_ids": deleted,
+        "broker_dynamic": dict(metadata.broker_dynamic),
+        "hash_key": metadata.hash_key.hex(),
+        "next_producer_id": metadata.next_producer_id,
+        "last_wall_ms": metadata.last_wall_ms,
+    }
+    return sealed_json.seal(MAGIC, VERSION, payload)
+
+
+def decode_metadata(data: bytes, path: str = "") -> ClusterMetadata:
+    """Read a metadata file. Raises CorruptCheckpointError and NewerFormatError."""
+    payload = sealed_json.unseal(MAGIC, VERSION, data, path)
+    try:
+        return ClusterMetadata(
+            epoch=int(payload["epoch"]),
+            cluster_id=str(payload["cluster_id"]),
+            node_id=int(payload["node_id"]),
+            topics={str(name): _topic(entry) for name, entry in payload["topics"].items()},
+            deleted_topic_ids={
+                _topic_id(text): tuple(str(item) for item in waiting)
+                for text, waiting in payload["deleted_topic_ids"].items()
+            },
+            broker_dynamic=_texts(payload["broker_dynamic"]),
+            hash_key=_hash_key(payload["hash_key"]),
+            next_producer_id=int(payload["next_producer_id"]),
+            last_wall_ms=int(payload["last_wall_ms"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptCheckpointError(path, f"its payload is malformed: {error!r}") from error
+
+
+def _topic(entry: Mapping[str, Any]) -> TopicEntry:
+    return TopicEntry(
+        topic_id=_topic_id(entry["topic_id"]),
+        partitions={int(index): str(where) for index, where in entry["partitions"].items()},
+        dynamic=_texts(entry["dynamic"]),
+        created_by=str(entry["created_by"]),
+        created_ms=int(entry["created_ms"]),
+    )
+
+
+def _topic_id(text: str) -> bytes:
+    topic_id = decode_topic_id(text)
+    if topic_id is None:
+        raise ValueError(f"topic id {text!r:.40}")
+    return topic_id
+
+
+def _hash_key(text: str) -> bytes:
+    key = bytes.fromhex(text)
+    if len(key) != HASH_KEY_BYTES:
+        raise ValueError(f"hash key of {len(key)} bytes")
+    return key
+
+
+def _texts(values: Mapping[str, str]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in values.items()}
+
+
+class MetadataStore:
+    """The copies of the metadata in the data directories that are online.
+
+    A directory whose copy could not be read or written leaves `directories`, appears in `failed`
+    and is told to `directory_failed(directory, reason)`, after the store has done what it was
+    asked to do.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        directories: Sequence[str],
+        directory_failed: Callable[[str, str], None] | None = None,
+    ) -> None:
+        assert directories
+        self._env = env
+        self._directories = list(directories)
+        self._directory_failed = directory_failed
+        self.failed: dict[str, str] = {}  # directory -> reason
+        self.corrupt: dict[str, str] = {}  # directory -> why its copy was not believed
+        self.stale: tuple[str, ...] = ()  # directories whose copy the next save will mend
+        self._last_dropped = (directories[0], "no data directory is online")
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Where a save writes to."""
+        return tuple(self._directories)
+
+    def drop(self, directory: str, reason: str) -> None:
+        """Leave a directory out from now on: it went offline."""
+        if directory in self._directories:
+            self._directories.remove(directory)
+            self._last_dropped = (directory, reason)
+
+    def load(self, *, unopened: Iterable[str] = ()) -> ClusterMetadata | None:
+        """The valid copy with the highest epoch; None if no directory has any copy.
+
+        `unopened` are configured directories that could not be opened: while no copy is found
+        elsewhere they may hold the only one, so this is an error and not an empty start.
+
+        Raises CorruptCheckpointError, NewerFormatError, InconsistentDirectoryError for copies of
+        different clusters or nodes, LogDirectoryError when no directory can be read.
+        """
+        copies: dict[str, ClusterMetadata] = {}
+        failed: dict[str, str] = {}
+        self.corrupt = {}
+        for directory in self._directories:
+            path = os.path.join(directory, FILE_NAME)
+            try:
+                if self._env.exists(path):
+                    copies[directory] = decode_metadata(self._env.read_file(path), path)
+            except CorruptCheckpointError as error:
+                self.corrupt[directory] = error.reason
+            except OSError as error:
+                failed[directory] = f"{path}: {error}"
+        newest = _newest(copies)
+        if newest is None:
+            self._refuse_empty_start(
+                {**dict.fromkeys(unopened, "it could not be opened"), **failed}
+            )
+        self.stale = tuple(
+            directory for directory in self._directories if copies.get(directory) != newest
+        )
+        self._report(failed)
+        return newest
+
+    def _refuse_empty_start(self, unreadable: Mapping[str, str]) -> None:
+        for directory, reason in self.corrupt.items():
+            raise CorruptCheckpointError(os.path.join(directory, FILE_NAME), reason)
+        for directory, reason in unreadable.items():
+            raise LogDirectoryError(directory, f"{reason}; no other directory has {FILE_NAME}")
+
+    def save(self, metadata: ClusterMetadata, *, with_all: bool = True) -> ClusterMetadata:
+        """Write a state to every directory, with the next epoch, which the result carries.
+
+        What is returned is durable in every directory that is still in `directories`. `with_all`: a
+        directory without room refuses it for all of them; else it is one that failed. Raises
+        LogDirectoryError when none is left, NoRoomError when nothing was changed.
+        """
+        saved = replace(metadata, epoch=metadata.epoch + 1)
+        data = encode_metadata(saved)
+        failed: dict[str, str] = {}
+        paths = {directory: os.path.join(directory, FILE_NAME) for directory in self._directories}
+        for directory, path in paths.items():
+            try:
+                write_temporary(self._env, path, data)
+            except OSError as error:
+                if with_all and isinstance(error, NoRoomError):
+                    for other in paths.keys() - failed:
+                        remove_if_there(self._env, f"{paths[other]}.tmp")
+                    raise
+                failed[directory] = f"{path}: {error}"
+        for directory, path in paths.items():
+            try:
+                if directory not in failed:
+                    put_in_place(self._env, path)
+            except OSError as error:
+                failed[directory] = f"{path}: {error}"
+        self.stale = ()
+        self._report(failed)
+        return saved
+
+    def _report(self, failed: Mapping[str, str]) -> None:
+        for directory, reason in failed.items():
+            self.drop(directory, reason)
+        self.failed.update(failed)
+        if self._directory_failed is not None:
+            for directory, reason in failed.items():
+                self._directory_failed(directory, reason)
+        if not self._directories:
+            raise LogDirectoryError(*next(iter(failed.items()), self._last_dropped))
+
+
+def _newest(copies: Mapping[str, ClusterMetadata]) -> ClusterMetadata | None:
+    """The copy that counts. Equal epochs that differ: directories that were run apart; the later.
+
+    Raises InconsistentDirectoryError for copies of different clusters or nodes.
+    """
+    newest: ClusterMetadata | None = None
+    for directory, copy in copies.items():
+        if newest is None:
+            newest = copy
+            continue
+        if copy.cluster_id != newest.cluster_id:
+            raise InconsistentDirectoryError(
+                directory, "cluster id in varve.metadata", copy.cluster_id, newest.cluster_id
+            )
+        if copy.node_id != newest.node_id:
+            raise InconsistentDirectoryError(
+                directory, "node id in varve.metadata", str(copy.node_id), str(newest.node_id)
+            )
+        if (copy.epoch, copy.last_wall_ms) > (newest.epoch, newest.last_wall_ms):
+            newest = copy
+    return newest

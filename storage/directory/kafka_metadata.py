@@ -1,0 +1,228 @@
+"""Read topic configs from Apache Kafka's metadata log when its folders are adopted.
+
+Kafka (KRaft) keeps its metadata in the folder `__cluster_metadata-0` of one data directory: a log
+of records, and snapshots `<end offset>-<epoch>.checkpoint`, which are record batches as well. The
+value of a record is a frame (version 1), the type and its version, each an unsigned varint, and a
+message in Kafka's flexible encoding. Three types matter here: TopicRecord (2), ConfigRecord (4) and
+RemoveTopicRecord (9), all in version 0; and those that bracket a transaction of the controller
+(KIP-868), of which only a finished one counts.
+
+Rules
+- Read the newest snapshot, then the log after it. If records between them are missing, or a batch
+  before the end of the log is damaged, use none of it.
+- Ignore a torn end of the log: a killed Kafka leaves one.
+- Write nothing, and never prevent the broker from starting.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from config.topic_values import InvalidTopicConfigError, parse_value
+from storage.env import Env
+from storage.errors import CorruptBatchError, StorageError
+from storage.format.batch import Record, iterate_records
+from storage.format.filenames import CLUSTER_METADATA_TOPIC, LOG
+from storage.segments.batch_scan import scan, verify
+
+FOLDER: Final = f"{CLUSTER_METADATA_TOPIC}-0"
+TOPIC_ID_BYTES: Final = 16
+FRAME_VERSION: Final = 1
+TOPIC_RECORD: Final = 2
+CONFIG_RECORD: Final = 4
+REMOVE_TOPIC_RECORD: Final = 9
+BEGIN_TRANSACTION: Final = 23
+END_TRANSACTION: Final = 24
+ABORT_TRANSACTION: Final = 25
+TOPIC_RESOURCE: Final = 2  # of ConfigRecord: org.apache.kafka.common.config.ConfigResource.Type
+_SNAPSHOT: Final = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint", re.ASCII)
+_SEGMENT: Final = re.compile(rf"([0-9]{{20}}){re.escape(LOG)}", re.ASCII)
+
+
+class MetadataLogError(StorageError):
+    """Kafka's metadata log cannot be used; the message says why."""
+
+
+class KafkaTopic(NamedTuple):
+    """A topic in Kafka's metadata; `configs` are those set on the topic itself."""
+
+    topic_id: bytes
+    configs: Mapping[str, str]
+
+
+class TakenSettings(NamedTuple):
+    """The configs of a topic that are taken over, and those that are not, with reasons."""
+
+    settings: Mapping[str, str]  # canonical values
+    refused: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class MetadataImage:
+    """The topics and their settings after the records so far."""
+
+    topic_ids: dict[str, bytes] = field(default_factory=dict)
+    configs: dict[str, dict[str, str]] = field(default_factory=dict)
+    _pending: list[bytes] | None = None  # values of the open transaction
+
+    def apply(self, value: bytes) -> None:
+        """Apply one record. Raises MetadataLogError if it is invalid."""
+        reader = _Reader(value)
+        if reader.uvarint() != FRAME_VERSION:
+            raise MetadataLogError("a record has a frame of another version")
+        kind, version = reader.uvarint(), reader.uvarint()
+        if kind == BEGIN_TRANSACTION:
+            self._pending = []
+        elif kind in (END_TRANSACTION, ABORT_TRANSACTION):
+            done, self._pending = self._pending or [], None
+            for item in done if kind == END_TRANSACTION else []:
+                self.apply(item)
+        elif kind in (TOPIC_RECORD, CONFIG_RECORD, REMOVE_TOPIC_RECORD):
+            if version != 0:
+                raise MetadataLogError(f"a record of type {kind} has version {version}")
+            if self._pending is None:
+                self._change(kind, reader)
+            else:
+                self._pending.append(value)
+
+    def _change(self, kind: int, reader: "_Reader") -> None:
+        if kind == TOPIC_RECORD:
+            name = reader.text()
+            self.topic_ids[name] = reader.take(TOPIC_ID_BYTES)
+        elif kind == REMOVE_TOPIC_RECORD:
+            gone = reader.take(TOPIC_ID_BYTES)
+            for name in [name for name, topic_id in self.topic_ids.items() if topic_id == gone]:
+                del self.topic_ids[name]
+                self.configs.pop(name, None)
+        elif reader.take(1)[0] == TOPIC_RESOURCE:
+            topic, key, text = reader.text(), reader.text(), reader.nullable_text()
+            settings = self.configs.setdefault(topic, {})
+            if text is None:
+                settings.pop(key, None)
+            else:
+                settings[key] = text
+
+    def topics(self) -> dict[str, KafkaTopic]:
+        """Return every topic."""
+        return {
+            name: KafkaTopic(topic_id, dict(self.configs.get(name, {})))
+            for name, topic_id in self.topic_ids.items()
+        }
+
+
+class _Reader:
+    """Reads Kafka's flexible encoding. Raises MetadataLogError where the bytes end early."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        data = self._data[self._at : self._at + count]
+        if len(data) < count:
+            raise MetadataLogError("a record is cut short")
+        self._at += count
+        return data
+
+    def uvarint(self) -> int:
+        value = 0
+        for shift in range(0, 35, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise MetadataLogError("a varint is too long")
+
+    def nullable_text(self) -> str | None:
+        size = self.uvarint()
+        if size == 0:
+            return None
+        try:
+            return self.take(size - 1).decode()
+        except UnicodeDecodeError as error:
+            raise MetadataLogError(f"a text is not UTF-8: {error}") from error
+
+    def text(self) -> str:
+        result = self.nullable_text()
+        if result is None:
+            raise MetadataLogError("a name is null")
+        return result
+
+
+def read_kafka_topics(env: Env, directory: str) -> dict[str, KafkaTopic] | None:
+    """Return the topics of Kafka's metadata in a data directory; None where it holds none.
+
+    Raises MetadataLogError, and OSError as it comes.
+    """
+    folder = f"{directory}/{FOLDER}"
+    if not env.is_dir(folder):
+        return None
+    names = env.listdir(folder)
+    snapshots = sorted(name for name in names if _SNAPSHOT.fullmatch(name))
+    segments = sorted(name for name in names if _SEGMENT.fullmatch(name))
+    image, next_offset = MetadataImage(), 0
+    if snapshots:
+        next_offset = int(snapshots[-1].partition("-")[0])
+        for record in _records(env, f"{folder}/{snapshots[-1]}", is_last=False):
+            _apply(image, record)
+    for name in segments:
+        is_last = name == segments[-1]
+        for record in _records(env, f"{folder}/{name}", is_last=is_last):
+            if record.offset < next_offset:
+                continue
+            if record.offset > next_offset:
+                raise MetadataLogError(f"offset {next_offset} is missing before {name}")
+            next_offset += 1
+            _apply(image, record)
+    return image.topics()
+
+
+def _apply(image: MetadataImage, record: "_Data") -> None:
+    if record.value is not None:
+        image.apply(record.value)
+
+
+class _Data(NamedTuple):
+    """A record of the metadata log; `value` is None for one of the raft protocol itself."""
+
+    offset: int
+    value: bytes | None
+
+
+def _records(env: Env, path: str, *, is_last: bool) -> Iterator[_Data]:
+    """The records of one file; `is_last`: a bad batch is its torn end."""
+    file = env.open(path)
+    try:
+        for batch in scan(file, 0, file.size(), whole=True):
+            verify(batch, path)
+            for record in iterate_records(batch.buffer, batch.header, batch.at):
+                yield _Data(record.offset, _value(record, is_control=batch.header.is_control))
+    except CorruptBatchError as error:
+        if not is_last:
+            raise MetadataLogError(f"{path}: {error}") from error
+    finally:
+        file.close()
+
+
+def _value(record: Record, *, is_control: bool) -> bytes | None:
+    return None if is_control or record.value is None else bytes(record.value)
+
+
+def settings_to_take(topic: KafkaTopic) -> TakenSettings:
+    """Return which of a topic's settings Varve takes over.
+
+    A policy that deletes is taken only together with the topic's own `retention.ms`: otherwise
+    Kafka's `server.properties` decides how long records stay, and that file is not read.
+    """
+    settings: dict[str, str] = {}
+    refused: list[str] = []
+    for key, raw in sorted(topic.configs.items()):
+        try:
+            settings[key] = parse_value(key, raw)
+        except InvalidTopicConfigError as error:
+            refused.append(str(error))
+    if "delete" in settings.get("cleanup.policy", "") and "retention.ms" not in settings:
+        del settings["cleanup.policy"]
+        refused.append("cleanup.policy: it deletes, and the topic has no retention.ms of its own")
+    return TakenSettings(settings, tuple(refused))

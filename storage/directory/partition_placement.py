@@ -1,0 +1,159 @@
+"""Which of the partition folders that were found are served, and which are not and why; pure.
+
+Rules
+- A partition the metadata knows is served from the directory the metadata names. While that one is
+  offline the partition is offline, whatever else is found: it is never begun anew.
+- A known partition whose own directory is there without it, and which is found in another one, was
+  moved by hand: the move is accepted.
+- Of two folders of one partition the second is refused, and left as it is.
+- A folder that nobody knows is adopted, under the topic id it bears.
+- A folder in which nothing can be read is offline if it is where the metadata says, else refused.
+  Either way it is left as it is, and no other folder takes its place.
+- A folder of a deleted topic is removed; one that a cut-off creation left behind (the topic is
+  known, the partition is not, and it has no records) too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
+from storage.model import TopicPartition
+
+ADOPTED: Final = "adopted"
+
+
+class FoundFolder(NamedTuple):
+    """A partition's folder in an online directory. `topic_id` is None where none is on record."""
+
+    partition: TopicPartition
+    directory_id: str
+    topic_id: bytes | None
+    has_records: bool
+    problem: str | None = None  # why nothing can be read in it, if so
+
+
+@dataclass(slots=True)
+class Placement:
+    """What is to be done with what was found."""
+
+    metadata: ClusterMetadata  # with what was adopted or moved
+    serve: list[FoundFolder] = field(default_factory=list)
+    remove: list[FoundFolder] = field(default_factory=list)
+    refused: list[tuple[FoundFolder, str]] = field(default_factory=list)
+    offline: dict[TopicPartition, str] = field(default_factory=dict)
+    adopted: list[TopicPartition] = field(default_factory=list)
+
+
+def place_partitions(
+    found_folders: Sequence[FoundFolder],
+    metadata: ClusterMetadata,
+    online: Mapping[str, str],
+    new_topic_ids: Sequence[bytes],
+    now_ms: int,
+) -> Placement:
+    """Decide. `online`: directory id -> path. `new_topic_ids`: as many as there are folders, for
+    adopted topics that have none on record."""
+    placement = Placement(metadata)
+    fresh_ids = iter(new_topic_ids)
+    by_partition: dict[TopicPartition, list[FoundFolder]] = {}
+    for folder in found_folders:
+        if folder.topic_id is not None and folder.topic_id in metadata.deleted_topic_ids:
+            placement.remove.append(folder)
+        else:
+            by_partition.setdefault(folder.partition, []).append(folder)
+    for partition, folders in sorted(by_partition.items()):
+        entry = placement.metadata.topics.get(partition.topic)
+        if entry is None:
+            usable = next((folder for folder in folders if folder.problem is None), None)
+            if usable is None:
+                placement.refused += [(folder, folder.problem or "") for folder in folders]
+                continue
+            entry = _adopted_entry(usable, fresh_ids.__next__, now_ms)
+            placement.metadata = placement.metadata.with_topic(partition.topic, entry)
+        _settle(placement, partition, folders, entry, online)
+    _miss(placement, online)
+    return placement
+
+
+def _adopted_entry(folder: FoundFolder, new_id: Callable[[], bytes], now_ms: int) -> TopicEntry:
+    topic_id = folder.topic_id if folder.topic_id is not None else new_id()
+    # The folder's own partition is entered right after this.
+    return TopicEntry(topic_id, {}, {}, ADOPTED, now_ms)
+
+
+def _settle(
+    placement: Placement,
+    partition: TopicPartition,
+    folders: list[FoundFolder],
+    entry: TopicEntry,
+    online: Mapping[str, str],
+) -> None:
+    local = []
+    for folder in folders:
+        if folder.topic_id is not None and folder.topic_id != entry.topic_id:
+            placement.refused.append((folder, "it belongs to another topic of that name"))
+        else:
+            local.append(folder)
+    if not local:
+        return
+    home = entry.partitions.get(partition.partition)
+    readable = []
+    for folder in local:
+        if folder.problem is None:
+            readable.append(folder)
+        elif folder.directory_id == home:
+            placement.offline[partition] = folder.problem
+        else:
+            placement.refused.append((folder, folder.problem))
+    if partition in placement.offline:
+        placement.refused += [(folder, "its own folder cannot be used") for folder in readable]
+        return
+    local = readable
+    if not local:
+        return
+    chosen = next((folder for folder in local if folder.directory_id == home), None)
+    if chosen is None and home is not None and home not in online:
+        for folder in local:
+            placement.refused.append((folder, "its own data directory is offline"))
+        return
+    if chosen is None and home is None and entry.created_by != ADOPTED:
+        empty = [folder for folder in local if not folder.has_records]
+        placement.remove.extend(empty)
+        local = [folder for folder in local if folder.has_records]
+        if not local:
+            return
+    if chosen is None:
+        chosen = local[0]
+        partitions = {**entry.partitions, partition.partition: chosen.directory_id}
+        placement.metadata = placement.metadata.with_topic(
+            partition.topic, replace(entry, partitions=partitions)
+        )
+        placement.adopted.append(partition)
+    placement.serve.append(chosen)
+    for folder in local:
+        if folder is not chosen:
+            placement.refused.append((folder, f"{online[chosen.directory_id]} has it too"))
+
+
+def _miss(placement: Placement, online: Mapping[str, str]) -> None:
+    """Known partitions that were not found."""
+    served = {folder.partition for folder in placement.serve}
+    elsewhere = {folder.partition: folder.directory_id for folder, _ in placement.refused}
+    for name, entry in placement.metadata.topics.items():
+        for index, home in entry.partitions.items():
+            partition = TopicPartition(name, index)
+            if partition not in served and partition not in placement.offline:
+                where = online.get(home)
+                if where is not None:
+                    reason = f"its folder is missing in {where}"
+                elif partition in elsewhere:
+                    other = online[elsewhere[partition]]
+                    reason = (
+                        f"its data directory {home} is offline; its folder is in {other}, whose"
+                        f" meta.properties has directory.id={elsewhere[partition]}. If {other} is"
+                        f" that directory, write directory.id={home} there and restart"
+                    )
+                else:
+                    reason = f"its data directory {home} is offline"
+                placement.offline[partition] = reason

@@ -1,0 +1,1 @@
+"""Formats of files and batches: parsers, encoders, names; no open files."""

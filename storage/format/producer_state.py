@@ -1,0 +1,383 @@
+"""What a log knows of its producers: epochs, sequences, open transactions; pure.
+
+Rules
+- A batch is known by (producer id, epoch, first sequence, last sequence). The last five of each
+  producer are known, so a retry of one of them is answered with its old offsets; from a snapshot
+  only the last one is known.
+- Sequences go on by one per record and wrap from 2147483647 to 0. A newer epoch starts at 0. A
+  producer of whom nothing is known may start anywhere: what was known of it has expired.
+- State from the log is taken as it is: whoever wrote it had checked it. Sequences are counted by
+  the batch header, so batches that compaction thinned out count in full.
+- Of more than PRODUCERS_MAX the one that was silent longest is forgotten, unless its transaction is
+  open: ids cost their inventor nothing. It may start anywhere then, as one that has expired.
+- A transaction is open from its first batch to its marker. `first_undecided_offset` is the first
+  offset of the oldest open one.
+
+Sources: KIP-98 (idempotence and transactions), KIP-360 (epochs), Kafka's `.snapshot` format.
+"""
+
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from storage.errors import (
+    CorruptSnapshotError,
+    InvalidProducerEpochError,
+    InvalidTransactionStateError,
+    OutOfOrderSequenceError,
+)
+from storage.format.batch import (
+    LARGEST_INT32,
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    BatchHeader,
+    ControlType,
+)
+from storage.format.txn_index import TxnIndexEntry
+
+# As many batches as an idempotent producer may have in flight (max.in.flight 5).
+KNOWN_BATCHES: Final = 5
+NO_EPOCH: Final = -1
+# Of one log: some 10 MB, and a snapshot that is made in 10 ms. One that is in use is never near
+# the silent end.
+PRODUCERS_MAX: Final = 10_000
+
+SNAPSHOT_VERSION: Final = 1
+_SNAPSHOT_HEAD: Final = struct.Struct(">hI")  # version, CRC-32C of all that follows
+_SNAPSHOT_COUNT: Final = struct.Struct(">i")
+_SNAPSHOT_ENTRY: Final = struct.Struct(">qhiqiqiq")
+_ENTRIES_FROM: Final = _SNAPSHOT_HEAD.size + _SNAPSHOT_COUNT.size
+
+
+class Duplicate(NamedTuple):
+    """A batch that is in the log already, and where."""
+
+    first_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+class KnownBatch(NamedTuple):
+    """One of the last batches of a producer."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int  # last offset - first offset, also the difference of the sequences
+    timestamp_ms: int
+
+    @property
+    def first_sequence(self) -> int:
+        """The sequence of the first record; sequences wrap at 2^31."""
+        return (self.last_sequence - self.offset_delta) & LARGEST_INT32
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first record."""
+        return self.last_offset - self.offset_delta
+
+
+@dataclass(slots=True)
+class ProducerEntry:
+    """What is known of one producer."""
+
+    producer_id: int
+    epoch: int = NO_EPOCH
+    coordinator_epoch: int = -1
+    timestamp_ms: int = -1  # of the last batch or marker, as its writer says
+    seen_ms: int = -1  # broker time of the last batch, -1 if read from the log
+    transaction_first_offset: int | None = None
+    batches: deque[KnownBatch] = field(default_factory=lambda: deque(maxlen=KNOWN_BATCHES))
+
+    @property
+    def last_sequence(self) -> int:
+        """The last sequence of this epoch, -1 before the first."""
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    @property
+    def last_offset(self) -> int:
+        """The last data offset of this epoch, -1 if not known."""
+        return self.batches[-1].last_offset if self.batches else -1
+
+    def move_to_epoch(self, epoch: int) -> None:
+        """Sequences begin anew with every epoch."""
+        if epoch != self.epoch:
+            self.epoch = epoch
+            self.batches.clear()
+
+
+class ProducerStates:
+    """The producers of one log. One owner; nothing here waits or does I/O."""
+
+    __slots__ = ("_open_transactions", "_producers")
+
+    def __init__(self) -> None:
+        self._producers: dict[int, ProducerEntry] = {}  # the silent ones first
+        # First offset -> producer id, in the order of the log, so the first one is the oldest.
+        self._open_transactions: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    @property
+    def producers(self) -> tuple[ProducerEntry, ...]:
+        """All that is known, for DescribeProducers; not to be changed."""
+        return tuple(self._producers.values())
+
+    @property
+    def first_undecided_offset(self) -> int | None:
+        """The first offset of the oldest open transaction; None if none is open."""
+        return next(iter(self._open_transactions), None)
+
+    def check(self, header: BatchHeader, *, verified: bool = False) -> Duplicate | None:
+        """Decide whether a producer's batch may be appended now; its place if it has been already.
+
+        `verified`: its transaction is known to be open on this partition. Raises
+        InvalidProducerEpochError, OutOfOrderSequenceError, InvalidTransactionStateError.
+        """
+        if header.producer_id < 0:
+            return None
+        entry = self._producers.get(header.producer_id)
+        if entry is not None:
+            duplicate = _known(entry, header)
+            if duplicate is not None:
+                return duplicate
+            if header.producer_epoch < entry.epoch:
+                raise InvalidProducerEpochError(
+                    entry.producer_id, entry.epoch, header.producer_epoch
+                )
+            _check_sequence(entry, header)
+        if header.is_transactional and not verified:
+            raise InvalidTransactionStateError(header.producer_id, "no transaction was begun here")
+        is_open = entry is not None and entry.transaction_first_offset is not None
+        if is_open and not header.is_transactional:
+            raise InvalidTransactionStateError(
+                header.producer_id, "a batch outside the transaction that is open"
+            )
+        return None
+
+    def update(
+        self,
+        header: BatchHeader,
+        first_offset: int,
+        last_offset: int,
+        *,
+        timestamp_ms: int | None = None,
+        seen_ms: int = -1,
+    ) -> None:
+        """Note a data batch that was appended at `[first_offset, last_offset]`.
+
+        `timestamp_ms` replaces the header's where the log stamped its own. `seen_ms` is the
+        broker's time: a producer is idle from then, however old the times in its records are.
+        """
+        if header.producer_id < 0:
+            return
+        assert not header.is_control
+        assert first_offset <= last_offset
+        entry = self._producers.pop(header.producer_id, None)
+        if entry is None:
+            if len(self._producers) >= PRODUCERS_MAX:
+                self._forget_one()
+            entry = ProducerEntry(header.producer_id)
+        self._producers[header.producer_id] = entry
+        entry.move_to_epoch(header.producer_epoch)
+        timestamp = header.max_timestamp if timestamp_ms is None else timestamp_ms
+        entry.batches.append(
+            KnownBatch(header.last_sequence, last_offset, last_offset - first_offset, timestamp)
+        )
+        entry.timestamp_ms = timestamp
+        entry.seen_ms = seen_ms
+        if header.is_transactional and entry.transaction_first_offset is None:
+            entry.transaction_first_offset = first_offset
+            self._open_transactions[first_offset] = header.producer_id
+
+    def update_from_log(
+        self,
+        header: BatchHeader,
+        control_type: int | None = None,
+        *,
+        coordinator_epoch: int = -1,
+    ) -> TxnIndexEntry | None:
+        """Note a batch read from the log; what it adds to the transaction index, if anything.
+
+        `control_type` and `coordinator_epoch` come from the first record of a control batch;
+        None for one that cannot be read, which says nothing, and for one that compaction has
+        emptied: it stays as the last word of its producer, and still says its epoch.
+        """
+        if header.producer_id < 0:
+            return None
+        if not header.is_control:
+            self.update(header, header.base_offset, header.last_offset)
+            return None
+        if header.record_count == 0:
+            self._note_epoch(header)
+        if control_type not in (ControlType.ABORT, ControlType.COMMIT):
+            return None
+        return self.end_transaction(
+            header.producer_id,
+            header.producer_epoch,
+            header.base_offset,
+            aborted=control_type == ControlType.ABORT,
+            coordinator_epoch=coordinator_epoch,
+            timestamp_ms=header.max_timestamp,
+        )
+
+    def _note_epoch(self, header: BatchHeader) -> None:
+        entry = self._producers.get(header.producer_id)
+        if entry is None:
+            entry = self._producers[header.producer_id] = ProducerEntry(header.producer_id)
+        if header.producer_epoch >= entry.epoch:
+            entry.move_to_epoch(header.producer_epoch)
+            entry.timestamp_ms = header.max_timestamp
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        epoch: int,
+        marker_offset: int,
+        *,
+        aborted: bool,
+        coordinator_epoch: int,
+        timestamp_ms: int,
+    ) -> TxnIndexEntry | None:
+        """Note a marker; the index entry if it aborted a transaction that has data.
+
+        The entry's last stable offset is where the oldest *other* open transaction begins, else
+        the offset behind the marker, as Kafka counts it.
+        """
+        entry = self._producers.get(producer_id)
+        if entry is None:
+            entry = self._producers[producer_id] = ProducerEntry(producer_id)
+        first_offset = entry.transaction_first_offset
+        entry.move_to_epoch(epoch)
+        entry.coordinator_epoch = coordinator_epoch
+        entry.timestamp_ms = timestamp_ms
+        entry.transaction_first_offset = None
+        if first_offset is None:
+            return None
+        del self._open_transactions[first_offset]
+        if not aborted:
+            return None
+        stable = self.first_undecided_offset
+        return TxnIndexEntry(
+            producer_id=producer_id,
+            first_offset=first_offset,
+            last_offset=marker_offset,
+            last_stable_offset=marker_offset + 1 if stable is None else stable,
+        )
+
+    def forget_transaction(self, producer_id: int) -> None:
+        """The producer's open transaction was decided, and nobody can tell how: nothing is left."""
+        entry = self._producers[producer_id]
+        assert entry.transaction_first_offset is not None
+        del self._open_transactions[entry.transaction_first_offset]
+        entry.transaction_first_offset = None
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers idle for `expiration_ms` without an open transaction; how many."""
+        expired = [
+            entry.producer_id
+            for entry in self._producers.values()
+            if entry.transaction_first_offset is None
+            and now_ms - max(entry.timestamp_ms, entry.seen_ms) >= expiration_ms
+        ]
+        for producer_id in expired:
+            del self._producers[producer_id]
+        return len(expired)
+
+    def _forget_one(self) -> None:
+        for producer_id, entry in self._producers.items():
+            if entry.transaction_first_offset is None:
+                del self._producers[producer_id]
+                return
+
+    def clear(self) -> None:
+        """Forget everything, before the state is rebuilt from a snapshot and the log."""
+        self._producers.clear()
+        self._open_transactions.clear()
+
+    def last_records(self) -> dict[int, tuple[int, int]]:
+        """Producer id -> (epoch, last data offset or -1): what the cleaner has to keep."""
+        return {
+            producer_id: (entry.epoch, entry.last_offset)
+            for producer_id, entry in self._producers.items()
+        }
+
+    def to_snapshot(self) -> bytes:
+        """The content of a `.snapshot` file."""
+        entries = [
+            _SNAPSHOT_ENTRY.pack(
+                entry.producer_id,
+                entry.epoch,
+                entry.last_sequence,
+                entry.last_offset,
+                entry.batches[-1].offset_delta if entry.batches else 0,
+                entry.timestamp_ms,
+                entry.coordinator_epoch,
+                -1 if entry.transaction_first_offset is None else entry.transaction_first_offset,
+            )
+            for entry in self._producers.values()
+        ]
+        covered = _SNAPSHOT_COUNT.pack(len(entries)) + b"".join(entries)
+        return _SNAPSHOT_HEAD.pack(SNAPSHOT_VERSION, crc32c(covered)) + covered
+
+    @classmethod
+    def from_snapshot(cls, data: bytes, path: str = "") -> "ProducerStates":
+        """Read a `.snapshot` file. Raises CorruptSnapshotError."""
+        if len(data) < _ENTRIES_FROM:
+            raise CorruptSnapshotError(path, f"{len(data)} bytes")
+        version, crc = _SNAPSHOT_HEAD.unpack_from(data)
+        if version != SNAPSHOT_VERSION:
+            raise CorruptSnapshotError(path, f"version {version}")
+        if crc != crc32c(data[_SNAPSHOT_HEAD.size :]):
+            raise CorruptSnapshotError(path, "its CRC does not match")
+        count: int = _SNAPSHOT_COUNT.unpack_from(data, _SNAPSHOT_HEAD.size)[0]
+        if count * _SNAPSHOT_ENTRY.size != len(data) - _ENTRIES_FROM:
+            raise CorruptSnapshotError(path, f"{count} entries in {len(data)} bytes")
+        states = cls()
+        for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_ENTRIES_FROM:]):
+            entry = _entry_of(fields, path)
+            states._producers[entry.producer_id] = entry
+        undecided = [
+            (entry.transaction_first_offset, entry.producer_id)
+            for entry in states._producers.values()
+            if entry.transaction_first_offset is not None
+        ]
+        states._open_transactions = dict(sorted(undecided))
+        if len(states._open_transactions) != len(undecided):
+            raise CorruptSnapshotError(path, "two transactions begin at one offset")
+        return states
+
+
+def _entry_of(fields: tuple[int, ...], path: str) -> ProducerEntry:
+    producer_id, epoch, sequence, offset, delta, timestamp, coordinator, transaction = fields
+    if producer_id <= NO_PRODUCER_ID or delta < 0 or (offset >= 0 and delta > offset):
+        raise CorruptSnapshotError(path, f"impossible entry of producer {producer_id}")
+    entry = ProducerEntry(producer_id, epoch, coordinator, timestamp)
+    entry.transaction_first_offset = transaction if transaction >= 0 else None
+    if offset >= 0:
+        entry.batches.append(KnownBatch(sequence, offset, delta, timestamp))
+    return entry
+
+
+def _known(entry: ProducerEntry, header: BatchHeader) -> Duplicate | None:
+    """The place of a batch that is one of the last five, by epoch and sequences."""
+    if header.producer_epoch != entry.epoch or header.base_sequence < 0:
+        return None
+    last_sequence = header.last_sequence
+    for batch in entry.batches:
+        if batch.last_sequence == last_sequence and batch.first_sequence == header.base_sequence:
+            return Duplicate(batch.first_offset, batch.last_offset, batch.timestamp_ms)
+    return None
+
+
+def _check_sequence(entry: ProducerEntry, header: BatchHeader) -> None:
+    if entry.epoch == NO_EPOCH:
+        return
+    expected = 0
+    if header.producer_epoch == entry.epoch:
+        expected = (entry.last_sequence + 1) & LARGEST_INT32
+    if header.base_sequence != expected:
+        raise OutOfOrderSequenceError(entry.producer_id, expected, header.base_sequence)

@@ -1,0 +1,223 @@
+"""What a producer may send; Kafka's rules in Kafka's order.
+
+Rules: `check_produced` looks at the header and the CRC only, a few microseconds whatever the
+size. `check_records` looks at every record, in a compiled kernel, and is asked for only where the
+topic needs it (`needs_record_check`). `needs_size_check` says whether a batch has to be unpacked
+because it may be larger than the topic's limit. Nothing is changed here. Whatever is accepted
+unpacks within the limit, on every topic: it may be compacted one day. A batch of a compacted topic
+can be cleaned: its records are well-formed and keyed, too.
+
+Sources: the Kafka protocol guide, KIP-467 (errors of single records), KIP-937 (timestamps).
+"""
+
+from typing import Final
+
+import numpy as np
+from crc32c import crc32c
+
+from config.topic_keys import TopicConfig
+from storage.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    MessageTooLargeError,
+    RecordListTooLargeError,
+    UnsupportedCompressionError,
+    UnsupportedMagicError,
+)
+from storage.format.batch import (
+    BATCH_LENGTH_MIN,
+    CONTROL,
+    CRC_COVERS_FROM,
+    DELETE_HORIZON,
+    HEADER_BYTES,
+    LENGTH_END,
+    LOG_APPEND_TIME,
+    MAGIC,
+    MAGIC_POSITION,
+    RECORD_BYTES_MIN,
+    TRANSACTIONAL,
+    BatchHeader,
+    Buffer,
+    unpack_header,
+    unpack_records,
+)
+from storage.format.compression import ZSTD, may_exceed
+
+# Records named in one error: enough to find the fault, little enough for one response.
+FAILURES_NAMED_MAX: Final = 100
+_ZSTD_FROM_PRODUCE: Final = 7  # KIP-110
+_CREATE_TIME: Final = "CreateTime"
+_SMALLEST_INT64: Final = -(1 << 63)
+_LARGEST_INT64: Final = (1 << 63) - 1
+_REFUSED_FLAGS: Final = CONTROL | LOG_APPEND_TIME | DELETE_HORIZON
+
+
+def check_produced(
+    records: memoryview, config: TopicConfig, *, produce_version: int, now_ms: int
+) -> BatchHeader:
+    """Check what one partition of a Produce request holds: exactly one batch. -> its header.
+
+    Raises, in this order of precedence: InvalidRecordError (no or several batches, base offset),
+    UnsupportedMagicError, UnsupportedCompressionError (zstd before Produce 7),
+    MessageTooLargeError, CorruptBatchError (CRC), RecordListTooLargeError, InvalidRecordError
+    (counts, control batch, sequences), UnsupportedCompressionError (unknown codec),
+    InvalidTimestampError (timestamp type set by the client).
+    """
+    del now_ms  # times are compared where records are looked at
+    size_bytes = len(records)
+    if size_bytes < HEADER_BYTES:
+        raise _no_batch(records)
+    header = unpack_header(records)
+    (
+        base_offset,
+        batch_length,
+        _,
+        magic,
+        crc,
+        attributes,
+        last_delta,
+        _,
+        _,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        count,
+    ) = header
+    if magic != MAGIC or batch_length < BATCH_LENGTH_MIN or batch_length + LENGTH_END != size_bytes:
+        raise _no_single_batch(header, size_bytes)
+    codec = attributes & 0x07
+    if codec == ZSTD and produce_version < _ZSTD_FROM_PRODUCE:
+        raise UnsupportedCompressionError(codec)
+    if base_offset != 0:
+        raise InvalidRecordError(f"base offset {base_offset} in a produced batch")
+    if size_bytes > config.max_message_bytes:
+        raise MessageTooLargeError(size_bytes, config.max_message_bytes)
+    if crc32c(records[CRC_COVERS_FROM:]) != crc:
+        raise CorruptBatchError("the CRC does not match")
+    if size_bytes > config.segment_bytes:
+        raise RecordListTooLargeError(size_bytes, config.segment_bytes)
+    if count <= 0 or count != last_delta + 1:
+        raise InvalidRecordError(f"{count} records with last offset delta {last_delta}")
+    if codec == 0 and count * RECORD_BYTES_MIN > size_bytes - HEADER_BYTES:
+        raise InvalidRecordError(f"{count} records cannot fit in {size_bytes} bytes")
+    if producer_id >= 0 and (base_sequence < 0 or producer_epoch < 0):
+        raise InvalidRecordError(f"producer {producer_id} without sequence or epoch")
+    if codec > ZSTD:
+        raise UnsupportedCompressionError(codec)
+    if attributes & _REFUSED_FLAGS or (attributes & TRANSACTIONAL and producer_id < 0):
+        raise _refused_flag(attributes)
+    return header
+
+
+def _no_batch(records: memoryview) -> Exception:
+    if len(records) > MAGIC_POSITION and records[MAGIC_POSITION] in (0, 1):
+        return UnsupportedMagicError(records[MAGIC_POSITION])
+    return InvalidRecordError("no whole batch")
+
+
+def _no_single_batch(header: BatchHeader, size_bytes: int) -> Exception:
+    if header.magic != MAGIC:
+        return UnsupportedMagicError(header.magic)
+    if header.batch_length < BATCH_LENGTH_MIN:
+        return CorruptBatchError(f"batch length {header.batch_length}")
+    if header.size_bytes > size_bytes:
+        return InvalidRecordError("no whole batch")
+    return InvalidRecordError("more than one batch, or bytes behind it")
+
+
+def _refused_flag(attributes: int) -> Exception:
+    if attributes & CONTROL:
+        return InvalidRecordError("a client may not write control records")
+    if attributes & LOG_APPEND_TIME:
+        return InvalidTimestampError("a client may not set the timestamp type LogAppendTime")
+    if attributes & DELETE_HORIZON:
+        return InvalidRecordError("a client may not set a delete horizon")
+    return InvalidRecordError("a transactional batch without a producer id")
+
+
+def needs_record_check(header: BatchHeader, config: TopicConfig, now_ms: int) -> bool:
+    """Whether the records themselves have to be looked at before the batch is appended.
+
+    Always on a compacted topic, whose records need keys. Else only when the times in the header
+    do not lie inside the topic's window already.
+    """
+    if config.compacts:
+        return True
+    if config.message_timestamp_type != _CREATE_TIME:
+        return False
+    first_ms, last_ms = _window(config, now_ms)
+    return not (
+        first_ms <= header.base_timestamp <= last_ms and first_ms <= header.max_timestamp <= last_ms
+    )
+
+
+def needs_size_check(
+    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
+) -> bool:
+    """Whether a batch has to be unpacked to know that it is within the topic's limit."""
+    limit_bytes = config.varve_decompressed_batch_bytes
+    return header.codec != 0 and may_exceed(
+        header.codec, memoryview(records)[HEADER_BYTES:], limit_bytes
+    )
+
+
+def check_size(
+    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
+) -> None:
+    """Unpack a batch that `needs_size_check`. May run in a thread.
+
+    Raises DecompressionLimitError, InvalidRecordError if it cannot be unpacked.
+    """
+    _unpack(records, header, config)
+
+
+def _unpack(
+    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig
+) -> Buffer:
+    try:
+        return unpack_records(records, header, 0, config.varve_decompressed_batch_bytes)
+    except CorruptBatchError as error:
+        # Its CRC was right, so it would arrive like this again: not worth a retry (87, not 2).
+        raise InvalidRecordError(f"cannot be decompressed: {error.reason}") from error
+
+
+def check_records(
+    records: memoryview | bytes | bytearray, header: BatchHeader, config: TopicConfig, now_ms: int
+) -> None:
+    """Walk all records of a batch that `check_produced` has passed. May run in a thread.
+
+    Raises InvalidTimestampError or InvalidRecordError with the indexes of the (first 100) records
+    they are about, and DecompressionLimitError.
+    """
+    from storage.kernels.records import RecordCode, RecordRules, check_records_kernel
+
+    data = _unpack(records, header, config)
+    buf = np.frombuffer(data, dtype=np.uint8)
+    buf.flags.writeable = False  # one type for all callers, so one compiled kernel
+    first_ms, last_ms = _SMALLEST_INT64, _LARGEST_INT64
+    if config.message_timestamp_type == _CREATE_TIME:
+        first_ms, last_ms = _window(config, now_ms)
+    failed = np.zeros(FAILURES_NAMED_MAX, dtype=np.int64)
+    rules = RecordRules(header.base_timestamp, first_ms, last_ms, config.compacts)
+    code, failures = check_records_kernel(buf, header.record_count, rules, failed)
+    if code == RecordCode.VALID:
+        return
+    indexes: list[int] = failed[:failures].tolist()
+    if code == RecordCode.TIMESTAMP:
+        raise InvalidTimestampError("timestamps outside the topic's window", indexes)
+    raise InvalidRecordError(_REASONS[code], indexes)
+
+
+_REASONS: Final = {
+    1: "a record is malformed",
+    2: "offset deltas are not 0, 1, 2, ...",
+    3: "bytes behind the last record",
+    4: "a compacted topic takes no records without a key",
+}
+
+
+def _window(config: TopicConfig, now_ms: int) -> tuple[int, int]:
+    """The first and last time a record may carry, cut to 64 bits."""
+    first_ms = max(now_ms - config.message_timestamp_before_max_ms, _SMALLEST_INT64)
+    return first_ms, min(now_ms + config.message_timestamp_after_max_ms, _LARGEST_INT64)

@@ -1,0 +1,769 @@
+"""One partition's log: appended to at the end, read anywhere, shortened at the front.
+
+Rules
+- One owner: all changes happen on the event loop; only `FlushTask.run` and slices run in threads.
+- An append is in the page cache when it returns, or it is not in the log at all. With
+  `varve.flush.on.ack` the high watermark is what is synced, else the log end offset.
+- Offsets: log start <= high watermark <= log end; recovery point <= log end; nothing at or above
+  the end a reader is given is ever handed out.
+- Nothing is appended to a directory that is offline, or to a log that was closed.
+- The generation changes with everything that makes work planned for this log void: truncation, a
+  change of policy, damage that is skipped. (A new log has a new one anyway.) Retention and cleaning
+  do not change it.
+- Segments go from the front only, and after a crash no reader sees an older one without the newer
+  ones that went with it: a deleted value would come back without its tombstone.
+
+It does not know who waits for it, and it takes batches that have been checked.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from config.topic_keys import TopicConfig
+from storage.env import Env, write_file_atomically
+from storage.errors import (
+    LogClosedError,
+    LogDirectoryError,
+    NoRoomError,
+    OffsetOutOfRangeError,
+    PartitionFolderError,
+    StorageError,
+    is_out_of_descriptors,
+    is_scarcity,
+)
+from storage.format import filenames
+from storage.format.batch import (
+    LENGTH_END,
+    TRANSACTIONAL,
+    BatchHeader,
+    WritableBuffer,
+    stamp,
+    stamp_log_append_time,
+)
+from storage.format.index import IndexLimits
+from storage.log.deletion import ScheduledDeletions
+from storage.log.flush import FlushTask, plan_flush
+from storage.log.log_view import LogContext, ReadableLog
+from storage.log.roll import RollRule, create_next_segment
+from storage.model import AppendInfo, TopicPartition
+from storage.recovery.load_log import LoadedLog
+from storage.segments.fetch_slice import FetchSlice
+from storage.segments.producer_snapshots import (
+    load_states,
+    remove_snapshots,
+    snapshots_in,
+    write_snapshot,
+)
+from storage.segments.retention import ExpiredSegment, plan_expiry
+from storage.segments.segment import DamagedSegment, Segment
+from storage.segments.swap import SwapPlan
+
+__all__ = ["DamagedSegment", "FetchSlice", "FlushTask", "Log", "LogContext", "index_limits"]
+
+# Indexes of closed segments that nobody looked into for this long give their memory back.
+INDEX_IDLE_MS: Final = 30_000
+WriteFile = Callable[[Env, str, bytes], None]
+LOG_APPEND_TIME_TYPE: Final = "LogAppendTime"
+
+
+def index_limits(config: TopicConfig) -> IndexLimits:
+    """The topic's settings that concern indexes."""
+    return IndexLimits(config.index_interval_bytes, config.segment_index_bytes)
+
+
+class Log(ReadableLog):
+    """An open log. Times are wall time in ms; sizes and positions are bytes.
+
+    Every method that touches the disk raises LogDirectoryError when the disk fails.
+    """
+
+    def __init__(
+        self,
+        context: LogContext,
+        partition: TopicPartition,
+        topic_id: bytes,
+        directory: str,
+        config: TopicConfig,
+        *,
+        loaded: LoadedLog,
+    ) -> None:
+        super().__init__(context, partition, topic_id, directory, config, loaded=loaded)
+        self._new_generation = context.new_generation
+        self.generation = context.new_generation()
+        self.is_being_swapped = False  # from `pin` on
+        self.on_roll: Callable[[], None] | None = None  # a segment was closed: it may be cleaned
+        self._scheduled_deletions = ScheduledDeletions(self._env, directory)
+        self._is_closed = False
+        self._folder_failure: PartitionFolderError | None = None
+        self._history = 0  # truncations so far: a flush that began before one says nothing
+        self._names = 1  # changes of file names; opening may have been one
+        self._names_synced = 0  # those made durable
+        self._removals = 0  # of segments by retention; a crash brings them back until a sync
+        self._removals_synced = 0
+        self._unsynced = [segment for segment in loaded.segments if segment.needs_sync]
+        self._flushed_ms = self._env.wall_ms()
+        self._indexes_checked_ms = 0
+        # The epoch is entered at the first append in it: an epoch without records needs no trace.
+        self._epoch_is_entered = False
+        self._epochs_are_stale = False  # older ones stand in the file: whoever opens it drops them
+        if self._active not in self._unsynced:
+            self._unsynced.append(self._active)
+        self._roll_rule = self._rule_for(self._active)
+        self._stamps_time = False
+        self._is_acked_by_flush = False
+        self._apply_config(config)
+        if config.varve_flush_on_ack and self._has_unsynced():
+            self.high_watermark = self.recovery_point
+
+    def _has_unsynced(self) -> bool:
+        return any(segment.needs_sync for segment in self._unsynced)
+
+    # Settings
+
+    def update_config(self, config: TopicConfig) -> None:
+        """Use other settings from now on.
+
+        A new generation begins where the log becomes a compacted one or is no longer one; other
+        settings, retention beside compaction among them, leave a job under way valid.
+        """
+        old = self.config
+        if (old.compacts, old.policy_known) != (config.compacts, config.policy_known):
+            self.generation = self._new_generation()
+        if old.varve_decompressed_batch_bytes != config.varve_decompressed_batch_bytes:
+            for segment in self._segments:
+                segment.uncleanable = ()  # the next clean tells
+        self._apply_config(config)
+
+    def _apply_config(self, config: TopicConfig) -> None:
+        self.config = config
+        self._stamps_time = config.message_timestamp_type == LOG_APPEND_TIME_TYPE
+        self._is_acked_by_flush = config.varve_flush_on_ack
+        limits = index_limits(config)
+        for segment in self._segments:
+            segment.set_limits(limits)
+        begun_ms = self._roll_rule.begun_ms
+        self._roll_rule = self._rule_for(self._active)
+        self._roll_rule.begun_ms = begun_ms
+        if not config.varve_flush_on_ack:
+            self._raise_high_watermark(self.log_end_offset)
+
+    def _rule_for(self, segment: Segment) -> RollRule:
+        """The limits of a segment that may hold batches already."""
+        jitter = 0.0
+        if self.config.segment_jitter_ms:
+            jitter = int.from_bytes(self._env.random_bytes(4), "big") / (1 << 32)
+        rule = RollRule(self.config, segment.base_offset, jitter)
+        if segment.size_bytes:
+            first_ms = segment.first_timestamp_ms
+            # When it was begun is not on record. It may be older than its last change, and by its
+            # own timestamps; to close it too early costs one small segment.
+            begun_ms = segment.last_modified_ms
+            rule.begin(first_ms, min(first_ms, begun_ms) if first_ms >= 0 else begun_ms)
+        return rule
+
+    # Appending
+
+    def append(
+        self,
+        records: WritableBuffer,
+        header: BatchHeader,
+        *,
+        now_ms: int,
+        in_transaction: bool = False,
+    ) -> AppendInfo:
+        """Stamp one checked batch with its offsets and write it at the end.
+
+        A batch that an idempotent producer sent before is not written again; its old offsets are
+        returned. `in_transaction`: its transaction is known to be open on this partition.
+
+        Raises OutOfOrderSequenceError, InvalidProducerEpochError, InvalidTransactionStateError,
+        NoRoomError or LogDirectoryError (nothing was appended), LogClosedError.
+        """
+        if self._home.offline_reason is not None or self._is_closed:
+            self._refuse()
+        has_producer = header.producer_id >= 0
+        if has_producer and not header.is_control:
+            duplicate = self._producers.check(header, verified=in_transaction)
+            if duplicate is not None:
+                append_ms = duplicate.timestamp_ms if self._stamps_time else -1
+                return AppendInfo(
+                    duplicate.first_offset,
+                    duplicate.last_offset,
+                    append_ms,
+                    self.log_start_offset,
+                    True,
+                )
+        if not self._epoch_is_entered:
+            try:
+                self.enter_epoch()
+            except NoRoomError:
+                self._epochs.truncate_from_end(self.log_end_offset)  # as it stands on the disk
+                raise
+        first_offset = self.log_end_offset
+        next_offset = first_offset + header.last_offset_delta + 1
+        size_bytes = header.batch_length + LENGTH_END
+        timestamp_ms = header.max_timestamp
+        append_ms = -1
+        stamp(records, 0, first_offset, self.leader_epoch)
+        if self._stamps_time:
+            stamp_log_append_time(records, 0, now_ms)
+            timestamp_ms = append_ms = now_ms
+        segment = self._active
+        rule = self._roll_rule
+        if segment.is_full or rule.is_due(
+            segment.size_bytes + size_bytes, timestamp_ms, now_ms, next_offset
+        ):
+            self.roll(now_ms)
+            segment, rule = self._active, self._roll_rule
+        try:
+            segment.append(records, size_bytes, next_offset - 1, timestamp_ms)
+        except OSError as error:
+            raise self._undo_append(segment, error) from error
+        segment.last_modified_ms = now_ms
+        if not rule.is_begun:
+            rule.begin(timestamp_ms, now_ms)
+        self.log_end_offset = next_offset
+        if has_producer:
+            self._note_producer(records, header, first_offset, timestamp_ms, now_ms)
+        if not self._is_acked_by_flush:
+            self.high_watermark = next_offset
+        if header.attributes & TRANSACTIONAL:
+            segment.has_transactions = True
+            self._producers.settle(self.high_watermark)
+        return AppendInfo(first_offset, next_offset - 1, append_ms, self.log_start_offset)
+
+    def fail(self, failure: PartitionFolderError) -> None:
+        """Refuse everything from now on: the partition's folder failed."""
+        self._folder_failure = self._folder_failure or failure
+        self._is_closed = True
+
+    def _give_up(self, action: str, error: OSError) -> StorageError:
+        """Stop writing after a failure whose extent only opening the log anew tells.
+
+        Return what to raise. The partition's folder goes offline, or all of the data directory.
+        """
+        failure = self._failed(action, error)
+        if is_out_of_descriptors(error):
+            failure = self._home.failure(self.directory, action, error)
+        if isinstance(failure, PartitionFolderError):
+            self.fail(failure)
+        elif isinstance(failure, LogDirectoryError):
+            self._home.fail(failure.reason)
+        return failure
+
+    def _refuse(self) -> None:
+        if self._folder_failure is not None:
+            raise PartitionFolderError(self.directory, self._folder_failure.reason)
+        if self._is_closed:
+            raise LogClosedError(self.directory)
+        raise LogDirectoryError(self._home.path, self._home.offline_reason or "")
+
+    def _undo_append(self, segment: Segment, error: OSError) -> StorageError:
+        """Take back what a failed write left; if that fails too, nothing more is appended.
+
+        Where there was no room, and the files are seen to be as before, only this append failed.
+        """
+        failure = self._failed("append to", error)
+        try:
+            segment.cut_back(segment.size_bytes)
+            if is_scarcity(error) and segment.is_cut():
+                return NoRoomError(error, segment.path)
+        except OSError as second:
+            return self._give_up(f"undoing a failed append ({error}) to", second)
+        return failure
+
+    def _note_producer(
+        self,
+        records: WritableBuffer,
+        header: BatchHeader,
+        first_offset: int,
+        timestamp_ms: int,
+        now_ms: int,
+    ) -> None:
+        whole = bytes(records) if header.is_control else b""
+        entry = self._producers.note_append(whole, header, first_offset, timestamp_ms, now_ms)
+        if entry is None:
+            return
+        try:
+            self._active.append_txn_entry(entry)
+        except OSError as error:
+            # The marker is in the log. Its entry is in memory, and is written with the next one, or
+            # before the segment is closed; after a kill recovery makes it from the marker.
+            if not is_scarcity(error):
+                raise self._give_up("transaction index of", error) from error
+
+    def enter_epoch(self, write: WriteFile = write_file_atomically) -> None:
+        """Note durably where the present leader epoch begins.
+
+        A log does so while it is made or opened, so that its first append waits for no disk, and
+        after a truncation at the next append. With another `write` its caller makes it durable.
+        """
+        if self._epochs.assign(self.leader_epoch, self.log_end_offset):
+            self._write_epochs(write)
+        self._epoch_is_entered = True
+
+    def _write_epochs(self, write: WriteFile = write_file_atomically) -> None:
+        path = f"{self.directory}/{filenames.LEADER_EPOCH_CHECKPOINT}"
+        try:
+            write(self._env, path, self._epochs.encode())
+        except NoRoomError:
+            raise
+        except OSError as error:
+            raise self._failed("leader epochs of", error) from error
+        self._epochs_are_stale = False
+
+    def _raise_high_watermark(self, offset: int) -> None:
+        self.high_watermark = max(self.high_watermark, offset)
+        self._producers.settle(self.high_watermark)
+
+    # Rolling
+
+    def roll(self, now_ms: int) -> None:
+        """Close the active segment and begin a new one at the log end offset.
+
+        An empty one that begins there already stays. Raises NoRoomError where nothing has changed.
+        """
+        old = self._active
+        base_offset = self.log_end_offset
+        if base_offset == old.base_offset:
+            return
+        try:
+            new = create_next_segment(
+                old, self._env, base_offset, index_limits(self.config), self._producers.states
+            )
+        except NoRoomError:
+            raise
+        except OSError as error:
+            # Half of it may have been done: only opening the log anew tells which.
+            raise self._give_up("roll of", error) from error
+        new.last_modified_ms = now_ms
+        self._names += 1
+        self._segments.add(new)
+        self._active = new
+        self._unsynced.append(new)
+        self._roll_rule = self._rule_for(new)
+        if self.on_roll is not None:
+            self.on_roll()
+
+    def roll_if_due(self, now_ms: int) -> bool:
+        """Close an active segment that is old enough though nobody appends; to be called often."""
+        if self._is_closed or self._home.offline_reason is not None:
+            return False
+        if now_ms - self._indexes_checked_ms >= INDEX_IDLE_MS:
+            self._indexes_checked_ms = now_ms
+            for segment in self._segments:
+                segment.drop_idle_indexes()
+        if not (self.config.compacts or self.config.deletes):
+            return False  # nobody waits for the segment to close
+        if not self._roll_rule.is_idle_due(now_ms):
+            return False
+        self.roll(now_ms)
+        return True
+
+    @property
+    def active_due_ms(self) -> int | None:
+        """Wall time after which `roll_if_due` closes the active segment; None: it is empty."""
+        return self._roll_rule.idle_due_ms
+
+    # Durability
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether everything that was appended is durable.
+
+        Segments that were recovered below the recovery point wait for a sync, too.
+        """
+        return self.recovery_point >= self.log_end_offset and not self._has_unsynced()
+
+    def flush_due(self, now_ms: int) -> bool:
+        """Whether flush.messages or flush.ms ask for a flush, or a closed segment waits for one."""
+        unflushed = self.log_end_offset - self.recovery_point
+        if unflushed <= 0:
+            return False
+        return (
+            unflushed >= self.config.flush_messages
+            or now_ms - self._flushed_ms >= self.config.flush_ms
+            or len(self._unsynced) > 1
+        )
+
+    def flush_begin(self) -> FlushTask:
+        """Decide what a flush of everything appended so far has to sync.
+
+        Run the task in any thread, then give it to `flush_done`. Raises LogDirectoryError.
+        """
+        if self._home.offline_reason is not None or self._folder_failure is not None:
+            self._refuse()
+        files, segments = plan_flush(self._unsynced)
+        return FlushTask(
+            env=self._env,
+            home=self._home,
+            directory=self.directory,
+            end_offset=self.log_end_offset,
+            files=files,
+            with_names=self._names != self._names_synced or self.has_unsynced_removals,
+            names=self._names,
+            removals=self._removals,
+            segments=segments,
+            history=self._history,
+            give_up=self._give_up,
+        )
+
+    def flush_done(self, task: FlushTask) -> None:
+        """A task has run without an error: move the recovery point and the high watermark."""
+        self._flushed_ms = self._env.wall_ms()
+        if task.history != self._history:
+            return  # the log was truncated meanwhile
+        self._names_synced = max(self._names_synced, task.names)
+        self._removals_synced = max(self._removals_synced, task.removals)
+        for flushed in task.segments:
+            flushed.segment.note_synced(flushed.size_bytes, was_sealed=flushed.was_sealed)
+        self._unsynced = [
+            segment for segment in self._unsynced if segment is self._active or segment.needs_sync
+        ]
+        self.recovery_point = max(self.recovery_point, task.end_offset)
+        self._raise_high_watermark(task.end_offset)
+
+    def flush(self) -> None:
+        """Make everything durable, here and now."""
+        task = self.flush_begin()
+        task.run()
+        self.flush_done(task)
+
+    def expire_producers(self, now_ms: int, expiration_ms: int) -> int:
+        """Forget producers that have been idle for that long; how many."""
+        return self._producers.expire(now_ms, expiration_ms)
+
+    # Shortening
+
+    def delete_records(self, before_offset: int) -> int:
+        """Let the log begin at `before_offset`, at once for readers; the new start offset.
+
+        Raises OffsetOutOfRangeError above the high watermark. Below the start nothing happens.
+        """
+        if before_offset > self.high_watermark:
+            raise OffsetOutOfRangeError(before_offset, self.log_start_offset, self.high_watermark)
+        self._raise_log_start(before_offset)
+        return self.log_start_offset
+
+    def _raise_log_start(self, offset: int) -> None:
+        if offset > self.log_start_offset:
+            self.log_start_offset = offset
+            if self._epochs.truncate_from_start(offset):
+                self._epochs_are_stale = True
+
+    def begin_expiry(self, now_ms: int, *, clock_trusted: bool = True) -> list[ExpiredSegment]:
+        """Decide which segments the topic's policy lets go of; see storage/segments/retention.py.
+
+        From now on the log starts behind them, so that nobody reads them. Their files are as
+        before: what follows is `finish_expiry`. Segments that are just being swapped, and all
+        behind them, wait for the next time.
+        """
+        if self._is_closed or self._home.offline_reason is not None:
+            return []
+        expired = list(
+            plan_expiry(
+                self.segment_facts(),
+                self.config,
+                log_start_offset=self.log_start_offset,
+                high_watermark=self.high_watermark,
+                now_ms=now_ms,
+                clock_trusted=clock_trusted,
+            )
+        )
+        going = self._segments.since(0)[: len(expired)]
+        pinned = next((i for i, segment in enumerate(going) if segment.is_pinned), len(going))
+        expired = expired[:pinned]
+        if expired and len(expired) == len(self._segments):
+            try:
+                self.roll(now_ms)
+            except NoRoomError:  # the others go all the same, and make room
+                expired.pop()
+        if expired:
+            self._raise_log_start(expired[-1].facts.next_base_offset)
+        return expired
+
+    def finish_expiry(
+        self, now_ms: int, noted_start_offset: int, *, segments_max: int | None = None
+    ) -> int:
+        """Take out the segments wholly below an offset, at most `segments_max`; how many.
+
+        The directory's checkpoint has `noted_start_offset` as the start of the log, durably: it
+        was flushed up to there before. So they go in one step: a crash may bring any of them back,
+        and nobody reads what it brings.
+        """
+        if self._is_closed or self._home.offline_reason is not None:
+            return 0
+        going = self._going_below(min(noted_start_offset, self.log_start_offset))[:segments_max]
+        if going:
+            self._take_out(going, now_ms, start_is_noted=True)
+        return len(going)
+
+    def expire(
+        self, now_ms: int, *, clock_trusted: bool = True, segments_max: int | None = None
+    ) -> list[ExpiredSegment]:
+        """Begin and finish an expiry whose log start is not in the checkpoint.
+
+        The oldest segment goes first, and durably so before the next one goes: a crash could
+        otherwise bring back a value whose tombstone, in a later segment, is gone. At most
+        `segments_max` go; the others are hidden, and go the next time.
+        """
+        expired = self.begin_expiry(now_ms, clock_trusted=clock_trusted)
+        going = self._going_below(self.log_start_offset) if expired else []
+        for segment in going[:segments_max]:
+            self._take_out([segment], now_ms, start_is_noted=False)
+        return expired
+
+    def _going_below(self, offset: int) -> list[Segment]:
+        """The closed segments at the front that lie wholly below an offset, up to a pinned one."""
+        going: list[Segment] = []
+        for segment, end in zip(self._segments, self._segments.bases[1:], strict=False):
+            if end > offset or segment.is_pinned:
+                break
+            going.append(segment)
+        return going
+
+    def _take_out(self, going: Sequence[Segment], now_ms: int, *, start_is_noted: bool) -> None:
+        """Rename the files of segments at the front.
+
+        Earlier removals are made durable first, unless the log's start is.
+        """
+        delay_ms = self.config.file_delete_delay_ms
+        try:
+            # Of the names: else a crash may leave no segment at the end.
+            removals_count = not start_is_noted and self.has_unsynced_removals
+            if self._names != self._names_synced or removals_count:
+                self._env.sync_dir(self.directory)
+                self._names_synced, self._removals_synced = self._names, self._removals
+            self._removals += 1
+            self._scheduled_deletions.schedule(
+                [segment.base_offset for segment in going], now_ms + delay_ms
+            )
+        except OSError as error:
+            raise self._failed("retention of", error) from error
+        self._segments.replace(going, ())
+        self._unsynced = [segment for segment in self._unsynced if segment not in going]
+
+    @property
+    def has_unsynced_removals(self) -> bool:
+        """Whether a crash may bring segments back that retention removed."""
+        return self._removals != self._removals_synced
+
+    def purge_deleted(self, now_ms: int) -> int:
+        """Unlink the files whose delay is over; the number of files."""
+        due = self.take_deleted(now_ms)
+        self.unlink_deleted(due)
+        return len(due)
+
+    def take_deleted(self, now_ms: int) -> list[str]:
+        """Return the files whose delay is over, for `unlink_deleted`; they are returned once."""
+        return self._scheduled_deletions.take_due(now_ms)
+
+    def unlink_deleted(self, paths: Sequence[str]) -> None:
+        """Unlink these files. May run in a thread: a cached file takes 0.3 ms a megabyte."""
+        try:
+            self._scheduled_deletions.unlink(paths)
+        except OSError as error:
+            raise self._failed("retention of", error) from error
+
+    def truncate_to(self, offset: int, *, now_ms: int) -> bool:
+        """Cut the log so that it ends at `offset`; False if it ends there or earlier already.
+
+        Below the first segment everything goes, and the log begins anew at `offset`. Durable when
+        it returns. Raises DamagedSegmentError if damage hides where to cut; nothing is changed.
+        """
+        assert offset >= 0
+        if offset >= self.log_end_offset:
+            return False
+        segments = self._segments.since(0)[: self._segments.index_of(offset) + 1]
+        cut = segments[-1].locate(offset)
+        self.generation = self._new_generation()
+        self._history += 1
+        self._names += 1
+        try:
+            self._cut(offset, cut, now_ms)
+        except OSError as error:
+            raise self._give_up("truncation of", error) from error
+        return True
+
+    def _cut(self, offset: int, cut: int, now_ms: int) -> None:
+        limits = index_limits(self.config)
+        going = [segment for segment in self._segments if segment.base_offset > offset]
+        bases = [segment.base_offset for segment in going]
+        remove_snapshots(
+            self._env,
+            self.directory,
+            [item for item in snapshots_in(self._env, self.directory) if item > offset],
+        )
+        self._scheduled_deletions.schedule(bases, now_ms + self.config.file_delete_delay_ms)
+        if len(going) == len(self._segments):
+            new = Segment(self._env, self.directory, offset, limits, create=True)
+            self._segments.replace(going, [new])
+        else:
+            self._segments.replace(going, ())
+            self._segments.active.cut_back(cut)
+            self._segments.active.open_for_append()
+            entries = self._segments.active.txn_entries
+            txn_index_entries = [entry for entry in entries if entry.last_offset < offset]
+            if txn_index_entries != entries:
+                self._segments.active.write_txn_entries(txn_index_entries)
+        self._active = self._segments.active
+        self._active.file.sync()
+        self._env.sync_dir(self.directory)
+        states = load_states(self._env, self.directory, self._segments.since(0), offset)
+        self._producers.replace(states)
+        self._unsynced = [
+            segment for segment in self._segments if segment is self._active or segment.needs_sync
+        ]
+        self.log_end_offset = offset
+        self.high_watermark = min(self.high_watermark, offset)
+        self.recovery_point = min(self.recovery_point, offset)
+        self.log_start_offset = min(self.log_start_offset, offset)
+        self._roll_rule = self._rule_for(self._active)
+        if self._epochs.truncate_from_end(offset):
+            self._write_epochs()
+        self._epoch_is_entered = False
+
+    # Cleaning
+
+    def are_flushed(self, base_offsets: Iterable[int]) -> bool:
+        """Whether the records of these segments are durable; of one that is gone nothing counts."""
+        segments = [self._segments.find(base_offset) for base_offset in base_offsets]
+        return all(
+            segment is None or segment.synced_bytes == segment.size_bytes for segment in segments
+        )
+
+    def pin(self, base_offsets: Iterable[int]) -> None:
+        """Hold segments whose names are about to be given to others; retention leaves them.
+
+        They have to be flushed: after a crash the swap is finished by their sizes. What follows is
+        `replace_segments` or `unpin`.
+        """
+        base_offsets = tuple(base_offsets)
+        assert not self.is_being_swapped
+        assert self.are_flushed(base_offsets)
+        self.is_being_swapped = True
+        for base_offset in base_offsets:
+            segment = self._segments.find(base_offset)
+            assert segment is not None
+            assert segment is not self._active
+            segment.pin()
+
+    def unpin(self, base_offsets: Iterable[int]) -> None:
+        """The swap did not take place."""
+        self.is_being_swapped = False
+        for base_offset in base_offsets:
+            segment = self._segments.find(base_offset)
+            if segment is not None:
+                segment.unpin()
+
+    def open_outputs(self, plan: SwapPlan) -> list[Segment]:
+        """Open what a swap that has been carried out put in place; may run in a thread.
+
+        Raises NoRoomError for want of descriptors or room: then it can be called again.
+        """
+        new: list[Segment] = []
+        try:
+            for output in plan.outputs:
+                segment = Segment(
+                    self._env,
+                    self.directory,
+                    output.base_offset,
+                    index_limits(self.config),
+                    create=False,
+                )
+                segment.load_or_rebuild()
+                new.append(segment)
+        except OSError as error:
+            if is_scarcity(error):
+                raise NoRoomError(error, self.directory) from error
+            raise self._give_up("swap in", error) from error
+        return new
+
+    def replace_segments(
+        self, plan: SwapPlan, opened: Sequence[Segment] | None = None
+    ) -> list[Segment]:
+        """Go over to the outputs of a swap that has been carried out -> the old segments.
+
+        `opened`: the outputs, if `open_outputs` opened them before.
+
+        Slices of the old segments stay readable: their files are open. Letting go of the last
+        reference frees their pages, which takes 20 ms for 64 MB: to be done in a thread.
+        """
+        segments = [self._segments.find(base) for base in plan.source_base_offsets]
+        gone = [segment for segment in segments if segment is not None]
+        segments.clear()
+        new = self.open_outputs(plan) if opened is None else opened
+        self._segments.replace(gone, new)
+        self.is_being_swapped = False
+        self._unsynced = [segment for segment in self._unsynced if segment not in gone]
+        self._unsynced[:0] = [segment for segment in new if segment.needs_sync]
+        return gone
+
+    def mark_damaged(self, path: str, position: int, reason: str) -> DamagedSegment | None:
+        """Note that the cleaner could not use what is there; None if the file is not ours.
+
+        What is whole stays readable, see `Segment.note_finding`.
+        """
+        for segment in self._segments:
+            if segment.path == path and position < segment.size_bytes:
+                return self.note_finding(segment, position, reason)
+        return None
+
+    def note_finding(self, segment: Segment, position: int, reason: str) -> DamagedSegment | None:
+        """As `mark_damaged`; None if the segment has gone, or been replaced, meanwhile."""
+        if self._segments.find(segment.base_offset) is not segment:
+            return None
+        return segment.note_finding(position, reason, self._end_of(segment))
+
+    def examine(self, damage: DamagedSegment) -> DamagedSegment | None:
+        """Look at known damage again; what it is now, None if it is none, or its segment has gone.
+
+        Raises OSError.
+        """
+        segment = self._segments.find(damage.base_offset)
+        if segment is None or segment.path != damage.path or damage not in self.damaged:
+            return None
+        damaged_segment = segment.note_finding(
+            damage.position, damage.reason, self._end_of(segment)
+        )
+        if damaged_segment.is_served:
+            segment.damages = tuple(
+                damaged_segment
+                for damaged_segment in segment.damages
+                if damaged_segment.position != damage.position
+            )
+            return None
+        return next(
+            (damage for damage in self.damaged if damage.position == damaged_segment.position), None
+        )
+
+    def begin_generation(self) -> None:
+        """Make void whatever work is planned for this log."""
+        self.generation = self._new_generation()
+
+    # Closing
+
+    def mark_deleted(self) -> None:
+        """Refuse everything from now on: the folder is going away."""
+        self.is_deleted = True
+        self._is_closed = True
+
+    def close(self) -> None:
+        """Make everything durable and leave the folder as an orderly stop does."""
+        if self._is_closed:
+            return
+        if self._home.offline_reason is not None:
+            self._refuse()
+        self._is_closed = True
+        try:
+            self._active.seal()
+            write_snapshot(self._env, self.directory, self.log_end_offset, self._producers.states)
+        except OSError as error:
+            raise self._give_up("close of", error) from error
+        self._names += 1
+        try:
+            if self._epochs_are_stale:
+                self._write_epochs()
+            self.flush()
+        except NoRoomError as error:
+            raise self._give_up("close of", error) from error

@@ -1,0 +1,285 @@
+"""What can be asked of an open log: offsets, segments, records by offset and by time.
+
+Rules: nothing here changes the log. Offsets: log start <= high watermark <= log end; recovery
+point <= log end. No answer contains what lies at or above the end the caller gives.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from config.topic_keys import TopicConfig
+from storage.directory.log_directory import LogDirectory
+from storage.env import Env
+from storage.errors import (
+    CorruptBatchError,
+    LogClosedError,
+    NoRoomError,
+    OffsetOutOfRangeError,
+    PartitionFolderError,
+    StorageError,
+    is_out_of_descriptors,
+)
+from storage.format.batch import HEADER_BYTES, read_header, walk_headers
+from storage.format.producer_state import ProducerEntry
+from storage.format.txn_index import TxnIndexEntry, aborted_in
+from storage.model import TimestampOffset, TopicPartition
+from storage.recovery.load_log import LoadedLog
+from storage.segments.fetch_slice import NOTHING, FetchSlice, find_slice
+from storage.segments.producer_snapshots import LogProducers
+from storage.segments.retention import SegmentFacts
+from storage.segments.segment import DamagedSegment, Segment
+from storage.segments.timestamp_lookup import Search, finish, first_at_or_after, first_of_largest
+from storage.segments.txn_index_repair import mend
+from storage.segments.verify import VerifiedPart, verify_part
+
+
+@dataclass(frozen=True, slots=True)
+class LogContext:
+    """What all logs of a data directory share."""
+
+    env: Env
+    home: LogDirectory
+    new_generation: Callable[[], str]
+
+
+class VerifyStep(NamedTuple):
+    """Bytes `[position, end_position)` of a segment that may hold batches of these offsets.
+
+    `damage`: what is known to be damaged at the first of them; then there are no bytes to verify.
+    """
+
+    segment: Segment
+    position: int
+    end_position: int
+    offsets: range
+    damage: DamagedSegment | None
+
+    def run(self, max_bytes: int) -> VerifiedPart:
+        """Verify about so many bytes; may run in a thread. Raises OSError."""
+        return verify_part(
+            self.segment.file, self.position, self.end_position, self.offsets, max_bytes
+        )
+
+
+class ReadableLog:
+    """The state of an open log, to be looked at. See `Log`, which changes it."""
+
+    def __init__(
+        self,
+        context: LogContext,
+        partition: TopicPartition,
+        topic_id: bytes,
+        directory: str,
+        config: TopicConfig,
+        *,
+        loaded: LoadedLog,
+    ) -> None:
+        self._env = context.env
+        self._home = context.home
+        self.partition = partition
+        self.topic_id = topic_id
+        self.directory = directory
+        self.is_deleted = False  # its folder has been, or is being, renamed
+        self.config = config
+        self.leader_epoch = loaded.leader_epoch
+        self.log_start_offset = loaded.log_start_offset
+        self.log_end_offset = loaded.log_end_offset
+        self.recovery_point = loaded.recovery_point
+        self.high_watermark = loaded.log_end_offset
+        self._segments = loaded.segments
+        self._active = loaded.segments.active
+        self._producers = LogProducers(loaded.producers)
+        self._epochs = loaded.epochs
+
+    def _failed(self, action: str, error: OSError) -> StorageError:
+        """Return what a failed operation on the partition's files means, to be raised.
+
+        It changed nothing, or does not matter: `Log._give_up` is for one that was half done.
+        """
+        if is_out_of_descriptors(error):
+            return NoRoomError(error, self.directory)
+        failure = self._home.failure(self.directory, action, error)
+        if self.is_deleted and isinstance(failure, PartitionFolderError):
+            return LogClosedError(self.directory)  # its folder was renamed under the operation
+        return failure
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all log files."""
+        return self._segments.size_bytes
+
+    @property
+    def first_base_offset(self) -> int:
+        """The base of the first segment; the log may start behind it."""
+        return self._segments.bases[0]
+
+    @property
+    def segment_count(self) -> int:
+        """Segments, the active one included."""
+        return len(self._segments)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Where the oldest undecided transaction begins, else the high watermark."""
+        first = self._producers.first_undecided_offset
+        if first is None or first >= self.high_watermark:
+            return self.high_watermark
+        return max(first, self.log_start_offset)
+
+    @property
+    def damaged(self) -> tuple[DamagedSegment, ...]:
+        """What is known to be unreadable, in offset order."""
+        return tuple(
+            damage if damage.next_offset >= 0 else damage._replace(next_offset=self.log_end_offset)
+            for damage in self._segments.damages
+        )
+
+    @property
+    def left_by_cleaner(self) -> tuple[DamagedSegment, ...]:
+        """Why the cleaner leaves segments as they are: what is damaged, and what is uncleanable."""
+        return (*self.damaged, *self.uncleanable)
+
+    @property
+    def uncleanable(self) -> tuple[DamagedSegment, ...]:
+        """What is known to be readable, and of no use to the cleaner."""
+        return self._segments.uncleanable
+
+    def segment_facts(self) -> tuple[SegmentFacts, ...]:
+        """What planning needs to know of each segment; the last one is active."""
+        return self._segments.facts(self.log_end_offset)
+
+    def last_records(self) -> dict[int, tuple[int, int]]:
+        """Producer id -> (epoch, last data offset or -1)."""
+        return self._producers.last_records()
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """The largest known epoch up to `epoch` and where it ends; (-1, -1) if not known."""
+        if epoch == self.leader_epoch:
+            return epoch, self.log_end_offset
+        return self._epochs.end_offset_for(epoch, self.log_end_offset)
+
+    def epoch_of(self, offset: int) -> int:
+        """The leader epoch in which `offset` is, or would be, written; -1 if not known."""
+        if offset >= self.log_end_offset:
+            return self.leader_epoch
+        return self._epochs.epoch_of(offset)
+
+    # Reading
+
+    def read(
+        self, offset: int, max_bytes: int, *, end_offset: int, at_least_one: bool = True
+    ) -> FetchSlice:
+        """Where the batches from `offset` on are: whole ones, below `end_offset`, of one file.
+
+        The first is the one that contains the offset, in a hole the next one; it is given whole
+        even above `max_bytes` if `at_least_one`. Length 0: there is nothing (yet).
+
+        Raises OffsetOutOfRangeError, DamagedSegmentError.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            raise OffsetOutOfRangeError(offset, self.log_start_offset, self.log_end_offset)
+        if offset >= end_offset:
+            return NOTHING
+        try:
+            return find_slice(
+                self._segments,
+                offset,
+                max_bytes,
+                end_offset,
+                self.log_end_offset,
+                at_least_one=at_least_one,
+            )
+        except OSError as error:
+            raise self._failed("read of", error) from error
+
+    def read_batches(self, offset: int, end_offset: int, max_bytes: int) -> bytes:
+        """The bytes of whole batches from `offset` on, at least one if there is any. See `read`."""
+        data = self.read(offset, max_bytes, end_offset=end_offset).read()
+        end = 0
+        for position, header in walk_headers(data):
+            end = position + header.size_bytes
+        return data[:end]
+
+    def search_timestamp(self, timestamp_ms: int, first_offset: int = 0) -> Search:
+        """For the first record, from an offset on, whose timestamp is at least that.
+
+        See storage/segments/timestamp_lookup.py. Raises OSError, as each look does that it asks
+        for.
+        """
+        limit_bytes = self.config.varve_decompressed_batch_bytes
+        start = max(first_offset, self.log_start_offset)
+        return first_at_or_after(self._segments, timestamp_ms, start, limit_bytes)
+
+    def search_max_timestamp(self, first_offset: int = 0) -> Search:
+        """For the first of the records with the largest timestamp; as `search_timestamp`."""
+        limit_bytes = self.config.varve_decompressed_batch_bytes
+        start = max(first_offset, self.log_start_offset)
+        return first_of_largest(self._segments, start, limit_bytes)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> TimestampOffset | None:
+        """The first record whose timestamp is at least that. Raises CorruptBatchError."""
+        return self._finish(self.search_timestamp(timestamp_ms))
+
+    def offset_for_max_timestamp(self) -> TimestampOffset | None:
+        """The first of the records with the largest timestamp. Raises CorruptBatchError."""
+        return self._finish(self.search_max_timestamp())
+
+    def _finish(self, search: Search) -> TimestampOffset | None:
+        try:
+            return finish(search)
+        except OSError as error:
+            raise self._failed("read of", error) from error
+
+    def mend_transaction_indexes(self) -> list[str]:
+        """Make those of the closed segments anew that contradict the log; their paths.
+
+        Reads all headers of the log: to be called in a thread. Raises OSError.
+        """
+        return mend(list(self._segments)[:-1])
+
+    def verify_step(self, offset: int, *, is_border: bool) -> VerifyStep:
+        """What has to be verified next, from `offset` on: see VerifyStep. Raises OSError.
+
+        `is_border`: a batch ended there; else `offset` may be in the midst of one.
+        """
+        index = self._segments.index_of(offset)
+        segment = self._segments[index]
+        end_offset = self._end_of(segment)
+        for damage in segment.damages:
+            next_offset = end_offset if damage.next_offset < 0 else damage.next_offset
+            if damage.first_offset <= offset < next_offset:
+                damaged_segment = damage._replace(next_offset=next_offset)
+                return VerifyStep(segment, 0, 0, range(offset, end_offset), damaged_segment)
+        position = segment.locate_readable(offset)
+        starts = (damage.position for damage in segment.damages if damage.position >= position)
+        end = min(starts, default=segment.size_bytes)
+        first_offset = max(segment.base_offset, min(offset, end_offset))
+        if not is_border and position < end:
+            with suppress(CorruptBatchError):
+                header = read_header(segment.file.pread(HEADER_BYTES, position))
+                if segment.base_offset <= header.base_offset < offset <= header.last_offset:
+                    first_offset = header.base_offset
+        return VerifyStep(segment, position, end, range(first_offset, end_offset), None)
+
+    def _end_of(self, segment: Segment) -> int:
+        """The first offset that no batch of the segment can have."""
+        following = self._segments.since(segment.base_offset)[1:]
+        return following[0].base_offset if following else self.log_end_offset
+
+    def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
+        """The aborted transactions that overlap `[first, end)`, by their markers' offsets."""
+        entries = (
+            entry for segment in self._segments.since(first) for entry in segment.txn_entries
+        )
+        return aborted_in(entries, first, end)
+
+    @property
+    def producers(self) -> tuple[ProducerEntry, ...]:
+        """All that is known of its producers; not to be changed."""
+        return self._producers.states.producers
+
+    def open_transaction(self) -> tuple[int, int, int] | None:
+        """The oldest one: producer id, first offset, and when its producer last wrote (ms)."""
+        return self._producers.open_transaction()

@@ -1,0 +1,1 @@
+"""All logs of a broker, over several log directories."""

@@ -1,0 +1,824 @@
+"""All logs of this broker, over several data directories, one of which may fail.
+
+Rules
+- Directories are opened together or refused together; a directory that fails later, or while it is
+  being opened, goes offline with its partitions, and the others go on.
+- A partition whose files cannot be used for a reason of its own (no permission, a folder that is
+  missing, a swap that cannot be finished) is offline alone. Any other error of the system is the
+  directory's. What the checkpoints say of such a partition is kept until it is served again or
+  deleted: without its recovery point a later start would take flushed data for a torn tail.
+- What exists is what the metadata says. A folder it does not know is adopted; a partition it knows
+  and that is not found is offline, and never begun anew. See
+  storage/directory/partition_placement.py.
+- Recovery point and log start are written after what they speak of is durable, so that a crash
+  only ever finds them too low. Before a partition is created nothing is left in its directory's
+  checkpoints that was said of an earlier one of that name.
+- `lock`, `load`, `create_all`, `delete`, `save_metadata`, `purge_deleted` and `CheckpointTask.run`
+  may run in a thread, one at a time each; everything else belongs to the event loop. While `load`
+  runs nothing else is done but to look at `opening` and to call `stop_opening`.
+"""
+
+import itertools
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from config.topic_keys import TopicConfig
+from storage.directory.cluster_metadata import (
+    INVENTED_PRODUCER_ID,
+    ClusterMetadata,
+    MetadataStore,
+    new_metadata,
+)
+from storage.directory.kafka_metadata import KafkaTopic, read_kafka_topics, settings_to_take
+from storage.directory.log_directory import LogDirectory, OpenedDirectories, open_directories
+from storage.directory.partition_folders import scan_partition_folders
+from storage.directory.partition_placement import FoundFolder, place_partitions
+from storage.env import Env, write_file_atomically
+from storage.errors import (
+    InconsistentDirectoryError,
+    LogDirectoryError,
+    NoRoomError,
+    PartitionFolderError,
+    StorageError,
+    is_folder_error,
+    is_out_of_descriptors,
+)
+from storage.format import filenames
+from storage.format.checkpoints import encode_partition_metadata, write_offsets
+from storage.log.log import Log, LogContext, index_limits
+from storage.manager.offset_checkpoints import (
+    CheckpointTask,
+    FoundCheckpoints,
+    KeptOffsets,
+    Offsets,
+    WrittenCheckpoints,
+    read_checkpoints,
+)
+from storage.manager.opening import OpeningProgress, enter_epochs
+from storage.manager.partition_creation import make_partitions, shares_of
+from storage.model import TopicPartition
+from storage.recovery.load_log import LoadedLog, RecoveryCounts, begin_log, load_log
+
+ConfigOf = Callable[[str], TopicConfig]
+TOPIC_ID_BYTES: Final = 16
+ADOPTED_NAMED: Final = 20  # topics named in the line about adopted folders
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReport:
+    """What was found and is worth telling."""
+
+    offline_directories: Mapping[str, str]  # path -> reason
+    offline: Mapping[TopicPartition, str]
+    adopted: tuple[TopicPartition, ...]
+    taken: tuple[tuple[str, dict[str, object]], ...]  # what came of settings in Kafka's metadata
+    refused: tuple[tuple[str, str], ...]  # (folder, reason)
+    removed: tuple[str, ...]  # folders
+    notes: tuple[tuple[TopicPartition, str], ...]  # what had to be mended
+    directory_notes: tuple[tuple[str, str], ...] = ()  # likewise, of a whole directory
+    unclean: tuple[str, ...] = ()  # directories without the marker of an orderly stop
+    recovered_partitions: int = 0  # of which segments were verified
+    counts: RecoveryCounts = field(default_factory=RecoveryCounts)
+    seconds: float = 0.0  # that opening all logs took
+
+    def routine_lines(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """What every start after a kill has to do, in the form of `lines`."""
+        if self.unclean or self.counts.segments_verified:
+            yield (
+                "log recovery finished",
+                {
+                    "unclean_directories": list(self.unclean),
+                    "partitions": self.recovered_partitions,
+                    "segments_verified": self.counts.segments_verified,
+                    "bytes_verified": self.counts.bytes_verified,
+                    "bytes_cut": self.counts.bytes_cut,
+                    "seconds": round(self.seconds, 3),
+                },
+            )
+        if self.counts.deleted_files:
+            yield "deletion of files finished", {"files": self.counts.deleted_files}
+
+    def lines(self) -> Iterator[tuple[str, dict[str, object]]]:
+        """What somebody should look at, and its fields: one line each of a structured log."""
+        for directory, reason in self.offline_directories.items():
+            yield "data directory is offline", {"directory": directory, "reason": reason}
+        for directory, note in self.directory_notes:
+            yield "data directory mended", {"directory": directory, "reason": note}
+        for partition, reason in self.offline.items():
+            yield "partition is offline", {"partition": str(partition), "reason": reason}
+        if self.adopted:
+            topics = sorted({partition.topic for partition in self.adopted})
+            yield (
+                "folders adopted",
+                {
+                    "partitions": len(self.adopted),
+                    "topics": len(topics),
+                    "names": topics[:ADOPTED_NAMED],
+                },
+            )
+        yield from self.taken
+        for folder, reason in self.refused:
+            yield "folder refused", {"folder": folder, "reason": reason}
+        for folder in self.removed:
+            yield "folder of a deleted topic removed", {"folder": folder}
+        for partition, note in self.notes:
+            yield "mended", {"partition": str(partition), "reason": note}
+
+
+class LogManager:
+    """The logs, their directories and the metadata."""
+
+    def __init__(
+        self,
+        env: Env,
+        directories: Sequence[str],
+        *,
+        cluster_id: str | None = None,
+        node_id: int | None = None,
+    ) -> None:
+        self._env = env
+        self._paths = tuple(directories)
+        self._configured = (cluster_id, node_id)
+        self._opened: OpenedDirectories
+        self._store: MetadataStore
+        self._directory_of: dict[TopicPartition, LogDirectory] = {}
+        self._written = WrittenCheckpoints()
+        self._captures = itertools.count(1)
+        self._confirmed: list[tuple[bytes, str]] = []  # (topic id, directory id)
+        self._scheduled_deletions: list[tuple[int, LogDirectory, str, bytes | None]] = []
+        boot_id = env.random_bytes(6).hex()
+        counter = itertools.count(1)
+        self._new_generation = lambda: f"{boot_id}-{next(counter)}"
+        self.metadata: ClusterMetadata
+        self.logs: dict[TopicPartition, Log] = {}
+        # By directory: what its checkpoints say of partitions that are offline alone.
+        self._kept: defaultdict[str, dict[TopicPartition, KeptOffsets]] = defaultdict(dict)
+        self._unclean: set[str] = set()  # directories with a log that could not be closed
+        self.offline: dict[TopicPartition, str] = {}
+        self.cleaner_offsets: Offsets = {}
+        self.opening = OpeningProgress()
+
+    # Opening
+
+    @property
+    def directories(self) -> tuple[LogDirectory, ...]:
+        """All configured directories, those offline included."""
+        return self._opened.directories
+
+    def open(self, config_of: ConfigOf) -> OpenReport:
+        """Lock the directories, load the metadata, open every log.
+
+        Raises what `open_directories` and `MetadataStore.load` raise; then nothing is held.
+        """
+        self.lock()
+        return self.load(config_of)
+
+    def lock(self) -> None:
+        """The first half of `open`, which is quick. Raises what `open_directories` does."""
+        cluster_id, node_id = self._configured
+        self._opened = open_directories(
+            self._env, self._paths, cluster_id=cluster_id, node_id=node_id
+        )
+
+    @property
+    def unclean_directories(self) -> tuple[str, ...]:
+        """Directories with data that were not left in order; known from `lock` on."""
+        return tuple(
+            directory.path
+            for directory in self._opened.online
+            if not (directory.was_clean or directory.is_new)
+        )
+
+    def unlock(self) -> None:
+        """Undo `lock`, nothing having been opened: what was left in order still is."""
+        try:
+            for directory in self._opened.online:
+                if directory.was_clean:
+                    directory.mark_clean()
+        finally:
+            self._opened.release()
+
+    def load(self, config_of: ConfigOf) -> OpenReport:
+        """The second half, which takes its time after a crash; `opening` says how far it is.
+
+        Raises what `MetadataStore.load` raises, and OpeningStoppedError; then nothing is held.
+        """
+        try:
+            return self._open(config_of)
+        except BaseException:
+            self._opened.release()
+            raise
+
+    def stop_opening(self) -> None:
+        """Let `load` end soon, from any thread. What it leaves is what a kill would have left."""
+        self.opening.is_stopped = True
+
+    def _open(self, config_of: ConfigOf) -> OpenReport:
+        online = self._opened.online
+        self._store = MetadataStore(
+            self._env, [directory.path for directory in online], self._directory_failed
+        )
+        unopened = [directory.path for directory in self.directories if not directory.is_online]
+        loaded = self._store.load(unopened=unopened)
+        if loaded is not None:
+            self._check_identity(loaded)
+        self.metadata = loaded or new_metadata(
+            self._env, self._opened.cluster_id, self._opened.node_id
+        )
+        begun, unclean = self._env.monotonic(), self.unclean_directories
+        checkpoints: dict[str, FoundCheckpoints] = {}
+        folders: list[FoundFolder] = []
+        for directory in online:
+            try:
+                read = checkpoints[directory.directory_id] = read_checkpoints(self._env, directory)
+                self._written.partitions[directory.path] = read.partitions
+                seen = scan_partition_folders(self._env, directory)
+                folders += seen.partitions
+                self._scheduled_deletions += [(0, directory, path, None) for path in seen.deleted]
+            except OSError as error:
+                directory.fail(str(error))
+        placement = place_partitions(
+            folders,
+            self.metadata,
+            {directory.directory_id: directory.path for directory in online if directory.is_online},
+            [self._env.random_bytes(TOPIC_ID_BYTES) for _ in folders],
+            self._env.wall_ms(),
+        )
+        by_id = {
+            directory.directory_id: directory
+            for directory in self.directories
+            if directory.is_online
+        }
+        self.offline = dict(placement.offline)
+        for partition, reason in placement.offline.items():
+            for directory_id, home in by_id.items():
+                self._leave_offline(partition, reason, home, checkpoints[directory_id])
+        changed = placement.metadata is not self.metadata
+        adopted = placement.metadata.topics.keys() - self.metadata.topics.keys()
+        self.metadata = placement.metadata
+        used = self._take_kafka_settings(adopted) if adopted else ()
+        removed = self._remove_folders(placement.remove, by_id)
+        for read in checkpoints.values():
+            read.adopted.update(placement.adopted)
+        opened = self._serve_all(placement.serve, by_id, checkpoints, config_of)
+        self._enter_epochs()
+        self._confirm_absent(folders)
+        changed |= self._skip_known_producers()
+        if changed or loaded is None or self._store.stale or self._confirmed:
+            self.save_metadata(self.metadata, with_all=False)
+        return OpenReport(
+            {
+                directory.path: directory.offline_reason or ""
+                for directory in self.directories
+                if not directory.is_online
+            },
+            dict(self.offline),
+            tuple(placement.adopted),
+            used,
+            tuple(
+                (by_id[folder.directory_id].file(str(folder.partition)), reason)
+                for folder, reason in placement.refused
+                if folder.directory_id in by_id
+            ),
+            tuple(removed),
+            tuple((partition, note) for partition, loaded in opened for note in loaded.notes),
+            tuple(
+                (directory.path, note) for directory in self.directories for note in directory.notes
+            ),
+            unclean,
+            sum(1 for _, loaded in opened if loaded.counts.segments_verified),
+            RecoveryCounts.total(loaded.counts for _, loaded in opened),
+            self._env.monotonic() - begun,
+        )
+
+    def _serve_all(
+        self,
+        folders: Sequence[FoundFolder],
+        by_id: Mapping[str, LogDirectory],
+        checkpoints: Mapping[str, FoundCheckpoints],
+        config_of: ConfigOf,
+    ) -> list[tuple[TopicPartition, LoadedLog]]:
+        """Open the logs of these folders; those that could be opened."""
+        opened: list[tuple[TopicPartition, LoadedLog]] = []
+        self.opening.begin(Counter(by_id[folder.directory_id].path for folder in folders))
+        for folder in folders:
+            self.opening.go_on()
+            home = by_id[folder.directory_id]
+            loaded = self._serve(folder, home, checkpoints[folder.directory_id], config_of)
+            if loaded is not None:
+                opened.append((folder.partition, loaded))
+            self.opening.opened(home.path)
+        return opened
+
+    def _check_identity(self, loaded: ClusterMetadata) -> None:
+        """Raises InconsistentDirectoryError where `meta.properties` names another cluster."""
+        for name, result, expected in (
+            ("cluster.id", self._opened.cluster_id, loaded.cluster_id),
+            ("node.id", str(self._opened.node_id), str(loaded.node_id)),
+        ):
+            if result != expected:
+                path = self._opened.online[0].file(filenames.META_PROPERTIES)
+                raise InconsistentDirectoryError(path, name, result, expected)
+
+    def _take_kafka_settings(
+        self, adopted: Collection[str]
+    ) -> tuple[tuple[str, dict[str, object]], ...]:
+        """Give adopted topics the settings that Kafka's metadata has of them; lines for the log."""
+        lines: list[tuple[str, dict[str, object]]] = []
+        topics: dict[str, KafkaTopic] = {}
+        for directory in self._opened.online:
+            try:
+                topics |= read_kafka_topics(self._env, directory.path) or {}
+            except (OSError, StorageError) as error:
+                fields: dict[str, object] = {
+                    "directory": directory.path,
+                    "reason": str(error),
+                }
+                lines.append(("kafka metadata not read", fields))
+        names: list[str] = []
+        refused: list[str] = []
+        for name in sorted(adopted):
+            entry, topic = self.metadata.topics[name], topics.get(name)
+            if topic is None or topic.topic_id != entry.topic_id or not topic.configs:
+                continue
+            settings = settings_to_take(topic)
+            self.metadata = self.metadata.with_topic(
+                name, replace(entry, dynamic=settings.settings)
+            )
+            names.append(name)
+            refused += [f"{name}: {reason}" for reason in settings.refused]
+        if names:
+            fields = {"topics": len(names), "names": names[:ADOPTED_NAMED]}
+            lines.append(("topic settings taken from kafka", fields))
+        if refused:
+            fields = {"settings": len(refused), "reasons": refused[:ADOPTED_NAMED]}
+            lines.append(("topic settings of kafka not taken", fields))
+        return tuple(lines)
+
+    def _enter_epochs(self) -> None:
+        for home in self._opened.online:
+            try:
+                here = [
+                    log
+                    for partition, log in self.logs.items()
+                    if self._directory_of[partition] is home
+                ]
+                enter_epochs(self._env, here)
+            except (OSError, LogDirectoryError) as error:
+                self.fail_directory(home.path, str(error))
+
+    def _remove_folders(
+        self, folders: Sequence[FoundFolder], by_id: Mapping[str, LogDirectory]
+    ) -> list[str]:
+        removed = []
+        for folder in folders:
+            home = by_id.get(folder.directory_id)
+            if home is None:
+                continue
+            try:
+                self._move_away(home, folder.partition, folder.topic_id, due_ms=0)
+                removed.append(home.file(str(folder.partition)))
+            except OSError as error:
+                self.fail_directory(home.path, str(error))
+        return removed
+
+    def _skip_known_producers(self) -> bool:
+        """Give out no producer id that a log knows already; whether that changed the metadata."""
+        ids = (last_record for log in self.logs.values() for last_record in log.last_records())
+        existing = max((item for item in ids if item < INVENTED_PRODUCER_ID), default=-1)
+        first = existing + 1
+        if first <= self.metadata.next_producer_id:
+            return False
+        self.metadata = replace(self.metadata, next_producer_id=first)
+        return True
+
+    def _confirm_absent(self, folders: Sequence[FoundFolder]) -> None:
+        """Directories that hold nothing of a deleted topic any more."""
+        present = {(folder.topic_id, folder.directory_id) for folder in folders}
+        online = {directory.directory_id for directory in self.directories if directory.is_online}
+        # Whose a folder is in which nothing can be read, nobody knows.
+        online -= {folder.directory_id for folder in folders if folder.problem is not None}
+        for topic_id, waiting in self.metadata.deleted_topic_ids.items():
+            self._confirmed += [
+                (topic_id, item)
+                for item in waiting
+                if item in online and (topic_id, item) not in present
+            ]
+
+    def _serve(
+        self,
+        folder: FoundFolder,
+        home: LogDirectory,
+        checkpoints: FoundCheckpoints,
+        config_of: ConfigOf,
+    ) -> LoadedLog | None:
+        """Open one log, or note why it is offline."""
+        partition = folder.partition
+        self._directory_of[partition] = home
+        if not home.is_online:
+            self.offline[partition] = home.offline_reason or ""
+            return None
+        try:
+            if folder.topic_id is None:
+                topic_id = self.metadata.topics[partition.topic].topic_id
+                self._write_partition_metadata(home.file(str(partition)), topic_id)
+            log, loaded = self._open_log(home, partition, config_of(partition.topic), checkpoints)
+        except OSError as error:
+            if is_folder_error(error) or is_out_of_descriptors(error):
+                self._leave_offline(partition, str(error), home, checkpoints)
+            else:
+                self.fail_directory(home.path, f"{partition}: {error}")
+            return None
+        except LogDirectoryError as error:
+            self.fail_directory(home.path, error.reason)
+            return None
+        except StorageError as error:
+            self._leave_offline(partition, str(error), home, checkpoints)
+            return None
+        self.logs[partition] = log
+        # Beyond the end the log was cut: what will be written there is dirty, whatever was before.
+        clean_below = checkpoints.cleaner.get(partition, 0)
+        if 0 < clean_below <= log.log_end_offset:
+            self.cleaner_offsets[partition] = clean_below
+        return loaded
+
+    def _leave_offline(
+        self,
+        partition: TopicPartition,
+        reason: str,
+        home: LogDirectory,
+        checkpoints: FoundCheckpoints,
+    ) -> None:
+        """Do not serve a partition, for this reason; keep what the directory notes of it."""
+        self.offline[partition] = reason
+        if partition in checkpoints.partitions:
+            self._kept[home.path][partition] = checkpoints.kept(partition)
+
+    def _open_log(
+        self,
+        home: LogDirectory,
+        partition: TopicPartition,
+        config: TopicConfig,
+        checkpoints: FoundCheckpoints,
+    ) -> tuple[Log, LoadedLog]:
+        path = home.file(str(partition))
+        loaded = load_log(
+            self._env,
+            path,
+            index_limits(config),
+            was_clean=home.was_clean,
+            recovery_point=checkpoints.recovery_point_of(partition),
+            log_start_offset=checkpoints.log_starts.get(partition),
+            go_on=self.opening.go_on,
+            segments_left=partial(self.opening.remaining_segments.__setitem__, home.path),
+        )
+        context = LogContext(self._env, home, self._new_generation)
+        topic_id = self.metadata.topics[partition.topic].topic_id
+        log = Log(context, partition, topic_id, path, config, loaded=loaded)
+        if log.high_watermark < log.log_end_offset:
+            log.flush()  # nothing may be visible that a loss of power could still take
+        return log, loaded
+
+    # Partitions
+
+    def create(self, partition: TopicPartition, topic_id: bytes, config: TopicConfig) -> Log:
+        """As `create_all`, of one partition."""
+        self.create_all([partition], topic_id, config)
+        return self.logs[partition]
+
+    def create_all(
+        self, partitions: Sequence[TopicPartition], topic_id: bytes, config: TopicConfig
+    ) -> None:
+        """Make folders of partitions, each in the directory with the fewest, and open their logs.
+
+        A directory that fails is taken offline and its share goes to the others, that of one that
+        has no room, too. Raises LogDirectoryError or NoRoomError when none is left,
+        InconsistentDirectoryError when a folder of such a name is in the way; then some may have
+        been made.
+        """
+        assert self.logs.keys().isdisjoint(partitions)
+        topic_partitions = list(partitions)
+        failure: LogDirectoryError | NoRoomError | None = None
+        full: set[str] = set()
+        while topic_partitions:
+            failed: list[TopicPartition] = []
+            online = [
+                directory
+                for directory in self.directories
+                if directory.is_online and directory.path not in full
+            ]
+            if not online:
+                first = self.directories[0]
+                reason = first.offline_reason or "no data directory has room"
+                raise failure or LogDirectoryError(first.path, reason)
+            present = Counter(home.path for home in tuple(self._directory_of.values()))
+            for home, share in shares_of(topic_partitions, online, present):
+                try:
+                    logs = self._create_in(home, share, topic_id, config)
+                except NoRoomError as error:
+                    failure = error
+                    full.add(home.path)
+                    failed += share
+                    continue
+                except OSError as error:
+                    failure = LogDirectoryError(home.path, f"{share[0]}: {error}")
+                except PartitionFolderError:
+                    raise
+                except LogDirectoryError as error:
+                    failure = error
+                else:
+                    for log in logs:
+                        self.offline.pop(log.partition, None)
+                        self._directory_of[log.partition] = home
+                        self.logs[log.partition] = log
+                    continue
+                self.fail_directory(home.path, failure.reason)
+                failed += share
+            topic_partitions = failed
+
+    def _create_in(
+        self,
+        home: LogDirectory,
+        partitions: Sequence[TopicPartition],
+        topic_id: bytes,
+        config: TopicConfig,
+    ) -> list[Log]:
+        try:
+            if not self._written.partitions.get(home.path, set()).isdisjoint(partitions):
+                # Their offsets would cut, or hide, what is about to be written under these names.
+                self.checkpoint_begin(home).run()
+            return make_partitions(
+                self._env,
+                home,
+                partitions,
+                topic_id,
+                lambda partition, is_new: self._new_log(
+                    home, partition, topic_id, config, is_new=is_new
+                ),
+            )
+        except OSError as error:
+            if is_out_of_descriptors(error):
+                raise NoRoomError(error, home.path) from error
+            raise
+
+    def _new_log(
+        self,
+        home: LogDirectory,
+        partition: TopicPartition,
+        topic_id: bytes,
+        config: TopicConfig,
+        *,
+        is_new: bool,
+    ) -> Log:
+        path, limits = home.file(filenames.partition_dir_name(partition)), index_limits(config)
+        if is_new:
+            loaded = begin_log(self._env, path, limits)
+        else:
+            loaded = load_log(
+                self._env, path, limits, was_clean=True, recovery_point=0, log_start_offset=None
+            )
+        context = LogContext(self._env, home, self._new_generation)
+        return Log(context, partition, topic_id, path, config, loaded=loaded)
+
+    def _write_partition_metadata(self, folder: str, topic_id: bytes) -> None:
+        path = f"{folder}/{filenames.PARTITION_METADATA}"
+        write_file_atomically(self._env, path, encode_partition_metadata(topic_id))
+
+    def delete(self, partition: TopicPartition) -> None:
+        """Take a partition away: its folder gets another name now and is removed later.
+
+        Of a partition that is offline the folder stays until its directory is seen again; that
+        its topic is deleted stands in the metadata.
+        """
+        log = self.logs.pop(partition, None)
+        self.offline.pop(partition, None)
+        for kept_offsetses in self._kept.values():
+            kept_offsetses.pop(partition, None)
+        self.cleaner_offsets.pop(partition, None)
+        home = self._directory_of.pop(partition, None)
+        if log is None or home is None:
+            return
+        log.mark_deleted()
+        try:
+            due_ms = self._env.wall_ms() + log.config.file_delete_delay_ms
+            self._move_away(home, partition, log.topic_id, due_ms=due_ms)
+        except OSError as error:
+            failure = LogDirectoryError(home.path, f"deletion of {partition}: {error}")
+            self.fail_directory(home.path, failure.reason)
+            raise failure from error
+
+    def _move_away(
+        self, home: LogDirectory, partition: TopicPartition, topic_id: bytes | None, *, due_ms: int
+    ) -> None:
+        name = filenames.deleted_dir_name(partition, self._env.random_bytes(16).hex())
+        try:
+            self._env.rename(home.file(str(partition)), home.file(name))
+        except FileNotFoundError:
+            if not self._env.is_dir(home.path):
+                raise
+            # Somebody removed the folder by hand: the purge finds nothing, and that is noted.
+        try:
+            self._env.sync_dir(home.path)
+        except OSError as error:
+            # The purge syncs it again. Until then a crash may bring the folder back, and the
+            # metadata says that its topic is deleted.
+            if not is_out_of_descriptors(error):
+                raise
+        self._scheduled_deletions.append((due_ms, home, home.file(name), topic_id))
+
+    def purge_deleted(self, now_ms: int) -> int:
+        """Remove the folders of deleted partitions whose delay is over; how many."""
+        due = [
+            item for item in self._scheduled_deletions if item[0] <= now_ms and item[1].is_online
+        ]
+        for scheduled in due:
+            _, home, path, topic_id = scheduled
+            try:
+                if self._env.exists(path):  # else it was removed by hand
+                    self._env.remove_tree(path)
+                self._env.sync_dir(home.path)
+            except OSError as error:
+                if is_out_of_descriptors(error):
+                    raise NoRoomError(error, path) from error  # the next round tries again
+                raise LogDirectoryError(home.path, f"removal of {path}: {error}") from error
+            self._scheduled_deletions.remove(scheduled)
+            waiting = any(
+                item[1] is home and item[3] == topic_id for item in self._scheduled_deletions
+            )
+            if topic_id is not None and not waiting:
+                self._confirmed.append((topic_id, home.directory_id))
+        return len(due)
+
+    def home_of(self, partition: TopicPartition) -> LogDirectory | None:
+        """The directory a partition is in; None if it is in none."""
+        return self._directory_of.get(partition)
+
+    def directory_id_of(self, partition: TopicPartition) -> str:
+        """The id of the directory a partition is in. KeyError if it is in none."""
+        return self._directory_of[partition].directory_id
+
+    # Failures
+
+    def fail(self, error: LogDirectoryError) -> tuple[TopicPartition, ...]:
+        """Take offline what an error is about; the partitions concerned, which are offline now."""
+        if isinstance(error, PartitionFolderError):
+            return self._fail_partition(error)
+        return self.fail_directory(error.directory, error.reason)
+
+    def _fail_partition(self, error: PartitionFolderError) -> tuple[TopicPartition, ...]:
+        """Take one partition offline until the next start; none if it is not served any more."""
+        partition = filenames.parse_partition_dir(os.path.basename(error.folder))
+        log = None if partition is None else self.logs.get(partition)
+        if partition is None or log is None or log.directory != error.folder:
+            return ()
+        log.fail(error)
+        del self.logs[partition]
+        self.offline[partition] = error.reason
+        self._kept[error.directory][partition] = KeptOffsets(
+            log.recovery_point, log.log_start_offset, self.cleaner_offsets.get(partition)
+        )
+        self._unclean.add(error.directory)
+        return (partition,)
+
+    def fail_directory(self, directory: str, reason: str) -> tuple[TopicPartition, ...]:
+        """Take a directory offline for good; all partitions it holds, which are offline now."""
+        home = next(
+            (
+                log_directory
+                for log_directory in self.directories
+                if log_directory.path == directory
+            ),
+            None,
+        )
+        assert home is not None, directory
+        home.fail(reason)
+        self._store.drop(directory, reason)
+        lost = tuple(
+            partition
+            for partition, directory in tuple(self._directory_of.items())
+            if directory is home
+        )
+        for partition in lost:
+            self.logs.pop(partition, None)
+            self.offline.setdefault(partition, home.offline_reason or reason)
+        return lost
+
+    def _directory_failed(self, directory: str, reason: str) -> None:
+        self.fail_directory(directory, reason)
+
+    def failure_in(self, folder: str, error: OSError) -> LogDirectoryError:
+        """Return what an error of the system in a partition's folder means, as `fail` takes it."""
+        path = os.path.dirname(folder)
+        home = next(directory for directory in self.directories if directory.path == path)
+        return home.failure(folder, "access to", error)
+
+    # Durable state
+
+    def save_metadata(self, metadata: ClusterMetadata, *, with_all: bool = True) -> None:
+        """Make a state durable in every online directory; it is the present one then.
+
+        Raises LogDirectoryError when none is left, NoRoomError: see MetadataStore.save.
+        """
+        confirmed = tuple(self._confirmed)
+        for topic_id, directory_id in confirmed:
+            metadata = metadata.confirm_deleted(topic_id, directory_id)
+        metadata = replace(metadata, last_wall_ms=self._env.wall_ms())
+        self.metadata = self._store.save(metadata, with_all=with_all)
+        del self._confirmed[: len(confirmed)]
+
+    def set_cleaner_offset(self, partition: TopicPartition, offset: int) -> None:
+        """The first dirty offset; durable with the next checkpoint. Losing it costs time only."""
+        self.cleaner_offsets[partition] = offset
+
+    def checkpoint_begin(self, only: LogDirectory | None = None) -> CheckpointTask:
+        """Capture the checkpoints of all online directories, or of one."""
+        files: list[tuple[LogDirectory, str, Mapping[TopicPartition, int]]] = []
+        captured = dict(self.logs)  # at one stroke: a thread may be creating or deleting some
+        for directory in self.directories:
+            if not directory.is_online or (only is not None and directory is not only):
+                continue
+            logs = {
+                topic_partition: log
+                for topic_partition, log in captured.items()
+                if self._directory_of.get(topic_partition) is directory
+            }
+            cleaner = {
+                topic_partition: self.cleaner_offsets[topic_partition]
+                for topic_partition in logs
+                if topic_partition in self.cleaner_offsets
+            }
+            starts = {
+                # Not behind what is flushed: there it can be told from a damaged checkpoint.
+                topic_partition: min(
+                    log.log_start_offset, max(log.recovery_point, log.first_base_offset)
+                )
+                for topic_partition, log in logs.items()
+                # A swap may bring back a segment that begins below: retention took it meanwhile.
+                # So may a crash, as long as the removal of segments is not durable.
+                if log.log_start_offset != log.first_base_offset
+                or log.is_being_swapped
+                or log.has_unsynced_removals
+            }
+            recovery = {
+                topic_partition: log.recovery_point for topic_partition, log in logs.items()
+            }
+            for partition, kept_offsets in tuple(self._kept[directory.path].items()):
+                kept_offsets.add_to(partition, recovery, starts, cleaner)
+            marks = {topic_partition: log.high_watermark for topic_partition, log in logs.items()}
+            files += [
+                (directory, filenames.RECOVERY_POINT_CHECKPOINT, recovery),
+                (directory, filenames.LOG_START_CHECKPOINT, starts),
+                (directory, filenames.REPLICATION_CHECKPOINT, marks),
+                (directory, filenames.CLEANER_CHECKPOINT, cleaner),
+            ]
+        number = next(self._captures)
+        return CheckpointTask(self._env, tuple(files), captured, self.logs, self._written, number)
+
+    def checkpoint(self) -> None:
+        """Write recovery points, log starts and cleaner offsets, here and now."""
+        self.checkpoint_begin().run()
+
+    # Closing
+
+    def close(self, *, clean: bool = True) -> None:
+        """Close every log, leave the markers of an orderly stop, give the locks back.
+
+        A directory gets no marker if it, or a partition in it, failed. `clean=False` only lets go.
+        """
+        try:
+            if clean:
+                self._close_cleanly()
+        finally:
+            self._opened.release()
+
+    def _close_cleanly(self) -> None:
+        for partition, log in tuple(self.logs.items()):
+            try:
+                log.close()
+            except PartitionFolderError as error:
+                self._fail_partition(error)
+            except LogDirectoryError as error:
+                self._directory_of[partition].fail(error.reason)
+        for directory, name, offsets in self.checkpoint_begin().files:
+            try:
+                if directory.is_online:
+                    write_offsets(self._env, directory.file(name), offsets)
+            except OSError as error:
+                directory.fail(f"{name}: {error}")
+        if any(directory.is_online for directory in self.directories):
+            for directory in self.directories:
+                if not directory.is_online:
+                    self._store.drop(directory.path, directory.offline_reason or "")
+            with suppress(NoRoomError):  # what stands there says the same, of an earlier time
+                self.save_metadata(self.metadata)
+        for directory in self.directories:
+            try:
+                if directory.is_online and directory.path not in self._unclean:
+                    directory.mark_clean()
+            except OSError as error:
+                directory.fail(str(error))

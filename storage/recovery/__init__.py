@@ -1,0 +1,1 @@
+"""Loading a log after a clean stop or a crash."""

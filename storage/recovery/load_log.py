@@ -1,0 +1,579 @@
+"""Opening a partition's folder: what is there, what of it can be believed, where it ends.
+
+Rules
+- First the swap journal, then the files: nothing is opened before the folder is all old or all new.
+- After an orderly stop headers at the ends of files are looked at; after a crash every batch from
+  the recovery point on is verified, and indexes, transaction index and producer state are made
+  anew from them.
+- From the recovery point on a tail is cut at the first bad batch. Before it nothing is ever cut:
+  what is bad there becomes a damaged range. If such damage hides the end of the log, the log goes
+  on behind the recovery point, in a new segment: an offset is never given twice.
+- A batch with a right CRC whose offset contradicts the batches behind it is a damaged range,
+  wherever it is: no CRC covers the offset, and such a batch is no torn write.
+- Messages of formats 0 and 1 are passed over as damaged, and never cut.
+- A segment that reaches into the following one is not damaged: a swap whose journal was lost leaves
+  that. Its end is truncated, whatever the recovery point, if the following segments contain all of
+  those records, too; otherwise the log is refused. The later segments are never changed.
+- A log start offset beyond the log end is ignored: its file has no checksum, and the broker flushes
+  the log before it writes one. No segment is removed because of what a checkpoint says.
+- Whatever is removed is removed durably before anything can be appended.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from storage.env import Env
+from storage.errors import (
+    CorruptBatchError,
+    CorruptCheckpointError,
+    DamagedSegmentError,
+    OverlappingSegmentsError,
+)
+from storage.format import filenames
+from storage.format.batch import HEADER_BYTES, read_header
+from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
+from storage.format.leader_epochs import LeaderEpochs
+from storage.format.producer_state import ProducerStates
+from storage.format.txn_index import TxnIndexEntry
+from storage.recovery.segment_overlap import Tail, returns_below, why_not_copied
+from storage.segments.batch_scan import ScannedBatch, scan, skip_old_messages, verify
+from storage.segments.producer_snapshots import (
+    load_states,
+    note_batch,
+    remove_snapshots,
+    snapshots_in,
+    write_snapshot,
+)
+from storage.segments.segment import DamagedSegment, Segment
+from storage.segments.segment_list import SegmentList
+from storage.segments.swap import recover_swap
+
+
+@dataclass(slots=True)
+class RecoveryCounts:
+    """What opening logs had to do beyond reading their ends."""
+
+    segments_verified: int = 0
+    bytes_verified: int = 0
+    bytes_cut: int = 0
+    deleted_files: int = 0  # that were on their way out when the process ended
+
+    @classmethod
+    def total(cls, counts: Iterable["RecoveryCounts"]) -> "RecoveryCounts":
+        """The sum over several logs."""
+        total = cls()
+        for count in counts:
+            total.segments_verified += count.segments_verified
+            total.bytes_verified += count.bytes_verified
+            total.bytes_cut += count.bytes_cut
+            total.deleted_files += count.deleted_files
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLog:
+    """A log as it was found, ready to be appended to."""
+
+    segments: SegmentList
+    producers: ProducerStates
+    epochs: LeaderEpochs
+    log_start_offset: int
+    log_end_offset: int
+    recovery_point: int
+    leader_epoch: int
+    notes: tuple[str, ...]  # what had to be mended, for people
+    counts: RecoveryCounts = field(default_factory=RecoveryCounts)
+
+
+@dataclass(slots=True)
+class _Loading:
+    """The state of one folder while it is being opened."""
+
+    env: Env
+    directory: str
+    limits: IndexLimits
+    recovery_point: int
+    segments: list[Segment] = field(default_factory=list)
+    next_offset: int = 0
+    epochs: LeaderEpochs = field(default_factory=LeaderEpochs)
+    states: ProducerStates = field(default_factory=ProducerStates)
+    first_recovered: int = 0  # index of the first segment that was verified
+    notes: list[str] = field(default_factory=list)
+    counts: RecoveryCounts = field(default_factory=RecoveryCounts)
+    removed_names: bool = False
+    go_on: Callable[[], None] = lambda: None
+    segments_left: Callable[[int], None] = lambda _: None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def remove(self, segment: Segment) -> None:
+        """Delete a segment's files."""
+        for kind in filenames.FILE_KINDS:
+            path = f"{self.directory}/{filenames.file_name(segment.base_offset, kind)}"
+            if self.env.exists(path):
+                self.env.unlink(path)
+        self.removed_names = True
+
+    def create(self, base_offset: int) -> Segment:
+        """A new, empty segment."""
+        return Segment(self.env, self.directory, base_offset, self.limits, create=True)
+
+
+def load_log(
+    env: Env,
+    directory: str,
+    limits: IndexLimits,
+    *,
+    was_clean: bool,
+    recovery_point: int | None,
+    log_start_offset: int | None,
+    go_on: Callable[[], None] = lambda: None,
+    segments_left: Callable[[int], None] = lambda _: None,
+) -> LoadedLog:
+    """Open a partition's folder. `go_on` is called for each segment and each batch that is
+    verified, and may raise: to give up there is as to be killed there. `segments_left` is told
+    before each segment how many are still to be verified.
+
+    `recovery_point` is None if it was lost. Then all is verified, unless the stop was orderly, and
+    only the last segment can have a torn end: a bad batch in another one becomes a damaged range.
+    `log_start_offset` is what was noted of it, None if nothing was. It may lie below the first
+    segment: where compaction left nothing, offsets are passed over, not gone.
+
+    Raises OSError as it comes, UnfinishedSwapError and NewerFormatError of an interrupted swap,
+    OverlappingSegmentsError.
+    """
+    swap = recover_swap(env, directory)
+    files = filenames.classify(env.listdir(directory))
+    is_point_lost = recovery_point is None
+    if recovery_point is None:
+        recovery_point = _assumed_recovery_point(files, was_clean=was_clean)
+    loading = _Loading(
+        env, directory, limits, recovery_point, go_on=go_on, segments_left=segments_left
+    )
+    loading.counts.deleted_files = len(swap.deleted)
+    if swap.changed:
+        loading.note(f"after an interrupted swap: {swap}")
+    _remove_leftovers(loading, files)
+    _read_epochs(loading)
+    first_unclean = _open_segments(loading, files, was_clean=was_clean)
+    if is_point_lost and not was_clean:
+        first_unclean = 0
+    is_txn_index_lost = any(filenames.TXN_INDEX in name for name, _ in swap.distrusted)
+    if swap.refused or is_txn_index_lost:
+        first_unclean = 0  # a transaction index may be of the old segment and its log of the new
+    is_noted = False  # by an orderly stop: what is open
+    if first_unclean < len(loading.segments):
+        _recover(loading, first_unclean)
+    elif loading.segments:
+        loading.states = load_states(env, directory, loading.segments, loading.next_offset)
+        is_noted = loading.next_offset in snapshots_in(env, directory)
+    if loading.next_offset < recovery_point and not is_point_lost:
+        missing = f"[{loading.next_offset}, {recovery_point})"
+        loading.note(f"flushed offsets {missing} cannot be read; the log goes on behind them")
+        loading.next_offset = recovery_point
+    if log_start_offset is not None and loading.segments and log_start_offset > loading.next_offset:
+        loading.note(f"log start offset {log_start_offset} is beyond the log end and was ignored")
+        log_start_offset = None
+    _choose_active(loading, log_start_offset)
+    if not is_noted:
+        _forget_hidden(loading, log_start_offset or 0)
+    return _finish(loading, log_start_offset, was_clean=was_clean)
+
+
+def _assumed_recovery_point(files: filenames.PartitionFiles, *, was_clean: bool) -> int:
+    """Where a recovery point that was lost may have been, as far as cutting is concerned.
+
+    After an orderly stop everything had been flushed: behind all offsets that can be there.
+    """
+    last_base_offset = files.logs[-1] if files.logs else 0
+    beyond = min(last_base_offset + RELATIVE_OFFSET_MAX, filenames.LARGEST_OFFSET)
+    return beyond if was_clean else last_base_offset
+
+
+def begin_log(env: Env, directory: str, limits: IndexLimits) -> LoadedLog:
+    """The log of a folder that was made just now. Raises NoRoomError, OSError as it comes."""
+    first = Segment.begin(env, directory, 0, limits)
+    return LoadedLog(SegmentList([first]), ProducerStates(), LeaderEpochs(), 0, 0, 0, 0, ())
+
+
+def _remove_leftovers(loading: _Loading, files: filenames.PartitionFiles) -> None:
+    """Files on their way out, and indexes without a log."""
+    names = [file.name for file in files.deleted]
+    lost = set(files.indexes) & set(files.time_indexes) - set(files.logs)
+    for base in sorted(lost):
+        # A segment that is being deleted leaves such files only if power is lost meanwhile.
+        path = f"{loading.directory}/{filenames.file_name(base, filenames.LOG)}"
+        loading.note(f"{path} is missing; its indexes were removed")
+    for kind, bases in (
+        (filenames.INDEX, files.indexes),
+        (filenames.TIME_INDEX, files.time_indexes),
+        (filenames.TXN_INDEX, files.txn_indexes),
+    ):
+        names += [filenames.file_name(base, kind) for base in bases if base not in files.logs]
+    for name in names:
+        loading.env.unlink(f"{loading.directory}/{name}")
+        loading.removed_names = True
+
+
+def _read_epochs(loading: _Loading) -> None:
+    path = f"{loading.directory}/{filenames.LEADER_EPOCH_CHECKPOINT}"
+    if not loading.env.exists(path):
+        return
+    try:
+        loading.epochs = LeaderEpochs.decode(loading.env.read_file(path), path)
+    except CorruptCheckpointError as error:
+        loading.note(str(error))
+
+
+def _open_segments(loading: _Loading, files: filenames.PartitionFiles, *, was_clean: bool) -> int:
+    """Open all segments and find the end; index of the first one that has to be verified."""
+    for base_offset in files.logs:
+        loading.segments.append(
+            Segment(loading.env, loading.directory, base_offset, loading.limits, create=False)
+        )
+    count = len(loading.segments)
+    ends = [segment.base_offset for segment in loading.segments[1:]]
+    recovery_point = loading.recovery_point
+    first_unclean = count
+    if not was_clean:
+        first_unclean = sum(1 for end in ends if end <= recovery_point)
+    for index, segment in enumerate(loading.segments[:first_unclean]):
+        loading.go_on()
+        has_txn_index = segment.base_offset in files.txn_indexes
+        try:
+            loading.next_offset = segment.load(has_txn_index=has_txn_index)
+            is_doubtful = False
+        except (CorruptIndexError, CorruptBatchError) as error:
+            loading.note(str(error))
+            if index == count - 1 or has_txn_index:
+                return index
+            loading.next_offset = segment.rebuild()
+            if segment.has_transactions:
+                return index  # whoever removed its indexes may have removed that one, too
+            is_doubtful = True
+        doubt = _why_doubtful(segment, loading.segments[: index + 1])
+        if doubt:
+            loading.note(f"transaction index of {segment.path}: {doubt}")
+            return index
+        if index < len(ends) and loading.next_offset > ends[index]:
+            loading.note(f"{segment.path} reaches beyond {ends[index]}, into the next segment")
+            return index
+        is_last = not was_clean and index == first_unclean - 1
+        if is_last and not is_doubtful and ends[index] == recovery_point:
+            # It was flushed to its end before it was closed, so its indexes perhaps were not.
+            if has_txn_index:
+                return index
+            segment.rebuild()
+    return first_unclean
+
+
+def _why_doubtful(segment: Segment, segments: Sequence[Segment]) -> str:
+    """Why the transaction index of the last of `segments` contradicts their batches, or "".
+
+    An entry begins with a batch of its producer. The cleaner may have removed that batch; then no
+    batch holds the offset, and the entry is taken for right.
+    """
+    for entry in segment.txn_entries:
+        holder = next(
+            (
+                segment
+                for segment in reversed(segments)
+                if segment.base_offset <= entry.first_offset
+            ),
+            None,
+        )
+        try:
+            batch = holder.batch_at(entry.first_offset) if holder is not None else None
+        except (DamagedSegmentError, CorruptIndexError, CorruptBatchError):
+            continue
+        if batch is None or batch.header.base_offset > entry.first_offset:
+            continue
+        header = batch.header
+        is_begin = header.is_transactional and not header.is_control
+        if not is_begin or (header.base_offset, header.producer_id) != (
+            entry.first_offset,
+            entry.producer_id,
+        ):
+            return f"{entry} begins with a batch of something else"
+    return ""
+
+
+def _recover(loading: _Loading, first: int) -> None:
+    """Verify the segments from `first` on; cut where the first bad batch may be cut."""
+    segments = loading.segments
+    base_offset = segments[first].base_offset
+    loading.first_recovered = first
+    loading.next_offset = base_offset
+    loading.states = load_states(loading.env, loading.directory, segments[: first + 1], base_offset)
+    _forget_decided(loading, segments[:first])
+    for index in range(first, len(segments)):
+        segment = segments[index]
+        loading.segments_left(len(segments) - index)
+        write_snapshot(
+            loading.env, loading.directory, segment.base_offset, loading.states, durable=True
+        )
+        if _recover_segment(loading, segment, segments[index + 1 :]):
+            for log_segment in segments[index + 1 :]:
+                loading.note(f"{log_segment.path} follows the cut and is removed")
+                loading.counts.bytes_cut += log_segment.size_bytes
+                loading.remove(log_segment)
+            del segments[index + 1 :]
+            break
+    loading.notes.extend(
+        f"{damage.path} is damaged at byte {damage.position}: {damage.reason}"
+        for segment in segments[first:]
+        for damage in segment.damages
+    )
+
+
+def _forget_decided(loading: _Loading, before: Sequence[Segment]) -> None:
+    """Close transactions that a snapshot holds for open though no batch of theirs is left.
+
+    The cleaner leaves alone what is undecided. So they were decided, and their markers may have
+    gone with their batches: nothing that is read from here on would ever close them.
+    """
+    for entry in loading.states.producers:
+        begun = entry.transaction_first_offset
+        if begun is not None and not _has_batch_of(before, entry.producer_id, begun):
+            loading.note(f"transaction of producer {entry.producer_id} at {begun} is long decided")
+            loading.states.forget_transaction(entry.producer_id)
+
+
+def _forget_hidden(loading: _Loading, log_start_offset: int) -> None:
+    """Close transactions of which no batch is left at or above the start of the log.
+
+    Their markers may have gone: the cleaner passes over segments that only wait for retention. One
+    that is open all the same begins with its next batch; nobody reads what was before.
+    """
+    for entry in loading.states.producers:
+        begun = entry.transaction_first_offset
+        if begun is None or begun >= log_start_offset:
+            continue
+        if not _has_batch_of(loading.segments, entry.producer_id, log_start_offset):
+            loading.note(f"transaction of producer {entry.producer_id} at {begun} is not readable")
+            loading.states.forget_transaction(entry.producer_id)
+
+
+def _has_batch_of(segments: Sequence[Segment], producer_id: int, offset: int) -> bool:
+    """Whether a transactional batch of the producer is there from `offset` on. In doubt: yes."""
+    ends = [*(segment.base_offset for segment in segments[1:]), None]
+    for segment, end in zip(segments, ends, strict=False):
+        if end is not None and end <= offset:
+            continue
+        try:
+            position = segment.locate(offset)
+        except DamagedSegmentError:
+            return True
+        for batch in segment.readable_batches(position):
+            header = batch.header
+            is_data = header.is_transactional and not header.is_control
+            if header.producer_id == producer_id and is_data:
+                return True
+    return False
+
+
+def _recover_segment(loading: _Loading, segment: Segment, later: Sequence[Segment]) -> bool:
+    """Verify one segment and make its indexes anew; True if its tail was cut."""
+    following = later[0].base_offset if later else None
+    entries: list[TxnIndexEntry] = []
+    loading.counts.segments_verified += 1
+    loading.counts.bytes_verified += segment.size_bytes
+    segment.start_rebuild()
+    segment.synced_bytes = 0
+    loading.next_offset = max(loading.next_offset, segment.base_offset)
+    position = 0
+    was_cut = False
+    while position < segment.size_bytes:
+        try:
+            for batch in scan(segment.file, position, segment.size_bytes, whole=True):
+                loading.go_on()
+                entry = _take(loading, segment, batch, following)
+                if entry is not None:
+                    entries.append(entry)
+                position = batch.end_position
+        except _OverlapError as overlap:
+            position = _undo_overlap(loading, segment, overlap.batch, later)
+        except _ContradictedError as lie:
+            position = segment.note_damage(lie.position, lie.reason).end_position
+        except CorruptBatchError as error:
+            old_end, old_next = skip_old_messages(segment.file, position, segment.size_bytes)
+            if old_end == position and loading.next_offset >= loading.recovery_point:
+                tail_bytes = segment.size_bytes - position
+                loading.counts.bytes_cut += tail_bytes
+                loading.note(f"{segment.path}: {tail_bytes} bytes cut: {error.reason}")
+                segment.cut_back(position)
+                segment.file.sync()
+                was_cut = True
+            else:
+                damage = segment.note_damage(position, error.reason)
+                existing = (
+                    old_next if old_end > position else _offset_behind(loading, segment, damage)
+                )
+                loading.next_offset = max(loading.next_offset, existing)
+                position = damage.end_position
+    segment.finish_rebuild()
+    segment.write_txn_entries(entries)
+    return was_cut
+
+
+def _take(
+    loading: _Loading, segment: Segment, batch: ScannedBatch, following: int | None
+) -> TxnIndexEntry | None:
+    """Verify one batch and let everything know of it.
+
+    Raises CorruptBatchError, _OverlapError, _ContradictedError.
+    """
+    header = batch.header
+    reason = segment.why_misplaced(header, batch.position, loading.next_offset)
+    if not reason:
+        verify(batch, segment.path)
+        if following is not None and header.last_offset >= following:
+            raise _OverlapError(batch)
+        reason = segment.why_contradicted(header, batch.position, loading.next_offset)
+        if reason:
+            raise _ContradictedError(batch.position, reason)
+        segment.index_batch(header, batch.position)
+        if header.partition_leader_epoch >= 0:
+            latest = loading.epochs.latest
+            if latest is None or header.partition_leader_epoch > latest.epoch:
+                loading.epochs.assign(header.partition_leader_epoch, header.base_offset)
+        loading.next_offset = header.next_offset
+        return note_batch(loading.states, batch)
+    raise CorruptBatchError(reason, batch.position, segment.path)
+
+
+class _OverlapError(Exception):
+    """A good batch whose offsets belong to the following segment."""
+
+    def __init__(self, batch: ScannedBatch) -> None:
+        super().__init__()
+        self.batch = batch
+
+
+class _ContradictedError(Exception):
+    """A batch with a right CRC whose offsets, which no CRC covers, lie."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__()
+        self.position = position
+        self.reason = reason
+
+
+def _undo_overlap(
+    loading: _Loading, segment: Segment, batch: ScannedBatch, later: Sequence[Segment]
+) -> int:
+    """Cut the segment from `batch` on, if nothing is lost by it; where to go on reading.
+
+    Raises OverlappingSegmentsError if something would be.
+    """
+    tail = Tail(segment.file, batch.position, segment.size_bytes)
+    if returns_below(tail):
+        following = later[0].base_offset
+        reason = f"offset {batch.header.base_offset} in front of {following} lies"
+        return segment.note_damage(batch.position, reason).end_position
+    first, last = batch.header.base_offset, batch.header.last_offset
+    if first < later[0].base_offset:
+        reason = f"no other segment has its offsets below {later[0].base_offset}"
+    else:
+        reason = why_not_copied(tail, [other.file for other in later], loading.go_on)
+    if reason:
+        raise OverlappingSegmentsError(segment.path, batch.position, first, last, reason)
+    cut_bytes = segment.size_bytes - batch.position
+    loading.counts.bytes_cut += cut_bytes
+    loading.note(
+        f"{segment.path}: {cut_bytes} bytes truncated: the segments behind it also have its"
+        f" records from {first} on"
+    )
+    segment.cut_back(batch.position)
+    segment.file.sync()
+    return segment.size_bytes
+
+
+def _offset_behind(loading: _Loading, segment: Segment, damage: DamagedSegment) -> int:
+    """Return the offset after a damaged batch if its header is plausible, else -1.
+
+    What begins behind the damage is believed more.
+    """
+    try:
+        header = read_header(segment.file.pread(HEADER_BYTES, damage.position))
+    except CorruptBatchError:
+        return -1
+    end_offset = loading.recovery_point if damage.next_offset < 0 else damage.next_offset
+    return header.next_offset if header.next_offset <= end_offset else -1
+
+
+def _choose_active(loading: _Loading, noted_start_offset: int | None) -> None:
+    """See to it that there is a segment at whose end the log can go on."""
+    segments = loading.segments
+    log_start_offset = noted_start_offset or 0
+    if not segments:
+        loading.next_offset = max(loading.next_offset, log_start_offset)
+        segments.append(loading.create(loading.next_offset))
+        return
+    last = segments[-1]
+    ends_damaged = any(damage.end_position >= last.size_bytes for damage in last.damages)
+    if ends_damaged:
+        loading.next_offset = max(loading.next_offset, last.base_offset + 1)
+        segments.append(loading.create(loading.next_offset))
+    else:
+        last.open_for_append()
+
+
+def _finish(loading: _Loading, noted_start_offset: int | None, *, was_clean: bool) -> LoadedLog:
+    """Settle snapshots and epochs, and make removals durable."""
+    end_offset = loading.next_offset
+    bases = {segment.base_offset for segment in loading.segments}
+    if not was_clean:
+        write_snapshot(loading.env, loading.directory, end_offset, loading.states, durable=True)
+    snapshots = snapshots_in(loading.env, loading.directory)
+    newest = max((offset for offset in snapshots if offset <= end_offset), default=-1)
+    strays = [
+        snapshot
+        for snapshot in snapshots
+        if snapshot > end_offset or (snapshot not in bases and snapshot != newest)
+    ]
+    remove_snapshots(loading.env, loading.directory, strays)
+    # A snapshot of a history that was cut must not come back beside another history.
+    if loading.removed_names or strays:
+        loading.env.sync_dir(loading.directory)
+    first_base_offset = loading.segments[0].base_offset
+    log_start_offset = first_base_offset if noted_start_offset is None else noted_start_offset
+    return LoadedLog(
+        segments=SegmentList(loading.segments),
+        producers=loading.states,
+        epochs=loading.epochs,
+        log_start_offset=log_start_offset,
+        log_end_offset=end_offset,
+        recovery_point=min(loading.recovery_point, end_offset),
+        leader_epoch=_settle_epoch(loading, log_start_offset, was_clean=was_clean),
+        notes=tuple(loading.notes),
+        counts=loading.counts,
+    )
+
+
+def _settle_epoch(loading: _Loading, log_start_offset: int, *, was_clean: bool) -> int:
+    """Drop epochs of what is gone, and begin a new one after a crash; the epoch to write in."""
+    epochs = loading.epochs
+    if not len(epochs):
+        epoch = _last_epoch_in(loading.segments)
+        if epoch >= 0:
+            epochs.assign(epoch, log_start_offset)
+    highest = epochs.latest.epoch if epochs.latest is not None else -1
+    epochs.truncate_from_end(loading.next_offset)
+    epochs.truncate_from_start(log_start_offset)
+    if highest < 0:
+        return 0
+    return highest if was_clean else highest + 1
+
+
+def _last_epoch_in(segments: Sequence[Segment]) -> int:
+    """The leader epoch of the last batch that can be read, -1 if there is none."""
+    for segment in reversed(segments):
+        _, position = segment.indexes.offsets.last
+        epoch = -1
+        for batch in segment.readable_batches(position):
+            epoch = batch.header.partition_leader_epoch
+        if epoch >= 0:
+            return epoch
+    return -1

@@ -1,0 +1,243 @@
+"""Walking the batches of a log file, block by block.
+
+Rules: headers are checked before they are believed, positions never leave `[position, end)`, and
+every error says where in the file it was. A partial batch at the end is an error like any other:
+who can tell that it is only a torn tail is the caller.
+"""
+
+import zlib
+from collections.abc import Iterator
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from storage.env import File
+from storage.errors import CorruptBatchError, UnsupportedMagicError
+from storage.format.batch import (
+    BATCH_LENGTH_MIN,
+    HEADER_BYTES,
+    LENGTH_END,
+    MAGIC,
+    MAGIC_POSITION,
+    BatchHeader,
+    read_header,
+    unpack_header,
+    verify_crc,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# Looking for an offset reads about one index interval (4 KiB by default) of headers.
+HEADER_BLOCK_BYTES: Final = 16 << 10
+# Verifying reads everything; larger blocks were not faster from the page cache.
+WHOLE_BLOCK_BYTES: Final = 1 << 20
+
+# What looking for the next batch may compute checksums over: a few times the bytes looked at.
+SEARCH_SHARE: Final = 4
+SEARCH_BYTES_MIN: Final = 64 << 20
+# Possible headers whose batch a search reads, 25 microseconds each. What a producer sent may hold
+# any number of them.
+SEARCH_CANDIDATES_MAX: Final = 4_000
+LED_MAX: Final = 100  # headers; between two entries of an index there are no more than 68
+
+OLD_MESSAGE_BYTES_MIN: Final = 14  # of a v0 message behind its length field
+
+LENGTH_POSITION: Final = 8  # in a header, as the two below
+LAST_OFFSET_DELTA_POSITION: Final = 23
+RECORD_COUNT_POSITION: Final = 57
+
+_OFFSET = Struct(">q")
+_OLD_ENTRY = Struct(">qiI")  # offset, size, CRC-32: so begin entries of formats 0 and 1
+
+
+class ScannedBatch(NamedTuple):
+    """A batch and where it is: at `position` of the file, at `at` of `buffer`."""
+
+    position: int
+    header: BatchHeader
+    buffer: bytes
+    at: int
+
+    @property
+    def end_position(self) -> int:
+        """Where the next batch begins."""
+        return self.position + self.header.batch_length + LENGTH_END
+
+
+def scan(file: File, position: int, end: int, *, whole: bool) -> Iterator[ScannedBatch]:
+    """Yield the batches of `[position, end)`; with `whole` each buffer holds all of its batch.
+
+    Raises CorruptBatchError or UnsupportedMagicError with path and position at the first thing
+    that is no batch, a batch that `end` cuts short included.
+    """
+    block_bytes = WHOLE_BLOCK_BYTES if whole else HEADER_BLOCK_BYTES
+    block = b""
+    block_position = position
+    while position < end:
+        at = position - block_position
+        if at + HEADER_BYTES > len(block):
+            block = file.pread(min(block_bytes, end - position), position)
+            block_position = position
+            at = 0
+        header = _header_at(block, at, position, file.path)
+        size_bytes = header.batch_length + LENGTH_END
+        if position + size_bytes > end:
+            raise CorruptBatchError(f"{size_bytes} bytes, cut short", position, file.path)
+        if whole and at + size_bytes > len(block):
+            block = file.pread(min(max(block_bytes, size_bytes), end - position), position)
+            block_position = position
+            at = 0
+            if len(block) < size_bytes:
+                raise CorruptBatchError(f"{size_bytes} bytes, cut short", position, file.path)
+        yield ScannedBatch(position, header, block, at)
+        position += size_bytes
+
+
+def verify(batch: ScannedBatch, path: str) -> None:
+    """Raise CorruptBatchError unless the CRC of a wholly read batch is right."""
+    if not verify_crc(batch.buffer, batch.at, batch.header):
+        raise CorruptBatchError("CRC does not match", batch.position, path)
+
+
+def skip_old_messages(file: File, position: int, end: int) -> tuple[int, int]:
+    """Walk over messages of formats 0 and 1: (position behind them, offset behind them or -1).
+
+    Only messages whose CRC-32 is right are taken for such; it covers the magic byte to the end.
+    """
+    next_offset = -1
+    while True:
+        head = file.pread(MAGIC_POSITION + 1, position)
+        if not _is_old(head, 0):
+            break
+        offset, size_bytes, crc = _OLD_ENTRY.unpack_from(head)
+        message_end = position + LENGTH_END + size_bytes
+        if message_end > end:
+            break
+        covered = file.pread(message_end - position - MAGIC_POSITION, position + MAGIC_POSITION)
+        if zlib.crc32(covered) != crc:
+            break
+        position = message_end
+        next_offset = offset + 1
+    return position, next_offset
+
+
+def find_batch(
+    file: File, position: int, end: int, offsets: range, *, is_border: bool = False
+) -> int:
+    """Return where the next whole batch of `offsets` begins at or behind `position`, else `end`.
+
+    Every byte is looked at, for lengths in front of it may lie. A batch counts if its header is
+    possible, its CRC is right, and what follows it is the end or a possible header: a record may
+    hold bytes that look like a batch. If a batch is known to begin at `end` (`is_border`), the
+    headers that follow have to lead there. The number of batches that are read, and of the bytes
+    that checksums are computed over, is bounded: behind that nothing is found.
+    """
+    budget_bytes = SEARCH_BYTES_MIN + SEARCH_SHARE * (end - position)
+    candidates_left = SEARCH_CANDIDATES_MAX
+    while position + HEADER_BYTES <= end:
+        block = file.pread(min(WHOLE_BLOCK_BYTES, end - position), position)
+        for at in _headers_in(block, offsets, end - position):
+            budget_bytes -= unpack_header(block, at).size_bytes
+            candidates_left -= 1
+            if budget_bytes < 0 or candidates_left < 0:
+                return end
+            if _is_batch(file, position + at, end) and (
+                not is_border or _leads_to(file, position + at, end)
+            ):
+                return position + at
+        if len(block) < WHOLE_BLOCK_BYTES:
+            break
+        position += len(block) - HEADER_BYTES + 1
+    return end
+
+
+def _headers_in(block: bytes, offsets: range, bytes_left: int) -> Iterator[int]:
+    """Where headers of batches of `offsets` may begin in a block.
+
+    From the begin of the block the batches have `bytes_left`.
+    """
+    import numpy as np  # not loaded by commands that only import this module
+
+    count = len(block) - HEADER_BYTES + 1
+    cells = np.frombuffer(block, dtype=np.uint8)
+    begins = np.flatnonzero(cells[MAGIC_POSITION : MAGIC_POSITION + count] == MAGIC)
+    # All offsets share their first bytes. What these leave is looked at one by one.
+    first, last = _OFFSET.pack(offsets.start), _OFFSET.pack(offsets.stop - 1)
+    for at, byte in enumerate(first):
+        if byte != last[at]:
+            break
+        begins = begins[cells[begins + at] == byte]
+
+    def numbers(at: int) -> "NDArray[np.int64]":
+        raw = cells[begins[:, None] + np.arange(at, at + 4)]  # big-endian
+        result: NDArray[np.int64] = raw.view(">i4")[:, 0].astype(np.int64)
+        return result
+
+    lengths = numbers(LENGTH_POSITION)
+    is_possible = (lengths >= BATCH_LENGTH_MIN) & (begins + LENGTH_END + lengths <= bytes_left)
+    begins = begins[is_possible]
+    deltas, counts = numbers(LAST_OFFSET_DELTA_POSITION), numbers(RECORD_COUNT_POSITION)
+    begins = begins[(deltas >= 0) & (counts >= 0) & (counts <= deltas + 1)]
+    for begin in begins.tolist():
+        try:
+            header = read_header(block, begin)
+        except CorruptBatchError:
+            continue
+        if header.base_offset in offsets and header.last_offset in offsets:
+            yield begin
+
+
+def _is_batch(file: File, position: int, end: int) -> bool:
+    try:
+        batch = read_batch(file, position, end)
+        verify(batch, file.path)
+        if batch.end_position < end:
+            read_header(file.pread(HEADER_BYTES, batch.end_position))
+    except CorruptBatchError:
+        return False
+    return True
+
+
+def _leads_to(file: File, position: int, end: int) -> bool:
+    """Whether the lengths in the headers from `position` on lead to `end`, if that is near."""
+    for _ in range(LED_MAX):
+        if position >= end:
+            return position == end
+        try:
+            position += read_header(file.pread(HEADER_BYTES, position)).size_bytes
+        except CorruptBatchError:
+            return False
+    return True
+
+
+def read_batch(file: File, position: int, end: int | None = None) -> ScannedBatch:
+    """The one whole batch at `position`. Raises CorruptBatchError as `scan` does."""
+    head = file.pread(HEADER_BYTES, position)
+    header = _header_at(head, 0, position, file.path)
+    # Where it does not fit nothing is read: the length may lie.
+    fits = end is None or position + header.size_bytes <= end
+    buffer = file.pread(header.size_bytes, position) if fits else b""
+    if len(buffer) < header.size_bytes:
+        raise CorruptBatchError(f"{header.size_bytes} bytes, cut short", position, file.path)
+    return ScannedBatch(position, header, buffer, 0)
+
+
+def _header_at(block: bytes, at: int, position: int, path: str) -> BatchHeader:
+    if (
+        len(block) - at > MAGIC_POSITION
+        and block[at + MAGIC_POSITION] != MAGIC
+        and _is_old(block, at)
+    ):
+        raise UnsupportedMagicError(block[at + MAGIC_POSITION], position, path)
+    try:
+        return read_header(block, at)
+    except CorruptBatchError as error:
+        raise CorruptBatchError(error.reason, position, path) from error
+
+
+def _is_old(block: bytes, at: int) -> bool:
+    if len(block) - at <= MAGIC_POSITION or block[at + MAGIC_POSITION] not in (0, 1):
+        return False
+    _, size_bytes, _ = _OLD_ENTRY.unpack_from(block, at)
+    return bool(size_bytes >= OLD_MESSAGE_BYTES_MIN)

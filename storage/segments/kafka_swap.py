@@ -1,0 +1,156 @@
+"""Finishing the segment replacement that a killed Kafka left half done.
+
+Kafka's protocol: new segments are complete as `.cleaned`; all of them are renamed to `.swap`
+(descending); the old ones are renamed to `.deleted`; the `.swap` suffix is taken off; one sync.
+The rules by which a restart tells how far it came are those of Kafka's LogLoader:
+1. `.deleted` files go.
+2. While a `.cleaned` file exists the renaming to `.swap` was not complete: the `.swap` files at or
+   above the smallest `.cleaned` base go, and the `.cleaned` files.
+3. Files in place whose base lies in the range of a remaining `.swap` log go.
+4. The remaining `.swap` files lose their suffix.
+
+Where we differ, always towards keeping data:
+- A `.cleaned` file that is older than the swap (an earlier clean failed and left it) makes rule 2
+  delete the only copy. A `.swap` log whose range no log in place covers is therefore completed.
+- Each `.swap` log covers its own range instead of one range from the first to the last.
+- A `.swap` log is read and verified before the first file is deleted.
+- The folder is synced between the rules, and logs lose their suffix before their indexes do.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage.env import Env
+from storage.errors import CorruptBatchError, UnfinishedSwapError, UnsupportedMagicError
+from storage.format import filenames
+from storage.format.filenames import SegmentFile
+from storage.segments.batch_scan import scan, skip_old_messages, verify
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSwapRecovery:
+    """The names put in place (with their `.swap` suffix) and those deleted.
+
+    `deleted`: of files that were marked as deleted. Deleting a segment leaves them, too, so without
+    other names they are no sign of an interrupted swap.
+    """
+
+    completed: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
+
+
+def finish_kafka_swap(env: Env, directory: str) -> KafkaSwapRecovery:
+    """Apply the rules above to one partition's folder; idempotent, safe against crashes.
+
+    Cleaned files with a run id are ours and take no part. Raises UnfinishedSwapError (nothing was
+    changed) for a `.swap` log that cannot be read whole, OSError as it comes.
+    """
+    files = filenames.classify(env.listdir(directory))
+    cleaned = [file for file in files.cleaned if not file.run_id]
+    if not (files.deleted or cleaned or files.swaps):
+        return KafkaSwapRecovery()
+    completed, abandoned = _judge_swaps(env, directory, files, cleaned)
+    replaced = _replaced_by(env, directory, files, completed)
+    _remove(env, directory, [*files.deleted, *abandoned])
+    _remove(env, directory, cleaned)
+    _remove(env, directory, replaced)
+    logs = [file for file in completed if file.kind == filenames.LOG]
+    _put_in_place(env, directory, logs)
+    _put_in_place(env, directory, [file for file in completed if file.kind != filenames.LOG])
+    removed = [*abandoned, *cleaned, *replaced]
+    return KafkaSwapRecovery(
+        tuple(file.name for file in completed),
+        tuple(file.name for file in removed),
+        tuple(file.name for file in files.deleted),
+    )
+
+
+def _judge_swaps(
+    env: Env, directory: str, files: filenames.PartitionFiles, cleaned: Sequence[SegmentFile]
+) -> tuple[list[SegmentFile], list[SegmentFile]]:
+    """Rule 2: the `.swap` files to complete and those to abandon."""
+    if not cleaned:
+        return list(files.swaps), []
+    first_cleaned = min(file.base_offset for file in cleaned)
+    logs = [file for file in files.swaps if file.kind == filenames.LOG]
+    only_copies = {
+        log.base_offset for log in logs if not _is_covered(env, directory, files, log.base_offset)
+    }
+    completed: list[SegmentFile] = []
+    abandoned: list[SegmentFile] = []
+    for file in files.swaps:
+        keep = file.base_offset < first_cleaned or file.base_offset in only_copies
+        (completed if keep else abandoned).append(file)
+    return completed, abandoned
+
+
+def _is_covered(
+    env: Env, directory: str, files: filenames.PartitionFiles, base_offset: int
+) -> bool:
+    """Whether a log in place begins at `base_offset`, or before it and reaches beyond."""
+    floor = max((base for base in files.logs if base <= base_offset), default=-1)
+    if floor in (-1, base_offset):
+        return floor == base_offset
+    return _next_offset(env, directory, SegmentFile(floor, filenames.LOG)) > base_offset
+
+
+def _replaced_by(
+    env: Env,
+    directory: str,
+    files: filenames.PartitionFiles,
+    completed: Sequence[SegmentFile],
+) -> list[SegmentFile]:
+    """Rule 3: the files in place that a completed `.swap` log stands for."""
+    in_place = [
+        SegmentFile(base, kind)
+        for kind, bases in (
+            (filenames.LOG, files.logs),
+            (filenames.INDEX, files.indexes),
+            (filenames.TIME_INDEX, files.time_indexes),
+            (filenames.TXN_INDEX, files.txn_indexes),
+            (filenames.SNAPSHOT, files.snapshots),
+        )
+        for base in bases
+    ]
+    replaced: set[SegmentFile] = set()
+    for swap in completed:
+        if swap.kind != filenames.LOG:
+            continue
+        end = _next_offset(env, directory, swap)
+        replaced |= {file for file in in_place if swap.base_offset <= file.base_offset < end}
+    return sorted(replaced)
+
+
+def _next_offset(env: Env, directory: str, segment: SegmentFile) -> int:
+    """The offset behind the last batch of a log file, every batch of it verified."""
+    path = os.path.join(directory, segment.name)
+    file = env.open(path)
+    try:
+        end = file.size()
+        position, next_offset = skip_old_messages(file, 0, end)
+        for batch in scan(file, position, end, whole=True):
+            verify(batch, path)
+            next_offset = batch.header.next_offset
+    except (CorruptBatchError, UnsupportedMagicError) as error:
+        reason = f"damaged at byte {error.position}: {error.reason}"
+        raise UnfinishedSwapError(directory, segment.name, reason) from error
+    finally:
+        file.close()
+    return max(next_offset, segment.base_offset)
+
+
+def _remove(env: Env, directory: str, files: Sequence[SegmentFile]) -> None:
+    for file in files:
+        env.unlink(os.path.join(directory, file.name))
+    if files:
+        env.sync_dir(directory)
+
+
+def _put_in_place(env: Env, directory: str, files: Sequence[SegmentFile]) -> None:
+    for file in files:
+        target = filenames.file_name(file.base_offset, file.kind)
+        env.rename(os.path.join(directory, file.name), os.path.join(directory, target))
+    if files:
+        env.sync_dir(directory)

@@ -1,0 +1,204 @@
+"""Producer state on disk: snapshots, and what the log says since the newest of them.
+
+Rules: a snapshot tells the state before its offset. It may be missing or torn; then an older one
+and more of the log are read. Files are written without a sync: their CRC tells a torn one, and the
+log can always replace it.
+"""
+
+from collections.abc import Sequence
+
+from storage.env import Env
+from storage.errors import CorruptBatchError, CorruptSnapshotError, DecompressionLimitError
+from storage.format import filenames
+from storage.format.batch import BatchHeader, control_type, decode_records, marker_coordinator_epoch
+from storage.format.producer_state import Duplicate, ProducerStates
+from storage.format.txn_index import TxnIndexEntry
+from storage.segments.batch_scan import ScannedBatch, read_batch
+from storage.segments.segment import Segment
+
+
+def snapshot_path(directory: str, offset: int) -> str:
+    """The snapshot of the state before `offset`."""
+    return f"{directory}/{filenames.file_name(offset, filenames.SNAPSHOT)}"
+
+
+def write_snapshot(
+    env: Env, directory: str, offset: int, states: ProducerStates, *, durable: bool = False
+) -> None:
+    """Write the state before `offset`. OSError as it comes.
+
+    `durable`: over a snapshot of another history, which has a right CRC and must not come back.
+    """
+    file = env.open(snapshot_path(directory, offset), create=True, truncate=True)
+    try:
+        file.pwrite(states.to_snapshot(), 0)
+        if durable:
+            file.sync()
+    finally:
+        file.close()
+
+
+def snapshots_in(env: Env, directory: str) -> tuple[int, ...]:
+    """The offsets of all snapshots, ascending."""
+    return filenames.classify(env.listdir(directory)).snapshots
+
+
+def remove_snapshots(env: Env, directory: str, offsets: Sequence[int]) -> None:
+    """Delete snapshots."""
+    for offset in offsets:
+        env.unlink(snapshot_path(directory, offset))
+
+
+def load_states(
+    env: Env, directory: str, segments: Sequence[Segment], end_offset: int
+) -> ProducerStates:
+    """The state before `end_offset`: from the newest usable snapshot and the log behind it.
+
+    `segments` are those that are still part of the log. Unusable snapshots are deleted.
+    """
+    states = ProducerStates()
+    start_offset = segments[0].base_offset
+    for offset in reversed(snapshots_in(env, directory)):
+        if offset > end_offset:
+            continue
+        path = snapshot_path(directory, offset)
+        try:
+            states = ProducerStates.from_snapshot(env.read_file(path), path)
+        except CorruptSnapshotError:
+            env.unlink(path)
+            continue
+        start_offset = max(start_offset, offset)
+        break
+    ends = [*(segment.base_offset for segment in segments[1:]), end_offset]
+    for segment, end in zip(segments, ends, strict=True):
+        if end > start_offset and segment.base_offset < end_offset:
+            replay(states, segment, start_offset, end_offset)
+    return states
+
+
+def replay(
+    states: ProducerStates, segment: Segment, start_offset: int, end_offset: int
+) -> list[TxnIndexEntry]:
+    """Bring the state forward over a segment's batches in `[start_offset, end_offset)`.
+
+    What the segment adds to the transaction index is returned. Damaged ranges are passed over.
+    """
+    entries: list[TxnIndexEntry] = []
+    for batch in segment.readable_batches(0):
+        header = batch.header
+        if header.base_offset >= end_offset:
+            break
+        if header.base_offset < start_offset or header.producer_id < 0:
+            continue
+        whole = read_batch(segment.file, batch.position) if header.is_control else batch
+        entry = note_batch(states, whole)
+        if entry is not None:
+            entries.append(entry)
+    return entries
+
+
+def note_batch(states: ProducerStates, batch: ScannedBatch) -> TxnIndexEntry | None:
+    """Take a batch of the log into the state; a control batch has to be there as a whole."""
+    header = batch.header
+    if not header.is_control:
+        return states.update_from_log(header)
+    kind, coordinator_epoch = marker_of(batch)
+    return states.update_from_log(header, kind, coordinator_epoch=coordinator_epoch)
+
+
+def marker_of(batch: ScannedBatch) -> tuple[int | None, int]:
+    """Type and coordinator epoch of a control batch; (None, -1) if it says nothing readable."""
+    try:
+        records = decode_records(batch.buffer, batch.header, batch.at)
+        if not records:
+            return None, -1
+        kind = control_type(records[0])
+        return kind, marker_coordinator_epoch(records[0])
+    except (CorruptBatchError, DecompressionLimitError):
+        return None, -1
+
+
+class LogProducers:
+    """The producer state of an open log, and what it means for readers.
+
+    A transaction that has ended stays undecided for readers until the high watermark has passed
+    its marker: until then a crash could still take the marker away.
+    """
+
+    __slots__ = ("_ended", "_states")
+
+    def __init__(self, states: ProducerStates) -> None:
+        self._states = states
+        self._ended: list[tuple[int, int]] = []  # (marker offset, first offset)
+
+    @property
+    def first_undecided_offset(self) -> int | None:
+        """Where the oldest transaction begins whose outcome readers may not know yet."""
+        first = self._states.first_undecided_offset
+        if not self._ended:
+            return first
+        ended = min(first_offset for _, first_offset in self._ended)
+        return ended if first is None else min(first, ended)
+
+    def check(self, header: BatchHeader, *, verified: bool) -> Duplicate | None:
+        """See ProducerStates.check."""
+        return self._states.check(header, verified=verified)
+
+    def note_append(
+        self,
+        records: bytes,
+        header: BatchHeader,
+        first_offset: int,
+        timestamp_ms: int,
+        now_ms: int,
+    ) -> TxnIndexEntry | None:
+        """Take an appended batch; the entry for the transaction index, if it aborted one."""
+        last_offset = first_offset + header.last_offset_delta
+        if not header.is_control:
+            self._states.update(
+                header, first_offset, last_offset, timestamp_ms=timestamp_ms, seen_ms=now_ms
+            )
+            return None
+        begun = self._begin_of(header.producer_id)
+        placed = header._replace(base_offset=first_offset)
+        entry = note_batch(self._states, ScannedBatch(0, placed, records, 0))
+        if begun is not None and self._begin_of(header.producer_id) is None:
+            self._ended.append((last_offset, begun))
+        return entry
+
+    def _begin_of(self, producer_id: int) -> int | None:
+        for entry in self._states.producers:
+            if entry.producer_id == producer_id:
+                return entry.transaction_first_offset
+        return None
+
+    def settle(self, high_watermark: int) -> None:
+        """The high watermark moved: markers below it are safe."""
+        if self._ended:
+            self._ended = [item for item in self._ended if item[0] >= high_watermark]
+
+    def replace(self, states: ProducerStates) -> None:
+        """Go on from a state that was read anew."""
+        self._states = states
+        self._ended = []
+
+    def open_transaction(self) -> tuple[int, int, int] | None:
+        """The oldest open one: producer id, first offset, when its producer last wrote (ms)."""
+        first = self._states.first_undecided_offset
+        if first is None:
+            return None
+        holder = next(e for e in self._states.producers if e.transaction_first_offset == first)
+        return holder.producer_id, first, holder.timestamp_ms
+
+    def expire(self, now_ms: int, expiration_ms: int) -> int:
+        """See ProducerStates.expire."""
+        return self._states.expire(now_ms, expiration_ms)
+
+    def last_records(self) -> dict[int, tuple[int, int]]:
+        """See ProducerStates.last_records."""
+        return self._states.last_records()
+
+    @property
+    def states(self) -> ProducerStates:
+        """The state itself, to be looked at."""
+        return self._states

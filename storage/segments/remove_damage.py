@@ -1,0 +1,91 @@
+"""Remove a damaged range from a closed segment, so that readers continue at the next whole batch.
+
+Rules
+- The segment is copied without the range under a name of its own and synced; a swap by journal
+  puts the copy in its place (storage/segments/swap.py). So the change is atomic and durable, and
+  applies to every reader, the cleaner and Apache Kafka alike.
+- The removed bytes are kept in a file in the same folder, which nothing reads.
+- Offsets do not change: the offsets of the range become a gap, as after compaction.
+"""
+
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from storage.env import Env, File
+from storage.format import filenames
+from storage.segments.segment import DamagedSegment
+from storage.segments.swap import CleanedFile, CleanedSegment
+
+COPY_BYTES: Final = 1 << 20  # of one read and write
+
+
+class SkipPlan(NamedTuple):
+    """The bytes to remove from a segment. Paths are relative to the partition's folder."""
+
+    directory: str
+    base_offset: int
+    size_bytes: int
+    damage: DamagedSegment
+    run_id: str
+    other_files: tuple[str, ...]  # that go with the copy as they are: the transaction index
+
+    @property
+    def kept_as(self) -> str:
+        """The name of the file that keeps the damaged bytes."""
+        damage = self.damage
+        log = filenames.file_name(self.base_offset, filenames.LOG)
+        return f"{log}.{damage.position}-{damage.end_position}.damaged"
+
+
+def write_without_damage(env: Env, plan: SkipPlan) -> CleanedSegment | None:
+    """Write the copy and the file that keeps the damage; durable, but for their names.
+
+    None if nothing is left of the segment. To be called in a thread. Raises OSError as it comes.
+    """
+    log = filenames.file_name(plan.base_offset, filenames.LOG)
+    source = env.open(f"{plan.directory}/{log}")
+    try:
+        damage = (plan.damage.position, plan.damage.end_position)
+        _copy(env, source, [damage], f"{plan.directory}/{plan.kept_as}")
+        pieces = [(0, damage[0]), (damage[1], plan.size_bytes)]
+        if all(begin == end for begin, end in pieces):
+            return None
+        files = [_cleaned(env, plan, filenames.LOG, source, pieces)]
+    finally:
+        source.close()
+    for name in plan.other_files:
+        other = env.open(f"{plan.directory}/{name}")
+        try:
+            whole = [(0, other.size())]
+            parsed = filenames.parse_file_name(name)
+            assert parsed is not None
+            files.append(_cleaned(env, plan, parsed.kind, other, whole))
+        finally:
+            other.close()
+    return CleanedSegment(plan.base_offset, plan.run_id, tuple(files))
+
+
+def _cleaned(
+    env: Env, plan: SkipPlan, kind: str, source: File, pieces: list[tuple[int, int]]
+) -> CleanedFile:
+    name = filenames.cleaned_name(plan.base_offset, kind, plan.run_id)
+    size_bytes, crc = _copy(env, source, pieces, f"{plan.directory}/{name}")
+    return CleanedFile(name, size_bytes, crc)
+
+
+def _copy(env: Env, source: File, pieces: list[tuple[int, int]], path: str) -> tuple[int, int]:
+    """Copy ranges of a file to a new one and sync it -> its size and its CRC-32C."""
+    target = env.open(path, create=True, write=True, truncate=True)
+    try:
+        size_bytes = crc = 0
+        for begin, end in pieces:
+            for position in range(begin, end, COPY_BYTES):
+                data = source.pread(min(COPY_BYTES, end - position), position)
+                target.pwrite(data, size_bytes)
+                crc = crc32c(data, crc)
+                size_bytes += len(data)
+        target.sync()
+    finally:
+        target.close()
+    return size_bytes, crc

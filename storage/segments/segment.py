@@ -1,0 +1,843 @@
+"""One segment: a log file, its indexes, and where its batches are.
+
+Rules
+- The log file is opened once and stays open, so that renames under it never change what a reader
+  sees. The indexes of a closed segment are read when first needed and may be dropped again, except
+  while the segment is pinned: from then on its names may belong to other files.
+- Indexes are believed only as far as they agree with the log; a contradiction is answered by a
+  rebuild. What cannot be read is a damaged range: it is left as it is, and never served. It ends
+  where the next whole batch begins, so that every other batch is served.
+- A batch that is whole is served, also if the cleaner cannot use it (`uncleanable`).
+- `append` either does everything or raises; then `cut_back` restores the files.
+- It does not know other segments, high watermarks, configurations or who may read what.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from storage.env import Env, File, ReadBuffer, remove_if_there
+from storage.errors import CorruptBatchError, DamagedSegmentError, NoRoomError, is_scarcity
+from storage.format import filenames
+from storage.format.batch import HEADER_BYTES, BatchHeader, read_header
+from storage.format.index import RELATIVE_OFFSET_MAX, CorruptIndexError, IndexLimits
+from storage.format.txn_index import TxnIndexEntry, decode_entries, encode_entries
+from storage.segments.batch_scan import (
+    ScannedBatch,
+    find_batch,
+    read_batch,
+    scan,
+    skip_old_messages,
+    verify,
+)
+from storage.segments.retention import SegmentFacts
+from storage.segments.segment_indexes import SegmentIndexes
+from storage.segments.verify import why_misplaced
+
+# Positions remembered for readers, so that a sequential one never searches: one per reader in
+# flight is enough, and the whole table is dropped when full.
+HINTS_MAX: Final = 256
+# Looking for a batch boundary without the help of an index reads headers of no more than this.
+BOUNDARY_SCAN_BYTES: Final = 64 << 10
+DAMAGED_MET_MAX: Final = 100  # damaged ranges found by one search for an offset
+INDEXED_TRIED_MAX: Final = 1000  # index entries looked at for the end of damage: 4 MB by default
+NO_TIMESTAMP: Final = -1
+FILE_POSITION_MAX: Final = (1 << 31) - 1  # that an entry of an offset index can hold
+
+
+class DamagedSegment(NamedTuple):
+    """Bytes `[position, end_position)` of a log file that cannot be read, or not be cleaned.
+
+    Offsets `[first_offset, next_offset)` are concerned; -1: up to the end of the segment.
+    """
+
+    path: str
+    base_offset: int  # of the segment
+    position: int
+    end_position: int
+    reason: str
+    first_offset: int = -1
+    next_offset: int = -1
+    is_served: bool = False  # the bytes are what was written; only the cleaner cannot use them
+
+    def holds(self, position: int) -> bool:
+        """Whether the byte at `position` is one of these."""
+        return self.position <= position < self.end_position
+
+
+class Segment:
+    """A segment on disk. Offsets are absolute, positions are bytes in the log file.
+
+    A raised OSError is the system's; what it means for the directory is decided above.
+    """
+
+    __slots__ = (
+        "_bytes_since_entry",
+        "_env",
+        "_facts",
+        "_first_timestamp_ms",
+        "_hints",
+        "_indexes",
+        "_is_synced",
+        "_txn_file",
+        "_txn_unwritten",
+        "_was_used",
+        "base_offset",
+        "damages",
+        "directory",
+        "file",
+        "has_transactions",
+        "is_sealed",
+        "last_modified_ms",
+        "max_timestamp_ms",
+        "max_timestamp_offset",
+        "size_bytes",
+        "synced_bytes",
+        "txn_entries",
+        "uncleanable",
+    )
+
+    def __init__(
+        self, env: Env, directory: str, base_offset: int, limits: IndexLimits, *, create: bool
+    ) -> None:
+        self._env = env
+        self._indexes = SegmentIndexes(env, directory, base_offset, limits)
+        self.directory = directory
+        self.base_offset = base_offset
+        self.file: File = env.open(self.path, create=create, write=True, truncate=create)
+        self.size_bytes = self.file.size()
+        self.synced_bytes = self.size_bytes
+        self.last_modified_ms = env.mtime_ms(self.path)
+        self.is_sealed = True
+        self.has_transactions = False
+        self.damages: tuple[DamagedSegment, ...] = ()
+        self.uncleanable: tuple[DamagedSegment, ...] = ()
+        self.max_timestamp_ms = NO_TIMESTAMP
+        self.max_timestamp_offset = base_offset
+        self.txn_entries: list[TxnIndexEntry] = []
+        self._first_timestamp_ms: int | None = None
+        self._facts: SegmentFacts | None = None  # of a closed segment
+        self._bytes_since_entry = 0
+        self._hints: dict[int, int] = {}
+        self._txn_file: File | None = None
+        self._txn_unwritten = 0  # entries at the end that are not in the file
+        self._is_synced = True
+        self._was_used = False
+        if create:
+            self._indexes.start()
+            self.open_for_append()
+
+    @classmethod
+    def begin(cls, env: Env, directory: str, base_offset: int, limits: IndexLimits) -> "Segment":
+        """A new, empty segment. Raises NoRoomError with none of its files left, or OSError."""
+        try:
+            return cls(env, directory, base_offset, limits, create=True)
+        except OSError as error:
+            if not is_scarcity(error):
+                raise
+            for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+                remove_if_there(env, f"{directory}/{filenames.file_name(base_offset, kind)}")
+            raise NoRoomError(error, directory) from error
+
+    @property
+    def path(self) -> str:
+        """The log file's path."""
+        return self._path(filenames.LOG)
+
+    def _path(self, kind: str) -> str:
+        return f"{self.directory}/{filenames.file_name(self.base_offset, kind)}"
+
+    # Loading
+
+    def load(self, *, has_txn_index: bool) -> int:
+        """Check the files against each other and find the end: the next offset of the last batch.
+
+        Raises CorruptIndexError when an index cannot be believed, CorruptBatchError when the log
+        file does not end with a whole batch.
+        """
+        if has_txn_index:
+            path = self._path(filenames.TXN_INDEX)
+            self.txn_entries = decode_entries(self._env.read_file(path), path)
+            self.has_transactions = True
+            if not self.txn_entries:
+                raise CorruptIndexError(path, "empty")  # without entries there is no file
+        (relative, position), (timestamp_ms, timestamp_offset) = self._indexes.last_entries(
+            self.size_bytes
+        )
+        self.max_timestamp_ms = timestamp_ms
+        self.max_timestamp_offset = self.base_offset + timestamp_offset
+        next_offset = self._walk_tail(relative, position)
+        last_indexed = max(relative, timestamp_offset if timestamp_ms >= 0 else -1)
+        if last_indexed >= 0 and self.base_offset + last_indexed >= next_offset:
+            path = self._path(filenames.INDEX)
+            raise CorruptIndexError(path, f"an entry is behind the last offset, {next_offset - 1}")
+        if self.is_sealed and self.max_timestamp_ms != timestamp_ms:
+            raise CorruptIndexError(self._path(filenames.TIME_INDEX), "the last entry is missing")
+        self._check_txn_entries()
+        return next_offset
+
+    def _check_txn_entries(self) -> None:
+        """Compare the transaction index with the log: an entry ends at a marker of its producer.
+
+        Its format has no checksum. Raises CorruptIndexError, CorruptBatchError.
+        """
+        path = self._path(filenames.TXN_INDEX)
+        for entry in self.txn_entries:
+            try:
+                batch = self.batch_at(entry.last_offset)
+            except DamagedSegmentError:
+                continue
+            header = batch.header if batch is not None else None
+            if (
+                header is None
+                or not header.is_control
+                or header.producer_id != entry.producer_id
+                or header.base_offset > entry.last_offset
+            ):
+                raise CorruptIndexError(path, f"no marker for {entry}")
+
+    def batch_at(self, offset: int) -> ScannedBatch | None:
+        """The header of the batch that holds `offset`, or of the next one in this segment.
+
+        Raises DamagedSegmentError, CorruptIndexError, CorruptBatchError.
+        """
+        position = self._search_once(offset) if offset > self.base_offset else 0
+        return next(self.batches(position), None)
+
+    def load_or_rebuild(self) -> None:
+        """As `load`, of a closed segment; indexes that cannot be believed are made anew."""
+        try:
+            self.load(has_txn_index=self._env.exists(self._path(filenames.TXN_INDEX)))
+        except (CorruptIndexError, CorruptBatchError):
+            self.rebuild()
+
+    def _walk_tail(self, relative: int, position: int) -> int:
+        """Read the headers behind the last index entry; the next offset of the last batch."""
+        next_offset = self.base_offset
+        self._bytes_since_entry = self.size_bytes - position
+        for batch in scan(self.file, position, self.size_bytes, whole=False):
+            header = batch.header
+            if batch.position == position and position:
+                self._check_entry(header, relative)
+            if header.base_offset < next_offset:
+                raise CorruptBatchError("offsets go back", batch.position, self.path)
+            next_offset = header.next_offset
+            self._note_batch(header)
+        return next_offset
+
+    def _note_batch(self, header: BatchHeader) -> None:
+        self._note_timestamp(header.max_timestamp, header.next_offset - 1)
+        if header.is_transactional:
+            self.has_transactions = True
+
+    def _check_entry(self, header: BatchHeader, relative: int) -> None:
+        """An index entry holds the largest offset of what was appended at its position."""
+        if not self.base_offset <= header.base_offset <= self.base_offset + relative:
+            reason = f"entry {relative} points to offset {header.base_offset}"
+            raise CorruptIndexError(self._path(filenames.INDEX), reason)
+
+    def open_for_append(self) -> None:
+        """Make this the active segment: indexes loaded, their files open and cut to the entries."""
+        self._facts = None
+        self._load_indexes()
+        self._indexes.trim()
+        self.is_sealed = False
+        self._is_synced = False
+
+    # Indexes
+
+    @property
+    def indexes(self) -> SegmentIndexes:
+        """The indexes, loaded or rebuilt if need be."""
+        self._was_used = True
+        if not self._indexes.is_loaded:
+            self._load_indexes()
+        return self._indexes
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an index has no room for more entries."""
+        return self._indexes.is_full
+
+    def set_limits(self, limits: IndexLimits) -> None:
+        """Use the topic's new settings from now on."""
+        self._indexes.set_limits(limits)
+
+    def drop_idle_indexes(self) -> None:
+        """Give the memory of a closed segment's indexes back if nobody used them since last time.
+
+        They are read again when needed.
+        """
+        if self._was_used or not self.is_sealed or not self._is_synced or self.is_pinned:
+            self._was_used = False
+        else:
+            self._indexes.drop()
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether its names are about to change hands."""
+        return self._indexes.is_pinned
+
+    def pin(self) -> None:
+        """Load what is still to be read by name: the names are about to change hands."""
+        self._load_indexes()
+        self._indexes.is_pinned = True
+
+    def unpin(self) -> None:
+        """The names did not change hands after all."""
+        self._indexes.is_pinned = False
+
+    def _load_indexes(self) -> None:
+        if self._indexes.is_loaded:
+            return
+        try:
+            self._indexes.load(self.size_bytes)
+        except CorruptIndexError:
+            self.rebuild()
+
+    def rebuild(self) -> int:
+        """Make both indexes anew from the headers of the log file, and write them; the next offset.
+
+        What cannot be read becomes a damaged range; ranges known before stay.
+        """
+        damages = self.damages
+        self.start_rebuild()
+        self.damages = damages
+        next_offset = self.base_offset
+        for batch in self.readable_batches(0):
+            placed = (batch.header, batch.position, next_offset)
+            reason = self.why_misplaced(*placed) or self.why_contradicted(*placed)
+            if reason:
+                self.note_damage(batch.position, reason)
+                continue
+            self.index_batch(batch.header, batch.position)
+            next_offset = batch.header.next_offset
+        self.finish_rebuild()
+        return next_offset
+
+    def why_misplaced(self, header: BatchHeader, position: int, next_offset: int) -> str:
+        """Why a batch cannot stand at `position`, behind one that ends at `next_offset`; or "".
+
+        A batch's checksum does not cover its offset.
+        """
+        if header.base_offset < next_offset:
+            return f"offset {header.base_offset} after {next_offset - 1}"
+        if header.last_offset - self.base_offset > RELATIVE_OFFSET_MAX:
+            return f"offset {header.last_offset} is too far from the base"
+        if position > FILE_POSITION_MAX:
+            return f"byte {position} is behind the largest position of an index"
+        return ""
+
+    def why_contradicted(self, header: BatchHeader, position: int, next_offset: int) -> str:
+        """Why the batches behind the one at `position` tell that its offsets lie; or "".
+
+        `next_offset` is where the batch before it ends; a batch that follows it without a gap is
+        believed. If the next batch is intact and begins before this one ends, one of the two lies:
+        the next one, if it would fit between this one and the one behind both.
+        """
+        if (header.base_offset, header.record_count) == (next_offset, header.last_offset_delta + 1):
+            return ""
+        position_behind = position + header.size_bytes
+        behind = self._header_at(position_behind)
+        if behind is None or not next_offset <= behind.base_offset <= header.last_offset:
+            return ""
+        if self._intact_batch(position_behind) is None:
+            return ""
+        last = self._header_at(position_behind + behind.size_bytes)
+        would_fit = (
+            last is not None and header.next_offset + behind.last_offset_delta < last.base_offset
+        )
+        if would_fit and self._intact_batch(position) is not None:
+            return ""
+        return f"offset {header.last_offset} in front of {behind.base_offset}"
+
+    def _header_at(self, position: int) -> BatchHeader | None:
+        try:
+            return read_header(self.file.pread(HEADER_BYTES, position))
+        except CorruptBatchError:
+            return None
+
+    def start_rebuild(self) -> None:
+        """Forget what the indexes said; `index_batch` and at last `finish_rebuild` follow."""
+        self._facts = None
+        self._indexes.start()
+        self._hints.clear()
+        self._bytes_since_entry = 0
+        self._first_timestamp_ms = None
+        self.max_timestamp_ms = NO_TIMESTAMP
+        self.max_timestamp_offset = self.base_offset
+        self.damages = ()
+
+    def index_batch(self, header: BatchHeader, position: int) -> None:
+        """Take a batch of the log file into the indexes, as its append would have."""
+        self._note_batch(header)
+        indexes = self._indexes
+        if self._bytes_since_entry > indexes.limits.interval_bytes:
+            relative = self.max_timestamp_offset - self.base_offset
+            indexes.offsets.append(header.next_offset - 1 - self.base_offset, position)
+            indexes.times.maybe_append(self.max_timestamp_ms, relative)
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += header.size_bytes
+
+    def finish_rebuild(self) -> None:
+        """Write the rebuilt indexes in place of what was there."""
+        if self.is_sealed:
+            relative = self.max_timestamp_offset - self.base_offset
+            self._indexes.times.maybe_append(self.max_timestamp_ms, relative)
+        if not self._indexes.is_pinned:  # else the names may be another segment's by now
+            self._indexes.write()
+            self._is_synced = False
+
+    # Damage
+
+    def note_damage(self, position: int, reason: str) -> DamagedSegment:
+        """Remember that no batch can be read at `position`; the next whole batch ends the range.
+
+        The range begins earlier if the batch that leads there is damaged: its length may lie.
+        """
+        first_offset, last_position = self._walk_to(position)
+        if last_position >= 0 and self._intact_batch(last_position) is None:
+            return self.note_damage(last_position, f"CRC does not match; {reason} behind it")
+        end_position, _ = skip_old_messages(self.file, position, self.size_bytes)
+        if end_position == position:
+            end_position = self._end_of_damage(position, first_offset)
+        next_offset = -1
+        if end_position < self.size_bytes:
+            head = self.file.pread(HEADER_BYTES, end_position)
+            with suppress(CorruptBatchError):  # more damage follows, and is noted when it is met
+                next_offset = read_header(head).base_offset
+        damage = DamagedSegment(
+            self.path,
+            self.base_offset,
+            position,
+            end_position,
+            reason,
+            first_offset,
+            next_offset,
+        )
+        self.add_damage(damage)
+        return damage
+
+    def note_finding(self, position: int, reason: str, end_offset: int) -> DamagedSegment:
+        """Remember that somebody could not use what is at `position`.
+
+        A batch whose bytes are as they were written stays readable: it is noted as uncleanable.
+        Anything else is damage, a batch that reaches `end_offset`, where the segment ends, too.
+        """
+        first_offset, _ = self._walk_to(position)
+        batch = self._intact_batch(position) if self._is_border(position) else None
+        if batch is None or why_misplaced(batch.header, range(first_offset, end_offset)):
+            return self.note_damage(position, reason)
+        damage = DamagedSegment(
+            self.path,
+            self.base_offset,
+            position,
+            batch.end_position,
+            reason,
+            batch.header.base_offset,
+            batch.header.next_offset,
+            is_served=True,
+        )
+        others = [damage for damage in self.uncleanable if damage.position != position]
+        self.uncleanable = (*others, damage)
+        return damage
+
+    def _intact_batch(self, position: int) -> ScannedBatch | None:
+        """The batch at `position` if it is whole and its CRC is right."""
+        try:
+            batch = read_batch(self.file, position, self.size_bytes)
+            verify(batch, self.path)
+        except CorruptBatchError:
+            return None
+        return batch
+
+    def _walk_to(self, position: int) -> tuple[int, int]:
+        """The offset behind the batches before `position`, and where the one begins that ends
+        there; -1 if none does.
+        """
+        next_offset, at, last_position = self.base_offset, 0, -1
+        if self._indexes.is_loaded and position > 0:
+            entry = self._indexes.offsets.last_position_within(position - 1)
+            if self._intact_batch(entry) is not None:
+                at = entry
+        existing = {damage.position: damage.end_position for damage in self.damages}
+        while at < position:
+            if at in existing:
+                at, last_position = existing[at], -1
+                continue
+            try:
+                header = read_header(self.file.pread(HEADER_BYTES, at))
+                if at + header.size_bytes > position:
+                    verify(
+                        read_batch(self.file, at, self.size_bytes), self.path
+                    )  # or else its length lies
+                    return next_offset, -1
+            except CorruptBatchError as error:
+                at, last_position = self.note_damage(at, error.reason).end_position, -1
+                continue
+            next_offset, last_position = header.next_offset, at
+            at += header.size_bytes
+        return next_offset, last_position if at == position else -1
+
+    def _end_of_damage(self, position: int, first_offset: int) -> int:
+        """Where the next whole batch begins behind the damage at `position`."""
+        try:
+            header = read_header(self.file.pread(HEADER_BYTES, position))
+        except CorruptBatchError:
+            pass
+        else:
+            # Most damage is in the records; then the length in the header leads to the next batch.
+            end = position + header.size_bytes
+            if end == self.size_bytes or self._intact_batch(end) is not None:
+                return end
+        offsets = range(first_offset, self.base_offset + RELATIVE_OFFSET_MAX + 1)
+        end = self._indexed_behind(position)
+        is_border = end < self.size_bytes
+        return find_batch(self.file, position + 1, end, offsets, is_border=is_border)
+
+    def _indexed_behind(self, position: int) -> int:
+        """Where the next intact batch behind `position` begins that is in the index; else the end.
+
+        So a search does not look through all of the segment, and can tell the batches that lead
+        there from those that are part of a record.
+        """
+        if self._indexes.is_loaded:
+            for at in self._indexes.offsets.positions_behind(position, INDEXED_TRIED_MAX):
+                if self._intact_batch(at) is not None:
+                    return at
+        return self.size_bytes
+
+    def add_damage(self, damage: DamagedSegment) -> None:
+        """Remember a range that is not served; of two that begin alike the new one counts."""
+        others = [
+            damaged_segment
+            for damaged_segment in self.damages
+            if damaged_segment.position != damage.position
+        ]
+        self.damages = tuple(sorted([*others, damage], key=lambda damage: damage.position))
+        self._hints.clear()
+
+    # Appending
+
+    def append(
+        self, records: ReadBuffer, size_bytes: int, last_offset: int, max_timestamp_ms: int
+    ) -> None:
+        """Write one batch at the end. After an OSError call `cut_back`."""
+        position = self.size_bytes
+        self.file.pwrite(records, position)
+        self._note_timestamp(max_timestamp_ms, last_offset)
+        if self._bytes_since_entry > self._indexes.limits.interval_bytes:
+            try:
+                self._append_entries(last_offset, position)
+            except CorruptIndexError:  # what was read from the files contradicts the log
+                self.rebuild()
+                self._note_timestamp(max_timestamp_ms, last_offset)
+                self._append_entries(last_offset, position)
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += size_bytes
+        self.size_bytes = position + size_bytes
+
+    def _note_timestamp(self, timestamp_ms: int, last_offset: int) -> None:
+        if timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = timestamp_ms
+            self.max_timestamp_offset = last_offset
+
+    def _append_entries(self, last_offset: int, position: int) -> None:
+        self._indexes.append(
+            last_offset, position, self.max_timestamp_ms, self.max_timestamp_offset
+        )
+
+    def append_txn_entry(self, entry: TxnIndexEntry) -> None:
+        """Record an aborted transaction whose marker was just appended here.
+
+        After an OSError the entry is known all the same; `write_missing_txn_entries` is to be
+        called again.
+        """
+        self.txn_entries.append(entry)
+        self._txn_unwritten += 1
+        self.write_missing_txn_entries()
+
+    def write_missing_txn_entries(self) -> None:
+        """Write the entries that an earlier call could not write."""
+        if not self._txn_unwritten:
+            return
+        if self._txn_file is None:
+            self._txn_file = self._env.open(self._path(filenames.TXN_INDEX), create=True)
+        before = self.txn_entries[: -self._txn_unwritten]
+        missing = self.txn_entries[-self._txn_unwritten :]
+        self._txn_file.pwrite(encode_entries(missing), len(encode_entries(before)))
+        self._txn_unwritten = 0
+
+    def write_txn_entries(self, entries: Sequence[TxnIndexEntry]) -> None:
+        """Replace the transaction index; no entries, no file."""
+        self._facts = None
+        path = self._path(filenames.TXN_INDEX)
+        if not entries:
+            self._txn_file = None
+            if self._env.exists(path):
+                self._env.unlink(path)
+        else:
+            self._txn_file = self._env.open(path, create=True, truncate=True)
+            self._txn_file.pwrite(encode_entries(entries), 0)
+            self._is_synced = False
+        self.txn_entries = list(entries)
+        self._txn_unwritten = 0
+
+    def cut_back(self, position: int) -> None:
+        """Cut log file and indexes to the batches that begin before `position`."""
+        self.uncleanable = tuple(
+            damage for damage in self.uncleanable if damage.position < position
+        )
+        self._facts = None
+        self._load_indexes()
+        self.file.truncate(position)
+        self.size_bytes = position
+        self.synced_bytes = min(self.synced_bytes, position)
+        self.damages = tuple(damage for damage in self.damages if damage.position < position)
+        self._is_synced = False
+        self._hints.clear()
+        self._first_timestamp_ms = None
+        self._indexes.cut(position)
+        _, indexed = self._indexes.offsets.last
+        timestamp_ms, timestamp_offset = self._indexes.times.last
+        self.max_timestamp_ms = timestamp_ms
+        self.max_timestamp_offset = self.base_offset + timestamp_offset
+        self._bytes_since_entry = position - indexed
+        for batch in self.batches(indexed):
+            self._note_batch(batch.header)
+
+    def is_cut(self) -> bool:
+        """Whether the log file ends where it is said to end."""
+        return self.file.size() == self.size_bytes
+
+    def remove(self) -> None:
+        """Delete the files of a segment in which nothing has been written."""
+        assert not self.size_bytes
+        for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+            remove_if_there(self._env, self._path(kind))
+
+    def seal(self) -> None:
+        """Close it for appends: the last time entry is written, files are cut to their entries."""
+        self.write_missing_txn_entries()
+        try:
+            self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
+        except CorruptIndexError:  # what was read from the files contradicts the log
+            self.rebuild()
+            self._indexes.append_time(self.max_timestamp_ms, self.max_timestamp_offset)
+        self._indexes.trim()
+        self.is_sealed = True
+
+    # Durability
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether something was written that no sync has covered; indexes count once complete."""
+        return self.synced_bytes < self.size_bytes or (self.is_sealed and not self._is_synced)
+
+    def files_to_sync(self) -> list[File]:
+        """The files whose sync makes durable what `needs_sync` speaks of."""
+        if not self.is_sealed or self._is_synced:
+            return [self.file]
+        files = [self.file, *self._indexes.open_files]
+        if self._txn_file is not None:
+            files.append(self._txn_file)
+        return files
+
+    def note_synced(self, size_bytes: int, *, was_sealed: bool) -> None:
+        """The first `size_bytes` are durable; of what was sealed by then the indexes, too."""
+        self.synced_bytes = max(self.synced_bytes, min(size_bytes, self.size_bytes))
+        if was_sealed and self.is_sealed:
+            self._is_synced = True
+            self._indexes.close_files()
+            self._txn_file = None
+
+    # Reading
+
+    @property
+    def first_timestamp_ms(self) -> int:
+        """The maximum timestamp of the first batch (Kafka's "first batch timestamp"), or -1."""
+        if self._first_timestamp_ms is None:
+            if self.size_bytes < HEADER_BYTES:
+                return NO_TIMESTAMP
+            try:
+                header = read_header(self.file.pread(HEADER_BYTES, 0))
+            except CorruptBatchError:
+                self._first_timestamp_ms = NO_TIMESTAMP
+            else:
+                self._first_timestamp_ms = header.max_timestamp
+        return self._first_timestamp_ms
+
+    def add_position_hint(self, offset: int, position: int) -> None:
+        """Note that the first batch that ends at or behind `offset` begins at `position`."""
+        if len(self._hints) >= HINTS_MAX:
+            self._hints.clear()
+        self._hints[offset] = position
+
+    def locate(self, offset: int) -> int:
+        """Position of the first batch that ends at or behind `offset`; `size_bytes` if none does.
+
+        Raises DamagedSegmentError when that batch would lie in a damaged range.
+        """
+        position = self._hints.get(offset)
+        if position is None:
+            position = self._search(offset) if offset > self.base_offset else 0
+            self.add_position_hint(offset, position)
+        return position
+
+    def locate_end(self, end_offset: int) -> int:
+        """Where the batches below `end_offset` end; in front of damage that hides the place."""
+        try:
+            return self.locate(end_offset)
+        except DamagedSegmentError as error:
+            return error.position
+
+    def locate_readable(self, offset: int) -> int:
+        """As `locate`; behind the damage if `offset` lies in a damaged range."""
+        try:
+            return self.locate(offset)
+        except DamagedSegmentError as error:
+            return max(
+                (
+                    damage.end_position
+                    for damage in self.damages
+                    if damage.position == error.position
+                ),
+                default=self.size_bytes,
+            )
+
+    def _search(self, offset: int) -> int:
+        for _ in range(DAMAGED_MET_MAX):
+            try:
+                return self._search_once(offset)
+            except CorruptIndexError:
+                break
+            except CorruptBatchError as error:
+                if not self._is_border(error.position):
+                    break
+                self.note_damage(error.position, error.reason)
+        self.rebuild()  # an index that lies
+        return self._search_once(offset)
+
+    def _is_border(self, position: int) -> bool:
+        """Whether a batch, or known damage, ends at `position`, or the segment begins there."""
+        _, last_position = self._walk_to(position)
+        ends = {damage.end_position for damage in self.damages}
+        return position == 0 or last_position >= 0 or position in ends
+
+    def _search_once(self, offset: int) -> int:
+        relative, indexed = self.indexes.offsets.lookup(offset - self.base_offset)
+        # Of the batches that lie before the offset. An index may have entries inside of damage.
+        end = min(
+            (damage.position for damage in self.damages if damage.holds(indexed)), default=indexed
+        )
+        for batch in self.batches(indexed):
+            header = batch.header
+            if batch.position == indexed and indexed:
+                self._check_entry(header, relative)
+            if header.next_offset > offset:
+                if header.base_offset > offset:
+                    self._refuse_damage(end, batch.position)
+                return batch.position
+            end = batch.end_position
+        self._refuse_damage(end, self.size_bytes)
+        return self.size_bytes
+
+    def _refuse_damage(self, start: int, end: int) -> None:
+        """The offset is in none of the batches around: was it in what is damaged in between?"""
+        for damage in self.damages:
+            if start <= damage.position and damage.end_position <= end:
+                raise DamagedSegmentError(damage.path, damage.position, damage.reason)
+
+    def batches(self, position: int) -> Iterator[ScannedBatch]:
+        """Headers from `position` on, damaged ranges left out. Raises CorruptBatchError."""
+        for damage in self.damages:
+            if damage.end_position <= position:
+                continue
+            if position < damage.position:
+                yield from scan(self.file, position, damage.position, whole=False)
+            position = damage.end_position
+        yield from scan(self.file, position, self.size_bytes, whole=False)
+
+    def readable_batches(self, position: int) -> Iterator[ScannedBatch]:
+        """As `batches`, but what is found to be unreadable becomes damage and is passed over."""
+        while True:
+            try:
+                for batch in self.batches(position):
+                    yield batch
+                    position = batch.end_position
+            except CorruptBatchError as error:
+                position = self.note_damage(error.position, error.reason).end_position
+            else:
+                return
+
+    def clear_end(self, position: int, end: int) -> int:
+        """How far one can read from `position` without meeting damage, at most to `end`.
+
+        Raises DamagedSegmentError when damage begins right there.
+        """
+        for damage in self.damages:
+            if damage.position <= position < damage.end_position:
+                raise DamagedSegmentError(damage.path, damage.position, damage.reason)
+            if position < damage.position < end:
+                return damage.position
+        return end
+
+    def boundary(self, position: int, limit: int, end: int, *, at_least_one: bool) -> int:
+        """The last known end of a batch in `[position, limit]`, and never behind `end`.
+
+        A first batch larger than the limit is taken whole with `at_least_one`, else not at all.
+        Where the index is too coarse to tell, the limit itself: a partial batch at the end is
+        legal on the wire.
+        """
+        stop = self.indexes.offsets.last_position_within(limit)
+        if stop > position:
+            try:
+                header = read_header(self.file.pread(HEADER_BYTES, stop))
+                self.add_position_hint(header.base_offset, stop)
+                return stop
+            except CorruptBatchError:
+                self.rebuild()  # the index points at no batch
+        stop = position
+        try:
+            for batch in scan(self.file, position, end, whole=False):
+                if batch.end_position > limit:
+                    if stop > position or not at_least_one:
+                        return stop
+                    limit = batch.end_position
+                stop = batch.end_position
+                self.add_position_hint(batch.header.next_offset, stop)
+                if stop - position > BOUNDARY_SCAN_BYTES:
+                    return max(limit, stop)
+        except CorruptBatchError as error:
+            self.note_damage(error.position, error.reason)
+            return self.clear_end(position, end)
+        return stop
+
+    def facts(self, next_base_offset: int) -> SegmentFacts:
+        """What planning needs to know; `next_base_offset` is the log end offset for the last."""
+        segment_facts = self._facts
+        if segment_facts is not None and segment_facts.next_base_offset == next_base_offset:
+            return segment_facts
+        index_bytes, time_index_bytes = self._indexes.sizes()
+        facts = SegmentFacts(
+            base_offset=self.base_offset,
+            next_base_offset=next_base_offset,
+            size_bytes=self.size_bytes,
+            index_bytes=index_bytes,
+            time_index_bytes=time_index_bytes,
+            largest_timestamp_ms=self.max_timestamp_ms,
+            first_batch_timestamp_ms=self.first_timestamp_ms,
+            last_modified_ms=self.last_modified_ms,
+            has_transactions=self.has_transactions,
+            files=self.file_names(),
+        )
+        if self.is_sealed:
+            self._facts = facts
+        return facts
+
+    def file_names(self) -> tuple[str, ...]:
+        """The names of its files: log, indexes, and a transaction index if it has entries."""
+        kinds: tuple[str, ...] = (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX)
+        if self.txn_entries:
+            kinds = filenames.SEGMENT_KINDS
+        return tuple(filenames.file_name(self.base_offset, kind) for kind in kinds)

@@ -1,0 +1,207 @@
+"""The index files of one segment: loaded when needed, appended to while it is active.
+
+Rules: the files are named by the segment's base and belong to it until the segment is pinned; from
+then on what is in memory is used and no name is touched. Nothing here is believed about the log:
+whoever looks something up checks it against the log and has the indexes rebuilt when they lie.
+"""
+
+from typing import Final
+
+from storage.env import Env, File
+from storage.format import filenames
+from storage.format.index import (
+    OFFSET_ENTRY_BYTES,
+    TIME_ENTRY_BYTES,
+    CorruptIndexError,
+    IndexLimits,
+    OffsetIndex,
+    TimeIndex,
+)
+
+# Entries at the end of a file that are looked at before the whole is needed; two, so that the
+# zeros of a preallocated file show.
+TAIL_ENTRIES: Final = 2
+
+
+class SegmentIndexes:
+    """Offset index and time index of a segment, in memory and on disk."""
+
+    __slots__ = (
+        "_env",
+        "_index_file",
+        "_index_path",
+        "_offsets",
+        "_time_file",
+        "_time_path",
+        "_times",
+        "base_offset",
+        "is_full",
+        "is_pinned",
+        "limits",
+    )
+
+    def __init__(self, env: Env, directory: str, base_offset: int, limits: IndexLimits) -> None:
+        self._env = env
+        self._index_path = f"{directory}/{filenames.file_name(base_offset, filenames.INDEX)}"
+        self._time_path = f"{directory}/{filenames.file_name(base_offset, filenames.TIME_INDEX)}"
+        self.base_offset = base_offset
+        self.limits = limits
+        self.is_full = False
+        self.is_pinned = False
+        self._offsets: OffsetIndex | None = None
+        self._times: TimeIndex | None = None
+        self._index_file: File | None = None
+        self._time_file: File | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether they are in memory."""
+        return self._offsets is not None
+
+    @property
+    def offsets(self) -> OffsetIndex:
+        """The offset index, which has been loaded."""
+        assert self._offsets is not None
+        return self._offsets
+
+    @property
+    def times(self) -> TimeIndex:
+        """The time index, which has been loaded."""
+        assert self._times is not None
+        return self._times
+
+    def load(self, log_bytes: int) -> None:
+        """Read both files as a whole. Raises CorruptIndexError, for a missing file too."""
+        assert not self.is_pinned
+        try:
+            raw_offsets = self._env.read_file(self._index_path)
+            raw_times = self._env.read_file(self._time_path)
+        except FileNotFoundError as error:
+            raise CorruptIndexError(str(error.filename), "missing") from error
+        offsets = OffsetIndex.from_bytes(raw_offsets, self._index_path, log_bytes)
+        self._times = TimeIndex.from_bytes(raw_times, self._time_path)
+        self._offsets = offsets
+
+    def drop(self) -> None:
+        """Give the memory back."""
+        assert not self.is_pinned
+        self._offsets = None
+        self._times = None
+
+    def start(self) -> None:
+        """Begin with empty indexes; whatever the files hold is replaced by `write`."""
+        self._offsets, self._times = OffsetIndex(), TimeIndex()
+        self.is_full = False
+
+    def last_entries(self, log_bytes: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Last (relative offset, position) and (timestamp ms, relative offset), read cheaply.
+
+        Raises CorruptIndexError for what shows at the end of the files.
+        """
+        if self._offsets is not None and self._times is not None:
+            return self._offsets.last, self._times.last
+        tail = self._tail_of(self._index_path, OFFSET_ENTRY_BYTES)
+        offsets = OffsetIndex.from_bytes(tail, self._index_path, log_bytes)
+        tail = self._tail_of(self._time_path, TIME_ENTRY_BYTES)
+        return offsets.last, TimeIndex.from_bytes(tail, self._time_path).last
+
+    def _tail_of(self, path: str, entry_bytes: int) -> bytes:
+        try:
+            file = self._env.open(path)
+        except FileNotFoundError:
+            raise CorruptIndexError(path, "missing") from None
+        size_bytes = file.size()
+        if size_bytes % entry_bytes:
+            raise CorruptIndexError(path, f"{size_bytes} bytes are no whole entries")
+        start = max(0, size_bytes - TAIL_ENTRIES * entry_bytes)
+        tail = file.pread(size_bytes - start, start)
+        file.close()
+        return tail
+
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of the two files; 0 for one that is missing."""
+        if self._offsets is not None and self._times is not None:
+            return self._offsets.size_bytes, self._times.size_bytes
+        return self._size_of(self._index_path), self._size_of(self._time_path)
+
+    def _size_of(self, path: str) -> int:
+        try:
+            return self._env.size(path)
+        except FileNotFoundError:
+            return 0
+
+    # Writing
+
+    def files(self) -> tuple[File, File]:
+        """Both files, open for writing."""
+        assert not self.is_pinned
+        if self._index_file is None:
+            self._index_file = self._env.open(self._index_path, create=True)
+        if self._time_file is None:
+            self._time_file = self._env.open(self._time_path, create=True)
+        return self._index_file, self._time_file
+
+    @property
+    def open_files(self) -> tuple[File, ...]:
+        """The files that are open: those with something in them that no sync has covered."""
+        return tuple(file for file in (self._index_file, self._time_file) if file is not None)
+
+    def close_files(self) -> None:
+        """Close the files once they are complete and synced."""
+        self._index_file = self._time_file = None
+
+    def trim(self) -> None:
+        """Cut the files to the entries in memory."""
+        index_file, time_file = self.files()
+        index_file.truncate(self.offsets.size_bytes)
+        time_file.truncate(self.times.size_bytes)
+        self._see_if_full()
+
+    def write(self) -> None:
+        """Replace the files' content by what is in memory."""
+        index_file, time_file = self.files()
+        index_file.truncate(0)
+        index_file.pwrite(self.offsets.to_bytes(), 0)
+        time_file.truncate(0)
+        time_file.pwrite(self.times.to_bytes(), 0)
+        self._see_if_full()
+
+    def append(
+        self, last_offset: int, position: int, max_timestamp_ms: int, max_timestamp_offset: int
+    ) -> None:
+        """Add and write the entries that are due for the batch at `position`."""
+        index_file, _ = self.files()
+        end = self.offsets.size_bytes
+        index_file.pwrite(self.offsets.append(last_offset - self.base_offset, position), end)
+        self.append_time(max_timestamp_ms, max_timestamp_offset)
+        self._see_if_full()
+
+    def append_time(self, max_timestamp_ms: int, max_timestamp_offset: int) -> None:
+        """Add and write a time entry, if its timestamp is a new maximum."""
+        _, time_file = self.files()
+        end = self.times.size_bytes
+        entry = self.times.maybe_append(max_timestamp_ms, max_timestamp_offset - self.base_offset)
+        if entry:
+            time_file.pwrite(entry, end)
+
+    def cut(self, position: int) -> None:
+        """Forget the entries of batches that begin at `position` or behind it."""
+        self.offsets.truncate(position)
+        # A time entry behind the last offset entry can only be the one that sealed the segment.
+        relative, _ = self.offsets.last
+        self.times.truncate(relative + 1)
+        self.trim()
+
+    def set_limits(self, limits: IndexLimits) -> None:
+        """Use the topic's new settings from now on."""
+        self.limits = limits
+        if self._offsets is not None:
+            self._see_if_full()
+
+    def _see_if_full(self) -> None:
+        # One slot of the time index stays free for the entry that seals the segment.
+        max_bytes = self.limits.max_bytes
+        self.is_full = (
+            len(self.offsets) >= max_bytes // OFFSET_ENTRY_BYTES
+            or len(self.times) >= max_bytes // TIME_ENTRY_BYTES - 1
+        )

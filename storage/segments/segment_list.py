@@ -1,0 +1,85 @@
+"""The segments of one log in offset order; the last one is active.
+
+Rules: there is always at least one; base offsets increase. A change makes a new tuple, so that a
+reader in another thread goes on with the segments it began with.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from storage.segments.retention import SegmentFacts
+from storage.segments.segment import DamagedSegment, Segment
+
+
+class SegmentList:
+    """Segments by base offset."""
+
+    __slots__ = ("_segments", "active", "bases")
+
+    def __init__(self, segments: Iterable[Segment]) -> None:
+        self._set(sorted(segments, key=lambda segment: segment.base_offset))
+
+    def _set(self, segments: list[Segment]) -> None:
+        assert segments
+        bases = tuple(segment.base_offset for segment in segments)
+        assert len(set(bases)) == len(bases)
+        self._segments = tuple(segments)
+        self.bases = bases
+        self.active = segments[-1]
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __getitem__(self, index: int) -> Segment:
+        return self._segments[index]
+
+    def index_of(self, offset: int) -> int:
+        """Index of the segment whose range holds `offset`; the first one below the first base."""
+        return max(0, bisect_right(self.bases, offset) - 1)
+
+    def since(self, offset: int) -> tuple[Segment, ...]:
+        """The segments that may hold `offset` or anything behind it."""
+        return self._segments[self.index_of(offset) :]
+
+    def find(self, base_offset: int) -> Segment | None:
+        """The segment with that base."""
+        index = self.index_of(base_offset)
+        return self._segments[index] if self.bases[index] == base_offset else None
+
+    def add(self, segment: Segment) -> None:
+        """Append a new active segment."""
+        assert segment.base_offset > self.bases[-1]
+        self._set([*self._segments, segment])
+
+    def replace(self, gone: Iterable[Segment], new: Iterable[Segment]) -> None:
+        """Take some out and put others in."""
+        scheduled = {segment.base_offset for segment in gone}
+        segments = [segment for segment in self._segments if segment.base_offset not in scheduled]
+        self._set(sorted([*segments, *new], key=lambda segment: segment.base_offset))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all log files."""
+        return sum(segment.size_bytes for segment in self._segments)
+
+    def facts(self, log_end_offset: int) -> tuple[SegmentFacts, ...]:
+        """What planning needs to know of each."""
+        ends = (*self.bases[1:], log_end_offset)
+        return tuple(segment.facts(end) for segment, end in zip(self._segments, ends, strict=True))
+
+    @property
+    def damages(self) -> tuple[DamagedSegment, ...]:
+        """All that cannot be read. The last offset concerned is known here."""
+        return tuple(
+            damage if damage.next_offset >= 0 else damage._replace(next_offset=end)
+            for segment, end in zip(self._segments, (*self.bases[1:], -1), strict=True)
+            for damage in segment.damages
+        )
+
+    @property
+    def uncleanable(self) -> tuple[DamagedSegment, ...]:
+        """All that can be read, and not be cleaned."""
+        return tuple(damage for segment in self._segments for damage in segment.uncleanable)

@@ -1,0 +1,524 @@
+"""Putting cleaned segments in the place of their sources, in one step that a crash cannot split.
+
+Rules
+- Before: the cleaned files are complete and synced under names of their own,
+  `<base>.<kind>.<run>.cleaned`. Nobody reads them.
+- The commit is one rename, of the journal. It names every rename and delete to come, with the size
+  and checksum of what is renamed. Without a journal all is old; with one, all is new as soon as it
+  has been carried out, which the next start does if we could not.
+- Carrying out is idempotent: a step whose result is there is skipped.
+- Between two steps whose order matters stands a sync of the folder, since of the changes not yet
+  synced any may be lost and any later one survive. In order:
+      sync cleaned names | journal in place | sync | rename all | sync | delete all | sync
+      | delete journal | sync
+- Nothing is deleted before everything that replaces it is in place and synced. So not even a
+  journal that rotted on the disk, or is gone, costs a record: opening the log finds the segments
+  that overlap and compares their records (storage/recovery/segment_overlap.py).
+- A folder holds at most one journal: one swap at a time per partition, the caller sees to that.
+- Readers that have a source open go on reading it: deleting takes away a name, not a file.
+
+What this does not know: what is in the files (apart from a Kafka `.swap` it must complete), who
+reads them, and whether the swap is still wanted. That is asked before.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from crc32c import crc32c
+
+from storage.env import Env, put_in_place, write_temporary
+from storage.errors import (
+    CorruptCheckpointError,
+    NoRoomError,
+    SwapInterruptedError,
+    SwapRefusedError,
+    UnfinishedSwapError,
+    is_out_of_descriptors,
+)
+from storage.format import filenames, sealed_json
+from storage.segments.kafka_swap import finish_kafka_swap
+
+JOURNAL_PREFIX: Final = "varve-swap."
+JOURNAL_SUFFIX: Final = ".journal"
+JOURNAL_MAGIC: Final = "varve-swap"
+JOURNAL_VERSION: Final = 1
+
+CRC_BLOCK_BYTES: Final = 1 << 20  # larger blocks were not faster from the page cache
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedFile:
+    """One file of a cleaned segment, complete and synced; `crc` is CRC-32C of its content."""
+
+    name: str  # "<base, 20 digits>.<kind>.<run id>.cleaned"
+    size_bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class CleanedSegment:
+    """A cleaned segment before its publication: the log and whichever indexes it has."""
+
+    base_offset: int
+    run_id: str
+    files: tuple[CleanedFile, ...]
+
+
+class SwapSource(Protocol):
+    """A segment to be replaced: its base offset and the names of its files."""
+
+    @property
+    def base_offset(self) -> int:
+        """Names the files."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """File names inside the partition's folder."""
+
+
+class Rename(NamedTuple):
+    """A cleaned file, the name it gets, and by what it is recognised under either."""
+
+    source: str
+    target: str
+    size_bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class SwapPlan:
+    """Which files take the place of which. Names are relative to `directory`.
+
+    `deletes` may name files that do not exist: indexes are optional.
+    """
+
+    directory: str
+    run_id: str
+    source_base_offsets: tuple[int, ...]
+    outputs: tuple[CleanedSegment, ...]
+    renames: tuple[Rename, ...]
+    deletes: tuple[str, ...]
+
+
+def plan_swap(
+    directory: str,
+    sources: Sequence[SwapSource],
+    outputs: Sequence[CleanedSegment],
+    *,
+    front_is_gone: bool = False,
+) -> SwapPlan:
+    """Decide what a swap renames and deletes; pure.
+
+    `sources` are neighbours in offset order; `outputs` may be none (no batch survived). A producer
+    snapshot at a base that vanishes goes, one at a base that stays is kept, as Kafka does: it tells
+    the state before that offset, which cleaning does not change. `front_is_gone`: retention took
+    segments in front of the sources from which the first output was made, too; it begins there.
+    """
+    bases = tuple(source.base_offset for source in sources)
+    assert bases
+    assert list(bases) == sorted(set(bases))
+    output_bases = [output.base_offset for output in outputs]
+    assert output_bases == sorted(set(output_bases))
+    assert not output_bases or front_is_gone or output_bases[0] >= bases[0]
+    run_ids = {output.run_id for output in outputs}
+    assert len(run_ids) <= 1
+    renames = tuple(_rename(output, file) for output in outputs for file in output.files)
+    targets = {rename.target for rename in renames}
+    scheduled = {name for source in sources for name in source.files}
+    scheduled |= {filenames.file_name(base, filenames.LOG) for base in bases}
+    scheduled |= {
+        filenames.file_name(base, filenames.SNAPSHOT) for base in bases if base not in output_bases
+    }
+    assert all(os.path.basename(name) == name for name in scheduled)
+    retained = {filenames.file_name(base, filenames.SNAPSHOT) for base in output_bases}
+    return SwapPlan(
+        directory=directory,
+        run_id=run_ids.pop() if run_ids else f"drop-{bases[0]}",
+        source_base_offsets=bases,
+        outputs=tuple(outputs),
+        renames=renames,
+        deletes=tuple(sorted(scheduled - targets - retained)),
+    )
+
+
+def _rename(output: CleanedSegment, file: CleanedFile) -> Rename:
+    parsed = filenames.parse_file_name(file.name)
+    assert parsed is not None
+    assert parsed.temporary == filenames.CLEANED
+    assert (parsed.base_offset, parsed.run_id) == (output.base_offset, output.run_id)
+    target = filenames.file_name(parsed.base_offset, parsed.kind)
+    return Rename(file.name, target, file.size_bytes, file.crc)
+
+
+class Delete(NamedTuple):
+    """A file to be deleted, and its size when that was decided."""
+
+    name: str
+    size_bytes: int
+
+
+class Journal(NamedTuple):
+    """What stands in the journal: all that is left to do once it is in place."""
+
+    run_id: str
+    renames: tuple[Rename, ...]
+    deletes: tuple[Delete, ...]
+
+    @property
+    def file_name(self) -> str:
+        """Its name in the partition's folder."""
+        return f"{JOURNAL_PREFIX}{self.run_id}{JOURNAL_SUFFIX}"
+
+
+def execute_swap(env: Env, plan: SwapPlan) -> None:
+    """Carry out a plan. It reads every output once; may run in a thread.
+
+    Raises SwapRefusedError while nothing has been changed: a source is gone, an output is missing
+    or is not what the plan says, there is no room for the journal. Raises SwapInterruptedError
+    where it is to be continued by `finish_swap`. Raises OSError as it comes; the directory is then
+    to be taken offline, since only `recover_swap` can tell whether the swap was committed.
+    """
+    try:
+        journal = _checked(env, plan)
+        _prepare(env, plan.directory, journal)
+    except OSError as error:
+        # Also NoRoomError. Of a sync that failed for want of room nothing is believed.
+        if not isinstance(error, NoRoomError) and not is_out_of_descriptors(error):
+            raise
+        raise SwapRefusedError(plan.directory, f"no room for its journal: {error}") from error
+    try:
+        _commit(env, plan.directory, journal)
+        _carry_out(env, plan.directory, journal)
+    except OSError as error:
+        # No rename fails for want of a descriptor: the journal has its name.
+        if not is_out_of_descriptors(error):
+            raise
+        raise SwapInterruptedError(plan.directory, error) from error
+
+
+def finish_swap(env: Env, plan: SwapPlan) -> None:
+    """Carry on with a swap that raised SwapInterruptedError; may run in a thread.
+
+    Raises NoRoomError if there are still no file descriptors: then it can be called again. Raises
+    OSError as it comes.
+    """
+    deletes = tuple(Delete(name, 0) for name in plan.deletes)
+    try:
+        env.sync_dir(plan.directory)  # the name of the journal
+        _carry_out(env, plan.directory, Journal(plan.run_id, plan.renames, deletes))
+    except OSError as error:
+        if not is_out_of_descriptors(error):
+            raise
+        raise NoRoomError(error, plan.directory) from error
+
+
+def _checked(env: Env, plan: SwapPlan) -> Journal:
+    """Look at the folder before anything is changed."""
+    directory = plan.directory
+    names = set(env.listdir(directory))
+    for name in sorted(names):
+        if name.startswith(JOURNAL_PREFIX) and name.endswith(JOURNAL_SUFFIX):
+            raise SwapRefusedError(directory, f"{name} is unfinished")
+    sources = {filenames.file_name(base, filenames.LOG) for base in plan.source_base_offsets}
+    if not sources <= names:
+        raise SwapRefusedError(directory, f"{min(sources - names)} is gone")
+    for rename in plan.renames:
+        parsed = filenames.parse_file_name(rename.target)
+        assert parsed is not None
+        if rename.target in names and parsed.base_offset not in plan.source_base_offsets:
+            raise SwapRefusedError(directory, f"{rename.target} is not among the sources")
+        if rename.source not in names:
+            raise SwapRefusedError(directory, f"{rename.source} is missing")
+        fault = _mismatch(env, os.path.join(directory, rename.source), rename)
+        if fault:
+            raise SwapRefusedError(directory, f"{rename.source} {fault}")
+    deletes = tuple(
+        Delete(name, env.size(os.path.join(directory, name)))
+        for name in plan.deletes
+        if name in names
+    )
+    return Journal(plan.run_id, plan.renames, deletes)
+
+
+def _prepare(env: Env, directory: str, journal: Journal) -> None:
+    """Write the journal under a temporary name, and make the names of the cleaned files durable:
+    whoever made them may have synced only their content.
+    """
+    path = os.path.join(directory, journal.file_name)
+    write_temporary(env, path, encode_journal(journal))
+    try:
+        env.sync_dir(directory)
+    except OSError as error:
+        if is_out_of_descriptors(error):
+            env.unlink(f"{path}.tmp")
+        raise
+
+
+def _commit(env: Env, directory: str, journal: Journal) -> None:
+    """Make the journal durable under its name: from here on the swap is done."""
+    put_in_place(env, os.path.join(directory, journal.file_name))
+
+
+def _carry_out(env: Env, directory: str, journal: Journal) -> None:
+    """Do what the journal says and is not done yet; then remove it."""
+    names = set(env.listdir(directory))
+    for rename in journal.renames:
+        if rename.source in names:
+            env.rename(
+                os.path.join(directory, rename.source), os.path.join(directory, rename.target)
+            )
+    env.sync_dir(directory)
+    for delete in journal.deletes:
+        if delete.name in names:
+            env.unlink(os.path.join(directory, delete.name))
+    env.sync_dir(directory)
+    if journal.file_name in names:
+        env.unlink(os.path.join(directory, journal.file_name))
+    _sync_removal(env, directory)
+
+
+def _remove_journal(env: Env, directory: str, name: str) -> None:
+    env.unlink(os.path.join(directory, name))
+    _sync_removal(env, directory)
+
+
+def _sync_removal(env: Env, directory: str) -> None:
+    # Until this the journal may come back with a crash; then it would be carried out a second time,
+    # over whatever the log has become meanwhile.
+    env.sync_dir(directory)
+
+
+def encode_journal(journal: Journal) -> bytes:
+    """A journal as it stands in the file."""
+    return sealed_json.seal(
+        JOURNAL_MAGIC,
+        JOURNAL_VERSION,
+        {"run_id": journal.run_id, "renames": journal.renames, "deletes": journal.deletes},
+    )
+
+
+def decode_journal(data: bytes, path: str) -> Journal:
+    """Read a journal. Raises CorruptCheckpointError for a torn one, NewerFormatError."""
+    payload = sealed_json.unseal(JOURNAL_MAGIC, JOURNAL_VERSION, data, path)
+    try:
+        journal = Journal(
+            str(payload["run_id"]),
+            tuple(Rename(str(s), str(t), int(n), int(c)) for s, t, n, c in payload["renames"]),
+            tuple(Delete(str(name), int(size_bytes)) for name, size_bytes in payload["deletes"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptCheckpointError(path, f"its payload is malformed: {error!r}") from error
+    names = [name for rename in journal.renames for name in (rename.source, rename.target)]
+    names += [delete.name for delete in journal.deletes]
+    for name in names:
+        if filenames.parse_file_name(name) is None:
+            raise CorruptCheckpointError(path, f"{name!r:.100} is no segment file")
+    if journal.file_name != os.path.basename(path):
+        raise CorruptCheckpointError(path, f"it belongs to {journal.file_name!r:.100}")
+    return journal
+
+
+def crc_of_file(env: Env, path: str) -> int:
+    """CRC-32C of a whole file, as in CleanedFile."""
+    file = env.open(path)
+    try:
+        crc = 0
+        position = 0
+        while block := file.pread(CRC_BLOCK_BYTES, position):
+            crc = crc32c(block, crc)
+            position += len(block)
+        return crc
+    finally:
+        file.close()
+
+
+def _mismatch(env: Env, path: str, rename: Rename) -> str:
+    """Why the file at `path` is not the one to be renamed; empty if it is."""
+    size_bytes = env.size(path)
+    if size_bytes != rename.size_bytes:
+        return f"has {size_bytes} bytes instead of {rename.size_bytes}"
+    crc = crc_of_file(env, path)
+    return "" if crc == rename.crc else f"has checksum {crc:08x} instead of {rename.crc:08x}"
+
+
+# --- after a crash ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SwapRecovery:
+    """What `recover_swap` found and did. Names are relative to the folder."""
+
+    redone: tuple[str, ...] = ()  # run ids whose journal was carried out
+    rolled_back: tuple[tuple[str, str], ...] = ()  # (run id, why): undone before its first rename
+    distrusted: tuple[tuple[str, str], ...] = ()  # (index, why): damaged or missing; not used
+    refused: tuple[tuple[str, str], ...] = ()  # (journal, why): torn, treated as absent
+    completed: tuple[str, ...] = ()  # Kafka's .swap files put in place
+    removed: tuple[str, ...] = ()  # leftovers deleted
+    deleted: tuple[str, ...] = ()  # files that were being deleted when the process ended
+
+    @property
+    def changed(self) -> bool:
+        """Whether there was a swap to finish or to undo. Files being deleted are no swap."""
+        return self != SwapRecovery(deleted=self.deleted)
+
+    def __str__(self) -> str:
+        """In words, for the log."""
+        done = [f"run {run_id} carried out" for run_id in self.redone]
+        done += [f"run {run_id} undone, {why}" for run_id, why in self.rolled_back]
+        done += [f"{name} {why}: it is built again" for name, why in self.distrusted]
+        done += [f"{journal} not believed, {why}" for journal, why in self.refused]
+        done += [f"{name} put in place" for name in self.completed]
+        if self.removed:
+            done.append(f"{len(self.removed)} left-over files removed")
+        return "; ".join(done) or "nothing"
+
+
+def recover_swap(env: Env, directory: str) -> SwapRecovery:
+    """Bring a partition's folder to all old or all new; to be called before its files are opened.
+
+    Idempotent, and itself safe against crashes. First our own journal, then our own leftovers, then
+    what a killed Kafka left, by its rules (see kafka_swap): its `.swap` files are judged by its own
+    `.cleaned` files alone, never by ours.
+
+    Raises UnfinishedSwapError (nothing was changed) when neither old nor new can be had whole,
+    NewerFormatError for a journal of a later version, OSError as it comes.
+    """
+    redone: list[str] = []
+    rolled_back: list[tuple[str, str]] = []
+    distrusted: list[tuple[str, str]] = []
+    refused: list[tuple[str, str]] = []
+    # A process that was killed leaves names that are seen and not yet durable, or gone and not yet
+    # durably so. What is acted on below must not be undone by a later loss of power.
+    env.sync_dir(directory)
+    for name in env.listdir(directory):
+        if not name.startswith(JOURNAL_PREFIX) or not name.endswith(JOURNAL_SUFFIX):
+            continue
+        path = os.path.join(directory, name)
+        try:
+            journal = decode_journal(env.read_file(path), path)
+        except CorruptCheckpointError as error:
+            refused.append((name, error.reason))
+            continue
+        check = _check_redo(env, directory, journal)
+        if check.rollback_reason:
+            _remove_journal(env, directory, name)
+            rolled_back.append((journal.run_id, check.rollback_reason))
+        else:
+            _remove_indexes(env, directory, [rename for rename, _ in check.damaged_indexes])
+            _carry_out(env, directory, journal)
+            redone.append(journal.run_id)
+            distrusted += [(rename.target, fault) for rename, fault in check.damaged_indexes]
+    removed = _remove_leftovers(env, directory, refused)
+    kafka = finish_kafka_swap(env, directory)
+    return SwapRecovery(
+        tuple(redone),
+        tuple(rolled_back),
+        tuple(distrusted),
+        tuple(refused),
+        kafka.completed,
+        removed + kafka.removed,
+        kafka.deleted,
+    )
+
+
+class _RedoCheck(NamedTuple):
+    """Whether a journal can be carried out."""
+
+    rollback_reason: str = ""  # not empty: nothing was renamed yet, and the swap is to be undone
+    damaged_indexes: tuple[tuple[Rename, str], ...] = ()  # and why; they are to be built again
+
+
+def _check_redo(env: Env, directory: str, journal: Journal) -> _RedoCheck:
+    """Compare the files with the journal.
+
+    A cleaned file that went bad after the commit is no loss while all of them still bear their
+    cleaned names: then nothing was renamed yet, so nothing deleted either, and all sources stand.
+    Later an index that went bad is no loss either: it is built again from the log file. Raises
+    UnfinishedSwapError for a log file that went bad.
+    """
+    names = set(env.listdir(directory))
+    begun_or_left = {rename.source for rename in journal.renames}
+    begun_or_left |= {delete.name for delete in journal.deletes}
+    if not begun_or_left & names:
+        return _RedoCheck()  # all done but for the journal; its targets may be deleted since
+    is_begun = any(rename.source not in names for rename in journal.renames)
+    indexes: list[tuple[Rename, str]] = []
+    for rename in journal.renames:
+        result = rename.source if rename.source in names else rename.target
+        if result in names:
+            fault = _mismatch(env, os.path.join(directory, result), rename)
+        else:
+            fault = "is missing"
+        if not fault:
+            continue
+        if not is_begun:
+            return _RedoCheck(f"{result} {fault}")
+        if rename.target.endswith(filenames.LOG):
+            raise UnfinishedSwapError(directory, result, fault)
+        indexes.append((rename, fault))
+    for name, size_bytes in journal.deletes:
+        if name in names and name.endswith(filenames.LOG):
+            present_bytes = env.size(os.path.join(directory, name))
+            if present_bytes != size_bytes:
+                fault = f"has {present_bytes} bytes, {size_bytes} when it was to be deleted"
+                raise UnfinishedSwapError(directory, name, fault)
+    return _RedoCheck(damaged_indexes=tuple(indexes))
+
+
+def _remove_indexes(env: Env, directory: str, renames: Sequence[Rename]) -> None:
+    """Delete damaged indexes, and those of the old segments that stand under their names."""
+    names = set(env.listdir(directory)) if renames else set()
+    scheduled = {name for rename in renames for name in (rename.source, rename.target)}
+    _remove(env, directory, sorted(scheduled & names))
+
+
+def _remove_leftovers(
+    env: Env, directory: str, refused: Sequence[tuple[str, str]]
+) -> tuple[str, ...]:
+    """Delete cleaned files and journals that never were committed.
+
+    A torn journal under its final name means a device that lied or rotted. Its renames may be half
+    done, so that an index of the old segment could stand beside the new log: the indexes go too,
+    loading builds them anew. No record is lost by it (see the rules above).
+    """
+    leftovers = []
+    for name in env.listdir(directory):
+        parsed = filenames.parse_file_name(name)
+        if name.startswith(JOURNAL_PREFIX):
+            leftovers.append(name)
+        elif parsed is None:
+            continue
+        elif (parsed.temporary == filenames.CLEANED and parsed.run_id) or (
+            refused
+            and not parsed.temporary
+            and parsed.kind in (filenames.INDEX, filenames.TIME_INDEX)
+        ):
+            leftovers.append(name)
+    # Journals last: a crash in between must find them again, and the indexes with them.
+    leftovers.sort(key=lambda name: name.startswith(JOURNAL_PREFIX))
+    _remove(env, directory, [name for name in leftovers if not name.startswith(JOURNAL_PREFIX)])
+    _remove(env, directory, [name for name in leftovers if name.startswith(JOURNAL_PREFIX)])
+    return tuple(leftovers)
+
+
+def _remove(env: Env, directory: str, names: Sequence[str]) -> None:
+    for name in names:
+        env.unlink(os.path.join(directory, name))
+    if names:
+        env.sync_dir(directory)
+
+
+def discard_outputs(env: Env, directory: str, run_id: str) -> tuple[str, ...]:
+    """Delete the cleaned files of a run that will not be published; returns their names.
+
+    No sync: should they come back with a crash, the next start deletes them.
+    """
+    scheduled = []
+    for name in env.listdir(directory):
+        parsed = filenames.parse_file_name(name)
+        if parsed is not None and parsed.temporary == filenames.CLEANED and parsed.run_id == run_id:
+            scheduled.append(name)
+            env.unlink(os.path.join(directory, name))
+    return tuple(scheduled)

@@ -1,0 +1,156 @@
+"""Records by time, answered from the records themselves.
+
+Rules: indexes and batch headers only say where it is worth looking; what is answered is the
+timestamp and the offset of a record that is there. A header that lies about its timestamps, or a
+segment that compaction emptied, costs time and does not end the search.
+
+A search is a generator: it looks at indexes and headers, and asks for each batch that has to be
+looked into. That is the long part - some kilobytes may unpack to millions of records - and touches
+nothing of the log, so it may be done in a thread.
+"""
+
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+from storage.env import File
+from storage.errors import DecompressionLimitError
+from storage.format.batch import Record, iterate_records
+from storage.model import TimestampOffset
+from storage.segments.batch_scan import ScannedBatch, read_batch
+from storage.segments.segment import Segment
+from storage.segments.segment_list import SegmentList
+
+
+class TimestampScan(NamedTuple):
+    """A batch to be looked into: for the first record of at least that time, or the largest."""
+
+    file: File
+    position: int
+    at_least_ms: int | None  # None: the largest
+    log_start_offset: int
+    limit_bytes: int  # bounds what the batch unpacks to
+
+    def run(self) -> TimestampOffset | None:
+        """Read and unpack; may run in a thread.
+
+        A batch that unpacks to more than the limit answers with its first offset and largest
+        timestamp. Raises CorruptBatchError and OSError.
+        """
+        best: Record | None = None
+        whole = read_batch(self.file, self.position)
+        header = whole.header
+        try:
+            for record in iterate_records(whole.buffer, header, limit_bytes=self.limit_bytes):
+                if record.offset < self.log_start_offset:
+                    continue
+                if self.at_least_ms is not None:
+                    if record.timestamp >= self.at_least_ms:
+                        best = record
+                        break
+                elif record.timestamp > (-1 if best is None else best.timestamp):
+                    best = record
+        except DecompressionLimitError:
+            # The batch is readable all the same. Its first offset is early, but loses no record.
+            first_offset = max(header.base_offset, self.log_start_offset)
+            best = Record(first_offset, header.max_timestamp, None, None)
+        if best is None:
+            return None
+        return TimestampOffset(best.timestamp, best.offset, header.partition_leader_epoch)
+
+
+Search = Generator[TimestampScan, TimestampOffset | None, TimestampOffset | None]
+
+
+def finish(search: Search) -> TimestampOffset | None:
+    """Do all of a search here and now. Raises what a look raises."""
+    offset_found: TimestampOffset | None = None
+    try:
+        look = next(search)
+        while True:
+            offset_found = look.run()
+            look = search.send(offset_found)
+    except StopIteration as stop:
+        result: TimestampOffset | None = stop.value
+        return result
+
+
+def first_at_or_after(
+    segments: SegmentList, timestamp_ms: int, log_start_offset: int, limit_bytes: int
+) -> Search:
+    """The first record, by offset, whose timestamp is at least `timestamp_ms`.
+
+    `limit_bytes` bounds what a batch unpacks to. Raises OSError.
+    """
+    for segment in segments.since(log_start_offset):
+        if segment.max_timestamp_ms < timestamp_ms:
+            continue
+        existing = segment.indexes.times.last_before(timestamp_ms)
+        start = max(segment.base_offset + existing + 1, log_start_offset)
+        for batch in _batches_from(segment, start):
+            if batch.header.max_timestamp < timestamp_ms:
+                continue
+            offset_found = yield TimestampScan(
+                segment.file, batch.position, timestamp_ms, log_start_offset, limit_bytes
+            )
+            if offset_found is not None:
+                return offset_found
+    return None
+
+
+def first_of_largest(segments: SegmentList, log_start_offset: int, limit_bytes: int) -> Search:
+    """The first record, by offset, of those with the largest timestamp; None in an empty log.
+
+    Raises OSError.
+    """
+    best: TimestampOffset | None = None
+    candidates = sorted(
+        segments.since(log_start_offset),
+        key=lambda segment: (-segment.max_timestamp_ms, segment.base_offset),
+    )
+    for segment in candidates:
+        if segment.max_timestamp_ms < 0:
+            break
+        if best is not None and segment.max_timestamp_ms < best.timestamp_ms:
+            break
+        offset_found = yield from _largest_of(segment, log_start_offset, limit_bytes)
+        if offset_found is not None and (best is None or _is_better(offset_found, best)):
+            best = offset_found
+    return best
+
+
+def _is_better(offset_found: TimestampOffset, best: TimestampOffset) -> bool:
+    return (-offset_found.timestamp_ms, offset_found.offset) < (-best.timestamp_ms, best.offset)
+
+
+def _largest_of(segment: Segment, log_start_offset: int, limit_bytes: int) -> Search:
+    """The first record with the segment's largest timestamp."""
+    target_ms = segment.max_timestamp_ms
+    best: TimestampOffset | None = None
+    # What precedes the last smaller entry of the index cannot carry the maximum.
+    existing = segment.indexes.times.last_before(target_ms)
+    start = max(segment.base_offset + existing + 1, log_start_offset)
+    if start <= segment.max_timestamp_offset:
+        for batch in _batches_from(segment, start):
+            if batch.header.max_timestamp >= target_ms:
+                best = yield TimestampScan(
+                    segment.file, batch.position, None, log_start_offset, limit_bytes
+                )
+                break
+    if best is not None and best.timestamp_ms >= target_ms:
+        return best
+    # The header lied, or the record went below the log start: every batch has to be looked at.
+    for batch in _batches_from(segment, max(segment.base_offset, log_start_offset)):
+        if best is None or batch.header.max_timestamp > best.timestamp_ms:
+            offset_found = yield TimestampScan(
+                segment.file, batch.position, None, log_start_offset, limit_bytes
+            )
+            if offset_found is not None and (best is None or _is_better(offset_found, best)):
+                best = offset_found
+    return best
+
+
+def _batches_from(segment: Segment, offset: int) -> Iterator[ScannedBatch]:
+    position = segment.locate_readable(offset) if offset > segment.base_offset else 0
+    for batch in segment.readable_batches(position):
+        if not batch.header.is_control and batch.header.record_count:
+            yield batch

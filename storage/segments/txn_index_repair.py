@@ -1,0 +1,52 @@
+"""Transaction indexes that contradict the log are made anew from it.
+
+Nothing in the format protects an entry: a missing file, or a flipped bit in it, has readers and the
+cleaner take one transaction for another. What the log itself says is told by its markers and by
+the checksums of its batches.
+
+Rules: all closed segments are read, from the first one on, since a transaction may have begun in
+any of them. What damage hides is left as the index has it: an entry whose marker, or whose first
+batch, may stand in what cannot be read.
+"""
+
+from collections.abc import Sequence
+
+from storage.format import filenames
+from storage.format.producer_state import ProducerStates
+from storage.format.txn_index import TxnIndexEntry
+from storage.segments.producer_snapshots import replay
+from storage.segments.segment import Segment
+
+_NO_END = 1 << 62
+
+
+def mend(segments: Sequence[Segment]) -> list[str]:
+    """Write anew what differs of the entries of `segments`, oldest first; the files' paths.
+
+    Raises OSError.
+    """
+    states = ProducerStates()
+    mended: list[str] = []
+    is_damaged = False
+    for segment in segments:
+        entries = replay(states, segment, 0, _NO_END)
+        is_damaged = is_damaged or bool(segment.damages)
+        if is_damaged:
+            entries = _with_hidden(segment, entries)
+        if [entry[:3] for entry in entries] != [entry[:3] for entry in segment.txn_entries]:
+            segment.write_txn_entries(entries)
+            name = filenames.file_name(segment.base_offset, filenames.TXN_INDEX)
+            mended.append(f"{segment.directory}/{name}")
+    return mended
+
+
+def _with_hidden(segment: Segment, entries: Sequence[TxnIndexEntry]) -> list[TxnIndexEntry]:
+    by_marker = {entry.last_offset: entry for entry in entries}
+    for entry in segment.txn_entries:
+        txn_index_entry = by_marker.get(entry.last_offset)
+        if txn_index_entry is None or (txn_index_entry.producer_id, True) == (
+            entry.producer_id,
+            entry.first_offset < txn_index_entry.first_offset,
+        ):
+            by_marker[entry.last_offset] = entry
+    return [by_marker[offset] for offset in sorted(by_marker)]

@@ -1,0 +1,392 @@
+"""The compacted ledger of a view: opened, staged, published, removed.
+
+Rules
+- A run works in a folder of its own: hard links of its sources pin them there whatever retention
+  does, outputs take their names, and at the end the folder holds the new ledger and nothing else.
+- Where no hard link can be made, a copy is.
+- Publication is one rename, of the manifest, after content and names are on the device. Before it
+  the old ledger is the view, after it the new one; there is nothing in between.
+- Whatever the manifest does not name is swept at the next start.
+- An open ledger stays readable to its end: its files are open, its folder is removed when nobody
+  reads it any more.
+
+All of it may run in a thread; it touches nothing of the log.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from crc32c import crc32c
+
+from storage.env import Env, File, write_file_atomically
+from storage.errors import CorruptCheckpointError, InvalidViewError, NewerFormatError
+from storage.format import filenames
+from storage.format.index import IndexLimits
+from storage.segments.fetch_slice import NOTHING, FetchSlice, find_slice
+from storage.segments.retention import SegmentFacts
+from storage.segments.segment import Segment
+from storage.segments.segment_list import SegmentList
+from storage.segments.swap import CleanedFile, CleanedSegment, crc_of_file
+from storage.view.deleted_keys import DELETED_KEYS_NAME
+from storage.view.manifest import (
+    MANIFEST_NAME,
+    VIEW_FOLDER,
+    DeletedKeys,
+    LedgerSegment,
+    ViewManifest,
+    decode_manifest,
+    encode_manifest,
+)
+
+COPY_BYTES: Final = 1 << 20  # at a time, where something is copied
+# Of link(2): the file system has none, or not to there, or not so many of one file.
+NO_LINK: Final = frozenset(
+    {errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+)
+
+
+class Ledger:
+    """One published version of a view, open for reading. Offsets are those of the log."""
+
+    def __init__(self, manifest: ViewManifest, segments: Sequence[Segment]) -> None:
+        self.manifest = manifest
+        self.segments = SegmentList(segments) if segments else None
+        self.first_offset = self._first_offset()  # that may hold a record; else the horizon
+        self.is_revoked = False  # its folder is gone: who reads it goes over to the present one
+
+    @property
+    def horizon(self) -> int:
+        """Where it ends and the log goes on."""
+        return self.manifest.horizon
+
+    def _first_offset(self) -> int:
+        for segment in self.segments or ():
+            for batch in segment.readable_batches(0):
+                return batch.header.base_offset
+        return self.horizon
+
+    def read(self, offset: int, max_bytes: int, *, at_least_one: bool) -> FetchSlice:
+        """Where the batches from `offset` on are, as storage/segments/fetch_slice.py has it.
+
+        Raises DamagedSegmentError, OSError.
+        """
+        if self.segments is None or offset >= self.horizon:
+            return NOTHING
+        return find_slice(
+            self.segments,
+            offset,
+            max_bytes,
+            self.horizon,
+            self.horizon,
+            at_least_one=at_least_one,
+        )
+
+    def drop_idle_indexes(self) -> None:
+        """Give back the memory of indexes that nobody used since the last time."""
+        for segment in self.segments or ():
+            segment.drop_idle_indexes()
+
+    def facts(self) -> tuple[SegmentFacts, ...]:
+        """Its segments as sources of the next run."""
+        return () if self.segments is None else self.segments.facts(self.horizon)
+
+
+def view_path(partition_directory: str) -> str:
+    """The folder of a partition's view."""
+    return f"{partition_directory}/{VIEW_FOLDER}"
+
+
+def has_view_folder(env: Env, partition_directory: str) -> bool:
+    """Return whether a partition has a folder for a view. Raises OSError where that is unknown."""
+    try:
+        env.listdir(view_path(partition_directory))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_manifest(env: Env, partition_directory: str) -> ViewManifest | None:
+    """Return the manifest on the disk; None if no version is published.
+
+    Raises InvalidViewError, OSError.
+    """
+    path = f"{view_path(partition_directory)}/{MANIFEST_NAME}"
+    try:
+        return decode_manifest(env.read_file(path), path)
+    except FileNotFoundError:
+        return None
+    except (CorruptCheckpointError, NewerFormatError) as error:
+        raise InvalidViewError(path, str(error)) from error
+
+
+def open_ledger(
+    env: Env, partition_directory: str, topic_id: bytes, limits: IndexLimits
+) -> Ledger | None:
+    """The published version of a view; None if no version is published.
+
+    The folder is synced first: an earlier process may have been killed between the rename of a
+    manifest and its sync, and the cleaner acts on the horizon that is found here.
+
+    Raises InvalidViewError, OSError.
+    """
+    folder = view_path(partition_directory)
+    path = f"{folder}/{MANIFEST_NAME}"
+    if has_view_folder(env, partition_directory):
+        env.sync_dir(folder)
+    manifest = read_manifest(env, partition_directory)
+    if manifest is None:
+        return None
+    if manifest.topic_id != topic_id:
+        raise InvalidViewError(path, f"it is of another topic, {manifest.topic_id.hex()}")
+    segments = []
+    directory = f"{folder}/{manifest.run_id}"
+    for named in manifest.segments:
+        try:
+            segment = Segment(env, directory, named.base_offset, limits, create=False)
+        except FileNotFoundError as error:
+            raise InvalidViewError(path, f"segment {named.base_offset} is missing") from error
+        if segment.size_bytes != named.size_bytes:
+            reason = f"segment {named.base_offset} has {segment.size_bytes} bytes"
+            raise InvalidViewError(path, f"{reason} instead of {named.size_bytes}")
+        segment.load_or_rebuild()
+        segments.append(segment)
+    return Ledger(manifest, segments)
+
+
+# A run ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedSource:
+    """A segment that is taken as it is."""
+
+    directory: str
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTail:
+    """The part of a segment from a batch on, `[position, end_position)` of an open file."""
+
+    file: File
+    position: int
+    end_position: int
+    base_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedKeys:
+    """The deleted keys of an older version, as they are."""
+
+    directory: str
+    deleted: DeletedKeys
+
+
+@dataclass(slots=True)
+class Staged:
+    """What had to be copied because it could not be linked."""
+
+    copied_bytes: int = 0
+    reason: str = ""
+
+
+Source = LinkedSource | CopiedTail | LinkedKeys
+Charge = Callable[[int], None]
+
+
+def make_run_folder(env: Env, partition_directory: str, run_id: str) -> str:
+    """Make the folder of a run; its path. Not durable before `publish`. Raises OSError.
+
+    The caller knows that the partition's folder is there and stays meanwhile: it is not to be made
+    anew under the name of a topic that was just deleted.
+    """
+    directory = f"{view_path(partition_directory)}/{run_id}"
+    env.mkdir(directory)
+    return directory
+
+
+def stage(
+    env: Env, directory: str, sources: Iterable[Source], charge: Charge = lambda count: None
+) -> Staged:
+    """Put all sources into the folder of a run.
+
+    `charge` is told of bytes before they are copied; it may wait, or raise. Raises OSError,
+    InvalidViewError where the deleted keys are not what they were.
+    """
+    stager = _Stager(env, directory, charge)
+    for source in sources:
+        if isinstance(source, CopiedTail):
+            name = filenames.file_name(source.base_offset, filenames.LOG)
+            stager.copy(source.file, source.position, source.end_position, name)
+        elif isinstance(source, LinkedKeys):
+            check_deleted_keys(env, source.directory, source.deleted, charge)
+            stager.link(source.directory, DELETED_KEYS_NAME)
+        else:
+            stager.link_segment(source)
+    return stager.staged
+
+
+class _Stager:
+    """Fills the folder of a run, with copies where there can be no links."""
+
+    def __init__(self, env: Env, directory: str, charge: Charge) -> None:
+        self._env = env
+        self._directory = directory
+        self._charge = charge
+        self.staged = Staged()
+
+    def link_segment(self, source: LinkedSource) -> None:
+        for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+            try:
+                self.link(source.directory, filenames.file_name(source.base_offset, kind))
+            except FileNotFoundError:
+                if kind == filenames.LOG:
+                    raise
+
+    def link(self, home: str, name: str) -> None:
+        try:
+            self._env.link(f"{home}/{name}", f"{self._directory}/{name}")
+        except OSError as error:
+            if error.errno not in NO_LINK:
+                raise
+            self.staged.reason = str(error)
+        else:
+            return
+        file = self._env.open(f"{home}/{name}")
+        try:
+            size_bytes = file.size()
+            self.copy(file, 0, size_bytes, name)
+        finally:
+            file.close()
+        self.staged.copied_bytes += size_bytes
+
+    def copy(self, source: File, begin: int, end: int, name: str) -> None:
+        """Copy `[begin, end)` of a file, in pieces, each charged before."""
+        path = f"{self._directory}/{name}"
+        file = self._env.open(path, create=True, write=True, truncate=True)
+        try:
+            for at in range(begin, end, COPY_BYTES):
+                count = min(COPY_BYTES, end - at)
+                self._charge(count)
+                file.pwrite(source.pread(count, at), at - begin)
+            file.sync()
+        finally:
+            file.close()
+
+
+def check_deleted_keys(
+    env: Env, directory: str, deleted: DeletedKeys, charge: Charge = lambda count: None
+) -> None:
+    """Read the deleted keys through. Raises InvalidViewError, OSError."""
+    path = f"{directory}/{DELETED_KEYS_NAME}"
+    try:
+        file = env.open(path)
+    except FileNotFoundError as error:
+        raise InvalidViewError(path, "the deleted keys that it remembers are missing") from error
+    try:
+        crc = 0
+        for at in range(0, deleted.size_bytes, COPY_BYTES):
+            count = min(COPY_BYTES, deleted.size_bytes - at)
+            charge(count)
+            crc = crc32c(file.pread(count, at), crc)
+        if file.size() != deleted.size_bytes or crc != deleted.crc:
+            raise InvalidViewError(path, "the deleted keys that it remembers are damaged")
+    finally:
+        file.close()
+
+
+def settle_group(
+    env: Env, directory: str, source_base_offsets: Sequence[int], output: CleanedSegment | None
+) -> None:
+    """In the folder of a run, put an output in the place of its sources. Raises OSError."""
+    for base_offset in source_base_offsets:
+        for kind in (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX):
+            path = f"{directory}/{filenames.file_name(base_offset, kind)}"
+            if env.exists(path):
+                env.unlink(path)
+    for file in output.files if output is not None else ():
+        parsed = filenames.parse_file_name(file.name)
+        assert parsed is not None
+        target = filenames.file_name(parsed.base_offset, parsed.kind)
+        env.rename(f"{directory}/{file.name}", f"{directory}/{target}")
+
+
+def settle_deleted_keys(env: Env, directory: str, file: CleanedFile | None) -> DeletedKeys | None:
+    """In the folder of a run, put the deleted keys of a round in the place of older ones."""
+    path = f"{directory}/{DELETED_KEYS_NAME}"
+    if file is not None:
+        env.rename(f"{directory}/{file.name}", path)
+        return DeletedKeys(file.size_bytes, file.crc)
+    if env.exists(path):
+        env.unlink(path)
+    return None
+
+
+def describe_segment(
+    env: Env, directory: str, base_offset: int, next_base_offset: int, known_crc: int | None
+) -> LedgerSegment:
+    """A segment of the new ledger for its manifest; without a known CRC it is read through."""
+    path = f"{directory}/{filenames.file_name(base_offset, filenames.LOG)}"
+    crc = crc_of_file(env, path) if known_crc is None else known_crc
+    return LedgerSegment(base_offset, next_base_offset, env.size(path), crc)
+
+
+def publish(env: Env, partition_directory: str, manifest: ViewManifest) -> None:
+    """Make a finished run the view: everything durable first, then the one rename.
+
+    Raises OSError; then the old version is the view, or - if the last sync of the folder failed -
+    either of them.
+    """
+    folder = view_path(partition_directory)
+    env.sync_dir(f"{folder}/{manifest.run_id}")
+    env.sync_dir(folder)
+    env.sync_dir(partition_directory)
+    write_file_atomically(env, f"{folder}/{MANIFEST_NAME}", encode_manifest(manifest))
+
+
+def remove_run(env: Env, directory: str) -> None:
+    """Remove the folder of a run that is not published. Raises OSError."""
+    if env.is_dir(directory):
+        env.remove_tree(directory)
+
+
+def sweep(env: Env, partition_directory: str, keep: Iterable[str]) -> tuple[str, ...]:
+    """Remove every folder of a run but those named, and what a crash left; what went.
+
+    The manifest stays, and so does the folder that it names. Raises InvalidViewError, OSError.
+    """
+    folder = view_path(partition_directory)
+    retained = {MANIFEST_NAME, *keep}
+    manifest = read_manifest(env, partition_directory)
+    if manifest is not None:
+        retained.add(manifest.run_id)
+    gone = []
+    for name in env.listdir(folder) if env.is_dir(folder) else ():
+        if name in retained:
+            continue
+        path = os.path.join(folder, name)
+        if env.is_dir(path):
+            env.remove_tree(path)
+        else:
+            env.unlink(path)
+        gone.append(name)
+    return tuple(gone)
+
+
+def remove_view(env: Env, partition_directory: str) -> bool:
+    """Remove a view with all its versions; whether there was one. Raises OSError.
+
+    The manifest goes first and durably: half a view is none.
+    """
+    folder = view_path(partition_directory)
+    if not has_view_folder(env, partition_directory):
+        return False
+    with suppress(FileNotFoundError):
+        env.unlink(f"{folder}/{MANIFEST_NAME}")
+    env.sync_dir(folder)  # also for a process that was killed behind the unlink
+    env.remove_tree(folder)
+    return True

@@ -1,0 +1,260 @@
+"""A compacted view as a log that can be read: the ledger below the horizon, the log from it on.
+
+Rules
+- Offsets are the originals, with gaps. Any offset from 0 to the log's end may be asked for; in a
+  gap the answer is what comes next.
+- A reader always gets on: where nothing is left before the log goes on - an empty ledger, a deleted
+  last key, originals that expired - it is given an empty batch that ends there, as Kafka's own
+  cleaner leaves one behind. Its position then reaches the log's end.
+- A reader that began in one version of the ledger reads that one to its horizon and goes on in the
+  log, as long as the originals are there: what was deleted meanwhile it learns from the log. One
+  that comes anew, or goes back, gets the present version.
+- Records of the ledger are committed: what was aborted is not in it, and it holds no markers.
+"""
+
+import os.path
+
+from config.topic_keys import TopicConfig
+from storage.env import ReadBuffer, WriteBuffer
+from storage.errors import InvalidViewError, LogDirectoryError, OffsetOutOfRangeError
+from storage.format.batch import build_batch
+from storage.format.txn_index import TxnIndexEntry
+from storage.log.log_view import ReadableLog
+from storage.model import TimestampOffset
+from storage.segments.fetch_slice import NOTHING, FetchSlice
+from storage.segments.timestamp_lookup import Search, first_at_or_after, first_of_largest
+from storage.view.ledger import Ledger
+
+
+class CompactedViewLog:
+    """The view of one log. `ledger` is None as long as nothing was compacted."""
+
+    def __init__(self, log: ReadableLog) -> None:
+        self.log = log
+        self.ledger: Ledger | None = None
+        self.failure: InvalidViewError | None = None  # why the ledger on disk is not believed
+        # False if the disk may hold another version than `ledger`: it could not be read, or its
+        # publication or the change-over failed. It is read again until it is known.
+        self.is_known = True
+
+    # What is the log's own
+
+    @property
+    def config(self) -> TopicConfig:
+        """Settings of the topic that is viewed."""
+        return self.log.config
+
+    @property
+    def directory(self) -> str:
+        """The partition's folder."""
+        return self.log.directory
+
+    @property
+    def leader_epoch(self) -> int:
+        """As of the log."""
+        return self.log.leader_epoch
+
+    @property
+    def high_watermark(self) -> int:
+        """As of the log."""
+        return self.log.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """As of the log."""
+        return self.log.last_stable_offset
+
+    @property
+    def horizon(self) -> int:
+        """Where the ledger ends; 0 without one."""
+        return 0 if self.ledger is None else self.ledger.horizon
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the ledger."""
+        return 0 if self.ledger is None else self.ledger.manifest.size_bytes
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset of the ledger, else where the log goes on."""
+        if self.ledger is None:
+            return self.log.log_start_offset
+        first = self.ledger.first_offset
+        return first if first < self.horizon else self._resumes
+
+    @property
+    def _resumes(self) -> int:
+        """Where the log goes on behind the ledger."""
+        return max(self.horizon, self.log.log_start_offset)
+
+    def epoch_of(self, offset: int) -> int:
+        """The leader epoch of an offset; -1 where the log has forgotten it."""
+        return self.log.epoch_of(offset)
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """As of the log; an epoch that it has forgotten ends in the ledger, which is never cut."""
+        results = self.log.end_offset_for_epoch(epoch)
+        if results == (-1, -1) and 0 <= epoch < self.log.leader_epoch and self.ledger is not None:
+            return epoch, self.horizon
+        return results
+
+    # Reading
+
+    def check_usable(self) -> None:
+        """Refuse to serve an incomplete view. Raises InvalidViewError."""
+        if self.failure is not None:
+            raise self.failure
+
+    def search_timestamp(self, timestamp_ms: int) -> Search:
+        """For the first record, by offset, whose timestamp is at least that."""
+        self.check_usable()
+        limit = self.config.varve_decompressed_batch_bytes
+        if self.ledger is not None and self.ledger.segments is not None:
+            offset_found = yield from first_at_or_after(
+                self.ledger.segments, timestamp_ms, 0, limit
+            )
+            if offset_found is not None:
+                return offset_found
+        return (yield from self.log.search_timestamp(timestamp_ms, self._resumes))
+
+    def search_max_timestamp(self) -> Search:
+        """For the first of the records with the largest timestamp."""
+        self.check_usable()
+        limit = self.config.varve_decompressed_batch_bytes
+        best: TimestampOffset | None = None
+        if self.ledger is not None and self.ledger.segments is not None:
+            best = yield from first_of_largest(self.ledger.segments, 0, limit)
+        offset_found = yield from self.log.search_max_timestamp(self._resumes)
+        if best is None or (
+            offset_found is not None and offset_found.timestamp_ms > best.timestamp_ms
+        ):
+            return offset_found
+        return best
+
+
+class ViewCursor:
+    """One reader's way through a view: the version it began in, and how far it is."""
+
+    __slots__ = ("_at", "_follows", "_ledger", "_view")
+
+    def __init__(self, view: CompactedViewLog) -> None:
+        self._view = view
+        self._ledger: Ledger | None = None
+        self._follows = False  # it has read a ledger to its horizon and is in the log
+        self._at = -1
+
+    def is_of(self, view: CompactedViewLog) -> bool:
+        """Whether it is a reader of this very view: a topic may have been made anew."""
+        return self._view is view
+
+    def read(
+        self, offset: int, max_bytes: int, *, end_offset: int, at_least_one: bool = True
+    ) -> FetchSlice:
+        """As ReadableLog.read. Raises OffsetOutOfRangeError, DamagedSegmentError, "
+        "InvalidViewError."""
+        view, log = self._view, self._view.log
+        view.check_usable()
+        if not 0 <= offset <= log.log_end_offset:
+            raise OffsetOutOfRangeError(offset, view.log_start_offset, log.log_end_offset)
+        if offset >= end_offset:
+            return NOTHING
+        ledger = self._source(offset)
+        resumes = log.log_start_offset
+        if ledger is not None:
+            try:
+                fetch_slice = ledger.read(offset, max_bytes, at_least_one=at_least_one)
+            except OSError as error:
+                home = os.path.dirname(log.directory)
+                raise LogDirectoryError(home, f"read of a view: {error}") from error
+            if fetch_slice.length:
+                return fetch_slice
+            resumes = max(resumes, ledger.horizon)
+        resumes = min(resumes, end_offset)
+        if offset < resumes:
+            return _gap_before(resumes, log.leader_epoch)
+        return log.read(offset, max_bytes, end_offset=end_offset, at_least_one=at_least_one)
+
+    def aborted_transactions(self, first: int, end: int) -> list[TxnIndexEntry]:
+        """As of the log, for what was read of the log; none in a ledger."""
+        if self._ledger is not None:
+            return []
+        return self._view.log.aborted_transactions(first, end)
+
+    def _source(self, offset: int) -> Ledger | None:
+        """The ledger that `offset` is to be read from; None: the log."""
+        if offset < self._at:
+            self._ledger, self._follows = None, False  # it begins anew
+        self._at = offset
+        began_in = self._ledger
+        if began_in is not None and offset >= began_in.horizon:
+            self._ledger, self._follows = None, True
+        elif began_in is not None and not began_in.is_revoked:
+            return began_in
+        if self._follows and offset >= self._view.log.log_start_offset:
+            return None
+        present = self._view.ledger
+        if present is None or offset >= present.horizon:
+            self._ledger = None
+            self._follows = True
+        else:
+            self._ledger, self._follows = present, False
+        return self._ledger
+
+
+def _gap_before(offset: int, leader_epoch: int) -> FetchSlice:
+    """An empty batch whose next offset is `offset`: it takes a reader over a gap."""
+    batch = build_batch(
+        (),
+        base_offset=offset - 1,
+        last_offset_delta=0,
+        partition_leader_epoch=leader_epoch,
+    )
+    return FetchSlice(_Bytes(bytes(batch)), 0, len(batch))
+
+
+class _Bytes:
+    """A File of some bytes in memory; it only reads."""
+
+    path = ""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def pread(self, length: int, position: int) -> bytes:
+        """See File."""
+        return self._data[position : position + length]
+
+    def pread_into(self, buffer: WriteBuffer, position: int) -> int:
+        """See File."""
+        data = self.pread(len(buffer), position)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def pwrite(self, data: ReadBuffer, position: int) -> None:
+        """Nothing is written to it."""
+        raise AssertionError(position)
+
+    def truncate(self, length: int) -> None:
+        """Nothing is taken from it."""
+        raise AssertionError(length)
+
+    def sync(self) -> None:
+        """It is on no device."""
+
+    def size(self) -> int:
+        """See File."""
+        return len(self._data)
+
+    def fileno(self) -> int:
+        """It has no descriptor."""
+        return -1
+
+    def is_cached(self, position: int, length: int) -> bool:
+        """It is in memory."""
+        return position + length <= len(self._data)
+
+    def warm(self, position: int, length: int) -> None:
+        """It is in memory."""
+
+    def close(self) -> None:
+        """It holds nothing."""

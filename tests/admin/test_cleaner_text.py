@@ -1,0 +1,81 @@
+"""What `varve cleaner status` prints: what matters first, and nothing that does not."""
+
+from typing import Any
+
+from admin.cleaner_text import status_lines
+from admin.client import Json
+
+
+def row(topic: str, partition: int = 0, **changes: Any) -> Json:
+    return {
+        "topic": topic,
+        "partition": partition,
+        "state": "idle",
+        "paused": False,
+        "blocked_by": "nothing dirty",
+        "job": None,
+        "size_bytes": 1000,
+        "dirty_bytes": 0,
+        "waiting_bytes": 0,
+        "dirty_ratio": 0.0,
+        "damage": [],
+        "to_clean": False,
+    } | changes
+
+
+def status(**partitions: int) -> Json:
+    counts = dict.fromkeys(
+        ("compacted", "policy_unknown", "offline", "in_progress", "quarantined", "paused",
+         "candidates", "over_max_lag", "damaged"), 0
+    )  # fmt: skip
+    spark = {"job": None, "unavailable": None, "enabled": False, "waiting": [], "given_up": []}
+    return {
+        "enabled": True,
+        "workers": [],
+        "partitions": counts | partitions,
+        "cleanable_bytes": 0,
+        "read_bytes_per_second": None,
+        "write_bytes_per_second": None,
+        "spark": spark,
+    }
+
+
+def first_words(lines: list[str]) -> list[str]:
+    """The first column of the table."""
+    table = lines[lines.index("") + 1 :]
+    return [line.split()[0] for line in table[1:]]
+
+
+def test_what_matters_comes_first() -> None:
+    damage = [{"first_offset": 5, "next_offset": 9}]
+    rows = [
+        row("clean"),
+        row("waiting", waiting_bytes=500),
+        row("dirty", dirty_bytes=900, dirty_ratio=0.9),
+        row("quarantined", state="quarantined", dirty_ratio=0.1),
+        row("damaged", damage=damage),
+    ]
+    order = ["damaged-0", "quarantined-0", "dirty-0", "waiting-0", "clean-0"]
+    assert first_words(status_lines(status(), rows)) == order
+    assert first_words(status_lines(status(), rows[::-1])) == order
+
+
+def test_empty_partitions_of_internal_topics_are_one_line() -> None:
+    internal = [row("__consumer_offsets", number, size_bytes=0) for number in range(50)]
+    internal[7]["size_bytes"] = 400
+    internal[8]["state"] = "quarantined"
+    internal[9]["paused"] = True
+    rows = [*internal, row("customers"), row("empty", size_bytes=0)]
+    lines = status_lines(status(), rows)
+    assert first_words(lines[:-1]) == [
+        "__consumer_offsets-8",
+        "__consumer_offsets-7",
+        "__consumer_offsets-9",
+        "customers-0",
+        "empty-0",
+    ]
+    assert lines[-1] == (
+        "... and 47 empty partitions of __consumer_offsets (--topic __consumer_offsets lists them)"
+    )
+    listed = status_lines(status(), internal, "__consumer_offsets")
+    assert len(first_words(listed)) == 50

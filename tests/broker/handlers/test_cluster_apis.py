@@ -1,0 +1,333 @@
+"""Cluster-wide APIs, through a socket: what tools of administrators are answered by one node."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.app import Broker
+from broker.handlers.configs import (
+    APPEND,
+    BROKER,
+    CLIENT_METRICS,
+    DELETE,
+    GROUP,
+    SET,
+    SUBTRACT,
+    TOPIC,
+)
+from broker.handlers.replication import METADATA_TOPIC
+from protocol import messages as m
+from protocol.api import ApiKey, advertised_range
+from protocol.errors import ErrorCode
+from storage.model import TopicPartition
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.raw_client import RawClient
+from tests.support.storage.logs import batch_of
+from tests.support.storage.memory_env import MemoryEnv
+from tests.support.waiting import wait_until
+
+NODE = 1
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    async with broker_in_memory(MemoryEnv(seed=11)) as broker:
+        await broker.topics.create("orders", 2, {})
+        yield broker
+
+
+async def ask(broker: Broker, key: ApiKey, body: Any, version: int | None = None) -> Any:
+    def exchange() -> Any:
+        with RawClient(broker.addresses[0].port) as client:
+            newest = advertised_range(key).max_version
+            return client.request(key, newest if version is None else version, body)
+
+    return await asyncio.to_thread(exchange)
+
+
+async def test_the_only_replica_needs_no_election(broker: Broker) -> None:
+    rows = [
+        m.ElectLeadersRequestTopicPartitions(topic="orders", partitions=[0, 2]),
+        m.ElectLeadersRequestTopicPartitions(topic="nope", partitions=[0]),
+    ]
+    answer = await ask(broker, ApiKey.ELECT_LEADERS, m.ElectLeadersRequest(topic_partitions=rows))
+    assert [
+        (t.topic, p.partition_id, p.error_code)
+        for t in answer.replica_election_results
+        for p in t.partition_result
+    ] == [
+        ("orders", 0, ErrorCode.ELECTION_NOT_NEEDED),
+        ("orders", 2, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("nope", 0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    ]
+    everything = await ask(
+        broker, ApiKey.ELECT_LEADERS, m.ElectLeadersRequest(topic_partitions=None)
+    )
+    assert (everything.error_code, everything.replica_election_results) == (0, [])
+
+
+async def test_a_partition_can_be_assigned_to_the_only_broker_alone(broker: Broker) -> None:
+    partitions = [
+        m.AlterPartitionReassignmentsRequestPartition(partition_index=index, replicas=replicas)
+        for index, replicas in [(0, [NODE]), (1, [NODE, NODE + 1]), (0, None), (7, [NODE])]
+    ]
+    topic = m.AlterPartitionReassignmentsRequestTopic(name="orders", partitions=partitions)
+    answer = await ask(
+        broker,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        m.AlterPartitionReassignmentsRequest(topics=[topic]),
+    )
+    assert [p.error_code for p in answer.responses[0].partitions] == [
+        ErrorCode.NONE,
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    listed = await ask(
+        broker,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        m.ListPartitionReassignmentsRequest(topics=None),
+    )
+    assert (listed.error_code, listed.topics) == (0, [])
+
+
+async def test_this_node_is_the_only_voter_of_the_metadata_quorum(broker: Broker) -> None:
+    rows = [
+        m.DescribeQuorumRequestTopic(
+            topic_name=name, partitions=[m.DescribeQuorumRequestPartition(partition_index=0)]
+        )
+        for name in (METADATA_TOPIC, "orders")
+    ]
+    answer = await ask(broker, ApiKey.DESCRIBE_QUORUM, m.DescribeQuorumRequest(topics=rows))
+    quorum, other = (topic.partitions[0] for topic in answer.topics)
+    assert quorum.error_code == ErrorCode.NONE
+    assert (quorum.leader_id, [v.replica_id for v in quorum.current_voters]) == (NODE, [NODE])
+    assert quorum.high_watermark == quorum.current_voters[0].log_end_offset > 0
+    assert other.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert [n.node_id for n in answer.nodes] == [NODE]
+
+
+@pytest.mark.parametrize(
+    ("version", "types", "listed"),
+    [
+        (0, [], []),
+        (1, [], [(TOPIC, "orders"), (BROKER, None)]),
+        (1, [TOPIC], [(TOPIC, "orders")]),
+        (1, [GROUP, CLIENT_METRICS], []),
+        (1, [BROKER], [(BROKER, None)]),
+    ],
+)
+async def test_resources_with_settings_are_listed_by_type(
+    broker: Broker, version: int, types: list[int], listed: list[tuple[int, str | None]]
+) -> None:
+    body = m.ListConfigResourcesRequest(resource_types=types)
+    answer = await ask(broker, ApiKey.LIST_CONFIG_RESOURCES, body, version)
+    node = str(NODE)
+    assert [(r.resource_type, r.resource_name) for r in answer.config_resources] == [
+        (kind, node if name is None else name) for kind, name in listed
+    ]
+    assert answer.error_code == ErrorCode.NONE
+
+
+async def test_an_unknown_type_of_resource_is_unsupported(broker: Broker) -> None:
+    body = m.ListConfigResourcesRequest(resource_types=[TOPIC, 99])
+    answer = await ask(broker, ApiKey.LIST_CONFIG_RESOURCES, body)
+    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
+
+
+async def test_producers_of_a_partition_are_described(broker: Broker) -> None:
+    batch = batch_of(b"v", producer_id=77, producer_epoch=3, base_sequence=0)
+
+    def produce() -> Any:
+        with RawClient(broker.addresses[0].port) as client:
+            return client.produce("orders", bytes(batch))
+
+    assert (await asyncio.to_thread(produce)).error_code == ErrorCode.NONE
+    rows = [
+        m.DescribeProducersRequestTopic(name="orders", partition_indexes=[0, 1, 5]),
+    ]
+    answer = await ask(broker, ApiKey.DESCRIBE_PRODUCERS, m.DescribeProducersRequest(topics=rows))
+    first, second, missing = answer.topics[0].partitions
+    assert [(p.producer_id, p.producer_epoch, p.last_sequence) for p in first.active_producers] == [
+        (77, 3, 0)
+    ]
+    assert first.active_producers[0].current_txn_start_offset == -1
+    assert second.active_producers == []
+    assert missing.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_producers_of_a_partition_are_described_once_however_often_it_is_named(
+    broker: Broker,
+) -> None:
+    """25,000 rows of a partition with a thousand producers would be gigabytes."""
+    row = m.DescribeProducersRequestTopic(name="orders", partition_indexes=[1, 0, 1])
+    body = m.DescribeProducersRequest(topics=[row, row])
+    answer = await ask(broker, ApiKey.DESCRIBE_PRODUCERS, body)
+    assert [[p.partition_index for p in t.partitions] for t in answer.topics] == [[1, 0]]
+
+
+async def test_a_topic_is_described_once_whatever_names_stand_beside_its_id(broker: Broker) -> None:
+    topic = broker.topics.get("orders")
+    assert topic is not None
+    rows = [m.MetadataRequestTopic(topic_id=topic.topic_id, name=f"n{n}") for n in range(3)]
+    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=rows))
+    assert [t.name for t in answer.topics] == ["orders"]
+
+
+@pytest.mark.parametrize("name", ["", None, "another name"])
+async def test_a_topic_is_described_by_its_id_whatever_name_stands_beside_it(
+    broker: Broker, name: str | None
+) -> None:
+    topic = broker.topics.get("orders")
+    assert topic is not None
+    metadata_request_topic = m.MetadataRequestTopic(topic_id=topic.topic_id, name=name)
+    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[metadata_request_topic]))
+    assert [(t.error_code, t.name) for t in answer.topics] == [(ErrorCode.NONE, "orders")]
+    metadata_request_topic.topic_id = bytes(range(16))
+    answer = await ask(broker, ApiKey.METADATA, m.MetadataRequest(topics=[metadata_request_topic]))
+    assert [(t.error_code, t.topic_id) for t in answer.topics] == [
+        (ErrorCode.UNKNOWN_TOPIC_ID, bytes(range(16)))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("num.io.threads", "9", ErrorCode.NONE),
+        ("log.cleaner.threads", "abc", ErrorCode.INVALID_REQUEST),
+        ("log.segment.bytes", "-1", ErrorCode.INVALID_REQUEST),
+        ("log.dirs", "/x", ErrorCode.INVALID_REQUEST),
+        ("log.cleanup.policy", "foo", ErrorCode.INVALID_REQUEST),
+        ("no.such.key", "1", ErrorCode.INVALID_REQUEST),
+    ],
+)
+async def test_broker_settings_are_altered_or_refused_with_kafkas_codes(
+    broker: Broker, key: str, value: str, code: ErrorCode
+) -> None:
+    assert await alter_broker(broker, key, value) == code
+
+
+async def alter_broker(broker: Broker, key: str, value: str | None) -> int:
+    """Set a key of the broker, or delete it if `value` is None. -> the error code"""
+    config = m.IncrementalAlterConfigsRequestConfig(
+        name=key, config_operation=DELETE if value is None else SET, value=value
+    )
+    resource = m.IncrementalAlterConfigsRequestResource(
+        resource_type=BROKER, resource_name=str(NODE), configs=[config]
+    )
+    body = m.IncrementalAlterConfigsRequest(resources=[resource])
+    answer = await ask(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
+    return int(answer.responses[0].error_code)
+
+
+@pytest.mark.parametrize("key", ["max.connections", "max.connections.per.ip"])
+async def test_an_altered_limit_of_connections_holds_for_the_next_one_and_after_a_restart(
+    key: str,
+) -> None:
+    env = MemoryEnv(seed=11)
+    async with broker_in_memory(env) as broker:
+        with await connected(broker) as first, await connected(broker) as second:
+            assert await alter_broker(broker, key, "2") == ErrorCode.NONE
+            with pytest.raises(ConnectionError):
+                await connected(broker)
+            for client in (first, second):  # those that are open stay open
+                await asyncio.to_thread(
+                    client.request, ApiKey.METADATA, 12, m.MetadataRequest(topics=[])
+                )
+    async with broker_in_memory(env) as broker:
+        with await connected(broker):
+            with await connected(broker), pytest.raises(ConnectionError):
+                await connected(broker)
+            await asyncio.to_thread(
+                wait_until, lambda: len(broker.listener.connections) < 2, "gone"
+            )
+            assert await alter_broker(broker, key, None) == ErrorCode.NONE
+            with await connected(broker), await connected(broker):
+                pass
+
+
+async def connected(broker: Broker) -> RawClient:
+    """A client that has been answered once. ConnectionError if the broker closes the connection."""
+
+    def connect() -> RawClient:
+        client = RawClient(broker.addresses[0].port)
+        try:
+            client.request(ApiKey.METADATA, 12, m.MetadataRequest(topics=[]))
+        except ConnectionError:
+            client.socket.close()
+            raise
+        return client
+
+    return await asyncio.to_thread(connect)
+
+
+async def test_nobody_can_set_the_limit_of_connections_to_none(broker: Broker) -> None:
+    for key in ("max.connections", "max.connections.per.ip"):
+        assert await alter_broker(broker, key, "0") == ErrorCode.INVALID_REQUEST
+
+
+async def test_an_altered_expiration_of_producers_holds_at_the_next_round() -> None:
+    env = MemoryEnv(seed=11)
+    key = "producer.id.expiration.ms"
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        partition = broker.topics.partition(TopicPartition("orders", 0))
+        assert partition is not None
+
+        async def append_and_expire(producer_id: int) -> list[int]:
+            batch = bytes(
+                batch_of(b"v", producer_id=producer_id, producer_epoch=0, base_sequence=0)
+            )
+            with RawClient(broker.addresses[0].port) as client:
+                await asyncio.to_thread(client.produce, "orders", batch)
+            env.advance_ms(60_000)
+            await broker.housekeeping.expire_producers()
+            return [entry.producer_id for entry in partition.log.producers]
+
+        assert await append_and_expire(1) == [1]
+        assert await alter_broker(broker, key, "90000") == ErrorCode.NONE
+        assert await append_and_expire(2) == [2]
+        assert await alter_broker(broker, key, None) == ErrorCode.NONE
+        assert await append_and_expire(3) == [2, 3]
+
+
+THROTTLED = "follower.replication.throttled.replicas"
+
+
+async def alter(broker: Broker, operation: int, *values: str) -> int:
+    changes = [
+        m.IncrementalAlterConfigsRequestConfig(
+            name=THROTTLED, config_operation=operation, value=value
+        )
+        for value in values
+    ]
+    resource = m.IncrementalAlterConfigsRequestResource(
+        resource_type=TOPIC, resource_name="orders", configs=changes
+    )
+    body = m.IncrementalAlterConfigsRequest(resources=[resource])
+    answer = await ask(broker, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
+    return int(answer.responses[0].error_code)
+
+
+def pairs(first: int, count: int) -> str:
+    return ",".join(f"{number}:1" for number in range(first, first + count))
+
+
+async def test_a_list_grows_by_appending_no_longer_than_an_answer_can_hold(broker: Broker) -> None:
+    assert await alter(broker, SET, pairs(0, 3_500)) == ErrorCode.NONE
+    assert await alter(broker, APPEND, pairs(3_000, 600)) == ErrorCode.NONE
+    assert await alter(broker, APPEND, pairs(10_000, 3_000)) == ErrorCode.INVALID_CONFIG
+    assert await alter(broker, SUBTRACT, pairs(1, 3_599)) == ErrorCode.NONE
+    row = m.DescribeConfigsRequestResource(
+        resource_type=TOPIC, resource_name="orders", configuration_keys=[THROTTLED]
+    )
+    body = m.DescribeConfigsRequest(resources=[row])
+    answer = await ask(broker, ApiKey.DESCRIBE_CONFIGS, body, version=1)
+    assert [config.value for config in answer.results[0].configs] == ["0:1"]
+
+
+async def test_more_of_settings_than_a_turn_may_parse_is_refused(broker: Broker) -> None:
+    longest = pairs(10_000, 4_000)
+    assert await alter(broker, SET, *[longest] * 4) == ErrorCode.NONE
+    assert await alter(broker, SET, *[longest] * 5) == ErrorCode.INVALID_REQUEST

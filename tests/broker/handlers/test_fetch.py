@@ -1,0 +1,228 @@
+"""Fetch over the wire: waiting for records, and sessions that tell only what is new."""
+
+import asyncio
+import inspect
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from broker import loop_turns
+from broker.app import Broker
+from broker.handlers.fetch import fetch
+from broker.network.request_context import RequestContext
+from protocol import codec
+from protocol.api import ApiKey
+from protocol.errors import ErrorCode
+from protocol.limits import WHOLE_ROWS_MAX
+from protocol.messages import (
+    FetchRequest,
+    FetchRequestForgottenTopic,
+    FetchRequestPartition,
+    FetchRequestTopic,
+    FetchResponse,
+)
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.raw_client import FETCH_VERSION, RawClient
+from tests.support.storage.logs import batch_of
+from tests.support.storage.memory_env import MemoryEnv
+
+BATCH = bytes(batch_of(b"value"))
+LONG_MS = 15_000  # longer than any of these tests may take
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=9)
+
+
+def request(
+    *offsets: int, max_wait_ms: int = 0, min_bytes: int = 1, session: tuple[int, int] = (0, -1)
+) -> FetchRequest:
+    """Partitions 0, 1, ... of orders from these offsets on."""
+    partitions = [
+        FetchRequestPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20)
+        for index, offset in enumerate(offsets)
+    ]
+    return FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=1 << 20,
+        session_id=session[0],
+        session_epoch=session[1],
+        topics=[FetchRequestTopic(topic="orders", partitions=partitions)] if partitions else [],
+    )
+
+
+class Client:
+    """One connection, without holding up the loop that the broker runs on."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.raw = RawClient(broker.addresses[0].port)
+
+    async def fetch(self, body: FetchRequest) -> FetchResponse:
+        answer = await asyncio.to_thread(self.raw.request, ApiKey.FETCH, FETCH_VERSION, body)
+        assert isinstance(answer, FetchResponse)
+        return answer
+
+    async def produce(self, partition: int = 0) -> None:
+        done = await asyncio.to_thread(self.raw.produce, "orders", BATCH, partition)
+        assert done.error_code == ErrorCode.NONE
+
+
+@pytest.fixture
+def clients() -> Iterator[list[Client]]:
+    made: list[Client] = []
+    yield made
+    for client in made:
+        client.raw.socket.close()
+
+
+def two_clients(broker: Broker, clients: list[Client]) -> tuple[Client, Client]:
+    clients += [Client(broker), Client(broker)]
+    return clients[0], clients[1]
+
+
+async def until_waiting(broker: Broker) -> None:
+    async with asyncio.timeout(10):
+        while not broker.stats.delayed_fetches:  # noqa: ASYNC110 - the broker tells nobody
+            await asyncio.sleep(0.001)
+
+
+def partitions_told(answer: FetchResponse) -> list[int]:
+    return [
+        partition.partition_index for topic in answer.responses for partition in topic.partitions
+    ]
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+async def test_a_fetch_that_waits_is_woken_by_an_append(
+    env: MemoryEnv, clients: list[Client]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        reader, writer = two_clients(broker, clients)
+        waiting = asyncio.create_task(reader.fetch(request(0, max_wait_ms=LONG_MS)))
+        await until_waiting(broker)
+        await writer.produce()
+        async with asyncio.timeout(LONG_MS / 2000):
+            answer = await waiting
+        assert answer.responses[0].partitions[0].records is not None
+        assert broker.stats.delayed_fetches == 0
+
+
+async def test_a_fetch_waits_on_until_it_has_min_bytes(
+    env: MemoryEnv, clients: list[Client]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        reader, writer = two_clients(broker, clients)
+        fetch_request = request(0, max_wait_ms=LONG_MS, min_bytes=len(BATCH) + 1)
+        waiting = asyncio.create_task(reader.fetch(fetch_request))
+        await until_waiting(broker)
+        await writer.produce()
+        assert not waiting.done()
+        await writer.produce()
+        async with asyncio.timeout(LONG_MS / 2000):
+            answer = await waiting
+        assert len(answer.responses[0].partitions[0].records or b"") == 2 * len(BATCH)
+
+
+async def test_a_fetch_that_is_not_woken_ends_at_its_deadline(
+    env: MemoryEnv, clients: list[Client]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        reader, _ = two_clients(broker, clients)
+        started = time.monotonic()
+        answer = await reader.fetch(request(0, max_wait_ms=50))
+        assert 0.045 <= time.monotonic() - started < LONG_MS / 2000
+        partition = answer.responses[0].partitions[0]
+        assert (partition.error_code, partition.high_watermark, partition.records) == (
+            ErrorCode.NONE,
+            0,
+            b"",
+        )
+
+
+async def test_a_fetch_of_a_topic_that_is_deleted_is_told_at_once(
+    env: MemoryEnv, clients: list[Client]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        reader, _ = two_clients(broker, clients)
+        waiting = asyncio.create_task(reader.fetch(request(0, max_wait_ms=LONG_MS)))
+        await until_waiting(broker)
+        await broker.topics.delete("orders")
+        async with asyncio.timeout(LONG_MS / 2000):
+            answer = await waiting
+        code = answer.responses[0].partitions[0].error_code
+        assert code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+# --- sessions -------------------------------------------------------------------------------------
+
+
+async def test_a_session_tells_only_what_is_new(env: MemoryEnv, clients: list[Client]) -> None:
+    async with broker_in_memory(env, topics={"orders": {"partitions": 3}}) as broker:
+        reader, writer = two_clients(broker, clients)
+        first = await reader.fetch(request(0, 0, 0, session=(0, 0)))
+        assert first.session_id > 0
+        assert partitions_told(first) == [0, 1, 2]
+        nothing = await reader.fetch(request(session=(first.session_id, 1)))
+        assert (nothing.session_id, partitions_told(nothing)) == (first.session_id, [])
+        await writer.produce(1)
+        news = await reader.fetch(request(session=(first.session_id, 2)))
+        assert partitions_told(news) == [1]
+        forget = request(session=(first.session_id, 3))
+        forget.forgotten_topics_data = [FetchRequestForgottenTopic(topic="orders", partitions=[1])]
+        assert partitions_told(await reader.fetch(forget)) == []
+        closed = await reader.fetch(request(0, session=(first.session_id, -1)))
+        assert (closed.session_id, partitions_told(closed)) == (0, [0])
+
+
+async def test_a_session_that_is_not_known_or_out_of_step_is_refused(
+    env: MemoryEnv, clients: list[Client]
+) -> None:
+    async with broker_in_memory(env, topics={"orders": {}}) as broker:
+        reader, _ = two_clients(broker, clients)
+        unknown = await reader.fetch(request(session=(77, 1)))
+        assert unknown.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+        first = await reader.fetch(request(0, session=(0, 0)))
+        skipped = await reader.fetch(request(session=(first.session_id, 5)))
+        assert skipped.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+
+
+async def test_a_fetch_whose_client_goes_away_in_any_turn_is_waited_for_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # a turn for each row
+    async with broker_in_memory(MemoryEnv(seed=3)) as broker:
+        topic = await broker.topics.create("t", 1, {})
+        partition = topic.partitions[0]
+        rows = [
+            FetchRequestPartition(partition=index, partition_max_bytes=1) for index in range(20)
+        ]
+        body = FetchRequest(
+            max_wait_ms=30_000,
+            min_bytes=1,
+            max_bytes=1,
+            session_epoch=-1,
+            topics=[FetchRequestTopic(topic="t", partitions=rows * WHOLE_ROWS_MAX)],
+        )
+        frame = memoryview(codec.encode_request(ApiKey.FETCH, 12, 1, "c", body)[4:])
+        address = broker.addresses[0]
+        context = RequestContext(broker._services, client_host="h", reached_at=address)
+        fetching = asyncio.ensure_future(as_coroutine(fetch(context, 12, frame)))
+        while not partition._waiters:  # noqa: ASYNC110 - its turns have no event
+            await asyncio.sleep(0)
+        fetching.cancel()
+        await asyncio.wait([fetching])
+        assert fetching.cancelled()
+        assert not partition._waiters
+        assert broker._services.stats.delayed_fetches == 0
+
+
+async def as_coroutine(answer: object) -> object:
+    assert inspect.isawaitable(answer)
+    return await answer

@@ -1,0 +1,114 @@
+"""Who may ask what over HTTP, header by header; and the token's file."""
+
+from pathlib import Path
+
+import pytest
+
+from broker.http.access import Guard, RequestFacts
+from config.address import Address
+from config.token import TokenFileError, read_token
+
+TOKEN = b"0123456789abcdef"
+LOCAL = Guard.of(Address("127.0.0.1", 9644), None)
+OPEN = Guard.of(Address("0.0.0.0", 9644), TOKEN)
+
+
+def status(guard: Guard, **requested: str) -> int:
+    values = {"method": "GET", "path": "/api/v1/cleaner", "host": "127.0.0.1:9644", **requested}
+    refusal = guard.refusal(RequestFacts(**values))
+    return 200 if refusal is None else refusal.status
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1:9644", 200),
+        ("localhost", 200),
+        ("[::1]:9644", 200),
+        ("rebound.example:9644", 403),
+        ("127.0.0.1.example", 403),
+        ("[::1", 200),  # no name of a stranger, whatever it is
+        ("", 403),
+    ],
+)
+def test_on_loopback_only_names_of_this_machine_are_answered(host: str, expected: int) -> None:
+    assert status(LOCAL, host=host) == expected
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ("http://127.0.0.1:9644", 200),
+        ("http://127.0.0.1:80", 403),  # another server of this machine
+        ("https://127.0.0.1:9644", 403),
+        ("http://localhost:9644", 403),  # not the name of this request
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("", 403),
+        ("http://[", 403),
+        ("http://127.0.0.1:9644.evil.example", 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/v1/cleaner", "/metrics", "/healthz"])
+def test_a_page_of_another_origin_is_refused_whatever_it_asks_for(
+    path: str, origin: str, expected: int
+) -> None:
+    assert status(LOCAL, path=path, origin=origin) == expected
+
+
+def test_a_name_that_was_pointed_at_us_is_no_origin_of_ours() -> None:
+    secret = {"authorization": f"Bearer {TOKEN.decode()}"}
+    rebound = {"host": "evil.example:9644", "origin": "http://evil.example:9644"}
+    assert status(OPEN, **rebound, **secret) == 403
+    by_number = {"host": "10.0.0.5:9644", "origin": "http://10.0.0.5:9644"}
+    assert status(OPEN, **by_number, **secret) == 200
+
+
+@pytest.mark.parametrize(
+    ("authorization", "expected"),
+    [
+        ("Bearer 0123456789abcdef", 200),
+        ("bearer  0123456789abcdef ", 200),
+        ("Bearer 0123456789abcdeF", 401),
+        ("Bearer", 401),
+        ("Basic 0123456789abcdef", 401),
+        ("Bearer \udcff\udcfe", 401),  # bytes that are no text
+        ("", 401),
+    ],
+)
+def test_where_a_token_is_configured_it_is_asked_for(authorization: str, expected: int) -> None:
+    assert status(OPEN, authorization=authorization) == expected
+    assert status(OPEN, path="/metrics", authorization=authorization) == expected
+    assert status(OPEN, path="/healthz", authorization=authorization) == 200
+    assert status(OPEN, path="/readyz", authorization=authorization) == 200
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "BREW"])
+def test_a_change_is_sent_as_json_which_no_other_page_can(method: str, content_type: str) -> None:
+    assert status(LOCAL, method=method, content_type=content_type) == 415
+    assert status(LOCAL, method=method, content_type="application/json") == 200
+
+
+def test_a_token_is_read_without_the_white_space_around_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"\n " + TOKEN + b"\r\n")
+    assert read_token(str(file)) == TOKEN
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"two words of a length", b"\xff" * 20, b"a" * 5000]
+)
+def test_a_token_that_is_none_is_refused_without_being_shown(
+    tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    with pytest.raises(TokenFileError, match="expected one token") as raised:
+        read_token(str(file))
+    assert content == b"" or content.decode(errors="replace") not in str(raised.value)
+
+
+def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TokenFileError, match=r"absent: No such file"):
+        read_token(str(tmp_path / "absent"))

@@ -1,0 +1,329 @@
+"""The API below /api/v1: what it answers, what it refuses and how, over a broker in memory."""
+
+import asyncio
+import http.client
+import json
+import re
+import urllib.request
+from typing import Any
+
+import pytest
+
+from broker.app import Broker
+from broker.http.api import openapi
+from storage.model import TopicPartition
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.memory_env import MemoryEnv
+
+ROOT = "/api/v1/cleaner"
+JSON = {"Content-Type": "application/json"}
+TOPICS = {
+    "orders": {"partitions": 3, "keys": {"cleanup.policy": "compact"}},
+    "audit": {"keys": {"cleanup.policy": "delete"}},
+}
+SECRET = "0123456789abcdef"
+
+
+def ask(
+    broker: Broker, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, Any, dict[str, str]]:
+    named = {key.replace("_", "-"): value for key, value in headers.items()}
+    if method == "POST" and "Content-Type" not in named:
+        named |= JSON
+    address = broker.http_address
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=20)
+    try:
+        connection.request(method, path, body, named)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        kind = answer.getheader("Content-Type", "")
+        document = json.loads(text) if kind.startswith("application/json") else text
+        return answer.status, document, dict(answer.getheaders())
+    finally:
+        connection.close()
+
+
+async def asked(
+    broker: Broker, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, Any]:
+    status, result, _ = await asyncio.to_thread(ask, broker, method, path, body, **headers)
+    return status, result
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=12)
+
+
+# --- looking --------------------------------------------------------------------------------------
+
+
+async def test_the_status_counts_partitions_and_names_the_settings(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        status, result = await asked(broker, "GET", ROOT)
+    assert status == 200
+    assert result["enabled"] is False
+    assert result["partitions"]["compacted"] == 3
+    assert result["partitions"]["paused"] == result["partitions"]["quarantined"] == 0
+    assert result["settings"]["workers"] == 1
+    assert result["read_bytes_per_second"] is None
+
+
+async def test_partitions_come_in_pages_in_order(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        names, after = [], ""
+        while True:
+            _, page = await asked(broker, "GET", f"{ROOT}/partitions?limit=2{after}")
+            names += [(row["topic"], row["partition"]) for row in page["partitions"]]
+            if page["next"] is None:
+                break
+            after = f"&after={page['next']}"
+        _, audit = await asked(broker, "GET", f"{ROOT}/partitions?topic=audit")
+    assert names == [("orders", 0), ("orders", 1), ("orders", 2)]  # compacted ones only
+    assert [row["cleanup_policy"] for row in audit["partitions"]] == [["delete"]]
+
+
+async def test_explain_answers_with_sentences_and_findings(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        status, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/1")
+        _, audit = await asked(broker, "GET", f"{ROOT}/partitions/audit/0")
+    assert status == 200
+    assert result["state"] == "idle"
+    assert result["sentences"][0] == "orders-1 is not being cleaned: nothing dirty."
+    assert {key: result["findings"][-1][key] for key in ("reason", "blocks")} == {
+        "reason": "nothing dirty",
+        "blocks": True,
+    }
+    assert "it is not compacted" in audit["sentences"][1]
+
+
+async def test_an_offline_partition_is_explained_and_not_steered(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, "/disk1", topics=TOPICS) as broker:
+        broker.topics.fail([TopicPartition("orders", 1)], "its disk is gone")
+        status, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/1")
+        assert (status, result["state"]) == (200, "offline")
+        assert "its disk is gone" in result["sentences"][1]
+        for action in ("run", "pause", "resume", "abort", "retry"):
+            status, result = await asked(broker, "POST", f"{ROOT}/partitions/orders/1/{action}")
+            assert (status, result["error"]) == (409, "orders-1 is offline: its disk is gone")
+
+
+async def test_the_history_is_empty_where_nothing_ran(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        for query in ("", "?topic=orders", "?topic=orders&partition=0&limit=5"):
+            assert await asked(broker, "GET", f"{ROOT}/history{query}") == (200, {"jobs": []})
+
+
+# --- acting ---------------------------------------------------------------------------------------
+
+
+async def test_a_pause_holds_until_it_is_resumed_and_once_is_enough(env: MemoryEnv) -> None:
+    path = f"{ROOT}/partitions/orders/2"
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        for changed in (True, False):
+            _, result = await asked(broker, "POST", f"{path}/pause")
+            assert (result["changed"], result["paused"], result["state"]) == (
+                changed,
+                True,
+                "paused",
+            )
+            assert result["durable"] is True
+        for changed in (True, False):
+            _, result = await asked(broker, "POST", f"{path}/resume")
+            assert (result["changed"], result["paused"], result["state"]) == (
+                changed,
+                False,
+                "idle",
+            )
+
+
+async def test_a_pause_survives_a_restart(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        await asked(broker, "POST", f"{ROOT}/partitions/orders/2/pause")
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        _, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/2")
+        assert result["paused"] is True
+
+
+async def test_right_after_a_pause_it_is_what_stands_in_the_way(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        await asked(broker, "POST", f"{ROOT}/partitions/orders/2/pause")
+        _, page = await asked(broker, "GET", f"{ROOT}/partitions?topic=orders")
+        rows = {row["partition"]: row for row in page["partitions"]}
+        assert rows[2]["blocked_by"] == "paused by an operator"
+        assert rows[1]["blocked_by"] != rows[2]["blocked_by"]
+        await asked(broker, "POST", f"{ROOT}/partitions/orders/2/resume")
+        _, page = await asked(broker, "GET", f"{ROOT}/partitions?topic=orders")
+        assert {row["blocked_by"] for row in page["partitions"]} == {rows[1]["blocked_by"]}
+
+
+async def test_a_pause_that_cannot_be_written_is_in_force_and_says_so(env: MemoryEnv) -> None:
+    path = f"{ROOT}/partitions/orders/2"
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        fault = env.fail_on(lambda _, path: "varve.cleaner" in path, 28)
+        _, result = await asked(broker, "POST", f"{path}/pause")
+        assert (result["paused"], result["durable"]) == (True, False)
+        _, every = await asked(broker, "POST", f"{ROOT}/pause")
+        assert every == {"changed": 2, "durable": False}
+        fault.remove()
+        _, result = await asked(broker, "POST", f"{path}/pause")
+        assert (result["changed"], result["durable"]) == (False, True)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        _, result = await asked(broker, "GET", path)
+        assert result["paused"] is True
+
+
+async def test_all_compacted_partitions_are_paused_and_resumed_at_once(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        for action, changed in (("pause", 3), ("pause", 0), ("resume", 3)):
+            answer = await asked(broker, "POST", f"{ROOT}/{action}")
+            assert answer == (200, {"changed": changed, "durable": True})
+
+
+async def test_what_finds_nothing_to_do_says_so_and_is_no_error(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        for action in ("abort", "retry"):
+            status, result = await asked(broker, "POST", f"{ROOT}/partitions/orders/0/{action}")
+            assert (status, result["changed"]) == (200, False)
+
+
+async def test_a_run_that_makes_no_sense_is_refused_in_words(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        status, result = await asked(broker, "POST", f"{ROOT}/partitions/audit/0/run")
+        assert (status, result["error"]) == (
+            400, "audit-0 is not compacted: its cleanup.policy is delete",
+        )  # fmt: skip
+        status, result = await asked(broker, "POST", f"{ROOT}/partitions/orders/0/run")
+        assert (status, result["error"]) == (409, "the cleaner is switched off (cleaner.enabled)")
+
+
+# --- bad requests ---------------------------------------------------------------------------------
+
+
+BAD_PATHS = (
+    ("/partitions/nowhere/0", 404, "there is no topic nowhere"),
+    ("/partitions/orders/3", 404, "topic orders has 3 partitions, from 0 on"),
+    ("/partitions/orders/2147483647", 404, "from 0 on"),
+    ("/partitions/orders/-1", 400, "expected 0 to 2147483647"),
+    ("/partitions/orders/2147483648", 400, "expected 0 to"),
+    ("/partitions/orders/" + "9" * 4000, 400, "expected 0 to"),
+    ("/partitions/orders/1e3", 400, "expected 0 to"),
+    ("/partitions/orders/%D9%A3", 400, "expected 0 to"),  # a digit, and not of ours
+    ("/partitions/orders/0x1", 400, "expected 0 to"),
+    ("/partitions/..%2F..%2Fetc/0", 404, "there is no topic"),
+    ("/partitions/orders/0/dance", 404, "Not Found"),
+    ("/partitions?topic=nowhere", 404, "there is no topic"),
+    ("/partitions?limit=0", 400, "limit: expected 1 to 5000"),
+    ("/partitions?limit=5001", 400, "limit: expected 1 to 5000"),
+    ("/partitions?after=orders", 400, "after: expected"),
+    ("/partitions?limit=1&limit=2", 400, "given twice"),
+    ("/partitions?sort=size", 400, "unknown parameter 'sort'"),
+    ("/history?topic=nowhere", 404, "there is no topic"),
+    ("/history?topic=nowhere&partition=0", 404, "there is no topic"),
+    ("/history?topic=orders&partition=3", 404, "from 0 on"),
+    ("/history?partition=1", 400, "together with its topic"),
+    ("/history?topic=orders&partition=x", 400, "partition: expected"),
+    ("/nothing", 404, "Not Found"),
+)
+
+
+async def test_a_bad_request_gets_a_status_and_words_in_json(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        for path, status, words in BAD_PATHS:
+            code, result = await asked(broker, "GET", ROOT + path)
+            assert (path, code) == (path, status)
+            assert words in result["error"], path
+
+
+BAD_BODIES = (
+    (b"{", 400, "not JSON"),
+    (b"[" * 60_000, 400, "not JSON"),
+    (b"[]", 400, "expected a JSON object"),
+    (b'{"roll": 1}', 400, "roll: expected true or false"),
+    (b'{"drop": true}', 400, "unknown key 'drop'"),
+    (b"\xff\xfe", 400, "not JSON"),
+    (b" " * (1 << 20), 413, "Too Large"),
+)
+
+
+async def test_a_body_that_makes_no_sense_changes_nothing(env: MemoryEnv) -> None:
+    path = f"{ROOT}/partitions/orders/0"
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        for body, status, words in BAD_BODIES:
+            for action in ("run", "pause"):
+                code, result = await asked(broker, "POST", f"{path}/{action}", body)
+                assert (body[:20], code) == (body[:20], status)
+                assert words in result["error"] or action == "pause"
+        _, after = await asked(broker, "GET", path)
+    assert (after["state"], after["paused"]) == ("idle", False)
+
+
+async def test_a_change_is_refused_without_json_from_afar_or_by_another_method(
+    env: MemoryEnv,
+) -> None:
+    path = f"{ROOT}/partitions/orders/0/pause"
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        form = {"Content_Type": "text/plain"}
+        assert (await asked(broker, "POST", path, b"{}", **form))[0] == 415
+        assert (await asked(broker, "POST", path, Origin="http://evil.example"))[0] == 403
+        assert (await asked(broker, "POST", path, Origin="null"))[0] == 403
+        assert (await asked(broker, "POST", path, Host="evil.example"))[0] == 403
+        status, result, headers = await asyncio.to_thread(ask, broker, "GET", path)
+        assert (status, headers["Allow"]) == (405, "POST")
+        assert "Method Not Allowed" in result["error"]
+        local = f"http://{broker.http_address}"
+        assert (await asked(broker, "POST", path, Origin=local))[0] == 200
+
+
+async def test_with_a_token_everything_but_health_asks_for_it(env: MemoryEnv) -> None:
+    async with broker_in_memory(env, topics=TOPICS, token=SECRET.encode()) as broker:
+        for path in (ROOT, "/metrics", openapi.PATH, f"{ROOT}/nothing"):
+            status, _, headers = await asyncio.to_thread(ask, broker, "GET", path)
+            assert (status, headers["WWW-Authenticate"]) == (401, 'Bearer realm="varve"')
+        assert (await asked(broker, "GET", "/readyz"))[0] == 200
+        wrong = {"Authorization": f"Bearer {SECRET[:-1]}"}
+        assert (await asked(broker, "GET", ROOT, **wrong))[0] == 401
+        right = {"Authorization": f"Bearer {SECRET}"}
+        assert (await asked(broker, "GET", ROOT, **right))[0] == 200
+        assert (await asked(broker, "GET", "/metrics", **right))[0] == 200
+
+
+# --- the document ---------------------------------------------------------------------------------
+
+
+async def test_the_first_page_links_to_the_openapi_document_and_every_link_leads_somewhere(
+    env: MemoryEnv,
+) -> None:
+    async with broker_in_memory(env) as broker:
+        url = f"http://{broker.http_address}"
+
+        def page(path: str) -> tuple[str, str]:
+            with urllib.request.urlopen(f"{url}{path}") as answer:
+                return str(answer.headers["Content-Type"]), str(answer.read().decode())
+
+        kind, text = await asyncio.to_thread(page, "/")
+        links = re.findall(r'href="([^"]+)"', text)
+        for link in links:
+            await asyncio.to_thread(page, link)
+    assert kind.startswith("text/html")
+    assert openapi.PATH in links
+
+
+async def test_the_openapi_document_has_every_route_and_no_other(env: MemoryEnv) -> None:
+    async with broker_in_memory(env) as broker:
+        _, result = await asked(broker, "GET", openapi.PATH)
+        routes = {
+            (route.method, route.resource.canonical)
+            for route in broker.http.application.router.routes()
+            if route.resource is not None and route.resource.canonical.startswith("/api/")
+        }
+    reported = {(m.upper(), path) for path, item in result["paths"].items() for m in item}
+    assert reported == {(method, path) for method, path in routes if method != "HEAD"}
+    for path, operations in result["paths"].items():
+        for operation in operations.values():
+            named = {
+                parameter["name"]
+                for parameter in operation["parameters"]
+                if parameter["in"] == "path"
+            }
+            assert named == set(re.findall(r"\{(\w+)\}", path))

@@ -1,0 +1,190 @@
+"""Clients of HTTP that are many, slow or silent take nothing from the others."""
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import structlog
+import uvloop
+
+from broker.app import Broker
+from broker.http import server
+from broker.logging import RateLimitedLogger, configure
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.memory_env import MemoryEnv
+
+HEAD = (
+    b"POST /api/v1/cleaner/hold HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
+
+
+@pytest.fixture
+async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(server, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    async with broker_in_memory(MemoryEnv(seed=2)) as broker:
+        yield broker
+
+
+async def connect(broker: Broker) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(broker.http_address.host, broker.http_address.port)
+
+
+async def ask(broker: Broker, path: str) -> bytes:
+    reader, writer = await connect(broker)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+    try:
+        return await asyncio.wait_for(reader.read(), 20)
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        b"",
+        b"GET /healthz HTTP/1.1\r\nHost: loc",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea",
+    ],
+)
+async def test_who_does_not_finish_the_head_of_a_request_loses_the_connection(
+    broker: Broker, output: bytes
+) -> None:
+    reader, writer = await connect(broker)
+    writer.write(output)
+    answer = await asyncio.wait_for(reader.read(), 20)
+    assert answer.startswith(b"HTTP/1.1 200") == (b"\r\n\r\n" in output)
+    writer.close()
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(broker: Broker) -> None:
+    reader, writer = await connect(broker)
+    writer.write(HEAD + b"Content-Length: 10\r\n\r\n{")
+    assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 408")
+    writer.close()
+
+
+async def test_one_connection_too_many_is_refused_and_room_is_made_in_time(broker: Broker) -> None:
+    async with AsyncExitStack() as stack:
+        for _ in range(3):
+            _, writer = await connect(broker)
+            stack.callback(writer.close)
+        assert (await ask(broker, "/metrics")).startswith(b"HTTP/1.1 503 ")
+        answer = b""
+        async with asyncio.timeout(20):
+            while not answer.startswith(b"HTTP/1.1 200"):
+                answer = await ask(broker, "/metrics")
+
+
+@pytest.fixture
+def log_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What the HTTP side logs, from loggers that no other test has used."""
+    stream = io.StringIO()
+    configure("info", "json", stream)
+    monkeypatch.setattr(server, "logger", RateLimitedLogger(structlog.get_logger("broker.http")))
+    yield stream
+    structlog.reset_defaults()
+
+
+def log_lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_http_connections_above_the_limit_get_nothing_but_health_checks_and_no_log_line(
+    monkeypatch: pytest.MonkeyPatch, log_stream: io.StringIO
+) -> None:
+    """On the loop that the daemon uses: its transports are classes of their own."""
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 1)
+
+    async def fill() -> None:
+        async with broker_in_memory(MemoryEnv(seed=2)) as broker, AsyncExitStack() as stack:
+            _, writer = await connect(broker)
+            stack.callback(writer.close)
+            log_stream.truncate(0)
+            for _ in range(20):
+                assert (await ask(broker, "/metrics")).startswith(b"HTTP/1.1 503 ")
+                assert (await ask(broker, "/healthz")).endswith(b"\r\n\r\nok\n")
+            assert [line["event"] for line in log_lines(log_stream)] == []
+
+    uvloop.run(fill())
+
+
+async def test_idle_connections_do_not_keep_health_checks_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    async with broker_in_memory(MemoryEnv(seed=2)) as broker, AsyncExitStack() as stack:
+        for _ in range(100):
+            _, writer = await connect(broker)
+            stack.callback(writer.close)
+        for path in ("/healthz", "/readyz"):
+            assert (await ask(broker, path)).endswith(b"\r\n\r\nok\n")
+        foreign = b"GET /readyz HTTP/1.1\r\nHost: elsewhere\r\n\r\n"
+        for request, status in ((foreign, b"403"), (b"x" * 5000, b"400"), (b"no\r\n\r\n", b"400")):
+            reader, writer = await connect(broker)
+            writer.write(request)
+            response = await asyncio.wait_for(reader.read(), 20)
+            assert response.startswith(b"HTTP/1.1 " + status)
+            writer.close()
+
+
+GZIPPED = HEAD + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nxxxxx"
+MALFORMED = {
+    "a version that does not exist": b"GET / HTTP/9.9\r\n\r\n",
+    "a request of Kafka": b"\0\0\0\x10\0\3\0\1\0\0\0\1\0\0\r\n\r\n",
+    "a line that is too long": b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    "a length that is no number": HEAD + b"Content-Length: abc\r\n\r\n",
+    "two lengths": HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
+    "a chunk without a size": HEAD + b"Transfer-Encoding: chunked\r\n\r\nzzz\r\n",
+    "a URL that does not end": b"GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "a header with a zero": b"GET / HTTP/1.1\r\nHost: localhost\r\nA\0b: c\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "a body that is not compressed": GZIPPED,
+    "a chunk that ends early": HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{xx\r\n",
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_malformed_http_is_a_client_error_and_never_a_traceback(
+    log_stream: io.StringIO, broker: Broker, name: str
+) -> None:
+    reader, writer = await connect(broker)
+    writer.write(MALFORMED[name])
+    answer = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    assert answer[:13] in (b"HTTP/1.0 400 ", b"HTTP/1.1 400 ")
+    reported = log_lines(log_stream)
+    assert [line for line in reported if line["level"] == "error" or "exception" in line] == []
+
+
+async def test_a_client_that_goes_away_within_a_body_causes_no_traceback(
+    log_stream: io.StringIO, broker: Broker
+) -> None:
+    reader, writer = await connect(broker)
+    writer.write(HEAD + b"Expect: 100-continue\r\nContent-Length: 10\r\n\r\n{")
+    await asyncio.wait_for(reader.readline(), 20)  # the handler has begun to wait for the body
+    writer.transport.abort()
+    assert (await ask(broker, "/healthz")).startswith(b"HTTP/1.1 200")
+    reported = log_lines(log_stream)
+    assert [line for line in reported if line["level"] == "error" or "exception" in line] == []
+
+
+async def test_a_flood_of_malformed_http_is_written_at_a_limited_rate(
+    log_stream: io.StringIO, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.logging.LINES_PER_BURST", 5)
+    monkeypatch.setattr("broker.logging.LINES_PER_SECOND", 0.0)
+    for _ in range(20):
+        reader, writer = await connect(broker)
+        writer.write(MALFORMED["no host"])
+        assert await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+    assert [line["event"] for line in log_lines(log_stream)].count("request malformed") == 5

@@ -1,0 +1,117 @@
+"""/readyz answers 200 only when every partition that should be served is, and names what is not."""
+
+import asyncio
+import errno
+
+import pytest
+
+from broker.topics.topics import TopicError
+from storage.errors import LogDirectoryError, NoRoomError
+from storage.format import filenames
+from tests.broker.test_app import client_of, get
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.logs import batch_of
+from tests.support.storage.memory_env import MemoryEnv, _Fault
+
+LOG = filenames.file_name(0, filenames.LOG)
+
+
+async def topics_in(env: MemoryEnv, *directories: str, partitions: int = 2) -> MemoryEnv:
+    async with broker_in_memory(env, *directories) as broker:
+        await broker.topics.create("orders", partitions, {})
+        await broker.topics.create("views", 1, {"varve.view": "compacted"})
+        with client_of(broker) as client:
+            await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"value")))
+    return env
+
+
+async def test_an_offline_partition_makes_the_broker_unready_until_it_is_deleted() -> None:
+    env = await topics_in(MemoryEnv(seed=3))
+    env.unlink(f"/disk1/orders-1/{LOG}")
+    env.mkdir(f"/disk1/orders-1/{LOG}")
+    async with broker_in_memory(env) as broker:
+        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        assert status == 503
+        assert text.startswith("partition orders-1 is not served: ")
+        assert LOG in text
+        assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
+        await broker.topics.delete("orders")
+        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+
+
+async def test_a_directory_that_is_offline_makes_the_broker_unready() -> None:
+    env = await topics_in(MemoryEnv(seed=3), "/disk1", "/disk2")
+    env.fail_on(lambda op, path: op == "listdir" and path.startswith("/disk2"), errno.EIO)
+    async with broker_in_memory(env, "/disk1", "/disk2") as broker:
+        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        assert (status, text.partition(":")[0]) == (503, "data directory /disk2 is offline")
+
+
+async def test_readiness_names_some_partitions_and_counts_the_others() -> None:
+    env = await topics_in(MemoryEnv(seed=3), partitions=30)
+    for index in range(25):
+        env.remove_tree(f"/disk1/orders-{index}")
+    async with broker_in_memory(env) as broker:
+        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        assert (status, len(text.splitlines())) == (503, 21)
+        assert text.splitlines()[-1] == "5 more partitions are not served"
+
+
+async def test_a_view_that_cannot_be_read_makes_the_broker_unready() -> None:
+    env = await topics_in(MemoryEnv(seed=3))
+    env.mkdir("/disk1/views-0/varve.view/manifest")
+    async with broker_in_memory(env) as broker:
+        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        assert status == 503
+        assert text.startswith("partition views.compacted-0 is not served: ")
+
+
+def fill_disk(env: MemoryEnv) -> _Fault:
+    return env.fail_on(lambda op, path: op == "pwrite", errno.ENOSPC)
+
+
+async def test_an_orderly_stop_lets_a_full_disk_be_served() -> None:
+    env = await topics_in(MemoryEnv(seed=3))
+    full = fill_disk(env)
+    async with broker_in_memory(env) as broker:
+        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+        with client_of(broker) as client:
+            partition = await asyncio.to_thread(client.fetch, "orders", 0)
+            assert b"value" in bytes(partition.records or b"")
+            full.remove()
+            await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"more")))
+            partition = await asyncio.to_thread(client.fetch, "orders", 1)
+            assert b"more" in bytes(partition.records or b"")
+
+
+async def test_a_recovery_that_finds_the_disk_full_makes_the_broker_unready_and_loses_nothing() -> (
+    None
+):
+    env = await topics_in(MemoryEnv(seed=3))
+    env.unlink(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
+    full = fill_disk(env)
+    async with broker_in_memory(env) as broker:
+        status, text = await asyncio.to_thread(get, broker, "/readyz")
+        assert status == 503
+        assert "No space left on device" in text
+    full.remove()
+    async with broker_in_memory(env) as broker:
+        assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
+        with client_of(broker) as client:
+            partition = await asyncio.to_thread(client.fetch, "orders", 0)
+            assert b"value" in bytes(partition.records or b"")
+
+
+@pytest.mark.parametrize("topics", [{}, {"new": {"partitions": 1}}])
+async def test_a_start_that_a_full_disk_prevents_says_so(topics: dict[str, object]) -> None:
+    env = await topics_in(MemoryEnv(seed=3))
+    env.unlink(f"/disk1/{filenames.CLEAN_SHUTDOWN}")
+    env.unlink("/disk1/orders-1/partition.metadata")
+    fill_disk(env)
+    try:
+        async with broker_in_memory(env, topics=topics) as broker:
+            _, text = await asyncio.to_thread(get, broker, "/readyz")
+    except (LogDirectoryError, NoRoomError, TopicError) as error:
+        text = str(error)
+    assert "/disk1" in text
+    assert "No space left on device" in text

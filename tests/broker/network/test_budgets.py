@@ -1,0 +1,257 @@
+"""What the most expensive requests cost that the limits of each API allow.
+
+Asserted are counts: lines of Python in one turn of the event loop, bytes allocated for a row. Each
+request is handled by a whole broker, without sockets. `make budgets` has all rows and all versions.
+The default run has turns alone, of the newest version of each API and few rows; its turns are
+shorter by the clock, so that a loop without turns is seen in them, too.
+
+`make budgets` takes all rows for the newest version of each API, and a fifth for each older version
+whose tables differ from those of the version before it. There the bound on a turn is a fifth, too.
+"""
+
+import asyncio
+import inspect
+import os
+import sys
+import tracemalloc
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, Final, cast
+
+import pytest
+
+from broker.app import Broker
+from broker.handlers.dispatch import Dispatcher
+from broker.handlers.routes import make_dispatcher
+from broker.network.connection import Connection
+from protocol import codec
+from protocol.api import APIS, ApiKey
+from protocol.errors import RowLimitError
+from protocol.limits import FEW_ROWS, ROWS, RequestLimits
+from protocol.schema import walk
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.broker.largest_requests import Names, largest_bodies
+from tests.support.broker.messages import every_version, name_of
+from tests.support.loop_meter import SECONDS_PER_LINE, LoopMeter
+from tests.support.storage.memory_env import MemoryEnv
+
+ALL: Final = "VARVE_ALL_BUDGETS" in os.environ
+# 5 ms; or a slice of 512 rows of the largest kind, which 2,000 rows without turns are above.
+LINES_PER_TURN_MAX: Final = int(0.005 / SECONDS_PER_LINE) if ALL else 20_000
+CLOCK_RATE: Final = 1 if ALL else 10
+OLD_VERSION_SHARE: Final = 5  # of rows and of a turn, for all but the newest version of an API
+FAST_ROWS: Final = 2_000
+# Of these each row is hundreds of lines: every setting of a topic is looked at.
+FAST_ROWS_WITH_SETTINGS: Final = 200
+WITH_SETTINGS: Final = frozenset(
+    (
+        ApiKey.CREATE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.DESCRIBE_CONFIGS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+    )
+)
+# Of a request and its answer in memory, with all that is built for them: rows are objects of 100
+# to 300 bytes, and are kept as request, as results, and as bytes.
+BYTES_PER_ROW_MAX: Final = 3_000
+# CreateTopics and DescribeConfigs answer with some forty settings a topic.
+SETTINGS_OF_A_TOPIC: Final = 40
+TOPICS: Final = 20
+PARTITIONS: Final = 20
+
+
+# A case takes 30 s of processor time at most, most of it in the trace function.
+pytestmark = pytest.mark.timeout(1_800 if ALL else 120)
+
+
+def cases() -> list[tuple[int, int]]:
+    return [case for case in every_version() if is_newest(case) or (ALL and is_different(case))]
+
+
+def is_newest(case: tuple[int, int]) -> bool:
+    key, version = case
+    return version == APIS[key].versions.last
+
+
+def is_different(case: tuple[int, int]) -> bool:
+    """Whether the version before it has other fields."""
+    key, version = case
+    return version == APIS[key].versions.first or fields_of(case) != fields_of((key, version - 1))
+
+
+def fields_of(case: tuple[int, int]) -> list[object]:
+    key, version = case
+    api = APIS[key]
+    parts = [part for root in (api.request, api.response) for part in walk(root)]
+    fields = [
+        (part.name, field.name)
+        for part in parts
+        for field in part.fields
+        if version in field.versions
+    ]
+    return [version in api.flexible, *fields]
+
+
+def rows_of(case: tuple[int, int]) -> int:
+    key = case[0]
+    limit = RequestLimits(100 << 20, 10_000).of(key).rows
+    if ALL:
+        return limit if is_newest(case) else limit // OLD_VERSION_SHARE
+    return min(limit, FAST_ROWS_WITH_SETTINGS if key in WITH_SETTINGS else FAST_ROWS)
+
+
+def share_of(case: tuple[int, int]) -> int:
+    return OLD_VERSION_SHARE if ALL and not is_newest(case) else 1
+
+
+class Requester:
+    """Puts frames to the dispatcher of a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._dispatcher: Dispatcher = make_dispatcher(broker._services)
+        peer = SimpleNamespace(peer_host="h", local_host="h", local_port=1, context=None)
+        self._connection = cast("Connection", peer)
+        names = [f"t{number}" for number in range(TOPICS)]
+        topics = [broker.topics.get(name) for name in names]
+        ids = tuple(topic.topic_id for topic in topics if topic is not None)
+        self.names = Names(tuple(names), ids, PARTITIONS, ("g",))
+
+    async def ask(self, frame: memoryview) -> int:
+        """-> bytes of the answer"""
+        answer: Any = self._dispatcher.handle(self._connection, frame)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer is None or isinstance(answer, bytes):
+            return len(answer or b"")
+        return sum(len(part) for part in answer if isinstance(part, bytes))
+
+
+@pytest.fixture(scope="module")
+def runner() -> Any:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def asker(runner: asyncio.Runner) -> Any:
+    """One broker for all requests: none of them changes what the others cost."""
+    settings = {"partitions": PARTITIONS, "keys": {"cleanup.policy": "delete"}}
+    topics = {f"t{number}": settings for number in range(TOPICS)}
+
+    async def serve() -> AsyncIterator[Requester]:
+        async with broker_in_memory(MemoryEnv(seed=5), topics=topics) as broker:
+            yield Requester(broker)
+
+    serving = serve()
+    yield runner.run(anext(serving))
+    with pytest.raises(StopAsyncIteration):
+        runner.run(anext(serving))
+
+
+def frames(case: tuple[int, int], requester: Requester) -> list[tuple[str, memoryview]]:
+    made = []
+    for label, body in largest_bodies(*case, rows_of(case), requester.names):
+        if " known" in label and not ALL:
+            continue
+        frame = codec.encode_request(*case, 1, "me", body)[4:]
+        limit = RequestLimits(100 << 20, 10_000).of(case[0]).frame_bytes
+        assert len(frame) <= limit, (label, "rows reach their limit before bytes do")
+        made.append((label, memoryview(bytearray(frame))))
+    return made
+
+
+@pytest.mark.parametrize("case", cases(), ids=name_of)
+def test_no_turn_of_a_request_holds_the_loop_for_long(
+    case: tuple[int, int],
+    asker: Requester,
+    runner: asyncio.Runner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    meter, too_long = LoopMeter(CLOCK_RATE * share_of(case)), []
+    for label, frame in frames(case, asker):
+
+        async def ask(frame: memoryview = frame) -> None:
+            with meter.measuring(monkeypatch):
+                await asyncio.sleep(0)
+                await asker.ask(frame)
+
+        runner.run(ask())
+        assert meter.lines > 0
+        if meter.longest_turn > LINES_PER_TURN_MAX // share_of(case):
+            too_long.append((label, meter.longest_turn, meter.lines))
+    assert not too_long
+
+
+@pytest.mark.skipif(not ALL, reason="takes minutes: `make budgets`")
+@pytest.mark.parametrize("case", cases(), ids=name_of)
+def test_memory_of_a_request_is_in_proportion_to_its_rows(
+    case: tuple[int, int], asker: Requester, runner: asyncio.Runner
+) -> None:
+    rows, too_much = rows_of(case), []
+    factor = SETTINGS_OF_A_TOPIC if case[0] == ApiKey.CREATE_TOPICS else 1
+    for label, frame in frames(case, asker):
+        runner.run(asker.ask(frame))  # codecs are compiled, tables filled
+        tracemalloc.start()
+        try:
+            runner.run(asker.ask(frame))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        if peak > rows * BYTES_PER_ROW_MAX * factor + (2 << 20):
+            too_much.append((label, peak, peak // rows))
+    assert not too_much
+
+
+@pytest.mark.skipif(not ALL, reason="takes minutes: `make budgets`")
+@pytest.mark.parametrize("case", cases(), ids=name_of)
+def test_a_request_of_one_row_too_many_is_refused_at_no_cost(
+    case: tuple[int, int],
+    asker: Requester,
+    runner: asyncio.Runner,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its rows are built: in as few lines as a request without rows."""
+    key, version = case
+    limit = RequestLimits(100 << 20, 10_000).of(key).rows
+    if not any(f.is_array and version in f.versions for f in APIS[key].request.fields):
+        return
+    meter = LoopMeter()
+    for label, body in largest_bodies(key, version, limit + 1, asker.names):
+        if label.startswith(("small", "all")) or "." in label or "unknown" in label:
+            continue
+        frame = memoryview(bytearray(codec.encode_request(key, version, 1, "me", body)[4:]))
+
+        async def ask(frame: memoryview = frame) -> bool:
+            try:
+                with meter.measuring(monkeypatch):
+                    answer = await asker.ask(frame)
+            except RowLimitError:
+                return True
+            return answer < 200
+
+        assert runner.run(ask()), label  # the codec is compiled
+        assert runner.run(ask()), label
+        assert meter.lines < 2_000, (label, meter.lines)
+
+
+def test_the_meter_sees_every_round_of_a_comprehension(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a loop that is written in one line would cost nothing."""
+    meter = LoopMeter()
+
+    async def hold() -> None:
+        with meter.measuring(monkeypatch):
+            await asyncio.sleep(0)
+            assert len({n: n for n in range(10_000)}) == 10_000
+            await asyncio.sleep(0)
+
+    asyncio.run(hold())
+    assert meter.longest_turn > 10_000
+    assert sys.gettrace() is None or not ALL
+
+
+def test_every_api_has_a_limit() -> None:
+    limits = RequestLimits(100 << 20, 10_000)
+    for key in APIS:
+        assert FEW_ROWS <= limits.of(key).rows <= ROWS
+    assert RequestLimits(100 << 20, 100_000).of(ApiKey.FETCH).rows == 300_000

@@ -1,0 +1,106 @@
+"""Incremental fetch sessions: KIP-227's rules, and their bounds."""
+
+import random
+
+import pytest
+
+from broker.network.fetch_sessions import (
+    EVICT_AFTER_SECONDS,
+    MAX_EPOCH,
+    FetchSession,
+    FetchSessions,
+    SessionError,
+    Targets,
+)
+from protocol.errors import ErrorCode
+from protocol.fetch_codec import FetchPartition
+
+
+def targets(*indexes: int, topic: str = "t") -> Targets:
+    return {(topic, index): FetchPartition(index, -1, 0, -1, -1, 1000) for index in indexes}
+
+
+def sessions(limit: int = 10) -> FetchSessions:
+    return FetchSessions(limit, random.Random(7))
+
+
+def granted(cache: FetchSessions, expected: Targets, now: float = 0.0) -> FetchSession:
+    session = cache.full(0, 0, expected, by_id=False, now=now)
+    assert session is not None
+    return session
+
+
+def test_a_full_fetch_is_granted_a_session_and_an_incremental_one_names_changes_only() -> None:
+    cache = sessions()
+    session = granted(cache, targets(0, 1))
+    again = cache.incremental(session.session_id, 1, targets(2), [("t", 0)], by_id=False, now=1.0)
+    assert again is session
+    assert list(again.targets) == [("t", 1), ("t", 2)]
+    assert again.epoch == 2
+
+
+def test_a_sessionless_fetch_gets_none_and_ends_the_session_it_names() -> None:
+    cache = sessions()
+    session = granted(cache, targets(0))
+    assert cache.full(session.session_id, -1, targets(0), by_id=False, now=0.0) is None
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize(
+    ("session_offset", "epoch", "by_id", "code"),
+    [
+        (1, 1, False, ErrorCode.FETCH_SESSION_ID_NOT_FOUND),
+        (0, 5, False, ErrorCode.INVALID_FETCH_SESSION_EPOCH),
+        (0, 1, True, ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR),
+    ],
+)
+def test_a_session_that_does_not_fit_is_refused_by_code(
+    session_offset: int, epoch: int, by_id: bool, code: ErrorCode
+) -> None:
+    cache = sessions()
+    session = granted(cache, targets(0))
+    with pytest.raises(SessionError) as caught:
+        cache.incremental(session.session_id + session_offset, epoch, {}, [], by_id=by_id, now=0.0)
+    assert caught.value.code is code
+
+
+def test_the_epoch_wraps_to_1_and_never_to_0() -> None:
+    cache = sessions()
+    session = granted(cache, targets(0))
+    session.epoch = MAX_EPOCH
+    cache.incremental(session.session_id, MAX_EPOCH, {}, [], by_id=False, now=0.0)
+    assert session.epoch == 1
+
+
+def test_a_full_cache_gives_no_session_until_one_has_been_idle() -> None:
+    cache = sessions(limit=1)
+    first = granted(cache, targets(0), now=0.0)
+    assert cache.full(0, 0, targets(1), by_id=False, now=EVICT_AFTER_SECONDS - 1) is None
+    second = cache.full(0, 0, targets(1), by_id=False, now=EVICT_AFTER_SECONDS)
+    assert second is not None
+    assert second.session_id != first.session_id
+    assert cache.evictions == 1
+
+
+def test_an_answer_holds_what_moved_and_what_has_records_and_nothing_else() -> None:
+    session = granted(sessions(), targets(0))
+    key = ("t", 0)
+
+    def tell(*, records: bool = False, error: bool = False, end: int = 5) -> bool:
+        return session.needs_response(
+            key, records=records, error=error, high_watermark=end, log_start=0
+        )
+
+    assert tell()
+    assert not tell()
+    assert tell(end=6)
+    assert not tell(end=6)
+    assert tell(records=True, end=6)
+    assert tell(error=True, end=-1)
+    assert tell(end=6), "well again after an error"
+
+
+def test_a_partition_that_was_served_moves_behind_the_others() -> None:
+    session = granted(sessions(), targets(0, 1, 2))
+    session.needs_response(("t", 0), records=True, error=False, high_watermark=1, log_start=0)
+    assert [index for _, index in session.targets] == [1, 2, 0]

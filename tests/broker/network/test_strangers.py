@@ -1,0 +1,322 @@
+"""What connections may hold that do nothing, or nothing good: memory, places, time."""
+
+import asyncio
+import struct
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from broker.app import Broker
+from broker.network.connection import Connection, RequestHandler, Response
+from broker.network.listener import (
+    IDLE_EVICT_SECONDS,
+    RECEIVE_SECONDS_MAX,
+    RECEIVE_STALL_SECONDS,
+    address_of,
+)
+from protocol import codec
+from protocol import messages as m
+from protocol.api import ApiKey
+from storage.format.batch import Record, build_batch
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.memory_env import MemoryEnv
+
+MIB = 1 << 20
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+OPENED: list[asyncio.StreamWriter] = []  # by the running test
+
+
+@asynccontextmanager
+async def running(**limits: Any) -> AsyncIterator[Broker]:
+    async with broker_in_memory(
+        MemoryEnv(seed=4), limits=limits, topics={"t": {"keys": {"max.message.bytes": 8 * MIB}}}
+    ) as broker:
+        try:
+            yield broker
+        finally:
+            while OPENED:
+                OPENED.pop().close()
+
+
+async def connect(broker: Broker, host: str = "127.0.0.1") -> Streams:
+    address = broker.addresses[0]
+    streams = await asyncio.open_connection(address.host, address.port, local_addr=(host, 0))
+    OPENED.append(streams[1])
+    return streams
+
+
+async def ask(streams: Streams, key: ApiKey, version: int, body: m.Message) -> m.Message | None:
+    """The answer; None where the connection is closed instead."""
+    reader, writer = streams
+    try:
+        writer.write(codec.encode_request(key, version, 1, "c", body))
+        (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 20))
+        return codec.decode_response(key, version, await reader.readexactly(size))[1]
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return None
+
+
+async def wait_true(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what the broker does for others has no event
+            await asyncio.sleep(0.01)
+
+
+async def is_served(streams: Streams) -> bool:
+    return await ask(streams, ApiKey.API_VERSIONS, 0, m.ApiVersionsRequest()) is not None
+
+
+async def is_closed(streams: Streams) -> bool:
+    try:
+        return await asyncio.wait_for(streams[0].read(), 20) == b""
+    except ConnectionError:
+        return True
+
+
+def large_produce(value_bytes: int) -> m.ProduceRequest:
+    batch = bytes(build_batch([Record(0, 1, b"k", bytes(value_bytes), ())]))
+    partition = m.ProduceRequestPartition(index=0, records=batch)
+    topic = m.ProduceRequestTopic(name="t", partition_data=[partition])
+    return m.ProduceRequest(acks=1, timeout_ms=1000, topic_data=[topic])
+
+
+async def test_frames_that_never_become_complete_hold_no_more_than_the_budget() -> None:
+    async with running(queued_request_bytes=4 * MIB) as broker:
+        strangers = []
+        for _ in range(15):
+            streams = await connect(broker)
+            streams[1].write(struct.pack(">ihh", 90 * MIB, ApiKey.PRODUCE, 9) + bytes(MIB))
+            strangers.append(streams)
+        budget = broker.listener.budget
+        await wait_true(lambda: budget.used_bytes >= 3 * MIB)
+        assert budget.used_bytes <= 4 * MIB
+        worker = await connect(broker)
+        assert await is_served(worker)
+        for _ in range(3):
+            answer = await ask(worker, ApiKey.PRODUCE, 9, large_produce(3 * MIB))
+            assert isinstance(answer, m.ProduceResponse)
+            assert answer.responses[0].partition_responses[0].error_code == 0
+        assert budget.used_bytes <= 4 * MIB
+        assert budget.closed > 0
+
+
+async def test_a_working_client_waits_for_memory_of_others_and_loses_nothing() -> None:
+    """Many large requests at once, in a budget for two of them."""
+    async with running(queued_request_bytes=4 * MIB) as broker:
+        clients = [await connect(broker) for _ in range(8)]
+        for streams in clients:
+            assert await is_served(streams)
+        requests = [ask(client, ApiKey.PRODUCE, 9, large_produce(3 * MIB)) for client in clients]
+        for answer in await asyncio.gather(*requests):
+            assert isinstance(answer, m.ProduceResponse)
+            assert answer.responses[0].partition_responses[0].error_code == 0
+        assert broker.listener.budget.waiting == 0
+        assert broker.listener.budget.used_bytes <= 4 * MIB
+
+
+async def test_buffers_of_working_clients_go_to_those_who_wait_after_each_request() -> None:
+    """Three producers of batches of 1 MB, whose buffers are kept between requests otherwise."""
+    produce = codec.encode_request(ApiKey.PRODUCE, 9, 1, "c", large_produce(1_000_000))
+    async with running(queued_request_bytes=MIB) as broker:
+        budget = broker.listener.budget
+        clients = [await connect(broker) for _ in range(3)]
+        for streams in clients:
+            assert await is_served(streams)
+            streams[1].write(produce[:-1])
+        await wait_true(lambda: budget.waiting == 1)
+        for streams in clients:
+            streams[1].write(produce[-1:])
+        for reader, _ in clients:
+            (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 20))
+            await reader.readexactly(size)
+        assert budget.waiting == 0
+
+
+async def test_a_client_that_stops_amid_a_request_loses_its_memory_to_those_who_wait() -> None:
+    produce = codec.encode_request(ApiKey.PRODUCE, 9, 1, "c", large_produce(3 * MIB))
+    async with running(queued_request_bytes=MIB) as broker:
+        budget, loop = broker.listener.budget, asyncio.get_running_loop()
+        stopped = await connect(broker)
+        assert await is_served(stopped)
+        stopped[1].write(produce[:-1])
+        await wait_true(lambda: budget.used_bytes > 2 * MIB)
+        broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS + 1)
+        assert budget.used_bytes > 2 * MIB  # nobody waits
+        worker = await connect(broker)
+        assert await is_served(worker)
+        answer = asyncio.create_task(ask(worker, ApiKey.PRODUCE, 9, large_produce(3 * MIB)))
+        await wait_true(lambda: budget.waiting == 1)
+        broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS - 1)
+        assert budget.waiting == 1
+        broker.listener.sweep(loop.time() + RECEIVE_STALL_SECONDS + 1)
+        assert isinstance(await answer, m.ProduceResponse)
+        assert await is_closed(stopped)
+
+
+async def test_a_client_that_sends_a_request_byte_by_byte_loses_its_memory_to_those_who_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "broker.network.listener.RECEIVE_STALL_SECONDS", 1000.0
+    )  # it never falls silent
+    produce = codec.encode_request(ApiKey.PRODUCE, 9, 1, "c", large_produce(3 * MIB))
+    async with running(queued_request_bytes=MIB) as broker:
+        budget, loop = broker.listener.budget, asyncio.get_running_loop()
+        slow = await connect(broker)
+        assert await is_served(slow)
+        began = loop.time()
+        slow[1].write(produce[: 2 * MIB])
+        await wait_true(lambda: budget.used_bytes > 2 * MIB)
+        worker = await connect(broker)
+        assert await is_served(worker)
+        answer = asyncio.create_task(ask(worker, ApiKey.PRODUCE, 9, large_produce(3 * MIB)))
+        await wait_true(lambda: budget.waiting == 1)
+        (receiving,) = (c for c in broker.listener.connections if c.receives_with_reserved_memory)
+        for sent in range(2 * MIB, 2 * MIB + 5):
+            before = receiving.last_active
+            slow[1].write(produce[sent : sent + 1])
+            await wait_true(lambda before=before: receiving.last_active > before)  # type: ignore[misc]
+        broker.listener.sweep(began + RECEIVE_SECONDS_MAX - 1)
+        assert budget.waiting == 1
+        broker.listener.sweep(loop.time() + RECEIVE_SECONDS_MAX + 1)
+        assert isinstance(await answer, m.ProduceResponse)
+        assert await is_closed(slow)
+
+
+async def test_memory_of_a_large_request_is_given_back_when_it_is_answered() -> None:
+    async with running() as broker:
+        streams = await connect(broker)
+        assert await ask(streams, ApiKey.PRODUCE, 9, large_produce(5 * MIB)) is not None
+        assert broker.listener.budget.used_bytes == 0
+
+
+async def test_a_large_frame_of_an_api_with_small_ones_is_refused_by_its_header() -> None:
+    async with running() as broker:
+        streams = await connect(broker)
+        streams[1].write(struct.pack(">ihh", 90 * MIB, ApiKey.HEARTBEAT, 4))
+        assert await is_closed(streams)
+
+
+async def test_who_completes_no_request_in_time_is_closed_and_a_client_is_not() -> None:
+    async with running(first_request_ms=5_000) as broker:
+        silent, slow, client = [await connect(broker) for _ in range(3)]
+        slow[1].write(struct.pack(">i", 100) + b"half")
+        assert await is_served(client)
+        loop = asyncio.get_running_loop()
+        broker.listener.sweep(loop.time() + 4.0)
+        assert len(broker.listener.connections) == 3
+        broker.listener.sweep(loop.time() + 6.0)
+        assert await is_closed(silent)
+        assert await is_closed(slow)
+        assert await is_served(client)
+        assert broker.listener.stats.closed_silent == 2
+
+
+async def test_idle_strangers_give_way_before_a_client_is_refused() -> None:
+    async with running(connections=4) as broker:
+        client = await connect(broker)
+        assert await is_served(client)
+        for _ in range(20):
+            await connect(broker)
+        newcomer = await connect(broker)
+        assert await is_served(newcomer)
+        assert await is_served(client)
+        assert len(broker.listener.connections) <= 4
+        assert broker.listener.stats.refused == 0
+
+
+async def test_a_client_at_work_keeps_its_place_until_it_is_silent() -> None:
+    async with running(connections=2) as broker:
+        clients = [await connect(broker), await connect(broker)]
+        for streams in clients:
+            assert await is_served(streams)
+        refused = await connect(broker)
+        assert await is_closed(refused)
+        assert broker.listener.stats.refused == 1
+        for connection in broker.listener.connections:
+            connection.last_active -= IDLE_EVICT_SECONDS + 1
+        broker.listener._next_search_at = 0.0
+        newcomer = await connect(broker)
+        assert await is_served(newcomer)
+        assert broker.listener.stats.evicted == 1
+
+
+async def test_one_address_locks_no_other_out_however_busy_it_is() -> None:
+    async with running(connections=6) as broker:
+        crowd = [await connect(broker) for _ in range(6)]
+        for streams in crowd:
+            assert await is_served(streams)
+        others = [await connect(broker, "127.0.0.2") for _ in range(2)]
+        for streams in others:
+            assert await is_served(streams)
+        assert broker.listener.stats.evicted == 2
+
+
+async def test_an_address_has_a_largest_number_of_connections() -> None:
+    async with running(connections_per_ip=2) as broker:
+        for _ in range(2):
+            await connect(broker)
+        assert await is_closed(await connect(broker))
+        other = await connect(broker, "127.0.0.2")
+        assert await is_served(other)
+
+
+def test_an_ipv6_network_is_one_address() -> None:
+    assert address_of("2001:db8::1") == address_of("2001:db8::ffff:2")
+    assert address_of("2001:db8:0:1::1") != address_of("2001:db8::1")
+    assert address_of("::ffff:10.0.0.1") == address_of("10.0.0.1") == "10.0.0.1"
+    assert address_of("fe80::1%eth0") == address_of("fe80::1")
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+async def test_a_flood_of_connections_beyond_the_limit_leaves_the_books_right(
+    connections: int,
+) -> None:
+    async with running(connections=connections) as broker:
+        for _ in range(50):
+            (await connect(broker))[1].close()
+        await wait_true(lambda: not broker.listener.connections)
+        assert not broker.listener._by_address
+
+
+class SlowHandler:
+    """Takes a millisecond for each request, and notes in which turn of the loop it came."""
+
+    def __init__(self, handler: RequestHandler) -> None:
+        self.now = 0.0
+        self.turn = 0
+        self.requests_by_turn: Counter[int] = Counter()
+        self._handler = handler
+
+    def handle(self, connection: Connection, frame: memoryview) -> Response | Awaitable[Response]:
+        self.now += 0.001
+        self.requests_by_turn[self.turn] += 1
+        return self._handler.handle(connection, frame)
+
+    async def count_turns(self) -> None:
+        while True:
+            self.turn += 1
+            await asyncio.sleep(0)
+
+
+async def test_requests_that_take_long_do_not_hold_the_loop_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with running() as broker:
+        slow = SlowHandler(broker.listener.handler)
+        broker.listener.handler = slow
+        monkeypatch.setattr("broker.network.connection.perf_counter", lambda: slow.now)
+        ticker = asyncio.create_task(slow.count_turns())
+        reader, writer = await connect(broker)
+        body = m.ListPartitionReassignmentsRequest(timeout_ms=1000, topics=None)
+        request = codec.encode_request(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, 1, "c", body)
+        writer.write(request * 100)
+        for _ in range(100):
+            (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 20))
+            await reader.readexactly(size)
+        ticker.cancel()
+        assert slow.requests_by_turn.total() == 100
+        assert max(slow.requests_by_turn.values()) <= 2

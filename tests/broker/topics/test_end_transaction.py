@@ -1,0 +1,88 @@
+"""A transaction that nobody will end: explained, and aborted by an operator's word."""
+
+import pytest
+
+from broker.app import Broker
+from cleaner.host import Undecided
+from storage.format.batch import TRANSACTIONAL, Record, build_batch, read_header
+from storage.model import TopicPartition
+from tests.broker.http.test_cleaner_api import ROOT, asked
+from tests.support.broker.broker_in_memory import broker_in_memory
+from tests.support.storage.memory_env import MemoryEnv
+
+ORDERS = TopicPartition("orders", 0)
+TOPICS = {"orders": {"keys": {"cleanup.policy": "compact"}}}
+PATH = f"{ROOT}/partitions/orders/0"
+
+
+def begin(env: MemoryEnv, broker: Broker, producer_id: int, epoch: int = 3) -> None:
+    """As a folder of Kafka's has it: data of a transaction, and no marker."""
+    partition = broker.topics.partition(ORDERS)
+    assert partition is not None
+    batch = build_batch(
+        [Record(0, env.wall_ms(), b"k", b"v")],
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=0,
+        attributes=TRANSACTIONAL,
+    )
+    header = read_header(batch)
+    partition.log.append(memoryview(batch), header, now_ms=env.wall_ms(), in_transaction=True)
+
+
+def bounds(broker: Broker) -> tuple[int, Undecided]:
+    facts = broker.cleaning.facts_of(ORDERS)
+    assert facts is not None
+    return facts.undecided_offset, facts.undecided_by
+
+
+async def test_an_open_transaction_is_aborted_and_no_longer_bounds_the_cleaner() -> None:
+    env = MemoryEnv(seed=5)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        begin(env, broker, 77)
+        begin(env, broker, 88)
+        assert bounds(broker) == (0, Undecided.OPEN_TRANSACTION)
+        status, result = await asked(broker, "POST", f"{PATH}/transactions/77/abort")
+        assert (status, result["marker_offset"]) == (200, 2)
+        assert bounds(broker) == (1, Undecided.OPEN_TRANSACTION)
+        log = broker.manager.logs[ORDERS]
+        assert [
+            (entry.producer_id, entry.first_offset) for entry in log.aborted_transactions(0, 3)
+        ] == [(77, 0)]
+        assert log.recovery_point == 3, "durable before it is answered"
+        await asked(broker, "POST", f"{PATH}/transactions/88/abort")
+        assert bounds(broker) == (4, Undecided.HIGH_WATERMARK)
+        assert log.last_records()[77][0] == 3, "the marker has the producer's epoch"
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        assert broker.manager.logs[ORDERS].open_transaction() is None
+        assert len(broker.manager.logs[ORDERS].aborted_transactions(0, 4)) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "words"),
+    [
+        ("orders/0/transactions/78/abort", 409, "whoever has: 77"),
+        ("orders/0/transactions/x/abort", 400, "producer id: expected"),
+        ("orders/1/transactions/77/abort", 404, "from 0 on"),
+    ],
+)
+async def test_for_a_producer_that_is_not_open_it_is_refused(
+    path: str, code: int, words: str
+) -> None:
+    env = MemoryEnv(seed=6)
+    async with broker_in_memory(env, topics=TOPICS) as broker:
+        begin(env, broker, 77)
+        end = broker.manager.logs[ORDERS].log_end_offset
+        status, result = await asked(broker, "POST", f"{ROOT}/partitions/{path}")
+        assert status == code
+        assert words in result["error"]
+        assert broker.manager.logs[ORDERS].log_end_offset == end
+
+
+async def test_what_bounds_the_cleaner_is_named_after_its_cause() -> None:
+    env = MemoryEnv(seed=7)
+    keys = {"cleanup.policy": "compact", "varve.flush.on.ack": "true"}
+    async with broker_in_memory(env, topics={"orders": {"keys": keys}}) as broker:
+        begin(env, broker, 77)
+        # Not flushed yet: the transaction lies above the high watermark and bounds nothing.
+        assert bounds(broker) == (0, Undecided.HIGH_WATERMARK)

@@ -1,0 +1,156 @@
+"""A served partition: acknowledgements, group commit, who is woken and when."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import pytest
+
+from broker.counters import TopicStats
+from broker.topics.partition import OfflinePartitionError, Partition
+from storage.errors import LogDirectoryError, StorageError
+from storage.format.batch import read_header
+from storage.format.filenames import INDEX, TIME_INDEX, TXN_INDEX, file_name
+from storage.log.log import Log
+from tests.support.storage.logs import NOW_MS, SMALL, batch_of, open_log, read_records, value_at
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
+
+FLUSHED = replace(SMALL, varve_flush_on_ack=True, segment_bytes=600)
+
+
+class Flusher:
+    """fsyncs a log over several turns of the loop, as a thread would; counts how often."""
+
+    def __init__(self, turns: int = 3) -> None:
+        self.turns = turns
+        self.flushes = 0
+
+    async def __call__(self, log: Log) -> None:
+        task = log.flush_begin()
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
+        try:
+            task.run()
+        except SimulatedCrash as crash:
+            raise StorageError("the machine is gone") from crash
+        self.flushes += 1
+        log.flush_done(task)
+
+
+def partition_of(log: Log, flusher: Flusher) -> Partition:
+    def fail(error: LogDirectoryError) -> None:
+        failures.append(error)
+
+    failures: list[LogDirectoryError] = []
+    return Partition(log, TopicStats(), flusher, fail)
+
+
+async def produce(partition: Partition, value: bytes) -> int:
+    """What the produce handler does with flush.on.ack; returns the acknowledged offset."""
+    batch = batch_of(value)
+    info = partition.append(memoryview(batch), read_header(batch), NOW_MS)
+    if not partition.is_acked(info):
+        await partition.wait_flushed(info.last_offset + 1)
+    return info.first_offset
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_what_was_acknowledged_with_flush_on_ack_survives_a_loss_of_power(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    env = MemoryEnv(seed)
+    log = open_log(env, FLUSHED)
+    partition = partition_of(log, Flusher(turns=rng.randrange(1, 5)))
+    acknowledged: list[int] = []
+
+    async def client() -> None:
+        for _ in range(20):
+            offset = log.log_end_offset
+            acknowledged.append(await produce(partition, value_at(offset)))
+            assert acknowledged[-1] < log.high_watermark
+            await asyncio.sleep(0)
+
+    env.crash_at = env.operations + rng.randrange(1, 200)
+    clients = [asyncio.create_task(client()) for _ in range(rng.randrange(1, 6))]
+    outcomes = await asyncio.gather(*clients, return_exceptions=True)
+    assert all(
+        exception is None or isinstance(exception, SimulatedCrash | StorageError)
+        for exception in outcomes
+    )
+    again = open_log(env.crash(), FLUSHED)
+    again.flush()  # what was found in the log is made durable before it is shown
+    retained = {record.offset: record.value for record in read_records(again)}
+    assert set(acknowledged) <= set(retained), sorted(set(acknowledged) - set(retained))
+    assert all(value == value_at(offset) for offset, value in retained.items())
+
+
+async def test_appends_made_during_an_fsync_share_the_next_one() -> None:
+    flusher = Flusher()
+    log = open_log(MemoryEnv(1), FLUSHED)
+    partition = partition_of(log, flusher)
+    await asyncio.gather(*(produce(partition, b"v") for _ in range(50)))
+    assert log.high_watermark == 50
+    assert flusher.flushes <= 2
+
+
+async def test_nothing_is_visible_before_its_fsync_even_if_nobody_waits() -> None:
+    flusher = Flusher()
+    log = open_log(MemoryEnv(1), FLUSHED)
+    partition = partition_of(log, flusher)
+    batch = batch_of(b"v")
+    info = partition.append(memoryview(batch), read_header(batch), NOW_MS)
+    assert not partition.is_acked(info)
+    assert log.high_watermark == 0
+    await partition.wait_idle()
+    assert log.high_watermark == 1
+
+
+async def test_readers_are_woken_when_a_record_becomes_visible_and_when_the_partition_goes() -> (
+    None
+):
+    log = open_log(MemoryEnv(1), SMALL)
+    partition = partition_of(log, Flusher())
+    woken: list[int] = []
+
+    def waker() -> None:
+        woken.append(log.high_watermark)
+
+    partition.add_waiter(waker)
+    await produce(partition, b"v")
+    assert woken == [1]
+    partition.close(OfflinePartitionError(log.partition, "gone"))
+    assert woken == [1, 1]
+    partition.remove_waiter(waker)
+    await produce(partition, b"v")
+    assert woken == [1, 1]
+
+
+async def test_whoever_waits_for_an_fsync_is_told_when_the_partition_goes() -> None:
+    log = open_log(MemoryEnv(1), FLUSHED)
+    partition = partition_of(log, Flusher(turns=50))
+    waiting = asyncio.create_task(produce(partition, b"v"))
+    await asyncio.sleep(0)
+    partition.close(OfflinePartitionError(log.partition, "its directory failed"))
+    with pytest.raises(OfflinePartitionError):
+        await waiting
+    await partition.wait_idle()
+
+
+async def test_a_flush_syncs_what_was_recovered_below_the_recovery_point() -> None:
+    """The cleaner replaces no segment that waits for a sync: it would wait for the next append."""
+    env = MemoryEnv(1)
+    log = open_log(env)
+    for offset in range(12):
+        batch = batch_of(value_at(offset))
+        log.append(memoryview(batch), read_header(batch), now_ms=NOW_MS)
+    log.roll(NOW_MS)
+    log.flush()
+    env.unlink(f"{log.directory}/{file_name(0, INDEX)}")
+    env.unlink(f"{log.directory}/{file_name(0, TIME_INDEX)}")
+    file = env.open(f"{log.directory}/{file_name(0, TXN_INDEX)}", create=True)
+    file.pwrite(b"rotten", 0)
+    again = open_log(env, recovery_point=log.log_end_offset)
+    closed = [facts.base_offset for facts in again.segment_facts()[:-1]]
+    assert not again.are_flushed(closed)
+    await partition_of(again, Flusher()).flush()
+    assert again.are_flushed(closed)

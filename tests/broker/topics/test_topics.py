@@ -1,0 +1,413 @@
+"""Topics come, change and go: what is durable when, and what a crash or a full disk leaves."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from broker.counters import TopicStats
+from broker.topics.partition import Partition
+from broker.topics.topics import TopicError, Topics
+from config.settings import CleanerSettings, Settings
+from protocol.errors import ErrorCode
+from storage.errors import InconsistentDirectoryError, NoRoomError
+from storage.log.log import Log
+from storage.manager.log_manager import LogManager
+from storage.model import TopicPartition
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
+
+COMPACT = {"cleanup.policy": "compact"}
+
+
+class TopicsOnDisk:
+    """Topics over an in-memory disk, opened as the broker does; remembers who was held."""
+
+    def __init__(self, env: MemoryEnv, *directories: str, **settings: Any) -> None:
+        self.env = env
+        self.held: list[TopicPartition] = []
+        self.forgiven: list[TopicPartition] = []
+        self.wakes = 0
+        self.cleaner: list[CleanerSettings] = []
+        loaded = Settings.model_validate({"log_dirs": list(directories or ["/disk1"]), **settings})
+        self.manager = LogManager(env, loaded.log_dirs)
+        self.topics = Topics(
+            self.manager,
+            loaded,
+            self._partition,
+            cleaner=lambda: self,
+        )
+
+    async def open(self) -> Topics:
+        self.manager.open(self.topics.config_of)
+        self.topics.load()
+        await self.topics.finish_interrupted()
+        await self.topics.apply_yaml()
+        return self.topics
+
+    async def reopen(self, **settings: Any) -> Topics:
+        self.manager.close()
+        return await TopicsOnDisk(self.env, *self._directories(), **settings).open()
+
+    def _directories(self) -> list[str]:
+        return [directory.path for directory in self.manager.directories]
+
+    def _partition(self, opened: Log) -> Partition:
+        return Partition(opened, TopicStats(), self._flush, lambda _error: None)
+
+    async def _flush(self, _opened: Log) -> None:
+        await asyncio.Event().wait()  # a disk that takes its time
+
+    # What the topics ask of the cleaner.
+
+    @asynccontextmanager
+    async def paused(self, partition: TopicPartition, reason: str) -> AsyncIterator[None]:
+        self.held.append(partition)
+        yield
+
+    def forgive(self, partition: TopicPartition) -> None:
+        self.forgiven.append(partition)
+
+    def configure(self, settings: CleanerSettings) -> None:
+        self.cleaner.append(settings)
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+def folders(env: MemoryEnv, directory: str = "/disk1") -> list[str]:
+    names = [name for name in env.listdir(directory) if env.is_dir(f"{directory}/{name}")]
+    return [name for name in names if not name.endswith("-delete")]
+
+
+def setting(key: str, value: str) -> Any:
+    """A change of one key, as a client asks for it."""
+
+    def change(present: Mapping[str, str]) -> Mapping[str, str]:
+        return {**present, key: value}
+
+    return change
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=11)
+
+
+# --- creation -----------------------------------------------------------------------------------
+
+
+async def test_a_creation_that_a_crash_cut_off_is_undone_at_the_next_start() -> None:
+    crash_at, outcomes = 0, set()
+    while "created" not in outcomes:
+        crash_at += 1
+        env = MemoryEnv(seed=crash_at)
+        disk = TopicsOnDisk(env)
+        topics = await disk.open()
+        env.settle()
+        env.crash_at = env.operations + crash_at
+        try:
+            await topics.create("orders", 3, COMPACT)
+            outcomes.add("created")
+            env = env.kill()
+        except SimulatedCrash:
+            env = env.crash()
+        again = await TopicsOnDisk(env).open()
+        topic = again.get("orders")
+        if topic is not None:
+            assert sorted(topic.partitions) == [0, 1, 2], f"seed and step {crash_at}"
+            assert topic.config.compacts
+            outcomes.add("whole")
+        else:
+            assert folders(env) == [], f"seed and step {crash_at}"
+            await again.create("orders", 3, COMPACT)
+            outcomes.add("undone")
+    assert outcomes == {"created", "whole", "undone"}
+
+
+async def test_a_creation_that_fails_can_be_tried_again(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env, "/disk1", "/disk2")
+    topics = await disk.open()
+    env.mkdir("/disk1/orders-2/of-somebody-else")
+    env.open("/disk1/orders-2/00000000000000000000.log", create=True).pwrite(b"records", 0)
+    env.mkdir("/disk2/orders-2")
+    env.open("/disk2/orders-2/00000000000000000000.log", create=True).pwrite(b"records", 0)
+    for _ in range(2):
+        with pytest.raises(InconsistentDirectoryError, match="topic id"):
+            await topics.create("orders", 3, {})
+    assert topics.get("orders") is None
+    assert "orders" not in disk.manager.metadata.topics
+    env.remove_tree("/disk1/orders-2")
+    env.remove_tree("/disk2/orders-2")
+    assert (await topics.create("orders", 3, {})).partition_count == 3
+
+
+async def test_a_growth_that_fails_leaves_the_topic_as_it_was(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    await topics.create("orders", 1, {})
+    full = env.fail_on(lambda op, path: op == "mkdir" and "orders-2" in path, errno.ENOSPC)
+    with pytest.raises(NoRoomError):
+        await topics.add_partitions("orders", 3)
+    full.remove()
+    assert all(directory.is_online for directory in disk.manager.directories)
+    assert sorted(disk.manager.metadata.topics["orders"].partitions) == [0]
+
+
+@pytest.mark.parametrize("save", range(2))
+async def test_a_topic_for_whose_metadata_there_is_no_room_can_be_created_later(
+    env: MemoryEnv, save: int
+) -> None:
+    topics = await TopicsOnDisk(env).open()
+    saves = iter(range(10))
+    full = env.fail_on(
+        lambda op, path: op == "pwrite" and "varve.metadata" in path and next(saves) == save,
+        errno.ENOSPC,
+    )
+    with pytest.raises(NoRoomError):
+        await topics.create("orders", 3, {})
+    full.remove()
+    assert (await topics.create("orders", 3, {})).partition_count == 3
+
+
+async def test_a_topic_is_created_once_whoever_uses_it_first(env: MemoryEnv) -> None:
+    topics = await TopicsOnDisk(env).open()
+    first, second = await asyncio.gather(topics.ensure("orders"), topics.ensure("orders"))
+    assert first is second
+
+
+async def test_there_is_a_limit_of_partitions(env: MemoryEnv) -> None:
+    topics = await TopicsOnDisk(env, limits={"partitions": 3}).open()
+    await topics.create("orders", 2, {})
+    for refused in (topics.create("more", 2, {}), topics.add_partitions("orders", 4)):
+        with pytest.raises(TopicError, match=r"limits\.partitions is 3"):
+            await refused
+
+
+# --- the settings file --------------------------------------------------------------------------
+
+
+async def test_the_file_creates_and_grows_and_never_takes_away(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env, topics={"orders": {"partitions": 2, "keys": COMPACT}})
+    topics = await disk.open()
+    assert topics.get("orders").partition_count == 2  # type: ignore[union-attr]
+    for settings in ({"topics": {"orders": {"partitions": n}}} for n in (3, 1)):
+        disk.manager.close()
+        disk = TopicsOnDisk(env, **settings)
+        topics = await disk.open()
+        assert topics.get("orders").partition_count == 3  # type: ignore[union-attr]
+    assert (await disk.reopen()).get("orders").partition_count == 3  # type: ignore[union-attr]
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+async def test_a_change_of_policy_holds_the_cleaner_and_others_do_not(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    topic = await topics.create("orders", 2, {})
+    before = topic.partitions[0].log.generation
+    await topics.alter("orders", setting("retention.ms", "1000"))
+    assert disk.held == []
+    assert topic.partitions[0].log.config.retention_ms == 1000
+    await topics.alter("orders", setting("cleanup.policy", "compact"))
+    assert disk.held == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+    assert topic.partitions[0].log.generation != before
+
+
+async def test_retention_beside_compaction_does_not_hold_the_cleaner(env: MemoryEnv) -> None:
+    running = TopicsOnDisk(env)
+    topics = await running.open()
+    log = (await topics.create("orders", 1, COMPACT)).partitions[0].log
+    generation = log.generation
+    for policy in ("compact,delete", "compact") * 20:
+        await topics.alter("orders", setting("cleanup.policy", policy))
+        await topics.alter("orders", setting("min.cleanable.dirty.ratio", "0.3"))
+    assert running.held == []
+    assert log.generation == generation
+    await topics.alter("orders", setting("cleanup.policy", "delete"))
+    assert running.held == [TopicPartition("orders", 0)]
+    assert log.generation != generation
+
+
+async def test_a_change_of_the_brokers_policy_holds_the_cleaner_too(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    await topics.create("follows", 1, {})
+    await topics.create("has-its-own", 1, COMPACT)
+    await topics.alter_broker(setting("log.cleanup.policy", "compact"))
+    assert disk.held == [TopicPartition("follows", 0)]
+    assert len(disk.cleaner) == 1
+
+
+async def test_two_changes_at_once_are_both_made(env: MemoryEnv) -> None:
+    topics = await TopicsOnDisk(env).open()
+    await topics.create("orders", 1, {})
+    await asyncio.gather(
+        topics.alter("orders", setting("retention.ms", "1000")),
+        topics.alter("orders", setting("segment.ms", "2000")),
+    )
+    config = topics.get("orders").config  # type: ignore[union-attr]
+    assert (config.retention_ms, config.segment_ms) == (1000, 2000)
+
+
+async def test_a_change_that_is_only_checked_changes_nothing(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    topic = await topics.create("orders", 1, {})
+    before = disk.manager.metadata
+    await topics.alter("orders", setting("retention.ms", "1000"), validate_only=True)
+    await topics.alter_broker(setting("log.cleaner.threads", "2"), validate_only=True)
+    assert disk.manager.metadata is before
+    assert topic.config.retention_ms != 1000
+    assert disk.cleaner == []
+
+
+async def test_the_offsets_topic_stays_compacted_when_something_else_is_set(
+    env: MemoryEnv,
+) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    topic = await topics.ensure_internal("__consumer_offsets", 2)
+    await topics.alter("__consumer_offsets", setting("min.cleanable.dirty.ratio", "0.3"))
+    assert topic.config.cleanup_policy == ("compact",)
+    assert topic.config.min_cleanable_dirty_ratio == 0.3
+    again = await disk.reopen()
+    assert again.get("__consumer_offsets").config == topic.config  # type: ignore[union-attr]
+
+
+async def test_settings_of_a_client_survive_a_restart_and_win_over_the_file(
+    env: MemoryEnv,
+) -> None:
+    disk = TopicsOnDisk(env, topics={"orders": {"keys": {"retention.ms": "5000"}}})
+    topics = await disk.open()
+    await topics.alter("orders", setting("retention.ms", "1000"))
+    again = await disk.reopen(topics={"orders": {"keys": {"retention.ms": "7000"}}})
+    assert again.get("orders").config.retention_ms == 1000  # type: ignore[union-attr]
+
+
+# --- deletion and failure -----------------------------------------------------------------------
+
+
+async def test_a_deleted_topic_stays_deleted_and_its_name_is_free(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    old = await topics.create("orders", 2, {})
+    await topics.delete("orders")
+    assert disk.held == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+    new = await topics.create("orders", 1, {})
+    assert new.topic_id != old.topic_id
+    await topics.delete("orders")
+    again = await disk.reopen()
+    assert again.get("orders") is None
+
+
+async def test_a_deletion_goes_on_where_one_directory_fails(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env, "/disk1", "/disk2")
+    topics = await disk.open()
+    topic = await topics.create("orders", 4, {})
+    waiting = [partition.wait_flushed(1) for partition in topic.partitions.values()]
+    env.fail_on(lambda op, path: op == "rename" and path.startswith("/disk1/orders"), errno.EIO)
+    await topics.delete("orders")
+    assert folders(env, "/disk2") == []
+    assert [key for key in disk.manager.logs if key.topic == "orders"] == []
+    for future in waiting:
+        with pytest.raises(TopicError, match="was deleted") as caught:
+            await future
+        assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_partitions_of_a_failed_directory_are_known_and_not_served(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env, "/disk1", "/disk2")
+    topics = await disk.open()
+    topic = await topics.create("orders", 2, {})
+    topics.fail(disk.manager.fail_directory("/disk1", "burnt"), "burnt")
+    assert topic.partition_count == 2
+    assert list(topic.offline.values()) == ["burnt"]
+    assert len(topic.partitions) == 1
+
+
+async def test_a_change_goes_on_to_its_end_though_its_client_leaves(env: MemoryEnv) -> None:
+    disk = TopicsOnDisk(env)
+    topics = await disk.open()
+    for change in (
+        lambda: topics.create("left", 3, {}),
+        lambda: topics.add_partitions("left", 5),
+        lambda: topics.alter("left", setting("retention.ms", "1")),
+        lambda: topics.delete("left"),
+        lambda: topics.create("left", 2, {}),
+    ):
+        task = asyncio.create_task(change())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await topics.wait_idle(10)
+    topic = topics.get("left")
+    assert topic is not None
+    assert topic.partition_count == 2
+    assert disk.manager.metadata.topics["left"].topic_id == topic.topic_id
+    assert folders(env) == ["left-0", "left-1"]
+
+
+# --- the file read anew -------------------------------------------------------------------------
+
+
+def file_of(**settings: Any) -> Settings:
+    return Settings.model_validate({"log_dirs": ["/disk1"], **settings})
+
+
+def keyed(**keys: str) -> dict[str, Any]:
+    return {"keys": {name.replace("_", "."): value for name, value in keys.items()}}
+
+
+async def test_a_reload_replaces_the_files_layers_and_leaves_the_dynamic_one(
+    env: MemoryEnv,
+) -> None:
+    before = {"orders": keyed(cleanup_policy="compact", retention_ms="5"), "audit": {}}
+    running = TopicsOnDisk(env, topics=before)
+    topics = await running.open()
+    await topics.alter("orders", setting("segment.ms", "7"))
+    running.held.clear()
+    after = {"orders": {"partitions": 2} | keyed(segment_ms="9"), "fresh": {"partitions": 2}}
+    await topics.reload(file_of(topics=after, topic_defaults=keyed(retention_bytes="11")))
+    orders = topics.get("orders")
+    assert orders is not None
+    config = orders.config
+    assert (config.cleanup_policy, config.segment_ms) == (("delete",), 7)
+    assert (config.retention_ms, config.retention_bytes) == (7 * 86_400_000, 11)
+    assert orders.partitions[0].log.config == orders.partitions[1].log.config == config
+    assert running.held == [TopicPartition("orders", 0)]  # its policy changed; audit's did not
+    fresh = topics.get("fresh")
+    assert fresh is not None
+    assert fresh.partition_count == 2
+    assert running.cleaner
+    assert running.wakes > 0
+    assert topics.get("audit") is not None
+
+
+async def test_a_reload_that_contradicts_what_a_client_set_changes_nothing(env: MemoryEnv) -> None:
+    running = TopicsOnDisk(env, topics={"a": {}, "orders": keyed(cleanup_policy="compact")})
+    topics = await running.open()
+    await topics.alter("orders", setting("max.compaction.lag.ms", "1000"))
+    file = {"a": keyed(retention_ms="1"), "orders": keyed(min_compaction_lag_ms="2000")}
+    with pytest.raises(TopicError, match=r"topics\.orders: .*min\.compaction\.lag\.ms"):
+        await topics.reload(file_of(topics=file, cleaner={"workers": 3}))
+    a, orders = topics.get("a"), topics.get("orders")
+    assert a is not None
+    assert orders is not None
+    assert a.config.retention_ms == 7 * 86_400_000
+    assert orders.config.compacts
+    assert running.cleaner == []
+
+
+async def test_a_deleted_topic_leaves_no_quarantine_to_the_next_of_its_name(
+    env: MemoryEnv,
+) -> None:
+    running = TopicsOnDisk(env)
+    topics = await running.open()
+    await topics.create("orders", 2, {})
+    await topics.delete("orders")
+    assert running.forgiven == [TopicPartition("orders", 0), TopicPartition("orders", 1)]

@@ -1,0 +1,254 @@
+"""Compactions of views: who waits for whom, what is due, and what a run costs."""
+
+import asyncio
+import errno
+import gc
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from admin.view_text import compacted_text, view_lines
+from broker.app import Broker
+from broker.http.api.views import status_json
+from broker.views.compaction import ViewError
+from broker.views.scheduler import retry_delay_seconds
+from broker.views.status import ViewStatus
+from storage.model import TopicPartition
+from storage.view.ledger import view_path
+from tests.support.broker.view_broker import (
+    ANY_TIME,
+    ON,
+    READ_SECONDS,
+    VIEW,
+    WHERE,
+    broker_with_view,
+    consuming,
+    produce,
+    read_all,
+    read_on,
+)
+from tests.support.broker.view_gate import Gate
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
+
+OTHERS = [TopicPartition("orders", index) for index in (1, 2)]
+THREE = {"orders": {"partitions": 3, "keys": {**ON, **ANY_TIME}}}
+
+
+async def asked(broker: Broker, partition: TopicPartition) -> asyncio.Task[ViewStatus]:
+    """A compaction that was asked for, and is in line."""
+    task = asyncio.create_task(broker.view_runs.compact(partition))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_compactions_wait_in_line_and_say_at_which_place() -> None:
+    env = MemoryEnv()
+    gate = Gate(env)
+    async with broker_with_view(env, worker=gate.worker, topics=THREE) as broker:
+        await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
+        runs = broker.view_runs
+        tasks = [await asked(broker, WHERE)]
+        await gate.reached.wait()
+        # The third waits already, and is not put in twice.
+        tasks += [await asked(broker, partition) for partition in (*OTHERS, OTHERS[0], WHERE)]
+        rows = {row.partition: row for row in runs.status()}
+        assert [(rows[w].state, rows[w].place) for w in (WHERE, *OTHERS)] == [
+            ("running", 3), ("waiting", 1), ("waiting", 2),
+        ]  # fmt: skip
+        texts = [compacted_text(status_json(rows[w])) for w in (WHERE, OTHERS[1])]
+        assert texts == [
+            "the view of orders-0 is being compacted; another one waits, at place 3",
+            "the compaction of the view of orders-2 waits, at place 2",
+        ]
+        assert runs.abort(OTHERS[0])
+        rows = {row.partition: row for row in runs.status()}
+        assert (rows[OTHERS[0]].state, rows[OTHERS[1]].place) == ("aborted", 1)
+        gate.let_go()
+        async with asyncio.timeout(READ_SECONDS):
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [isinstance(item, ViewError) for item in ended] == [False, True, False, True, False]
+        assert [row.runs for row in runs.status()] == [2, 0, 1]
+
+
+async def test_a_second_request_sees_what_was_produced_after_the_first() -> None:
+    env = MemoryEnv()
+    gate = Gate(env)
+    async with broker_with_view(env, worker=gate.worker) as broker:
+        await produce(broker, (b"a", b"1"))
+        broker.view_runs.begin(WHERE)
+        await gate.reached.wait()
+        await produce(broker, (b"a", b"2"))
+        second = await asked(broker, WHERE)
+        gate.let_go()
+        assert (await second).horizon == 2
+
+
+async def test_who_waits_when_the_broker_stops_is_told() -> None:
+    env = MemoryEnv()
+    gate = Gate(env)
+    async with broker_with_view(env, worker=gate.worker, topics=THREE) as broker:
+        await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
+        broker.view_runs.begin(WHERE)
+        await gate.reached.wait()
+        waiting = await asked(broker, OTHERS[0])
+        stopping = asyncio.create_task(broker.view_runs.stop())
+        await asyncio.sleep(0)
+        gate.let_go()
+        with pytest.raises(ViewError, match="stopping"):
+            await waiting
+        await stopping
+
+
+async def test_a_compaction_that_fails_after_its_caller_left_is_no_unhandled_error() -> None:
+    env = MemoryEnv()
+    gate = Gate(env)
+    unhandled: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: unhandled.append(context))
+    async with broker_with_view(env, worker=gate.worker) as broker:
+        await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
+        task = await asked(broker, WHERE)
+        await gate.reached.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert broker.view_runs.abort(WHERE)
+        gate.let_go()
+        del task
+        await broker.view_runs.compact(WHERE)  # this one waits for the first to end
+        gc.collect()
+    assert unhandled == []
+
+
+async def test_the_status_tells_how_far_a_run_is() -> None:
+    env = MemoryEnv()
+    gate = Gate(env)
+    async with broker_with_view(env, worker=gate.worker) as broker:
+        await produce(broker, (b"a", b"1"), (b"b", b"1"))
+        task = await asked(broker, WHERE)
+        await gate.reached.wait()
+        row = broker.view_runs.status()[0]
+        size = row.backlog_bytes
+        assert (row.state, row.stage, row.round) == ("running", "rewrite", 1)
+        assert (row.done_bytes, row.total_bytes) == (size + 5, size + 10)
+        share = (size + 5) * 100 // (size + 10)
+        assert f"running {share}%" in view_lines([status_json(row)])[1]
+        gate.let_go()
+        await task
+        row = broker.view_runs.status()[0]
+        assert (row.state, row.stage, row.done_bytes, row.total_bytes) == ("done", "", 0, 0)
+
+
+async def test_a_view_is_compacted_before_its_backlog_goes_by_size() -> None:
+    env = MemoryEnv()
+    keys = {"varve.view.min.bytes": str(1 << 30), "retention.bytes": "2000", "retention.ms": "-1"}
+    async with broker_with_view(env, keys) as broker:
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        await produce(broker, (b"a", b"1"))
+        partition.log.roll(env.wall_ms())
+        await produce(broker, (b"b", b"x" * 500))
+        await broker.view_runs.tidy()
+        assert broker.view_runs.status()[0].horizon == 0
+        await produce(broker, (b"b", b"x" * 500))
+        await broker.view_runs.tidy()
+        assert broker.view_runs.status()[0].horizon == 1
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP])
+async def test_where_nothing_can_be_linked_sources_are_copied_and_that_is_said_once(
+    code: int,
+) -> None:
+    env = MemoryEnv()
+    fault = env.fail_on(lambda operation, _: operation == "link", code)
+    async with broker_with_view(env, {"varve.view.strategy": "timestamp"}) as broker:
+        with capture_logs() as lines:
+            for value in (b"1", None, b"3"):
+                await produce(broker, (b"a", value), (b"b", b"1"))
+                await broker.view_runs.compact(WHERE)
+        assert [key for _, key, _ in await read_all(broker)] == [b"a", b"b"]
+        status = broker.view_runs.status()[0]
+        assert status.bytes_copied > 0
+        reported = [line for line in lines if "copied" in line["event"]]
+        assert len(reported) == 1
+        assert "link" in reported[0]["reason"] or code != errno.EMLINK
+    fault.remove()
+    async with broker_with_view(env.crash()) as broker:
+        assert [key for _, key, _ in await read_all(broker)] == [b"a", b"b"]
+
+
+async def test_a_run_that_a_restart_cuts_off_leaves_the_view_and_nothing_else() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        await broker.view_runs.compact(WHERE)
+    gate = Gate(env)
+    with suppress(SimulatedCrash):
+        async with broker_with_view(env, worker=gate.worker) as broker:
+            await produce(broker, (b"a", b"2"))
+            broker.view_runs.begin(WHERE)
+            await gate.reached.wait()
+            after = env.crash()  # in the midst of the run: what still goes on reaches no disk
+            gate.let_go()
+    async with broker_with_view(after) as broker:
+        assert broker.view_runs.status()[0].horizon == 1
+        await broker.view_runs.tidy()
+        assert len(after.listdir(view_path(f"/disk1/{WHERE}"))) == 2, "manifest and ledger"
+        assert await read_all(broker) == [(0, b"a", b"1"), (1, b"a", b"2")]
+        await broker.view_runs.compact(WHERE)
+        assert await read_all(broker) == [(1, b"a", b"2")]
+
+
+async def test_a_slow_reader_comes_to_the_end_over_many_publications_and_expired_originals() -> (
+    None
+):
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        latest: dict[bytes | None, bytes | None] = {}
+        rows = [(b"%d" % n, b"0") for n in range(8)]
+        await produce(broker, *rows)
+        latest.update(rows)
+        await broker.view_runs.compact(WHERE)
+        partition = broker.topics.partition(WHERE)
+        assert partition is not None
+        seen: dict[bytes | None, bytes | None] = {}
+        async with consuming(broker, max_partition_fetch_bytes=1) as consumer:
+            consumer.seek(VIEW, 0)
+            for number in range(8):  # more than replaced ledgers are kept
+                row = await consumer.getone()
+                seen[row.key] = row.value
+                change = [(b"%d" % number, b"%d" % (number + 1)), (b"x", b"%d" % number)]
+                await produce(broker, *change)
+                latest.update(change)
+                status = await broker.view_runs.compact(WHERE)
+                partition.log.delete_records(status.horizon)
+                partition.log.expire(env.wall_ms())
+                await broker.view_runs.tidy()
+            seen.update({key: value for _, key, value in await read_on(consumer)})
+        assert seen == latest
+
+
+async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else() -> None:
+    env = MemoryEnv()
+    async with broker_with_view(env) as broker:
+        await produce(broker, (b"a", b"1"))
+        await broker.view_runs.compact(WHERE)
+        await produce(broker, (b"a", b"2"))
+        fault = env.fail_on(
+            lambda operation, path: operation == "pwrite" and "manifest" in path, errno.ENOSPC
+        )
+        folder = view_path(f"/disk1/{WHERE}")
+        before = set(env.listdir(folder))
+        with pytest.raises(ViewError, match="No space"):
+            await broker.view_runs.compact(WHERE)
+        assert set(env.listdir(folder)) == before
+        assert await read_all(broker) == [(0, b"a", b"1"), (1, b"a", b"2")]
+        fault.remove()
+        await broker.view_runs.compact(WHERE)
+        assert await read_all(broker) == [(1, b"a", b"2")]
+
+
+def test_a_view_that_fails_for_months_is_still_tried_every_hour() -> None:
+    pauses = [retry_delay_seconds(failures) for failures in (0, 1, 2, 5, 6, 100, 1100, 1 << 40)]
+    assert pauses == [60, 120, 240, 1920, 3600, 3600, 3600, 3600]

@@ -1,0 +1,530 @@
+"""What is remembered of a partition, when it is believed, what it makes of the dirty section."""
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleaner import states as s
+from cleaner.host import JobInputs, LogFacts
+from cleaner.job import CleanJob, CleanReport, SegmentHorizon
+from cleaner.planning.cleaner_state import (
+    FRESH,
+    NO_HORIZON,
+    STUBBORN_MS,
+    UNKNOWN_HORIZON,
+    PartitionCleanerState,
+    state_after_job,
+    state_of_log,
+)
+from cleaner.planning.dirty_section import EXPIRY_GRACE_MS
+from cleaner.planning.findings import Moment, Reason
+from cleaner.planning.grouping import plan_job
+from cleaner.planning.intervals import merged, reach, without
+from cleaner.planning.order import head_start_ms, start_key
+from cleaner.planning.plan import Verdict, assess
+from config.settings import CleanerSettings
+from storage.model import TopicPartition
+from storage.segments.segment import DamagedSegment
+from tests.support.cleaner.cleaner_jobs import report_of
+from tests.support.cleaner.log_facts import COMPACTED, even, facts, segment
+
+NOW = Moment(wall_ms=1_000_000_000, monotonic_ms=5_000)
+HOUR = 3_600_000
+ACTIVE = COMPACTED.delete_retention_ms
+
+
+def assess_partition(
+    log: LogFacts, cleaner_state: PartitionCleanerState = FRESH, now_ms: int = NOW.wall_ms
+) -> Verdict:
+    return assess(log, s.IDLE, Moment(now_ms, NOW.monotonic_ms), cleaner_state)
+
+
+def job_for(
+    log: LogFacts, cleaner_state: PartitionCleanerState = FRESH, now_ms: int = NOW.wall_ms
+) -> CleanJob:
+    verdict = assess_partition(log, cleaner_state, now_ms)
+    inputs, settings = JobInputs(bytes(16)), CleanerSettings()
+    job = plan_job(log, verdict, inputs, settings, run_id="r", now_ms=now_ms)
+    assert job is not None
+    return job
+
+
+def damaged(*bases: int) -> tuple[DamagedSegment, ...]:
+    return tuple(DamagedSegment(f"/data/t-0/{b}.log", b, 17, 100, "bad CRC") for b in bases)
+
+
+def told(log: LogFacts, horizon_ms: int = NO_HORIZON) -> tuple[SegmentHorizon, ...]:
+    return tuple(
+        SegmentHorizon(segment_facts.base_offset, segment_facts.size_bytes, horizon_ms)
+        for segment_facts in log.segments[:-1]
+    )
+
+
+def learned(
+    cleaner_state: PartitionCleanerState,
+    job: CleanJob,
+    report: CleanReport,
+    log: LogFacts,
+    dirty_bytes: int = 100,
+) -> PartitionCleanerState:
+    return state_after_job(cleaner_state, job, report, log, dirty_bytes=dirty_bytes, alpha=0.3)[0]
+
+
+def blockers(verdict: Verdict) -> list[Reason]:
+    return [finding.reason for finding in verdict.findings if finding.blocks]
+
+
+# --- stretches of offsets
+
+
+spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)))
+
+
+@given(spans, st.tuples(st.integers(0, 40), st.integers(0, 40)))
+def test_stretches_are_sets_of_offsets(
+    parts: list[tuple[int, int]], whole: tuple[int, int]
+) -> None:
+    offsets = {x for first, end in parts for x in range(first, end)}
+    results = merged(parts)
+    assert {x for first, end in results for x in range(first, end)} == offsets
+    assert all(a[1] < b[0] for a, b in pairwise(results))
+    remaining = without(whole, parts)
+    assert {x for first, end in remaining for x in range(first, end)} == set(
+        range(*whole)
+    ) - offsets
+    far = reach(whole[0], parts)
+    assert set(range(whole[0], far)) <= offsets
+    assert far not in offsets
+
+
+# --- belief
+
+
+def test_another_topic_of_the_same_name_is_a_stranger() -> None:
+    cleaner_state = PartitionCleanerState(
+        b"a" * 16, "boot-1", 5, cleaned=((3, 4),), held_since_ms=9
+    )
+    log = facts(even(2), topic_id=b"b" * 16)
+    assert state_of_log(cleaner_state, log, 77) == PartitionCleanerState(b"b" * 16, "boot-1", 77)
+
+
+def test_a_new_generation_voids_what_is_known_of_the_content_and_keeps_the_rest() -> None:
+    cleaner_state = PartitionCleanerState(
+        b"", "boot-1", 5, ((20, 30),), {(0, 100): 7}, 6, 0.4, 3, held_since_ms=9
+    )
+    after = state_of_log(cleaner_state, facts(even(4), generation="boot-2"), 77)
+    assert (after.cleaned, after.horizons, after.expired_at_ms) == ((), {}, None)
+    assert (after.survivorship, after.observations, after.held_since_ms) == (0.4, 3, 9)
+    assert after.first_seen_ms == 77
+
+
+def test_after_a_restart_the_content_is_believed_unless_it_lies_beyond_the_log() -> None:
+    cleaner_state = PartitionCleanerState(b"", "", 5, ((20, 40),), {(30, 100): 7})
+    assert state_of_log(cleaner_state, facts(even(4)), 77) == replace(
+        cleaner_state, generation="boot-1"
+    )
+    assert state_of_log(cleaner_state, facts(even(3)), 77).cleaned == ()
+
+
+def test_a_stretch_is_believed_only_where_its_segments_have_their_size() -> None:
+    log = even(4)
+    cleaner_state = PartitionCleanerState(
+        cleaned=((15, 40),), horizons={(10, 100): -1, (20, 99): -1, (30, 100): -1}
+    )
+    assert cleaner_state.clean_stretches(log) == ((15, 20), (30, 40))
+    assert FRESH.clean_stretches(log) == ()
+
+
+@given(st.integers(0, 1 << 32))
+def test_what_is_remembered_comes_back_from_json(seed: int) -> None:
+    rng = random.Random(seed)
+    cleaner_state = PartitionCleanerState(
+        topic_id=rng.randbytes(16),
+        first_seen_ms=rng.randrange(1 << 40),
+        cleaned=merged((rng.randrange(100), rng.randrange(100)) for _ in range(3)),
+        horizons={(rng.randrange(99), rng.randrange(99)): rng.randrange(-2, 99) for _ in range(3)},
+        expired_at_ms=rng.choice([None, 4]),
+        survivorship=rng.random(),
+        observations=rng.randrange(9),
+        held_since_ms=rng.choice([None, 7]),
+    )
+    assert PartitionCleanerState.from_json(cleaner_state.to_json()) == cleaner_state
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"survivorship": 1.5},
+        {"survivorship": float("nan")},
+        {"topic_id": "xx"},
+        {"cleaned": [[1]]},
+        {"horizons": 7},
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        PartitionCleanerState.from_json(FRESH.to_json() | change)
+
+
+# --- progress that is no prefix
+
+
+def test_behind_damage_the_rest_is_remembered_and_only_new_data_is_dirty() -> None:
+    log = facts(even(5), checkpoint=0)
+    job = job_for(log)
+    report = report_of(
+        job,
+        next_dirty_offset=20,
+        cleaned=((30, 50),),
+        damaged=(("/data/t-0/20.log", 17, "bad CRC"),),
+        horizons=tuple(horizon for horizon in told(log) if horizon.base_offset != 20),
+    )
+    hurt = replace(log, damaged=damaged(20))
+    cleaner_state, clean_below = state_after_job(
+        FRESH, job, report, hurt, dirty_bytes=500, alpha=0.3
+    )
+    assert (clean_below, cleaner_state.cleaned, cleaner_state.observations) == (20, ((30, 50),), 0)
+
+    again = assess_partition(replace(hurt, checkpoint_offset=20), cleaner_state)
+    assert blockers(again) == [Reason.ACTIVE_SEGMENT]
+    assert again.is_damaged
+    assert again.section is not None
+    assert (again.section.dirty_bytes, again.section.clean_bytes) == (0, 400)
+
+    more = replace(facts(even(7), checkpoint=20), damaged=damaged(20))
+    section = assess_partition(more, cleaner_state).section
+    assert section is not None
+    assert (section.first_dirty_offset, section.end_offset) == (50, 70)
+    assert (section.dirty_bytes, section.clean_bytes, section.clean_below) == (200, 400, 20)
+    eager = replace(more, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.3))
+    next_job = job_for(eager, cleaner_state)
+    assert (next_job.first_dirty_offset, next_job.end_offset) == (50, 70)
+    assert next_job.groups[0][0].base_offset == 0, "all of the log, the damage included"
+    cleaner_state, clean_below = state_after_job(
+        cleaner_state,
+        next_job,
+        report_of(next_job, horizons=told(more)),
+        eager,
+        dirty_bytes=200,
+        alpha=0.3,
+    )
+    assert (clean_below, cleaner_state.cleaned) == (20, ((30, 70),))
+
+
+def test_when_the_damaged_segment_goes_the_checkpoint_moves_over_what_was_cleaned() -> None:
+    cleaner_state = PartitionCleanerState(
+        cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1}
+    )
+    log = facts(even(5)[3:], checkpoint=20)
+    verdict = assess_partition(log, cleaner_state)
+    assert verdict.checkpoint_offset == 50
+    assert verdict.section is not None
+    assert verdict.section.dirty_bytes == 0
+
+
+def test_a_clean_that_ends_early_voids_the_stretches_that_it_did_not_reach() -> None:
+    log = facts(even(5), checkpoint=10)
+    cleaner_state = PartitionCleanerState(
+        cleaned=((30, 50),), horizons={(30, 100): -1, (40, 100): -1}
+    )
+    section = assess_partition(log, cleaner_state).section
+    assert section is not None
+    assert (section.first_dirty_offset, section.dirty_bytes, section.clean_bytes) == (10, 200, 300)
+    config = replace(COMPACTED, min_cleanable_dirty_ratio=0.3)
+    job = job_for(replace(log, config=config), cleaner_state)
+    report = report_of(job, next_dirty_offset=30, map_full=True, horizons=told(log))
+    after, clean_below = state_after_job(
+        cleaner_state, job, report, log, dirty_bytes=200, alpha=0.3
+    )
+    assert (clean_below, after.cleaned) == (30, ())
+    report = report_of(job, next_dirty_offset=50, horizons=told(log))
+    after, clean_below = state_after_job(
+        cleaner_state, job, report, log, dirty_bytes=200, alpha=0.3
+    )
+    assert (clean_below, after.cleaned) == (50, ())
+
+
+def test_a_full_map_behind_damage_is_progress_too() -> None:
+    log = replace(facts(even(6), checkpoint=20), damaged=damaged(20))
+    cleaner_state = PartitionCleanerState(cleaned=((30, 40),), horizons={(30, 100): -1})
+    job = job_for(
+        replace(log, config=replace(COMPACTED, min_cleanable_dirty_ratio=0)), cleaner_state
+    )
+    assert job.first_dirty_offset == 40
+    report = report_of(job, next_dirty_offset=45, map_full=True, horizons=told(log))
+    after = learned(cleaner_state, job, report, log)
+    section = assess_partition(log, after).section
+    assert section is not None
+    assert section.first_dirty_offset == 45
+
+
+def test_damage_does_not_count_as_cleanable_nor_for_the_lag() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=1000)
+    log = replace(facts(even(1), config=config), damaged=damaged(0))
+    verdict = assess_partition(log)
+    assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
+    assert (verdict.over_lag_ms, verdict.deadline_ms) == (0, None)
+    finding = next(f for f in verdict.findings if f.reason is Reason.DAMAGED)
+    assert dict(finding.values) == {
+        "file": "/data/t-0/0.log",
+        "position": 17,
+        "reason": "bad CRC",
+        "first_offset": -1,
+        "next_offset": -1,
+    }
+
+
+@given(st.data())
+def test_every_section_is_consistent_whatever_is_remembered(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 6))
+    log = facts(
+        even(count),
+        checkpoint=data.draw(st.integers(0, 10 * count)),
+        damaged=damaged(*data.draw(st.sets(st.integers(0, count - 1).map(lambda i: 10 * i)))),
+        undecided=data.draw(st.integers(0, 10 * count)),
+        config=replace(COMPACTED, min_cleanable_dirty_ratio=0, delete_retention_ms=0),
+    )
+    cleaner_state = PartitionCleanerState(
+        cleaned=merged(data.draw(spans)),
+        horizons={
+            (10 * i, data.draw(st.sampled_from([100, 99]))): data.draw(st.integers(-2, 2))
+            for i in data.draw(st.sets(st.integers(0, count)))
+        },
+    )
+    verdict = assess_partition(log, cleaner_state)
+    section = verdict.section
+    assert section is not None
+    assert log.checkpoint_offset is not None
+    assert log.checkpoint_offset <= section.clean_below <= log.log_end_offset
+    assert section.clean_below <= section.first_dirty_offset or section.dirty_bytes == 0
+    assert section.clean_bytes + section.dirty_bytes <= 200 * (count + 1)
+    assert all(b not in {d.base_offset for d in log.damaged} for b in _expired(verdict))
+    if not verdict.to_clean:
+        return
+    job = job_for(log, cleaner_state)
+    covered = [source for group in job.groups for source in group]
+    if not job.expired_only:
+        assert covered[0].base_offset == 0
+        assert job.first_dirty_offset < job.end_offset == covered[-1].next_base_offset
+    else:
+        assert job.first_dirty_offset == job.end_offset
+        assert [source.base_offset for source in covered] == list(_expired(verdict))
+
+
+def _expired(verdict: Verdict) -> tuple[int, ...]:
+    return () if verdict.expired is None else verdict.expired.base_offsets
+
+
+# --- what expires
+
+
+def stamped(log: LogFacts, **at: int) -> PartitionCleanerState:
+    horizons = {
+        (segment_facts.base_offset, segment_facts.size_bytes): NO_HORIZON
+        for segment_facts in log.segments[:-1]
+    }
+    for name, horizon in at.items():
+        horizons[int(name[1:]), 100] = horizon
+    return PartitionCleanerState(first_seen_ms=NOW.wall_ms, horizons=horizons)
+
+
+def test_an_idle_partition_gets_a_job_over_just_the_segments_whose_horizon_has_passed() -> None:
+    log = facts(even(5), checkpoint=50)
+    cleaner_state = stamped(
+        log, b0=NOW.wall_ms, b10=NOW.wall_ms, b30=NOW.wall_ms - 5, b40=NOW.wall_ms + 1
+    )
+    verdict = assess_partition(log, cleaner_state)
+    assert verdict.to_clean
+    assert verdict.expired is not None
+    assert verdict.expired.since_ms == NOW.wall_ms - 5
+    assert verdict.deadline_ms == NOW.wall_ms - 5 + max(EXPIRY_GRACE_MS, ACTIVE // 10)
+    job = job_for(log, cleaner_state)
+    assert job.expired_only
+    assert [[x.base_offset for x in group] for group in job.groups] == [[0, 10], [30]]
+    assert job.first_dirty_offset == job.end_offset == 40
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_clock_that_cannot_be_trusted_expires_nothing(trusted: bool) -> None:
+    log = facts(even(2), checkpoint=20, clock_trusted=trusted)
+    assert assess_partition(log, stamped(log, b0=5)).to_clean == trusted
+
+
+def test_before_its_horizon_nothing_is_done_and_the_time_of_it_is_known() -> None:
+    log = facts(even(2), checkpoint=20)
+    verdict = assess_partition(log, stamped(log, b0=NOW.wall_ms + 9))
+    assert not verdict.to_clean
+    assert verdict.next_ms == NOW.wall_ms + 9
+
+
+def test_a_horizon_of_a_segment_that_has_another_size_by_now_is_not_believed() -> None:
+    log = facts(even(1), checkpoint=10)
+    cleaner_state = PartitionCleanerState(first_seen_ms=NOW.wall_ms, horizons={(0, 99): 5})
+    assert not assess_partition(log, cleaner_state).to_clean
+
+
+def test_a_clean_that_is_due_sees_to_what_has_expired() -> None:
+    log = facts(even(4), checkpoint=10)
+    verdict = assess_partition(log, stamped(log, b0=5))
+    assert verdict.to_clean
+    assert verdict.expired is None
+    assert not job_for(log, stamped(log, b0=5)).expired_only
+
+
+def test_segments_of_unknown_horizon_are_looked_at_once_after_the_retention() -> None:
+    log = facts(even(2), checkpoint=20)
+    cleaner_state = PartitionCleanerState(first_seen_ms=NOW.wall_ms)
+    later = NOW.wall_ms + ACTIVE
+    assert not assess_partition(log, cleaner_state, later - 1).to_clean
+    assert assess_partition(log, cleaner_state, later - 1).next_ms == later
+    job = job_for(log, cleaner_state, later)
+    assert [x.base_offset for group in job.groups for x in group] == [0, 10]
+    after = learned(cleaner_state, job, report_of(job), log)
+    assert set(after.horizons.values()) == {NO_HORIZON}
+    assert not assess_partition(log, after, later + 10 * ACTIVE).to_clean
+
+
+def test_a_look_at_segments_of_unknown_horizon_has_no_deadline() -> None:
+    log = facts(even(3), checkpoint=30)
+    unknown = PartitionCleanerState(first_seen_ms=NOW.wall_ms)
+    later = NOW.wall_ms + ACTIVE + 10 * EXPIRY_GRACE_MS
+    verdict = assess_partition(log, unknown, later)
+    assert verdict.to_clean
+    assert verdict.deadline_ms is None
+    assert head_start_ms(verdict, later) == 0
+    horizon_ms = NOW.wall_ms + 5
+    cleaner_state = replace(unknown, horizons={(10, 100): horizon_ms})
+    verdict = assess_partition(log, cleaner_state, later)
+    assert verdict.deadline_ms == horizon_ms + max(EXPIRY_GRACE_MS, ACTIVE // 10)
+    assert head_start_ms(verdict, later) > 0
+
+
+def test_what_could_not_go_is_not_asked_for_again_at_once() -> None:
+    log = facts(even(1), checkpoint=10, config=replace(COMPACTED, delete_retention_ms=0))
+    cleaner_state = stamped(log, b0=5)
+    job = job_for(log, cleaner_state)
+    report = report_of(job, horizons=(SegmentHorizon(0, 100, 5),))
+    after = learned(cleaner_state, job, report, log)
+    assert after.horizons == {(0, 100): NOW.wall_ms + STUBBORN_MS}
+    assert not assess_partition(log, after, NOW.wall_ms + STUBBORN_MS - 1).to_clean
+    assert assess_partition(log, after, NOW.wall_ms + STUBBORN_MS).to_clean
+
+
+def test_a_tombstone_stamped_with_no_retention_at_all_goes_at_once() -> None:
+    log = facts(even(1), config=replace(COMPACTED, delete_retention_ms=0))
+    job = job_for(log)
+    report = report_of(job, horizons=(SegmentHorizon(0, 100, NOW.wall_ms),))
+    cleaned = replace(log, checkpoint_offset=10)
+    after = learned(FRESH, job, report, cleaned)
+    assert job_for(cleaned, after).expired_only
+
+
+def test_two_such_jobs_are_a_tenth_of_the_retention_apart() -> None:
+    log = facts(even(2), checkpoint=20)
+    cleaner_state = replace(stamped(log, b10=NOW.wall_ms), expired_at_ms=NOW.wall_ms - 5)
+    assert not assess_partition(log, cleaner_state).to_clean
+    assert assess_partition(log, cleaner_state).next_ms == NOW.wall_ms - 5 + ACTIVE // 10
+    assert assess_partition(log, cleaner_state, NOW.wall_ms - 5 + ACTIVE // 10).to_clean
+
+
+def test_a_job_over_what_has_expired_moves_no_checkpoint_and_teaches_no_survivorship() -> None:
+    log = facts(even(3), checkpoint=20)
+    cleaner_state = stamped(log, b0=5)
+    job = job_for(log, cleaner_state)
+    after, clean_below = state_after_job(
+        cleaner_state, job, report_of(job), log, dirty_bytes=0, alpha=0.3
+    )
+    assert (clean_below, after.observations, after.cleaned) == (20, 0, ())
+    assert after.expired_at_ms == NOW.wall_ms
+
+
+def test_tombstones_held_are_those_of_the_last_clean_less_what_expired_since() -> None:
+    dirty = facts(even(4), checkpoint=10)
+    job = job_for(dirty)
+    cleaned = learned(FRESH, job, report_of(job, tombstones_kept=7), dirty)
+    assert cleaned.tombstones == 7
+    log = facts(even(3), checkpoint=20)
+    expiry = job_for(log, stamped(log, b0=5))
+    assert expiry.expired_only
+    report = report_of(expiry, tombstones_kept=1, tombstones_removed=3)
+    assert learned(replace(cleaned, topic_id=b""), expiry, report, log).tombstones == 4
+    assert learned(FRESH, expiry, report, log).tombstones is None, "nobody counted the others"
+    assert PartitionCleanerState.from_json(cleaned.to_json()).tombstones == 7
+    old = {key: value for key, value in cleaned.to_json().items() if key != "tombstones"}
+    assert PartitionCleanerState.from_json(old).tombstones is None
+
+
+@pytest.mark.parametrize(
+    ("stamps", "checkpoint", "oldest_ms"),
+    [
+        ((100, 300, 200, 900), 0, 100),
+        ((100, 300, 200, 900), 10, 200),
+        ((100, 300, 200, 900), 30, 900),  # the active segment alone
+        ((100, 300, 200, 900), 40, None),
+        ((-1, 300, 200, 900), 0, 200),  # no timestamp in the first
+    ],
+)
+def test_the_oldest_dirty_record_is_looked_for_in_all_that_is_dirty(
+    stamps: tuple[int, ...], checkpoint: int, oldest_ms: int | None
+) -> None:
+    segments = [
+        segment(10 * index, 10 * index + 10, first_ms=stamp) for index, stamp in enumerate(stamps)
+    ]
+    verdict = assess_partition(facts(segments, checkpoint=checkpoint))
+    assert verdict.section is not None
+    assert verdict.section.oldest_ms == oldest_ms
+
+
+def test_segments_that_were_never_cleaned_have_no_horizon_to_know() -> None:
+    log = facts(even(4), checkpoint=10, config=replace(COMPACTED, min_cleanable_dirty_ratio=1))
+    job = job_for(log, PartitionCleanerState(first_seen_ms=0))
+    assert [x.base_offset for group in job.groups for x in group] == [0]
+
+
+def test_what_has_expired_comes_after_dirt_until_its_own_deadline_has_passed() -> None:
+    dirty = replace(facts(even(4), checkpoint=15), partition=TopicPartition("t", 1))
+    idle = facts(even(1), checkpoint=10)
+    for age, first in ((0, 1), (max(EXPIRY_GRACE_MS, ACTIVE // 10) + 1, 0)):
+        cleaner_state = stamped(idle, b0=NOW.wall_ms - age)
+        order = [assess_partition(idle, cleaner_state), assess_partition(dirty)]
+        order.sort(key=lambda verdict: start_key(verdict, 0, NOW.wall_ms))
+        assert order[0].partition.partition == first
+
+
+# --- survivorship
+
+
+def test_what_survives_is_learned_from_whole_cleans_alone() -> None:
+    log = facts(even(4), checkpoint=20)
+    job = job_for(replace(log, config=replace(COMPACTED, min_cleanable_dirty_ratio=0)))
+    whole = report_of(job, bytes_before=400, bytes_after=250)
+    once = learned(FRESH, job, whole, log, dirty_bytes=200)
+    assert (once.survivorship, once.observations) == (0.25, 1)
+    twice = learned(once, job, replace(whole, bytes_after=400), log, dirty_bytes=200)
+    assert twice.survivorship == pytest.approx(0.3 * 1 + 0.7 * 0.25)
+    part = learned(once, job, replace(whole, next_dirty_offset=30), log, dirty_bytes=200)
+    assert part.survivorship == 0.25
+
+
+def test_what_retention_or_deleted_records_took_is_no_garbage() -> None:
+    log = facts(even(4), checkpoint=20, config=replace(COMPACTED, min_cleanable_dirty_ratio=0))
+    job = job_for(log)
+    report = report_of(job, bytes_before=400, bytes_after=150)
+    cut = replace(log, log_start_offset=10)
+    assert learned(FRESH, job, report, cut, dirty_bytes=200).observations == 0
+    deleted = replace(log, log_start_offset=15)
+    job = job_for(deleted)
+    report = report_of(job, bytes_before=300, bytes_after=200)
+    once = learned(FRESH, job, report, deleted, dirty_bytes=200)
+    assert once.observations == 0
+    assert learned(once, job, report, deleted, dirty_bytes=200).observations == 1
+
+
+def test_unknown_horizons_stay_unknown_after_a_clean_that_does_not_tell_them() -> None:
+    log = facts(even(2), checkpoint=20)
+    job = job_for(facts(even(2)))
+    assert set(learned(FRESH, job, report_of(job), log).horizons.values()) == {UNKNOWN_HORIZON}

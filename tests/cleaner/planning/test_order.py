@@ -1,0 +1,162 @@
+"""In which order candidates are started, and by which worker."""
+
+import random
+
+import pytest
+
+from cleaner.planning.dirty_section import DirtySection, ExpiredSection
+from cleaner.planning.findings import Reason
+from cleaner.planning.order import (
+    HEAD_START_MAX_MS,
+    REQUESTS_IN_A_ROW,
+    SMALL_JOB_BYTES,
+    SMALL_JOB_MS,
+    Candidate,
+    Lane,
+    RunningJob,
+    Start,
+    candidate_of,
+    choose,
+    head_start_ms,
+    is_long,
+    start_key,
+)
+from cleaner.planning.plan import Verdict
+from storage.model import TopicPartition
+
+NOW_MS = 1_000_000_000_000
+LONG = RunningJob(Lane.REGULAR, is_long=True)
+SHORT = RunningJob(Lane.REGULAR, is_long=False)
+
+
+def name(number: int) -> TopicPartition:
+    return TopicPartition("t", number)
+
+
+def verdict(
+    number: int,
+    *,
+    dirty: int = 100,
+    clean: int = 0,
+    deadline_ms: int | None = None,
+    expired_since: int | None = None,
+    run_now: bool = False,
+    limit: int | None = None,
+) -> Verdict:
+    section = DirtySection(0, 10, Reason.ACTIVE_SEGMENT, clean, dirty, deadline_ms, 0)
+    expired = None
+    if expired_since is not None:
+        expired = ExpiredSection((0,), clean, expired_since, expired_since + 1)
+    return Verdict(
+        name(number), (), section, expired=expired, run_now=run_now, bytes_per_second_max=limit
+    )
+
+
+def any_verdict(rng: random.Random, number: int) -> Verdict:
+    deadlines = [None, NOW_MS - rng.randrange(10**11), NOW_MS + rng.randrange(10**9)]
+    return verdict(
+        number,
+        dirty=rng.randrange(1, 10**12),
+        clean=rng.randrange(10**12),
+        deadline_ms=rng.choice(deadlines),
+        expired_since=rng.choice([None, None, NOW_MS - rng.randrange(10**11)]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_has_waited_for_the_longest_head_start_is_overtaken_by_no_newcomer(seed: int) -> None:
+    rng = random.Random(seed)
+    waits = any_verdict(rng, 0)
+    for number in range(1, 200):
+        newcomer = any_verdict(rng, number)
+        assert 0 <= head_start_ms(newcomer, NOW_MS) <= HEAD_START_MAX_MS
+        since_ms = HEAD_START_MAX_MS + 1 + rng.randrange(10**6)
+        assert start_key(waits, 0, NOW_MS) < start_key(newcomer, since_ms, NOW_MS)
+
+
+def test_a_missed_deadline_by_a_year_is_as_urgent_as_one_by_a_minute() -> None:
+    year = verdict(0, deadline_ms=NOW_MS - 365 * 86_400_000)
+    minute = verdict(1, deadline_ms=NOW_MS - 60_000)
+    assert start_key(minute, 0, NOW_MS) < start_key(year, 1, NOW_MS)
+    assert start_key(year, 0, NOW_MS) < start_key(minute, 0, NOW_MS)
+
+
+def test_a_requested_clean_goes_before_everything_that_nobody_requested() -> None:
+    late = verdict(0, deadline_ms=0)
+    requested = verdict(1, clean=10**12, dirty=1, run_now=True)
+    assert start_key(requested, 10**9, NOW_MS) < start_key(late, 0, NOW_MS)
+
+
+def test_of_some_requested_cleans_in_a_row_one_start_goes_to_somebody_else() -> None:
+    requested = [Candidate(name(number), is_requested=True) for number in range(20)]
+    other = Candidate(name(99))
+    started, row = [], 0
+    for _ in range(REQUESTS_IN_A_ROW + 2):
+        waiting = [candidate for candidate in (*requested, other) if candidate not in started]
+        choice = choose(waiting, {Lane.REGULAR: 1}, [], row)
+        row = choice.requests_in_a_row
+        started += [start.candidate for start in choice.starts]
+    assert started[:REQUESTS_IN_A_ROW] == requested[:REQUESTS_IN_A_ROW]
+    assert started[REQUESTS_IN_A_ROW] == other
+    assert started[-1] == requested[REQUESTS_IN_A_ROW]
+
+
+def test_without_others_requested_cleans_go_on() -> None:
+    requested = Candidate(name(0), is_requested=True)
+    choice = choose([requested], {Lane.REGULAR: 1}, [], REQUESTS_IN_A_ROW)
+    assert choice.starts == (Start(requested, Lane.REGULAR),)
+
+
+def test_a_small_job_does_not_wait_for_long_ones() -> None:
+    large, small = Candidate(name(0)), Candidate(name(1), is_small=True)
+    assert choose([large, small], {}, [LONG]).needed == {Lane.SMALL}
+    choice = choose([large, small], {Lane.SMALL: 1}, [LONG])
+    assert choice.starts == (Start(small, Lane.SMALL),)
+
+
+def test_behind_a_short_job_no_other_worker_is_started() -> None:
+    waiting = [Candidate(name(0), is_requested=True), Candidate(name(1), is_small=True)]
+    assert choose(waiting, {}, [LONG, SHORT]).needed == frozenset()
+    assert choose(waiting, {Lane.REGULAR: 1}, [LONG]).needed == frozenset()
+
+
+def test_a_requested_clean_does_not_wait_for_long_jobs_whatever_its_size() -> None:
+    large = Candidate(name(0), is_requested=True)
+    assert choose([large], {}, [LONG]).needed == {Lane.REQUESTED}
+    choice = choose([large], {Lane.REQUESTED: 1}, [LONG])
+    assert choice.starts == (Start(large, Lane.REQUESTED),)
+
+
+def test_a_large_job_that_nobody_requested_waits_for_a_regular_worker() -> None:
+    choice = choose([Candidate(name(0))], {Lane.SMALL: 1, Lane.REQUESTED: 1}, [LONG])
+    assert (choice.starts, choice.needed) == ((), frozenset())
+
+
+def test_a_job_that_its_rate_limit_makes_long_never_occupies_a_regular_worker() -> None:
+    limited = Candidate(name(0), is_limited=True)
+    choice = choose([limited], {Lane.REGULAR: 2}, [])
+    assert (choice.starts, choice.needed) == ((), {Lane.LIMITED})
+    choice = choose([limited], {Lane.REGULAR: 2, Lane.LIMITED: 1}, [])
+    assert choice.starts == (Start(limited, Lane.LIMITED),)
+
+
+def test_one_candidate_is_started_once_and_a_lane_with_a_job_keeps_its_worker() -> None:
+    both = Candidate(name(0), is_requested=True, is_small=True)
+    choice = choose([both], {Lane.SMALL: 1, Lane.REQUESTED: 1}, [LONG])
+    assert choice.starts == (Start(both, Lane.REQUESTED),)
+    busy = RunningJob(Lane.SMALL, is_long=False)
+    assert choose([], {Lane.REGULAR: 1}, [busy]).needed == {Lane.SMALL}
+
+
+def test_what_is_small_and_what_its_limit_makes_long() -> None:
+    assert candidate_of(verdict(0, dirty=SMALL_JOB_BYTES // 2)).is_small
+    assert not candidate_of(verdict(0, dirty=SMALL_JOB_BYTES // 2 + 1)).is_small
+    assert candidate_of(verdict(0, clean=10, dirty=10**9, expired_since=0)).is_small
+    assert not candidate_of(verdict(0, dirty=500, limit=100)).is_limited
+    assert candidate_of(verdict(0, dirty=501, limit=100)).is_limited
+
+
+def test_a_small_job_that_takes_long_is_a_long_one() -> None:
+    assert not is_long(1, SMALL_JOB_MS - 1)
+    assert is_long(1, SMALL_JOB_MS)
+    assert is_long(SMALL_JOB_BYTES + 1, 0)

@@ -1,0 +1,655 @@
+"""What is chosen, what is not and why, and how segments are grouped."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cleaner import states as s
+from cleaner.host import JobInputs, LogFacts, OpenTransaction, Undecided
+from cleaner.planning.cleaner_state import FRESH, PartitionCleanerState
+from cleaner.planning.findings import Moment, Reason
+from cleaner.planning.grouping import (
+    RELATIVE_OFFSET_MAX,
+    group_all,
+    group_segments,
+    plan_job,
+)
+from cleaner.planning.order import start_key
+from cleaner.planning.plan import Verdict, assess
+from cleaner.planning.survival import observed, updated
+from config.settings import CleanerSettings
+from config.topic_keys import TopicConfig
+from storage.format.compression import GZIP, LZ4, ZSTD
+from storage.model import TopicPartition
+from storage.segments.retention import SegmentFacts
+from storage.segments.segment import DamagedSegment
+from tests.support.cleaner.log_facts import COMPACTED, even, facts, segment
+
+NOW = Moment(wall_ms=100_000, monotonic_ms=5_000)
+SETTINGS = CleanerSettings()
+HOLE = DamagedSegment("/data/t-0/10.log", 10, 17, 40, "bad CRC")
+INPUTS = JobInputs(hash_key=bytes(16), last_records=((7, 0, 3),))
+
+
+def assess_partition(log: LogFacts, state: s.State = s.IDLE) -> Verdict:
+    return assess(log, state, NOW)
+
+
+def reasons(verdict: Verdict) -> list[Reason]:
+    return [finding.reason for finding in verdict.findings]
+
+
+def blockers(verdict: Verdict) -> list[Reason]:
+    return [finding.reason for finding in verdict.findings if finding.blocks]
+
+
+def end_of(log: LogFacts) -> int:
+    section = assess_partition(log).section
+    assert section is not None
+    return section.end_offset
+
+
+# --- candidates
+
+
+def test_a_never_cleaned_compacted_log_is_cleaned_up_to_its_active_segment() -> None:
+    verdict = assess_partition(facts(even(4)))
+    assert verdict.to_clean
+    assert verdict.section is not None
+    assert (verdict.section.first_dirty_offset, verdict.section.end_offset) == (0, 40)
+    assert verdict.section.ratio == 1.0
+    assert reasons(verdict) == [Reason.POLICY, Reason.ACTIVE_SEGMENT, Reason.RATIO]
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        (facts(even(4), config=TopicConfig(cleanup_policy=("delete",))), Reason.POLICY),
+        (facts(even(4), config=TopicConfig(cleanup_policy=())), Reason.POLICY),
+        (facts(even(4), config=replace(COMPACTED, policy_known=False)), Reason.POLICY_UNKNOWN),
+        (facts([], offline="EIO on /data"), Reason.OFFLINE),
+        (facts([]), Reason.OFFLINE),
+    ],
+    ids=lambda value: value.value if isinstance(value, Reason) else "",
+)
+def test_what_stands_in_the_way_is_named_and_no_checkpoint_is_touched(
+    log: LogFacts, reason: Reason
+) -> None:
+    verdict = assess_partition(replace(log, checkpoint_offset=999))
+    assert not verdict.to_clean
+    assert blockers(verdict) == [reason]
+    assert verdict.checkpoint_offset is None
+
+
+def test_compact_and_delete_together_is_compacted() -> None:
+    assert assess_partition(
+        facts(even(2), config=TopicConfig(cleanup_policy=("compact", "delete")))
+    ).to_clean
+
+
+def test_all_obstacles_are_named_not_only_the_first() -> None:
+    log = facts(even(4), damaged=(HOLE,), config=TopicConfig(cleanup_policy=("delete",)))
+    verdict = assess_partition(log, s.Paused(1))
+    assert blockers(verdict) == [Reason.POLICY, Reason.PAUSED]
+    assert Reason.DAMAGED in reasons(verdict)
+
+
+def test_damage_is_named_and_the_rest_is_cleaned_around_it() -> None:
+    verdict = assess_partition(facts(even(4), damaged=(HOLE,)))
+    assert verdict.to_clean
+    assert Reason.DAMAGED in reasons(verdict)
+
+
+@pytest.mark.parametrize("state", [s.Cleaning(), s.Publishing(), s.Aborting(0), s.Aborting(2)])
+def test_a_partition_in_progress_is_no_candidate_and_its_checkpoint_is_left_alone(
+    state: s.State,
+) -> None:
+    verdict = assess_partition(facts(even(4), checkpoint=999), state)
+    assert blockers(verdict) == [Reason.IN_PROGRESS]
+    assert verdict.checkpoint_offset is None
+
+
+def test_a_paused_partition_is_no_candidate_and_its_checkpoint_is_left_alone() -> None:
+    verdict = assess_partition(
+        facts(even(4), checkpoint=999), s.Paused(2, s.Quarantined(0, "disk", 1))
+    )
+    assert blockers(verdict) == [Reason.PAUSED]
+    assert verdict.checkpoint_offset is None
+
+
+def test_a_quarantine_blocks_until_its_time_and_is_told_after_it() -> None:
+    later = s.Quarantined(NOW.monotonic_ms + 1, "disk", 3)
+    verdict = assess_partition(facts(even(4)), later)
+    assert blockers(verdict) == [Reason.QUARANTINED]
+    finding = next(f for f in verdict.findings if f.reason is Reason.QUARANTINED)
+    assert dict(finding.values) == {"reason": "disk", "failures": 3, "wait_ms": 1}
+    due = assess_partition(facts(even(4)), replace(later, until_ms=NOW.monotonic_ms))
+    assert due.to_clean
+    assert Reason.QUARANTINED in reasons(due)
+
+
+# --- first dirty offset
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "first_dirty", "saved"),
+    [
+        (None, 10, None),
+        (10, 10, None),
+        (20, 20, None),
+        (9, 10, 10),  # below the log start
+        (45, 45, None),  # in the active segment, up to the log end
+        (46, 10, 10),  # beyond the log end: all is dirty again
+    ],
+)
+def test_the_first_dirty_offset_is_the_checkpoint_where_that_lies_in_the_log(
+    checkpoint: int | None, first_dirty: int, saved: int | None
+) -> None:
+    log = facts(even(4)[1:], checkpoint=checkpoint)
+    verdict = assess_partition(log)
+    assert verdict.section is not None
+    assert verdict.section.first_dirty_offset == first_dirty
+    assert verdict.checkpoint_offset == saved
+    assert log.usable_checkpoint == (None if saved or checkpoint is None else checkpoint)
+
+
+def test_an_invalid_checkpoint_is_corrected_though_nothing_can_be_cleaned() -> None:
+    verdict = assess_partition(facts([segment(30, 35)], checkpoint=99))
+    assert not verdict.to_clean
+    assert verdict.checkpoint_offset == 30
+
+
+def test_an_invalid_checkpoint_is_corrected_though_the_ratio_is_too_low() -> None:
+    config = replace(COMPACTED, min_cleanable_dirty_ratio=1.0)
+    verdict = assess_partition(facts(even(4)[1:], checkpoint=3, config=config))
+    assert blockers(verdict) == [Reason.RATIO]
+    assert verdict.checkpoint_offset == 10
+
+
+def test_a_dirty_part_without_bytes_moves_the_checkpoint_without_a_clean() -> None:
+    log = [segment(0, 10), segment(10, 20, 0), segment(20, 30, 0), segment(30, 31)]
+    verdict = assess_partition(facts(log, checkpoint=10))
+    assert not verdict.to_clean
+    assert verdict.checkpoint_offset == 30
+
+
+def test_a_checkpoint_inside_the_active_segment_leaves_nothing_to_clean() -> None:
+    verdict = assess_partition(facts(even(4), checkpoint=43))
+    assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
+    assert verdict.checkpoint_offset is None
+
+
+def test_a_log_start_inside_the_only_segment_leaves_nothing_to_clean() -> None:
+    verdict = assess_partition(facts([segment(0, 20)], log_start=7))
+    assert blockers(verdict) == [Reason.ACTIVE_SEGMENT]
+
+
+def test_a_log_that_is_all_clean_says_so() -> None:
+    log = [segment(0, 10), segment(10, 10, 0)]
+    assert blockers(assess_partition(facts(log, checkpoint=10))) == [Reason.NOTHING_DIRTY]
+
+
+# --- first uncleanable offset
+
+
+@pytest.mark.parametrize(
+    ("undecided", "end"), [(45, 40), (40, 40), (39, 30), (30, 30), (29, 20), (0, 0)]
+)
+def test_the_segment_that_holds_an_undecided_offset_is_excluded_as_a_whole(
+    undecided: int, end: int
+) -> None:
+    assert end_of(facts(even(4), undecided=undecided)) == end
+
+
+def test_an_undecided_offset_in_the_first_dirty_segment_is_named() -> None:
+    assert blockers(assess_partition(facts(even(4), undecided=5))) == [Reason.HIGH_WATERMARK]
+
+
+def test_an_open_transaction_is_named_with_its_producer_and_since_when_it_is_silent() -> None:
+    pending = OpenTransaction(producer_id=77, first_offset=25, since_ms=90_000)
+    by = {"open_transaction": pending, "undecided_by": Undecided.OPEN_TRANSACTION}
+    verdict = assess_partition(facts(even(4), undecided=25, checkpoint=20, **by))
+    assert blockers(verdict) == [Reason.OPEN_TRANSACTION]
+    values = dict(verdict.findings[-1].values)
+    assert (values["producer_id"], values["transaction_first_offset"]) == (77, 25)
+    assert values["since_ms"] == 90_000
+    waiting = assess_partition(facts(even(4), undecided=25, checkpoint=20))
+    assert dict(waiting.findings[-1].values)["undecided_offset"] == 25
+
+
+def test_undecided_data_is_not_cleaned_in_spite_of_the_lag_and_decided_data_is_after_it() -> None:
+    lag = replace(COMPACTED, min_compaction_lag_ms=1000)
+    young = NOW.wall_ms - 10
+    log = [segment(0, 3), segment(3, 4, first_ms=young), segment(4, 5, first_ms=young)]
+    by = {"open_transaction": OpenTransaction(1, 0, 0), "undecided_by": Undecided.OPEN_TRANSACTION}
+    assert blockers(assess_partition(facts(log, undecided=0, config=lag, **by))) == [
+        Reason.OPEN_TRANSACTION
+    ]
+    assert end_of(facts(log, config=lag)) == 3
+    later = NOW._replace(wall_ms=young + 1001)
+    section = assess(facts(log, config=lag), s.IDLE, later).section
+    assert section is not None
+    assert section.end_offset == 4
+
+
+def test_a_segment_that_is_too_young_says_when_it_will_not_be() -> None:
+    lag = replace(COMPACTED, min_compaction_lag_ms=1000)
+    log = [segment(0, 10, first_ms=NOW.wall_ms - 400), segment(10, 11)]
+    verdict = assess_partition(facts(log, config=lag))
+    assert dict(verdict.findings[-1].values)["until_ms"] == NOW.wall_ms + 600
+    assert verdict.next_ms == NOW.wall_ms + 600
+
+
+def test_the_minimum_lag_excludes_from_the_first_young_dirty_segment_on() -> None:
+    lag = replace(COMPACTED, min_compaction_lag_ms=1000)
+    old, young = NOW.wall_ms - 1000, NOW.wall_ms - 999
+    log = [
+        segment(0, 10, first_ms=young),  # clean already: its age does not matter
+        segment(10, 20, first_ms=old),
+        segment(20, 30, first_ms=old, largest_ms=young),
+        segment(30, 40, first_ms=old),
+        segment(40, 41, first_ms=old),
+    ]
+    verdict = assess_partition(facts(log, checkpoint=10, config=lag))
+    assert verdict.section is not None
+    assert (verdict.section.end_offset, verdict.section.bound) == (20, Reason.MIN_LAG)
+
+
+def test_a_segment_without_timestamps_is_as_old_as_its_file() -> None:
+    lag = replace(COMPACTED, min_compaction_lag_ms=1000)
+    log = [
+        segment(0, 10, first_ms=-1, largest_ms=-1, modified_ms=NOW.wall_ms),
+        segment(10, 11),
+    ]
+    assert blockers(assess_partition(facts(log, config=lag))) == [Reason.MIN_LAG]
+
+
+def test_without_a_minimum_lag_records_from_the_future_are_cleaned() -> None:
+    log = [segment(0, 10, first_ms=NOW.wall_ms * 2), segment(10, 11)]
+    assert end_of(facts(log)) == 10
+
+
+def in_order(verdicts: Iterable[Verdict]) -> list[int]:
+    """Partitions of the candidates in the order of their starts; all wait equally long."""
+    candidates = [verdict for verdict in verdicts if verdict.to_clean]
+    candidates.sort(key=lambda verdict: start_key(verdict, 0, NOW.wall_ms))
+    return [verdict.partition.partition for verdict in candidates]
+
+
+# --- worth it
+
+
+def test_the_ratio_has_to_be_exceeded() -> None:
+    log = facts(even(4), checkpoint=20)
+    verdict = assess_partition(log)
+    assert verdict.section is not None
+    assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (200, 200)
+    assert verdict.section.ratio == 0.5
+    assert blockers(verdict) == [Reason.RATIO]
+    eager = replace(COMPACTED, min_cleanable_dirty_ratio=0.49)
+    assert assess_partition(replace(log, config=eager)).to_clean
+
+
+def test_a_segment_cut_by_the_first_dirty_offset_counts_on_both_sides() -> None:
+    section = assess_partition(facts(even(2), checkpoint=15)).section
+    assert section is not None
+    assert (section.clean_bytes, section.dirty_bytes) == (200, 100)
+
+
+def test_segments_below_the_log_start_belong_to_retention() -> None:
+    log = facts(even(4), log_start=23, checkpoint=0)
+    verdict = assess_partition(log)
+    assert verdict.section is not None
+    assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (100, 200)
+    job = plan_job(log, verdict, INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert job is not None
+    assert job.groups[0][0].base_offset == 20
+    assert (job.log_start_offset, job.first_dirty_offset) == (23, 23)
+
+
+@pytest.mark.parametrize(("first_ms", "cleaned"), [(90_000, False), (89_999, True)])
+def test_over_the_maximum_lag_the_ratio_does_not_matter(first_ms: int, cleaned: bool) -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=10_000, min_cleanable_dirty_ratio=1.0)
+    log = [segment(0, 10), segment(10, 20, first_ms=first_ms), segment(20, 21)]
+    verdict = assess_partition(facts(log, checkpoint=10, config=config))
+    assert verdict.to_clean == cleaned
+    assert verdict.over_lag_ms == int(cleaned)
+    assert (Reason.MAX_LAG in reasons(verdict)) == cleaned
+
+
+HOUR_MS = 3_600_000
+
+
+def hourly(count: int) -> list[SegmentFacts]:
+    return [
+        segment(n, n + 1, first_ms=n * HOUR_MS + 1, largest_ms=(n + 1) * HOUR_MS)
+        for n in range(count)
+    ]
+
+
+def sizes_of(log: LogFacts) -> list[int]:
+    return [len(group) for group in group_all(log, log.segments[-1].base_offset)]
+
+
+def test_a_merged_segment_spans_no_more_than_a_tenth_of_the_time_after_which_records_go() -> None:
+    both = replace(COMPACTED, cleanup_policy=("compact", "delete"), retention_ms=30 * HOUR_MS)
+    assert sizes_of(facts(hourly(8), config=both)) == [3, 3, 1]
+    assert sizes_of(facts(hourly(8), config=replace(both, retention_ms=HOUR_MS))) == [1] * 7
+    assert sizes_of(facts(hourly(8), config=replace(both, retention_ms=-1))) == [7]
+    assert sizes_of(facts(hourly(8), config=replace(both, cleanup_policy=("compact",)))) == [7]
+
+
+def test_a_merged_segment_does_not_grow_in_time_with_every_clean() -> None:
+    both = replace(COMPACTED, cleanup_policy=("compact", "delete"), retention_ms=30 * HOUR_MS)
+    log = hourly(12)
+    for _ in range(5):
+        groups = group_all(facts(log, config=both), log[-1].base_offset)
+        merged = [
+            segment(
+                group[0].base_offset,
+                group[-1].next_base_offset,
+                first_ms=group[0].first_batch_timestamp_ms,
+                largest_ms=group[-1].largest_timestamp_ms,
+            )
+            for group in groups
+        ]
+        log = [*merged, log[-1]]
+    spans = [
+        segment_facts.largest_timestamp_ms - segment_facts.first_batch_timestamp_ms
+        for segment_facts in log
+    ]
+    assert max(spans) <= 3 * HOUR_MS
+
+
+def late_by(log: LogFacts, cleaner_state: PartitionCleanerState = FRESH) -> int:
+    return assess(log, s.IDLE, NOW, cleaner_state).over_lag_ms
+
+
+def test_a_backfill_with_old_timestamps_is_not_late_before_it_was_in_the_log_for_the_lag() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=10_000)
+    arrived = NOW.wall_ms - 9_000
+    log = [
+        segment(0, 10, first_ms=5, modified_ms=arrived),
+        segment(10, 20, first_ms=6, modified_ms=arrived + 1000),
+        segment(20, 21),
+    ]
+    backfill = facts(log, checkpoint=10, config=config)
+    assert late_by(backfill) == 0
+    late = assess(backfill, s.IDLE, NOW._replace(wall_ms=arrived + 10_007))
+    assert late.over_lag_ms == 7
+
+
+def test_a_deadline_counts_from_when_the_partition_was_first_seen() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=10_000)
+    adopted = facts([segment(0, 10, first_ms=5), segment(10, 11)], config=config)
+    assert late_by(adopted, PartitionCleanerState(first_seen_ms=NOW.wall_ms - 9_000)) == 0
+    assert late_by(adopted, PartitionCleanerState(first_seen_ms=NOW.wall_ms - 10_003)) == 3
+
+
+def test_a_file_time_that_lies_ahead_puts_no_deadline_off() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=10_000)
+    ahead = segment(0, 10, first_ms=5, modified_ms=NOW.wall_ms + 1)
+    log = facts(
+        [ahead, segment(10, 20, first_ms=80_000), segment(20, 21)], config=config, checkpoint=10
+    )
+    assert late_by(log) == NOW.wall_ms - 90_000
+
+
+def test_the_maximum_lag_ignores_segments_without_a_timestamp() -> None:
+    config = replace(COMPACTED, max_compaction_lag_ms=1)
+    log = [segment(0, 10, first_ms=-1), segment(10, 20, first_ms=0), segment(20, 21)]
+    section = assess_partition(facts(log, config=config)).section
+    assert section is not None
+    assert section.deadline_ms is None
+
+
+def test_over_lag_goes_first_by_deadline_then_ratio_then_name() -> None:
+    late = replace(COMPACTED, max_compaction_lag_ms=1)
+
+    def dirty(
+        number: int, checkpoint: int, config: TopicConfig = COMPACTED, at: int = 1000
+    ) -> LogFacts:
+        log = [*even(4)[:3], segment(30, 40, first_ms=at), segment(40, 41)]
+        return facts(
+            log, partition=TopicPartition("t", number), checkpoint=checkpoint, config=config
+        )
+
+    logs = [
+        dirty(0, 10),
+        dirty(1, 0),
+        dirty(2, 30, late, 2000),
+        dirty(3, 30, late, 1500),
+        dirty(4, 0),
+        dirty(5, 30),
+    ]
+    assert in_order(assess_partition(log) for log in logs) == [3, 2, 1, 4, 0]
+
+
+def test_a_requested_clean_goes_before_missed_deadlines_and_before_the_dirtiest() -> None:
+    late = replace(COMPACTED, max_compaction_lag_ms=1)
+    logs = [
+        facts(even(4), partition=TopicPartition("t", 0)),
+        facts(even(4), partition=TopicPartition("t", 1), checkpoint=30),
+        facts(even(4), partition=TopicPartition("t", 2), checkpoint=30, config=late),
+    ]
+    verdict = assess(logs[1], s.IDLE, NOW, run_now=True)
+    assert in_order([assess_partition(logs[0]), verdict, assess_partition(logs[2])]) == [1, 2, 0]
+
+
+def test_the_dirtiest_is_busy_or_failed_then_the_next_and_at_last_none() -> None:
+    logs = [
+        facts(even(4), partition=TopicPartition("t", number), checkpoint=5 * number)
+        for number in range(3)
+    ]
+
+    def chosen(*states: s.State) -> list[int]:
+        verdicts = [assess(log, state, NOW) for log, state in zip(logs, states, strict=True)]
+        return in_order(verdicts)
+
+    failed = s.Quarantined(NOW.monotonic_ms + 1, "disk", 1)
+    assert chosen(s.IDLE, s.IDLE, s.IDLE) == [0, 1, 2]
+    assert chosen(failed, s.IDLE, s.IDLE) == [1, 2]
+    assert chosen(s.Cleaning(), failed, s.IDLE) == [2]
+    assert chosen(s.Cleaning(), failed, s.Paused(1)) == []
+
+
+# --- what a clean is expected to gain
+
+
+def test_kafkas_example_of_six_segments_is_half_dirty_and_not_eligible_at_one_half() -> None:
+    verdict = assess_partition(facts(even(6), checkpoint=20, undecided=40))
+    assert verdict.section is not None
+    assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (200, 200)
+    assert (verdict.section.ratio, verdict.to_clean) == (0.5, False)
+
+
+@pytest.mark.parametrize(("limit", "cleaned"), [(0.0, True), (0.99, True), (1.0, False)])
+def test_a_log_that_was_never_cleaned_passes_every_ratio_below_one(
+    limit: float, cleaned: bool
+) -> None:
+    config = replace(COMPACTED, min_cleanable_dirty_ratio=limit)
+    assert assess_partition(facts(even(2), config=config)).to_clean == cleaned
+
+
+@pytest.mark.parametrize("survivorship", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("checkpoint", [0, 10, 30])
+def test_the_survivorship_strategy_counts_what_is_expected_to_go_per_byte_of_io(
+    survivorship: float, checkpoint: int
+) -> None:
+    cleaner_state = PartitionCleanerState(survivorship=survivorship, observations=1)
+    config = replace(COMPACTED, varve_cleaner_strategy="survivorship")
+    verdict = assess(
+        facts(even(4), checkpoint=checkpoint, config=config), s.IDLE, NOW, cleaner_state
+    )
+    clean, dirty = 10 * checkpoint, 400 - 10 * checkpoint
+    gone = dirty * (1 - survivorship)
+    assert verdict.score == pytest.approx(gone / (clean + 2 * dirty + clean + dirty - gone))
+    assert verdict.to_clean == (dirty / 400 > 0.5), "the dirty ratio decides, survivorship ranks"
+    assert verdict.live_bytes == clean + dirty * survivorship
+    plain = assess(facts(even(4), checkpoint=checkpoint), s.IDLE, NOW, cleaner_state)
+    assert plain.score == pytest.approx(dirty / 400 / 2), "half the dirty ratio: they compare"
+    assert plain.live_bytes == verdict.live_bytes
+
+
+def test_a_topic_of_its_own_strategy_wins_over_the_cleaners() -> None:
+    cleaner_state = PartitionCleanerState(survivorship=1.0, observations=1)
+    own = replace(COMPACTED, varve_cleaner_strategy="dirty-ratio")
+    for config, score in ((COMPACTED, 0.0), (own, 0.5)):
+        verdict = assess(
+            facts(even(4), config=config), s.IDLE, NOW, cleaner_state, strategy="survivorship"
+        )
+        assert (verdict.to_clean, verdict.score) == (True, score)
+
+
+@given(
+    st.integers(0, 1 << 40),
+    st.integers(0, 1 << 40),
+    st.integers(1, 1 << 40),
+    st.floats(0, 1),
+    st.floats(0.01, 1),
+)
+def test_the_ratio_of_what_survives_stays_between_0_and_1(
+    before: int, after: int, dirty: int, ratio: float, alpha: float
+) -> None:
+    seen = observed(before, after, dirty)
+    assert 0 <= seen <= 1
+    assert updated(ratio, 0, seen, alpha) == seen
+    assert min(ratio, seen) - 1e-9 <= updated(ratio, 1, seen, alpha) <= max(ratio, seen) + 1e-9
+
+
+# --- grouping
+
+
+def sizes(groups: list[list[SegmentFacts]]) -> list[int]:
+    return [len(group) for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("segment_bytes", "index_bytes", "expected"),
+    [
+        (10_000, 10_000, [6]),
+        (200, 10_000, [2, 2, 2]),
+        (199, 10_000, [1] * 6),
+        (1, 10_000, [1] * 6),
+        (10_000, 30, [3, 3]),
+        (10_000, 29, [2, 2, 2]),
+    ],
+)
+def test_a_group_stays_within_a_segments_sizes(
+    segment_bytes: int, index_bytes: int, expected: list[int]
+) -> None:
+    assert sizes(group_segments(even(6)[:-1], segment_bytes, index_bytes)) == expected
+
+
+def test_the_time_index_limits_a_group_too() -> None:
+    sources = [segment(i, i + 1, time_index_bytes=20) for i in range(4)]
+    assert sizes(group_segments(sources, 10_000, 40)) == [2, 2]
+
+
+def test_a_group_spans_no_more_than_a_relative_offset_can_say() -> None:
+    edge = RELATIVE_OFFSET_MAX + 1
+    fits = [segment(0, 10), segment(10, edge), segment(edge, edge + 1)]
+    assert sizes(group_segments(fits, 10_000, 10_000)) == [2, 1]
+    over = [segment(0, 10), segment(10, edge + 1)]
+    assert sizes(group_segments(over, 10_000, 10_000)) == [1, 1]
+
+
+def test_empty_segments_group_over_any_distance() -> None:
+    far = 10 * RELATIVE_OFFSET_MAX
+    sources = [segment(0, 10), segment(10, far, 0), segment(far, far + 1)]
+    assert sizes(group_segments(sources, 10_000, 10_000)) == [2, 1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 1 << 32), st.integers(0, 300)), min_size=1, max_size=30))
+def test_groups_cover_all_sources_in_order_and_none_could_take_one_more(
+    shapes: list[tuple[int, int]],
+) -> None:
+    base, sources = 0, []
+    for length, size_bytes in shapes:
+        sources.append(segment(base, base + length, size_bytes))
+        base += length
+    groups = group_segments(sources, 300, 60)
+    assert [source for group in groups for source in group] == sources
+    for group, following in pairwise(groups):
+        more = [*group, following[0]]
+        assert (
+            sum(source.size_bytes for source in more) > 300
+            or len(more) > 6
+            or following[0].next_base_offset - 1 - group[0].base_offset > RELATIVE_OFFSET_MAX
+        )
+
+
+# --- jobs
+
+
+def test_a_job_carries_what_the_worker_needs() -> None:
+    config = replace(COMPACTED, segment_bytes=250, delete_retention_ms=77, compression_lz4_level=4)
+    log = facts(even(4), checkpoint=10, config=config)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="run-1", now_ms=123)
+    assert job is not None
+    assert [[x.base_offset for x in group] for group in job.groups] == [[0, 10], [20, 30]]
+    assert (job.first_dirty_offset, job.end_offset, job.log_end_offset_is_end) == (10, 40, False)
+    assert (job.generation, job.run_id, job.now_ms) == ("boot-1", "run-1", 123)
+    assert (job.delete_retention_ms, job.segment_bytes) == (77, 250)
+    assert (job.hash_key, job.last_records) == (INPUTS.hash_key, INPUTS.last_records)
+    assert job.compression_levels == ((GZIP, -1), (LZ4, 4), (ZSTD, 3))
+    assert job.drop_expired_tombstones
+
+
+def test_the_last_batch_is_kept_where_nothing_follows() -> None:
+    log = facts([segment(0, 10), segment(10, 10, 0)])
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert job is not None
+    assert job.log_end_offset_is_end
+
+
+def test_an_empty_active_segment_is_no_source() -> None:
+    log = facts([segment(0, 10), segment(10, 10, 0)])
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert job is not None
+    assert [x.base_offset for group in job.groups for x in group] == [0]
+
+
+def test_no_tombstone_is_dropped_by_a_clock_that_cannot_be_trusted() -> None:
+    log = facts(even(2), clock_trusted=False)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert job is not None
+    assert not job.drop_expired_tombstones
+
+
+def test_there_is_no_job_for_what_is_not_to_be_cleaned() -> None:
+    log = facts(even(4), checkpoint=40)
+    assert plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1) is None
+
+
+@given(
+    st.lists(st.integers(0, 200), min_size=1, max_size=8),
+    st.integers(0, 90),
+    st.integers(0, 90),
+    st.integers(0, 90),
+)
+def test_every_verdict_is_consistent_and_every_candidate_gives_a_job(
+    all_bytes: list[int], checkpoint: int, log_start: int, undecided: int
+) -> None:
+    log = [segment(10 * i, 10 * i + 10, size) for i, size in enumerate(all_bytes)]
+    end = 10 * len(log)
+    start = min(log_start, end)
+    log_facts = facts(
+        log, checkpoint=checkpoint, log_start=start, undecided=max(start, min(undecided, end))
+    )
+    verdict = assess_partition(log_facts)
+    section = verdict.section
+    assert section is not None
+    assert start <= section.first_dirty_offset <= end
+    assert 0 <= section.ratio <= 1
+    assert section.end_offset <= log_facts.undecided_offset or section.dirty_bytes == 0
+    job = plan_job(log_facts, verdict, INPUTS, SETTINGS, run_id="r", now_ms=1)
+    assert (job is not None) == verdict.to_clean
+    if job is not None:
+        assert job.log_start_offset <= job.first_dirty_offset < job.end_offset
+        assert job.groups[-1][-1].next_base_offset == job.end_offset
+        assert job.groups[0][0].next_base_offset > job.log_start_offset

@@ -1,0 +1,223 @@
+"""Partitions that Spark cleans: which ones, that the workers keep off, and when they take over."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from cleaner.planning.findings import Reason
+from cleaner.scheduler.explain import sentences
+from cleaner.scheduler.history import JobRecord
+from cleaner.scheduler.offload import OffloadedJob
+from config.settings import SparkSettings
+from storage.model import TopicPartition
+from tests.support.cleaner.cleaner_fakes import until
+from tests.support.cleaner.log_facts import COMPACTED
+from tests.support.cleaner.pool_bench import SETTINGS, T0, T1, Bench, on_the_bench, until_job
+
+SIZE = 400  # below the active segment of a log that `dirty` makes
+SPARK = SETTINGS.model_copy(
+    update={"engine": "spark", "spark": SparkSettings(min_bytes=SIZE - 1, attempts=2)}
+)
+OF_SPARK = replace(COMPACTED, varve_cleaner_engine="spark")
+NEVER = replace(COMPACTED, varve_cleaner_engine="local")
+
+
+async def until_due(b: Bench, *partitions: TopicPartition) -> None:
+    await until(lambda: sorted(b.pool.offload.due) == sorted(partitions))
+
+
+def told(b: Bench, partition: TopicPartition = T0) -> str:
+    return " ".join(sentences(b.pool.explain(partition)))
+
+
+def begin(b: Bench, *partitions: TopicPartition) -> list[str]:
+    """A job that has these; returns with what it will have been interrupted."""
+    interrupts: list[str] = []
+    b.pool.offload.job_started(OffloadedJob(partitions, "local[2]", b.pool.offload.now_ms()))
+    b.pool.offload.interrupt = interrupts.append
+    return interrupts
+
+
+def fail(b: Bench, partition: TopicPartition = T0, reason: str = "no") -> bool:
+    b.pool.offload.job_ended()
+    return b.pool.offload.failed(partition, reason)
+
+
+def test_large_partitions_wait_for_spark_and_the_workers_keep_off() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        await until_due(b, T0)
+        assert b.link.sent == []
+        explanation = b.pool.explain(T0)
+        assert explanation.verdict is not None
+        assert not explanation.verdict.to_clean
+        assert explanation.next_attempt is None
+        assert told(b).startswith("t-0 is not being cleaned: handed to Spark.")
+        assert "Its 400 B are for Spark (local[*]); it waits for its turn there." in told(b)
+        begin(b, T0)
+        await asyncio.sleep(10)
+        assert b.pool.offload.due == []
+        assert "where a job has it" in told(b)
+        assert b.link.sent == []
+
+    on_the_bench(scenario, SPARK)
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        (SETTINGS, {}),
+        (SPARK.model_copy(update={"spark": SparkSettings(min_bytes=SIZE)}), {}),
+        (SPARK, {"config": NEVER}),
+    ],
+    ids=["local engine", "not larger", "the topic says so"],
+)
+def test_others_are_the_workers_matter(settings, changes) -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(**changes)
+        await until_job(b)
+        assert b.pool.offload.due == []
+        assert "Spark" not in told(b)
+
+    on_the_bench(scenario, settings)
+
+
+def test_a_topic_can_be_spark_s_whatever_its_size_and_the_engine() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(config=OF_SPARK)
+        await until_due(b, T0)
+        assert b.link.sent == []
+
+    on_the_bench(scenario)
+
+
+def test_what_is_not_worth_a_clean_is_not_worth_spark() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(config=replace(OF_SPARK, min_cleanable_dirty_ratio=1.0))
+        b.dirty(T1, config=OF_SPARK)
+        await until_due(b, T1)
+        assert "Spark" not in told(b)
+        assert b.pool.request_clean(T0) is not None
+        await until_due(b, T0, T1)
+        assert b.pool.offload.due == [T0, T1]  # who was asked for goes first
+
+    on_the_bench(scenario)
+
+
+def test_failures_are_waited_for_and_then_the_workers_take_over_for_a_while() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        await until_due(b, T0)
+        begin(b, T0)
+        assert not fail(b)
+        await asyncio.sleep(5)
+        assert b.pool.offload.due == []
+        assert b.link.sent == []
+        assert "the last attempt came to nothing (no), the next one is in" in told(b)
+        await asyncio.sleep(6)
+        await until_due(b, T0)
+        begin(b, T0)
+        assert fail(b, reason="still not")
+        assert b.pool.offload.status().given_up == (T0,)
+        assert "2 attempts failed in a row (still not). The workers clean it" in told(b)
+        await until_job(b)
+        b.link.failed()
+        await asyncio.sleep(SPARK.retry_backoff_max_ms / 1000)
+        assert b.pool.offload.status().given_up == ()
+        await until_due(b, T0)
+
+    on_the_bench(scenario, SPARK)
+
+
+def test_a_log_that_went_on_is_no_failure_but_is_waited_for() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        for _ in range(5):
+            await until_due(b, T0)
+            begin(b, T0)
+            b.pool.offload.job_ended()
+            b.pool.offload.job_discarded(T0, "it was cut")
+            await asyncio.sleep(1)
+            assert b.pool.offload.due == []
+        assert b.pool.offload.status().given_up == ()
+        assert b.link.sent == []
+
+    on_the_bench(scenario, SPARK)
+
+
+@pytest.mark.parametrize("way", [0, 1], ids=["retry", "other settings"])
+def test_where_no_job_can_be_started_the_workers_have_all_until_somebody_says_otherwise(
+    way: int,
+) -> None:
+    async def scenario(b: Bench) -> None:
+        assert b.pool.offload.cannot_start("no Java")
+        assert not b.pool.offload.cannot_start("no Java")
+        b.dirty()
+        await until_job(b)
+        assert "where no job can be started (no Java). The workers clean it" in told(b)
+        status = b.pool.offload.status()
+        assert (status.unavailable, status.wait_ms > 50_000) == ("no Java", True)
+        b.dirty(T1)
+        if way == 0:
+            b.pool.retry(T0)
+        else:
+            spark = SparkSettings(min_bytes=SIZE - 2)
+            b.pool.configure(SPARK.model_copy(update={"spark": spark}))
+        await until_due(b, T1)
+        assert b.pool.offload.status().unavailable == ""
+
+    on_the_bench(scenario, SPARK)
+
+
+@pytest.mark.parametrize("subject", ["hold", "abort"])
+def test_a_pause_and_an_abort_interrupt_the_job_that_has_the_partition(subject: str) -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        b.dirty(T1)
+        await until_due(b, T0, T1)
+        interrupts = begin(b, T0)
+        act = b.pool.pause if subject == "hold" else b.pool.abort
+        act(T1)
+        assert interrupts == []
+        assert act(T0)
+        assert len(interrupts) == 1
+
+    on_the_bench(scenario, SPARK)
+
+
+def test_what_only_expired_stays_with_the_workers() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(config=OF_SPARK, checkpoint=40)
+        facts = b.host.logs[T0]
+        verdict = b.pool._scanner.assess(facts)
+        assert verdict is not None
+        assert Reason.SPARK not in {finding.reason for finding in verdict.findings}
+        assert b.pool.offload.due == []
+
+    on_the_bench(scenario)
+
+
+def test_failures_on_spark_are_kept_like_those_of_workers() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        record = JobRecord(T0, "", 1, 2, "failed", "no", engine="spark")
+        b.pool.remote_clean_failed(b.host.logs[T0], record)
+        assert b.pool.history(T0) == [record]
+        assert b.pool.stats.failures == 1
+
+    on_the_bench(scenario, SPARK)
+
+
+def test_a_partition_that_is_gone_is_forgotten() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        await until_due(b, T0)
+        begin(b, T0)
+        fail(b)
+        del b.host.logs[T0]
+        await asyncio.sleep(5)
+        b.dirty()
+        await until_due(b, T0)
+
+    on_the_bench(scenario, SPARK)

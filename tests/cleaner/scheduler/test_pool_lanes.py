@@ -1,0 +1,115 @@
+"""The pool's lanes in virtual time: who does not wait for whom."""
+
+import asyncio
+from dataclasses import replace
+
+from cleaner.planning.order import SMALL_JOB_BYTES, Lane
+from cleaner.scheduler.clean_attempt import LANE_INDEX
+from cleaner.scheduler.cleaner_pool import LANE_IDLE_SECONDS
+from storage.model import TopicPartition
+from tests.support.cleaner.cleaner_fakes import until
+from tests.support.cleaner.log_facts import COMPACTED, even
+from tests.support.cleaner.pool_bench import SETTINGS, T0, T1, Bench, on_the_bench, until_job
+
+T2 = TopicPartition("t", 2)
+LARGE = replace(COMPACTED, segment_bytes=1 << 30)
+
+
+def dirty_large(b: Bench, partition: TopicPartition) -> None:
+    b.dirty(partition, config=LARGE)
+    b.change(partition, segments=tuple(even(4, size_bytes=SMALL_JOB_BYTES)))
+
+
+async def works(b: Bench, seconds: float) -> None:
+    """Let time pass in which the regular worker goes on with its job."""
+    for _ in range(int(seconds)):
+        await asyncio.sleep(1)
+        b.crew.links[0].progress("rewrite", 1, 2)
+
+
+def indexes(b: Bench) -> list[int]:
+    return [worker.index for worker in b.pool.status().workers]
+
+
+def test_a_small_partition_does_not_wait_for_a_large_one_that_is_being_cleaned() -> None:
+    async def scenario(b: Bench) -> None:
+        dirty_large(b, T0)
+        await until_job(b)
+        dirty_large(b, T1)
+        await asyncio.sleep(5)
+        assert indexes(b) == [0], "a large job waits for the regular worker"
+        b.dirty(T2)
+        await until(lambda: len(b.crew.links) == 2 and b.crew.links[1].sent, seconds=5)
+        assert (await b.crew.links[1].job()).partition == T2
+        assert indexes(b) == [0, LANE_INDEX[Lane.SMALL]]
+        b.crew.links[1].done()
+        await until(lambda: b.host.done)
+        await works(b, LANE_IDLE_SECONDS / 2)
+        assert indexes(b) == [0, LANE_INDEX[Lane.SMALL]], "the next small job needs no new worker"
+        await works(b, LANE_IDLE_SECONDS)
+        assert indexes(b) == [0]
+        assert len(b.crew.links[0].sent) == 1
+
+    on_the_bench(scenario)
+
+
+def test_a_requested_clean_does_not_wait_for_a_large_partition_that_is_being_cleaned() -> None:
+    async def scenario(b: Bench) -> None:
+        dirty_large(b, T0)
+        await until_job(b)
+        dirty_large(b, T1)
+        assert b.pool.request_clean(T1) == 40
+        await until(lambda: len(b.crew.links) == 2 and b.crew.links[1].sent, seconds=5)
+        assert (await b.crew.links[1].job()).partition == T1
+        b.dirty(T2)
+        await until(lambda: len(b.crew.links) == 3 and b.crew.links[2].sent, seconds=5)
+        assert indexes(b) == [0, LANE_INDEX[Lane.REQUESTED], LANE_INDEX[Lane.SMALL]]
+
+    on_the_bench(scenario)
+
+
+def test_other_settings_leave_the_workers_of_lanes_alone() -> None:
+    async def scenario(b: Bench) -> None:
+        dirty_large(b, T0)
+        await until_job(b)
+        b.dirty(T2)
+        await until(lambda: len(b.crew.links) == 2 and b.crew.links[1].sent, seconds=5)
+        b.pool.configure(SETTINGS.model_copy(update={"workers": 2}))
+        await until(lambda: len(b.crew.links) == 3, seconds=5)
+        b.pool.configure(SETTINGS)
+        await asyncio.sleep(5)
+        assert indexes(b) == [0, LANE_INDEX[Lane.SMALL]]
+        assert not b.crew.links[1].shut
+
+    on_the_bench(scenario)
+
+
+def test_a_partition_that_is_paused_by_the_broker_again_and_again_keeps_its_place() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(T0)
+        await until_job(b)
+        b.dirty(T1, checkpoint=15)
+        await asyncio.sleep(5)
+        for _ in range(100):
+            async with b.pool.paused(T1):
+                await asyncio.sleep(20)
+            await asyncio.sleep(2)
+        b.dirty(T2)
+        await asyncio.sleep(5)
+        assert b.pool.explain(T1).queue_position == 1
+
+    on_the_bench(scenario)
+
+
+def test_an_attempt_that_was_given_up_has_had_its_turn() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(T0)
+        await until_job(b)
+        b.dirty(T1)
+        await asyncio.sleep(5)
+        b.pool.abort(T0)
+        b.link.stopped()
+        await until(lambda: len(b.link.sent) == 2)
+        assert (await b.link.job()).partition == T1
+
+    on_the_bench(scenario)

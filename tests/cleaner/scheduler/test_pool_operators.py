@@ -1,0 +1,533 @@
+"""The pool in virtual time: what operators ask of it, and what it remembers."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from cleaner import states as s
+from cleaner.host import PublishOutcome
+from cleaner.job import SegmentHorizon
+from cleaner.planning.findings import Reason
+from cleaner.scheduler.cleaner_state_store import MEMORY_NAME, SAVE_SECONDS
+from cleaner.scheduler.history import HISTORY_NAME
+from storage.model import TopicPartition
+from tests.support.cleaner.cleaner_fakes import until
+from tests.support.cleaner.log_facts import COMPACTED, even, segment
+from tests.support.cleaner.pool_bench import (
+    LIMITS,
+    SETTINGS,
+    T0,
+    T1,
+    Bench,
+    hold,
+    on_the_bench,
+    until_job,
+)
+
+ALL_UNIQUE = replace(COMPACTED, varve_cleaner_strategy="survivorship")
+STRANGER = TopicPartition("stranger", 0)
+BAD = ("/data/t-0/20.log", 61, "bad CRC")
+
+
+def told(b: Bench, partition: TopicPartition = T0, horizon_ms: int = -1):
+    log = b.host.logs[partition]
+    return tuple(
+        SegmentHorizon(facts.base_offset, facts.size_bytes, horizon_ms)
+        for facts in log.segments[:-1]
+    )
+
+
+async def finish(b: Bench, **changes: object) -> None:
+    count = len(b.host.done)
+    b.link.done(**changes)
+    await until(lambda: len(b.host.done) > count)
+
+
+# --- holds
+
+
+def test_a_held_partition_is_not_cleaned_until_it_is_released_however_often_it_was_held() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        assert b.pool.pause(T0)
+        assert not b.pool.pause(T0)
+        assert b.state() == s.Paused(1)
+        await asyncio.sleep(20)
+        assert b.link.sent == []
+        assert b.pool.status().paused == {T0}
+        await hold(b, T0)
+        assert b.state() == s.Paused(1)
+        assert b.pool.resume(T0)
+        assert not b.pool.resume(T0)
+        await until_job(b)
+
+    on_the_bench(scenario)
+
+
+def test_a_hold_gives_up_a_running_job_and_nobody_waits_for_it() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        await until_job(b)
+        assert b.pool.pause(T0)
+        assert b.link.aborted()
+        assert b.state() == s.Aborting(1)
+        b.link.stopped()
+        await until(lambda: b.state() == s.Paused(1))
+        await asyncio.sleep(LIMITS.abort * 3)
+        assert not b.link.killed
+        assert b.pool.history(T0)[0].outcome == "aborted"
+
+    on_the_bench(scenario)
+
+
+def test_a_hold_released_during_the_abort_leaves_nothing_behind() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        await until_job(b)
+        b.pool.pause(T0)
+        b.pool.resume(T0)
+        assert b.state() == s.Aborting(0)
+        b.link.stopped()
+        await until(lambda: len(b.link.sent) == 2)
+
+    on_the_bench(scenario)
+
+
+def test_a_hold_survives_a_restart_and_is_in_force_before_anything_is_cleaned() -> None:
+    async def first(b: Bench) -> None:
+        b.dirty()
+        b.pool.pause(T0)
+
+    async def second(b: Bench) -> None:
+        assert b.state() == s.Paused(1)
+        await asyncio.sleep(20)
+        assert b.link.sent == []
+        b.pool.resume(T0)
+        await until_job(b)
+
+    async def third(b: Bench) -> None:
+        await until_job(b)
+
+    once = on_the_bench(first)
+    again = on_the_bench(second, before=once)
+    on_the_bench(third, before=again)
+
+
+def test_a_hold_goes_with_its_partition_and_is_not_one_of_the_next_of_that_name() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(topic_id=b"1" * 16)
+        b.dirty(T1, topic_id=b"1" * 16)
+        b.pool.pause(T0)
+        b.pool.pause(T1)
+        del b.host.logs[T1]
+        b.change(topic_id=b"2" * 16)
+        await until_job(b)
+        assert b.pool.registry.in_progress() == {T0: s.Cleaning()}
+        assert b.pool.status().paused == frozenset()
+
+    on_the_bench(scenario)
+
+
+@pytest.mark.parametrize("ask", ["hold", "release", "run_now", "explain"])
+def test_of_a_partition_that_does_not_exist_nothing_can_be_asked(ask: str) -> None:
+    async def scenario(b: Bench) -> None:
+        with pytest.raises(KeyError):
+            getattr(b.pool, ask)(STRANGER)
+
+    on_the_bench(scenario)
+
+
+# --- run now
+
+
+def test_a_clean_asked_for_needs_no_ratio_goes_first_and_happens_once() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(checkpoint=30)
+        await asyncio.sleep(5)
+        assert b.link.sent == []
+        b.dirty(T1)
+        b.pool.request_clean(T0)
+        job = await until_job(b)
+        assert (job.partition, job.first_dirty_offset) == (T0, 30)
+        await finish(b)
+        b.change(checkpoint_offset=30)  # as dirty as before
+        await until(lambda: b.link.sent[-1].job.partition == T1)
+        await finish(b)
+        await asyncio.sleep(10)
+        assert len(b.link.sent) == 2
+
+    on_the_bench(scenario)
+
+
+def test_a_clean_asked_for_forgets_earlier_failures() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        await until_job(b)
+        b.link.failed()
+        await until(lambda: isinstance(b.state(), s.Quarantined))
+        b.pool.request_clean(T0)
+        await asyncio.wait_for(until_job(b), 0.5)
+
+    on_the_bench(scenario)
+
+
+def test_a_clean_asked_for_is_bounded_by_lags_and_forgotten_where_nothing_is_dirty() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(undecided=5)
+        b.pool.request_clean(T0)
+        await asyncio.sleep(5)
+        assert b.link.sent == []
+        b.change(checkpoint_offset=30, undecided_offset=45)
+        await asyncio.sleep(10)
+        assert b.link.sent == [], "the wish was of its time"
+
+    on_the_bench(scenario)
+
+
+def test_a_clean_asked_for_while_held_waits_for_the_release() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(checkpoint=30)
+        b.pool.pause(T0)
+        b.pool.request_clean(T0)
+        await asyncio.sleep(10)
+        b.pool.resume(T0)
+        await until_job(b)
+
+    on_the_bench(scenario)
+
+
+def test_a_clean_asked_for_is_wanted_until_it_is_reached_over_jobs_failures_and_pauses() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(checkpoint=20, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.9))
+        await asyncio.sleep(2)
+        assert b.pool.request_clean(T0) == 40
+        await until_job(b)
+        await finish(b, next_dirty_offset=30)  # its map was full
+        await until_job(b)
+        b.link.failed("OSError: disk")
+        await until(lambda: isinstance(b.state(), s.Quarantined))
+        assert b.pool.explain(T0).requested_offset == 40
+        await until_job(b)  # after the back-off
+        changing = asyncio.create_task(hold(b, T0))
+        await until(b.link.aborted)
+        b.link.stopped()
+        await changing
+        assert b.pool.history()[0].reason == "its log was changed"
+        await until_job(b)
+        b.pool.pause(T0)
+        b.link.stopped()
+        await asyncio.sleep(10)
+        assert b.pool.history()[0].reason == "an operator paused it"
+        b.pool.resume(T0)
+        job = await until_job(b)
+        assert (job.first_dirty_offset, job.end_offset) == (30, 40)
+        await finish(b)
+        assert b.pool.explain(T0).requested_offset is None
+        b.change(checkpoint_offset=20)
+        await asyncio.sleep(60)
+        assert len(b.link.sent) == 5
+
+    on_the_bench(scenario)
+
+
+def test_an_operators_abort_withdraws_a_clean_that_was_asked_for() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(checkpoint=30)
+        await asyncio.sleep(2)
+        b.pool.pause(T0)
+        b.pool.request_clean(T0)
+        assert b.pool.abort(T0)
+        assert not b.pool.abort(T0)
+        b.pool.resume(T0)
+        await asyncio.sleep(60)
+        assert b.link.sent == []
+
+    on_the_bench(scenario)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"topic_id": b"another id......"},
+        {"config": replace(COMPACTED, cleanup_policy=("delete",))},
+        {"segments": tuple(even(2)), "log_end_offset": 25, "undecided_offset": 25},
+    ],
+    ids=["replaced", "not compacted", "cut back"],
+)
+def test_a_clean_asked_for_is_for_the_log_as_it_was(change: dict[str, object]) -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(checkpoint=30)
+        await asyncio.sleep(2)
+        b.pool.pause(T0)
+        b.pool.request_clean(T0)
+        before = b.host.logs[T0]
+        b.change(**change)
+        await asyncio.sleep(5)
+        b.host.add(before)
+        b.pool.resume(T0)
+        await asyncio.sleep(60)
+        assert b.link.sent == []
+
+    on_the_bench(scenario)
+
+
+def test_where_nothing_can_be_cleaned_nothing_is_wanted() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(undecided=5)
+        assert b.pool.request_clean(T0) is None
+        assert b.pool.explain(T0).requested_offset is None
+
+    on_the_bench(scenario)
+
+
+# --- history
+
+
+def test_every_end_of_a_job_is_recorded_with_its_reason() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        await until_job(b)
+        b.link.failed("OSError: disk")
+        await until(lambda: len(b.pool.history()) == 1)
+        b.pool.retry(T0)
+        await until_job(b)
+        b.pool.abort(T0)
+        b.link.stopped()
+        await until(lambda: len(b.pool.history()) == 2)
+        b.host.outcome = PublishOutcome.STALE
+        await until_job(b)
+        b.link.group(0)
+        await until(b.link.aborted)
+        b.link.stopped()
+        await until(lambda: len(b.pool.history()) == 3)
+        b.host.outcome = PublishOutcome.PUBLISHED
+        await until_job(b)
+        b.link.charge(7)
+        b.link.group(0)
+        await finish(b, tombstones_removed=3, passes=1)
+        done, stale, aborted, failed = b.pool.history(T0)
+        assert [record.outcome for record in (failed, aborted, stale, done)] == [
+            "failed", "aborted", "stale", "finished",
+        ]  # fmt: skip
+        assert (failed.reason, stale.reason) == ("OSError: disk", "stale generation")
+        assert aborted.reason == "an operator gave it up"
+        assert (stale.groups_published, stale.groups_dropped) == (0, 1)
+        assert (done.groups_published, done.bytes_read, done.next_dirty_offset) == (1, 7, 40)
+        assert (done.tombstones_removed, done.passes, done.segments) == (3, 1, 4)
+        assert (done.dirty_bytes, done.bytes_before, done.bytes_after) == (400, 400, 200)
+        assert b.pool.history(T1) == []
+        assert len(b.pool.history(limit=2)) == 2
+
+    bench = on_the_bench(scenario)
+    assert len(bench.env.read_file(f"/data/{HISTORY_NAME}").splitlines()) == 4
+
+    async def later(b: Bench) -> None:
+        assert b.pool.history() == bench.pool.history()
+
+    on_the_bench(later, before=bench)
+
+
+def test_a_worker_killed_in_the_middle_is_a_failed_job_in_the_history() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty()
+        await until_job(b)
+        b.link.die()
+        await until(lambda: b.pool.history())
+        assert b.pool.history()[0].outcome == "failed"
+        assert "signal 9" in b.pool.history()[0].reason
+
+    on_the_bench(scenario)
+
+
+# --- damage
+
+
+def test_known_damage_is_not_tried_for_ever_and_stays_visible() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(count=5)
+        await until_job(b)
+        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
+        await until(lambda: b.host.damages)
+        await asyncio.sleep(600)
+        assert len(b.link.sent) == 1
+        assert b.host.checkpoints == [(T0, 20)]
+        assert b.pool.stats.damaged_partitions == 1
+        assert b.pool.stats.cleanable_bytes == 0
+        assert T0 in b.pool.status().quarantines
+        record = b.pool.history()[0]
+        assert (record.outcome, record.damaged) == ("damaged", (BAD,))
+        assert "damaged at byte 61" in record.reason
+
+        b.change(segments=tuple(even(12)), log_end_offset=125, undecided_offset=125)
+        job = await until_job(b)
+        assert (job.first_dirty_offset, job.end_offset) == (50, 120)
+        await finish(b, damaged=(BAD,), horizons=told(b))
+        assert b.pool.registry.quarantines() == {}, "the rest is clean: that is a success"
+        assert b.pool.stats.failures == 1
+        await asyncio.sleep(60)
+        assert len(b.link.sent) == 2
+
+    bench = on_the_bench(scenario)
+
+    async def later(b: Bench) -> None:
+        await asyncio.sleep(60)
+        assert len(b.crew.links[0].sent) == 0, "what was cleaned is known after a restart"
+        b.change(damaged=(), segments=tuple(even(12)[3:]), log_start_offset=30)
+        await until(lambda: b.host.checkpoints[-1] == (T0, 120))
+
+    on_the_bench(later, before=bench)
+
+
+def test_a_truncation_voids_what_was_clean_beyond_the_checkpoint() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(count=5, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.3))
+        await until_job(b)
+        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
+        await until(lambda: b.host.damages)
+        async with b.pool.paused(T0):
+            b.change(generation="boot-2")
+        b.pool.retry(T0)
+        job = await until_job(b)
+        assert job.first_dirty_offset == 30
+
+    on_the_bench(scenario)
+
+
+def test_damage_is_told_once_also_over_restarts() -> None:
+    async def scenario(b: Bench) -> None:
+        b.dirty(count=5)
+        await until_job(b)
+        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
+        await until(lambda: b.host.damages)
+
+    bench = on_the_bench(scenario)
+    assert len(bench.host.damages) == 1
+
+    async def later(b: Bench) -> None:
+        # A new process knows of no damage, and of a new segment.
+        b.change(damaged=(), segments=tuple(even(12)), log_end_offset=125, undecided_offset=125)
+        await until_job(b)
+        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 120),), horizons=told(b))
+        await until(lambda: len(b.host.done) == 2)
+        assert len(b.host.damages) == 1
+        assert b.pool.registry.quarantines() == {}
+        assert b.pool.history()[0].outcome == "damaged"
+        mended = [x._replace(size_bytes=99) if x.base_offset == 20 else x for x in even(40)]
+        b.change(damaged=(), segments=tuple(mended), log_end_offset=405, undecided_offset=405)
+        await until_job(b)
+        b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 400),), horizons=told(b))
+        await until(lambda: len(b.host.damages) == 2)  # it is another file: that is news
+
+    on_the_bench(later, before=bench)
+
+
+# --- what expires
+
+
+def test_tombstones_of_an_idle_topic_leave_by_a_timer_and_an_idle_pool_starts_no_jobs() -> None:
+    async def scenario(b: Bench) -> None:
+        config = replace(COMPACTED, delete_retention_ms=50_000)
+        b.dirty(config=config)
+        await until_job(b)
+        begun_ms = b.env.wall_ms()
+        horizon = SegmentHorizon(20, 100, begun_ms + 50_000)
+        await finish(b, horizons=(*told(b)[:2], horizon, told(b)[3]))
+        await asyncio.sleep(20)
+        assert len(b.link.sent) == 1
+        b.env.advance_ms(60_000)
+        job = await until_job(b)
+        assert job.expired_only
+        assert [x.base_offset for group in job.groups for x in group] == [20]
+        saved = list(b.host.checkpoints)
+        await finish(b, horizons=(SegmentHorizon(20, 100, -1),))
+        assert b.host.checkpoints == saved
+        assert b.pool.stats.expiries == 1
+        b.env.advance_ms(10**9)
+        await asyncio.sleep(100)
+        assert len(b.link.sent) == 2
+
+    on_the_bench(scenario)
+
+
+# --- survivorship
+
+
+def test_a_topic_whose_keys_were_all_new_is_cleaned_again_and_waits_behind_others() -> None:
+    settings = SETTINGS.model_copy(update={"survivorship_alpha": 1.0})
+
+    async def scenario(b: Bench) -> None:
+        b.dirty(config=ALL_UNIQUE)
+        await until_job(b)
+        await finish(b, bytes_after=400, horizons=told(b))
+        b.dirty(T1)
+        await until(lambda: len(b.link.sent) == 2)
+        grown = [*even(12)[:-1], segment(120, 125)]
+        b.change(segments=tuple(grown), log_end_offset=125, undecided_offset=125)
+        b.dirty(TopicPartition("t", 2), checkpoint=15)
+        await asyncio.sleep(5)
+        ratio = next(f for f in b.pool.explain(T0).verdict.findings if f.reason is Reason.RATIO)
+        assert not ratio.blocks
+        assert b.pool.explain(T0).verdict.live_bytes == 1200
+        places = [b.pool.explain(TopicPartition("t", number)).queue_position for number in (2, 0)]
+        assert places == [1, 2]
+        await finish(b)
+        await until(lambda: len(b.link.sent) == 3)
+        await finish(b)
+        await until(lambda: len(b.link.sent) == 4)
+        assert (await b.link.job()).partition == T0
+
+    on_the_bench(scenario, settings)
+
+
+# --- explain
+
+
+def test_the_explanation_tells_place_in_the_queue_and_time_of_the_next_attempt() -> None:
+    async def scenario(b: Bench) -> None:
+        for number in range(4):
+            b.dirty(TopicPartition("t", number), checkpoint=10 * number)
+        await until_job(b)
+        assert b.pool.explain(T0).queue_position is None
+        explanation = b.pool.explain(T1)
+        assert (explanation.queue_position, explanation.next_attempt.at_ms) == (
+            1,
+            explanation.at_ms,
+        )
+        assert b.pool.explain(TopicPartition("t", 2)).queue_position is None
+        b.link.failed("OSError: disk")
+        await until(lambda: isinstance(b.state(), s.Quarantined))
+        explanation = b.pool.explain(T0)
+        assert explanation.quarantine is not None
+        assert explanation.next_attempt is not None
+        assert 9_000 <= explanation.next_attempt.at_ms - explanation.at_ms <= 10_000
+        assert explanation.last_job is not None
+        assert explanation.last_job.outcome == "failed"
+        assert [type(entry.event) for entry in explanation.transitions] == [s.JobStarted, s.Failed]
+
+    on_the_bench(scenario)
+
+
+# --- files
+
+
+def test_a_memory_that_cannot_be_read_costs_work_and_is_said_in_one_line() -> None:
+    async def first(b: Bench) -> None:
+        b.dirty()
+        b.pool.pause(T0)
+        await asyncio.sleep(SAVE_SECONDS + 1)
+
+    bench = on_the_bench(first)
+    file = bench.env.open(f"/data/{MEMORY_NAME}", write=True)
+    file.pwrite(b"?", 30)
+
+    async def second(b: Bench) -> None:
+        await until_job(b)
+        await finish(b)
+
+    with capture_logs() as logs:
+        on_the_bench(second, before=bench)
+    assert [x["event"] for x in logs if x["log_level"] == "warning"] == [
+        "what the cleaner remembers is not read"
+    ]

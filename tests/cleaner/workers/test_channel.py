@@ -1,0 +1,108 @@
+"""Frames between pool and worker: round trip, limits, and nothing that could call anything."""
+
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from cleaner.job import CleanedGroup, CleanReport, ViewOrder
+from cleaner.verification import VerifyReport
+from cleaner.workers import channel
+from cleaner.workers.channel import LENGTH_BYTES, ChannelError, body_bytes, decode, encode
+from storage.format.txn_index import TxnIndexEntry
+from storage.segments.swap import CleanedFile, CleanedSegment
+from tests.support.cleaner.cleaner_jobs import GROUP, REPORT, job
+
+SEGMENT = CleanedSegment(0, "r", (CleanedFile(f"{0:020}.log.r.cleaned", 5, 7),))
+ORDER = ViewOrder(b"version", CleanedFile("deleted-keys", 72, 7))
+MESSAGES: list[channel.Message] = [
+    channel.RunJob(3, job()),
+    channel.RunJob(3, replace(job(), latest_only=True, order=ORDER)),
+    channel.VerifyJob(3, job(), (GROUP,), ("/data/t-0/out",)),
+    channel.WorkerReady(12, 0.5),
+    channel.Progressed(3, "map", 1, 2),
+    channel.GroupsCleaned(3, (GROUP,)),
+    channel.GroupsCleaned(3, (GROUP, CleanedGroup((0, 10), SEGMENT, 9, 5, 4, 2))),
+    channel.JobDone(3, REPORT),
+    channel.JobDone(3, replace(REPORT, deleted_keys=CleanedFile("deleted-keys", 72, 7))),
+    channel.JobStopped(3),
+    channel.OutputsVerified(3, VerifyReport(REPORT, 1, 100, 2, 0.5)),
+    channel.OutputRefused(3, "/data/t-0/out/0.log", 17, "the job leaves other bytes here"),
+    channel.JobFailed(3, "OSError: [Errno 28] No space left on device", "Traceback ..."),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
+def test_every_message_comes_back_as_it_was(message: channel.Message) -> None:
+    frame = encode(message)
+    assert body_bytes(frame[:LENGTH_BYTES]) == len(frame) - LENGTH_BYTES
+    assert decode(frame[LENGTH_BYTES:]) == message
+
+
+@pytest.mark.parametrize("rows", [0, 500, 501, 2_500])
+def test_a_frame_has_a_bounded_number_of_aborted_transactions(rows: int) -> None:
+    """To pickle 100,000 at once held the loop for 0.2 s."""
+    aborted = tuple(TxnIndexEntry(1, 2 * n, 2 * n + 1, 2 * n + 2) for n in range(rows))
+    orders = [
+        channel.RunJob(3, replace(job(), aborted=aborted)),
+        channel.RunJob(4, job()),
+        channel.VerifyJob(5, replace(job(), aborted=aborted), (GROUP,), ("/data/t-0/out",)),
+    ]
+    frames = [
+        channel.decode_frame(frame[LENGTH_BYTES:])
+        for order in orders
+        for frame in channel.encode_in_parts(order)
+    ]
+    carried = [
+        len(frame.aborted if isinstance(frame, channel.JobPart) else frame.job.aborted)
+        for frame in frames
+        if isinstance(frame, channel.JobPart | channel.RunJob | channel.VerifyJob)
+    ]
+    assert sum(carried) == 2 * rows
+    assert max(carried) <= channel.ROWS_PER_PART
+    assert list(channel.join_parts(frames)) == orders
+
+
+def test_parts_of_a_job_are_no_message_of_a_worker() -> None:
+    frame = encode(channel.JobPart(()))
+    with pytest.raises(ChannelError, match="part of a job"):
+        decode(frame[LENGTH_BYTES:])
+
+
+@pytest.mark.parametrize("prefix", [bytes(4), b"\xff\xff\xff\xff", b"GET "])
+def test_an_impossible_length_is_refused_before_anything_is_read(prefix: bytes) -> None:
+    with pytest.raises(ChannelError, match="frame of"):
+        body_bytes(prefix)
+
+
+def test_a_message_too_large_for_a_frame_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel, "FRAME_BYTES_MAX", 100)
+    with pytest.raises(ChannelError, match="RunJob takes"):
+        encode(channel.RunJob(1, job()))
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str, int]]:
+        return (os.mkdir, ("/proc/no", 0))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pickle.dumps(Evil()),
+        pickle.dumps(os.system),
+        pickle.dumps({"a": 1}),
+        pickle.dumps(REPORT),
+        pickle.dumps(CleanReport),
+        b"",
+        b"junk",
+        encode(MESSAGES[0])[LENGTH_BYTES:-9],
+    ],
+    ids=["call", "function", "dict", "part", "class", "empty", "junk", "cut"],
+)
+def test_anything_but_our_messages_is_refused(body: bytes) -> None:
+    with pytest.raises(ChannelError):
+        decode(body)

@@ -1,0 +1,389 @@
+"""A run as its driver has it: kept alive, lost, handed back, refused; and files over HTTP."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from http.client import HTTPMessage
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from admin.client import ApiClient, UnreachableError
+from broker.app import Broker
+from cleaner.engine.clean import run_clean
+from cleaner.job import CleanedGroup, CleanJob, SourceSegment
+from cleaner.remote_compaction import AdoptOutcome, Purpose, RunPlan
+from config import exit_codes
+from pipeline.client.lease import (
+    BrokerUnreachableError,
+    Lease,
+    LeaseClient,
+    LeaseLostError,
+    LeaseRequestError,
+    OutputsRefusedError,
+)
+from pipeline.transport import InputsGoneError, TransportError, transport_of
+from pipeline.transport.http import HttpTransport
+from storage.env import RealEnv
+from storage.format import filenames
+from tests.support.broker.leases import (
+    KEYS,
+    RECORDS,
+    fill,
+    latest,
+    log_files,
+    offline_broker,
+    served,
+    settled,
+    staged,
+)
+from tests.support.cleaner.cleaning import Recorder, clean_job
+from tests.support.storage.logs import offsets_in
+from tests.support.storage.memory_env import MemoryEnv
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=35)
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VARVE_SCRATCH", str(tmp_path))
+    return tmp_path
+
+
+def url_of(broker: Broker) -> str:
+    return f"http://{broker.http_address}"
+
+
+async def driven(broker: Broker, work: Callable[[LeaseClient], T]) -> T:
+    """Do what a driver does, beside the broker's loop."""
+    return await asyncio.to_thread(work, LeaseClient(url_of(broker)))
+
+
+def clean_elsewhere(run: Lease, index: int = 0) -> tuple[CleanJob, list[CleanedGroup]]:
+    """Play the executor without the broker's disk, and hand back."""
+    job = run.plan.partitions[index].job
+    env = RealEnv()
+    transport = transport_of(env, run.source("http"))
+    try:
+        bases = [source.base_offset for group in job.groups for source in group]
+        local = transport.inputs(job, bases)
+        recorder = Recorder()
+        out = transport.outputs(job, "attempt-1")
+        report = run_clean(env, replace(local, output_directory=out), recorder)
+        groups = recorder.groups
+        names = [file.name for group in groups if group.output for file in group.output.files]
+        transport.deliver(job, "attempt-1", names)
+        run.submit(job, groups, ["attempt-1"] * len(groups), report, engine="elsewhere")
+    finally:
+        transport.close()
+    return job, groups
+
+
+async def test_whoever_has_no_access_to_the_disk_fetches_and_puts(
+    env: MemoryEnv, scratch: Path
+) -> None:
+    def work(runs: LeaseClient) -> list[Any]:
+        with runs.open("orders", roll=True) as run:
+            clean_elsewhere(run)
+            assert list(scratch.iterdir()) == []
+            return list(run.adopt())
+
+    async with offline_broker(env) as broker:
+        fill(env, broker, 4)
+        existing = latest(served(broker))
+        (result,) = await driven(broker, work)
+        assert (result.outcome, result.groups_published) == (AdoptOutcome.ADOPTED, 1)
+        assert latest(served(broker)) == existing
+        assert offsets_in(served(broker).log) == list(range(4 * RECORDS - KEYS, 4 * RECORDS))
+        assert staged(env) == []
+
+
+async def test_a_topic_that_is_not_compacted_is_an_error_of_usage(env: MemoryEnv) -> None:
+    def work(runs: LeaseClient) -> None:
+        with pytest.raises(LeaseRequestError, match="audit-0 is not compacted") as refused:
+            runs.open("audit")
+        assert refused.value.code == exit_codes.USAGE
+
+    async with offline_broker(env) as broker:
+        await broker.topics.create("audit", 1, {"cleanup.policy": "delete"})
+        await driven(broker, work)
+
+
+async def test_files_larger_than_a_range_come_in_pieces_and_a_damaged_one_again(
+    env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.transport.http.RANGE_BYTES", 100)
+    download = ApiClient.download
+    faults = iter(["flip", "cut", "no answer", *["ok"] * 1000])
+    naps: list[float] = []
+
+    def odd(self: ApiClient, path: str, first: int, count: int) -> tuple[bytes, HTTPMessage]:
+        data, headers = download(self, path, first, count)
+        match next(faults):
+            case "flip":
+                return bytes([data[0] ^ 1]) + data[1:], headers
+            case "cut":
+                return data[:-1], headers
+            case "no answer":
+                raise UnreachableError("nobody answered")
+        return data, headers
+
+    monkeypatch.setattr(ApiClient, "download", odd)
+
+    def work(runs: LeaseClient) -> None:
+        with runs.open("orders") as run:
+            job = run.plan.partitions[0].job
+            source = run.source("http")
+            transport = HttpTransport(
+                RealEnv(), source["url"], source["run"], source["token"], nap=naps.append
+            )
+            local = transport.inputs(job, [0, 10])
+            for base in (0, 10):
+                name = filenames.file_name(base, filenames.LOG)
+                data = Path(local.directory, name).read_bytes()
+                assert data == env.read_file(f"/disk1/orders-0/{name}")
+            assert len(naps) == 3
+            Path(transport.outputs(job, "scratch-1"), "rows").write_bytes(b"x" * 250)
+            transport.deliver(job, "scratch-1", ["rows"])
+            transport.close()
+            other = transport_of(RealEnv(), source)
+            fetched = Path(other.fetch(job, "scratch-1", ["rows"]), "rows")
+            assert fetched.read_bytes() == b"x" * 250
+            other.close()
+
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        await driven(broker, work)
+
+
+async def test_a_task_of_a_run_that_is_over_is_told_so_at_once(env: MemoryEnv) -> None:
+    def work(runs: LeaseClient) -> None:
+        with runs.open("orders") as run:
+            job = run.plan.partitions[0].job
+            transport = transport_of(RealEnv(), run.source("http"))
+            Path(transport.outputs(job, "scratch-1"), "rows").write_bytes(b"x")
+            run.abandon()
+            with pytest.raises(InputsGoneError):
+                transport.inputs(job, [0])
+            with pytest.raises(TransportError, match="is over"):
+                transport.deliver(job, "scratch-1", ["rows"])
+            with pytest.raises(TransportError, match="is over"):
+                transport.fetch(job, "scratch-1", ["other"])
+            transport.close()
+
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        await driven(broker, work)
+
+
+def test_files_kept_by_a_task_lie_where_what_a_killed_one_leaves_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/spark,{tmp_path}/second")
+    monkeypatch.delenv("VARVE_SCRATCH", raising=False)
+    for folder in ("spark", "ours"):  # what is said to us wins over what Spark says
+        parent = tmp_path / folder
+        parent.mkdir()
+        if folder == "ours":
+            monkeypatch.setenv("VARVE_SCRATCH", str(parent))
+        transport = HttpTransport(RealEnv(), "http://127.0.0.1:1", "run", "token")
+        job = clean_job([[SourceSegment(0, 1, 100, 0, 0)]])
+        assert parent in Path(transport.outputs(job, "out")).parents
+        transport.close()
+        assert list(parent.iterdir()) == []
+
+
+def test_a_descriptor_of_no_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="no transport of kind 'pigeon'"):
+        transport_of(RealEnv(), {"kind": "pigeon"})
+
+
+# --- the lease ------------------------------------------------------------------------------------
+
+
+async def test_a_run_is_kept_alive_as_long_as_it_is_open(env: MemoryEnv) -> None:
+    renewed = threading.Event()
+
+    def work(runs: LeaseClient) -> None:
+        with runs.open("orders", ttl_seconds=1):
+            assert renewed.wait(20)
+
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        renew, count = broker.leases.renew, []
+
+        def noted(*args: Any) -> Any:
+            count.append(1)
+            if len(count) == 3:
+                renewed.set()
+            return renew(*args)
+
+        broker.leases.renew = noted  # type: ignore[method-assign]
+        await driven(broker, work)
+        await settled(broker)
+        assert staged(env) == []  # it was given up at the end of its block
+        assert broker.pool.registry.in_progress() == {}
+
+
+async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: MemoryEnv) -> None:
+    def work(runs: LeaseClient) -> None:
+        with runs.open("orders") as run:
+            clean_elsewhere(run)
+            broker_cut.set()
+            assert was_cut.wait(20)
+            with pytest.raises(LeaseLostError, match="generation") as lost:
+                run.adopt()
+            assert lost.value.code == exit_codes.STALE
+            assert [result.outcome for result in lost.value.results] == [AdoptOutcome.STALE]
+
+    broker_cut, was_cut = threading.Event(), threading.Event()
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        driver = asyncio.create_task(driven(broker, work))
+        await asyncio.to_thread(broker_cut.wait, 20)
+        served(broker).log.truncate_to(15, now_ms=env.wall_ms())
+        files = log_files(env)
+        was_cut.set()
+        await driver
+        assert log_files(env) == files
+
+
+async def test_what_was_tampered_with_is_refused_with_a_code_of_its_own(env: MemoryEnv) -> None:
+    def work(runs: LeaseClient) -> None:
+        with runs.open("orders") as run:
+            job, (group,) = clean_elsewhere(run)
+            assert group.output is not None
+            name = group.output.files[0].name
+            path = f"{job.directory.rpartition('/')[0]}/out/attempt-1/{name}"
+            file = env.open(path, write=True)
+            file.pwrite(b"\xff", 70)
+            with pytest.raises(OutputsRefusedError, match="at byte") as refused:
+                run.adopt()
+            assert refused.value.code == exit_codes.UNVERIFIED
+            assert run.status()["state"] == "invalid"
+
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        files = log_files(env)
+        await driven(broker, work)
+        assert log_files(env) == files
+
+
+async def test_a_partition_that_somebody_has_cannot_be_leased(env: MemoryEnv) -> None:
+    def work(runs: LeaseClient) -> None:
+        with runs.open("orders") as first:
+            with pytest.raises(LeaseLostError, match=first.plan.run_id):
+                runs.open("orders")
+            with runs.open("orders", purpose=Purpose.READ) as reading:
+                assert {run["run_id"] for run in runs.list()} == {
+                    first.plan.run_id,
+                    reading.plan.run_id,
+                }
+
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        await driven(broker, work)
+
+
+async def test_without_anything_to_do_a_run_is_over_at_once_and_adopts_nothing(
+    env: MemoryEnv,
+) -> None:
+    def work(runs: LeaseClient) -> None:
+        with runs.open("orders", ttl_seconds=1) as run:
+            assert run.plan.partitions == ()
+            assert run.is_over
+            run.check()
+            assert run.adopt() == []
+
+    async with offline_broker(env) as broker:
+        await driven(broker, work)
+
+
+async def test_what_was_not_handed_back_is_not_adopted(env: MemoryEnv) -> None:
+    def work(runs: LeaseClient) -> None:
+        with (
+            runs.open("orders") as run,
+            pytest.raises(LeaseRequestError, match="no manifest") as refused,
+        ):
+            run.adopt()
+        assert refused.value.code == exit_codes.FAILED
+
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        await driven(broker, work)
+
+
+async def test_a_run_that_is_left_waits_for_its_adoption_also_behind_a_restart(
+    env: MemoryEnv,
+) -> None:
+    def leave(runs: LeaseClient) -> str:
+        with runs.open("orders", ttl_seconds=10) as run:
+            clean_elsewhere(run)
+            run.leave(600)
+            return run.plan.run_id
+
+    async with offline_broker(env) as broker:
+        fill(env, broker, 2)
+        run_id = await driven(broker, leave)
+        await settled(broker)
+    async with offline_broker(env) as broker:
+        env.advance_ms(599_000)
+        broker.leases.expire_due()
+        results = await driven(broker, lambda runs: runs.reopen(run_id).try_adopt())
+        assert [result.outcome for result in results] == [AdoptOutcome.ADOPTED]
+
+
+class SlowClient(ApiClient):
+    """Its first renewal arrives late; in which order they come is what counts."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:1")
+        self.is_asked = threading.Event()
+        self.may_arrive = threading.Event()
+        self.arrived: list[int] = []
+
+    def below(self, path: str) -> "SlowClient":
+        return self
+
+    def post(self, path: str, body: Any = None) -> Any:
+        if not self.is_asked.is_set():
+            self.is_asked.set()
+            assert self.may_arrive.wait(20)
+        self.arrived.append(body["ttl_seconds"])
+        return {}
+
+
+def test_no_renewal_that_is_under_way_shortens_the_time_of_a_run_that_is_left() -> None:
+    client = SlowClient()
+    run = Lease(client, RunPlan("r", "", Purpose.COMPACT, 0, 0, "", ()), ttl_seconds=1)
+    assert client.is_asked.wait(20)
+    threading.Timer(0.2, client.may_arrive.set).start()
+    run.leave(600)
+    assert client.may_arrive.wait(20)
+    run.close()
+    assert client.arrived == [1, 600]
+
+
+async def test_what_is_not_there_is_no_log_that_went_on(env: MemoryEnv) -> None:
+    """Code 3 says: try again. That would be in vain."""
+    async with offline_broker(env) as broker:
+        for topic, partitions in (("nothing", None), ("orders", [99])):
+            with pytest.raises(LeaseRequestError) as error:
+                await driven(
+                    broker,
+                    lambda runs, t=topic, p=partitions: runs.open(t, p),  # type: ignore[misc]
+                )
+            assert error.value.code == exit_codes.FAILED
+
+
+def test_without_a_broker_there_is_a_code_of_its_own() -> None:
+    with pytest.raises(BrokerUnreachableError) as error:
+        LeaseClient("http://127.0.0.1:1").open("orders")
+    assert error.value.code == exit_codes.UNREACHABLE

@@ -1,0 +1,126 @@
+"""Spark's own Kafka connector against this broker: batch, stream with a checkpoint, sink.
+
+It runs where its jars can be had (tests/support/spark_kafka.py).
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from pipeline.client.kafka_client import LATEST, WireClient
+from pipeline.client.producer import BulkProducer
+from pipeline.client.range_reader import ReadOptions, read_range
+from storage.model import TopicPartition
+from tests.pipeline.spark_driver import environment
+from tests.support import spark_kafka
+from tests.support.varve import VarveBroker
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+START_MS = 1_700_000_000_000
+JOB_SECONDS = 300
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jars() -> list[str]:
+    reason = spark_kafka.unavailable()
+    if reason is not None:
+        pytest.skip(f"no Kafka connector of Spark: {reason}")
+    return spark_kafka.jars()
+
+
+@pytest.fixture
+def topics(broker: VarveBroker, topic: str) -> tuple[str, str]:
+    """One with 500 records in three partitions, and an empty one."""
+    names = (topic, f"{topic}-copy")
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    new = [NewTopic(name, 3, config={"retention.ms": "-1"}) for name in names]
+    for future in admin.create_topics(new).values():
+        future.result()
+    write(broker, topic, 0, 500)
+    return names
+
+
+def write(broker: VarveBroker, topic: str, first: int, end: int) -> None:
+    with BulkProducer(broker.bootstrap, {"compression.type": "zstd"}) as producer:
+        for n in range(first, end):
+            producer.send(
+                topic,
+                None if n % 10 == 9 else b"k%d" % n,
+                None if n % 7 == 0 else b"v%d" % n,
+                partition=n % 3,
+                headers=[("n", b"%d" % n), ("none", None)] if n % 2 else None,
+                timestamp_ms=START_MS + 1000 * n,
+            )
+
+
+def job(broker: VarveBroker, jars: list[str], topics: tuple[str, str], **more: Any) -> Any:
+    values = {"bootstrap": broker.bootstrap, "jars": jars, "source": topics[0], "sink": topics[1]}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.pipeline.kafka_connector_job", json.dumps(values | more)],
+        capture_output=True,
+        text=True,
+        timeout=JOB_SECONDS,
+        check=False,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def content(broker: VarveBroker, topic: str) -> list[str]:
+    """Keys, values and headers, in no order."""
+    options = ReadOptions(columns=("key", "value", "headers"))
+    with WireClient(broker.bootstrap) as client:
+        places = [TopicPartition(topic, n) for n in range(3)]
+        ends = client.offsets(dict.fromkeys(places, LATEST))
+        return sorted(
+            repr(row)
+            for place in places
+            for batch in read_range(client, place, 0, ends[place], options)
+            for row in batch.to_pylist()
+        )
+
+
+def test_both_sources_give_the_same_rows_for_the_same_options(
+    broker: VarveBroker, jars: list[str], topics: tuple[str, str]
+) -> None:
+    start = json.dumps({topics[0]: {"0": 3, "1": -2, "2": 100}})
+    end = json.dumps({topics[0]: {"0": 50, "1": -1, "2": 101}})
+    options: list[dict[str, Any]] = [
+        {},
+        {"includeHeaders": "true", "kafka.isolation.level": "read_committed"},
+        {"startingOffsets": start, "endingOffsets": end},
+        {"startingTimestamp": START_MS + 40_500, "endingTimestamp": START_MS + 99_000},
+        {"minPartitions": 7},
+    ]
+    answer = job(broker, jars, topics, what="compare", options=options)
+    assert answer["counts"] == [500, 500, 47 + 167 + 1, 58, 500]
+    assert answer["schemas"] == [True] * len(options)
+    assert answer["equal"] == [True] * len(options)
+
+
+def test_a_stream_goes_on_from_its_checkpoint_into_the_sink(
+    broker: VarveBroker, jars: list[str], topics: tuple[str, str], tmp_path: Path
+) -> None:
+    def run() -> list[int]:
+        more = {"what": "stream", "checkpoint": str(tmp_path)}
+        return list(job(broker, jars, topics, **more)["batches"])
+
+    first = run()
+    assert sum(first) == 500
+    assert len(first) > 2
+    write(broker, topics[0], 500, 520)
+    assert sum(run()) == 20
+    assert content(broker, topics[1]) == content(broker, topics[0])
+
+
+def test_its_sink_writes_what_its_source_read(
+    broker: VarveBroker, jars: list[str], topics: tuple[str, str]
+) -> None:
+    job(broker, jars, topics, what="write")
+    assert content(broker, topics[1]) == content(broker, topics[0])

@@ -1,0 +1,279 @@
+"""`varve pipeline compact` against a real broker, on every engine and over both transports.
+
+The broker publishes nothing that is not, byte for byte, what its own engine makes of the same job:
+an adoption is the proof that the engines agree.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from config import exit_codes
+from tests.pipeline.cluster import (
+    EXECUTOR_SETTINGS,
+    OTHER_USER,
+    Cluster,
+    can_blind,
+    running_cluster,
+)
+from tests.pipeline.conftest import BROKER_SETTINGS
+from tests.support.draws import cases
+from tests.support.varve import VarveBroker, running_varve
+
+ROOT = Path(__file__).parents[3]
+RUN_SECONDS = 110
+CLUSTER_SECONDS = 300  # of a test: a run on two cores is a driver and two executors, three JVMs
+KEYS = 500
+UPDATES = 20
+# The broker's own cleaner has nothing to do: no log is more dirty than wholly so.
+TOPIC_CONFIG = {
+    "cleanup.policy": "compact",
+    "segment.bytes": str(1 << 20),
+    "min.cleanable.dirty.ratio": "1.0",
+}
+SPARK = ("--engine", "spark", "--memory", "512m")
+
+
+def made_topic(broker: VarveBroker, topic: str, partitions: int = 2) -> dict[bytes, bytes]:
+    """A topic with many updates of few keys; returns the last value of each key."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    new = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=TOPIC_CONFIG)
+    for future in admin.create_topics([new]).values():
+        future.result(30)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 5})
+    last = {}
+    for update in range(UPDATES):
+        for number in range(KEYS):
+            key, value = b"key-%d" % number, b"%d of %d %s" % (update, number, b"x" * 400)
+            producer.produce(topic, key=key, value=value)
+            last[key] = value
+        producer.flush(30)
+    return last
+
+
+def read_all(broker: VarveBroker, topic: str, partitions: int = 2) -> list[tuple[bytes, bytes]]:
+    """Every record that is left, by partition and offset."""
+    settings = {"bootstrap.servers": broker.bootstrap, "group.id": "none",
+                "enable.partition.eof": True, "enable.auto.commit": False}  # fmt: skip
+    consumer = Consumer(settings)
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(partitions)])
+    result, ended = [], set()
+    try:
+        while len(ended) < partitions:
+            message = consumer.poll(30)
+            assert message is not None
+            if message.error() is not None:
+                ended.add(message.partition())
+                continue
+            result.append((message.key(), message.value()))
+    finally:
+        consumer.close()
+    return result
+
+
+def compact(broker: VarveBroker, topic: str, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-P", "-m", "pipeline", "compact", topic, *options]
+    return subprocess.Popen(
+        [*command, "--json", "--http", f"127.0.0.1:{broker.http_port}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def adopt(broker: VarveBroker, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-P", "-m", "pipeline", "adopt", *arguments]
+    return subprocess.run(
+        [*command, "--http", f"127.0.0.1:{broker.http_port}"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=RUN_SECONDS,
+    )
+
+
+def compacted(broker: VarveBroker, topic: str, *options: str) -> dict[str, Any]:
+    """A run that has to go well, and say nothing but its result."""
+    process = compact(broker, topic, *options)
+    output, errors = process.communicate(timeout=RUN_SECONDS)
+    assert (process.returncode, errors) == (exit_codes.DONE, ""), output
+    answer: dict[str, Any] = json.loads(output)
+    return answer
+
+
+def assert_compacted(
+    broker: VarveBroker, topic: str, last: dict[bytes, bytes], answer: dict[str, Any]
+) -> None:
+    assert [partition["outcome"] for partition in answer["partitions"]] == ["adopted"] * 2
+    assert sum(partition["records_after"] for partition in answer["partitions"]) == KEYS
+    assert sorted(read_all(broker, topic)) == sorted(last.items())
+
+
+def states(broker: VarveBroker, topic: str) -> list[str]:
+    """Of the topic's runs, as the broker remembers them."""
+    document = json.loads(broker.get("/api/v1/offline-runs"))["runs"]
+    return [str(run["state"]) for run in document if run["topic"] == topic]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--transport", "http"),
+        ("--task-memory", "1KiB", "--task-size", "1KiB"),  # in shards, from the disk
+        ("--transport", "disk"),
+    ][: cases(few=2, many=3)],
+    ids=" ".join,
+)
+def test_a_topic_is_compacted_by_processes(
+    broker: VarveBroker, topic: str, options: tuple[str, ...]
+) -> None:
+    last = made_topic(broker, topic)
+    answer = compacted(broker, topic, "--processes", "2", *options)
+    assert answer["engine"] == "local"
+    assert_compacted(broker, topic, last, answer)
+    again = compacted(broker, topic, "--processes", "1")
+    assert all(
+        partition["records_before"] == partition["records_after"]
+        for partition in again["partitions"]
+    )
+
+
+def test_a_dry_run_tells_what_a_run_comes_to_and_changes_nothing(
+    broker: VarveBroker, topic: str
+) -> None:
+    last = made_topic(broker, topic)
+    before = read_all(broker, topic)
+    answer = compacted(broker, topic, "--dry-run", "--processes", "2")
+    assert [item["outcome"] for item in answer["partitions"]] == ["would"] * 2
+    assert sum(item["keys"] for item in answer["partitions"]) == len(last)
+    for partition in answer["partitions"]:
+        assert partition["bytes_after"] < partition["bytes_before"] / 5
+    assert read_all(broker, topic) == before
+    assert states(broker, topic) == ["abandoned"]
+
+
+def test_what_was_left_is_adopted_later(broker: VarveBroker, topic: str) -> None:
+    last = made_topic(broker, topic)
+    before = read_all(broker, topic)
+    answer = compacted(broker, topic, "--no-adopt", "--processes", "2")
+    assert [partition["outcome"] for partition in answer["partitions"]] == ["handed back"] * 2
+    assert read_all(broker, topic) == before
+    for _ in range(2):  # asked again it tells the same
+        done = adopt(broker, answer["run_id"])
+        assert done.returncode == exit_codes.DONE, done.stderr
+        assert "is compacted" in done.stdout
+    assert adopt(broker, "no-such-run").returncode == exit_codes.STALE
+    assert sorted(read_all(broker, topic)) == sorted(last.items())
+
+
+def test_a_topic_that_is_leased_is_refused_and_can_be_tried_again(
+    broker: VarveBroker, topic: str
+) -> None:
+    made_topic(broker, topic)
+    answer = compacted(broker, topic, "--no-adopt", "--processes", "1")
+    process = compact(broker, topic, "--processes", "1")
+    output, errors = process.communicate(timeout=RUN_SECONDS)
+    assert (process.returncode, output) == (exit_codes.STALE, "")
+    assert len(errors.splitlines()) == 1
+    done = adopt(broker, answer["run_id"], "--abandon")
+    assert done.returncode == 0, done.stderr
+    assert compacted(broker, topic, "--processes", "1")["partitions"][0]["outcome"] == "adopted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_an_interrupted_run_is_given_up(
+    broker: VarveBroker, topic: str, number: signal.Signals
+) -> None:
+    made_topic(broker, topic)
+    before = read_all(broker, topic)
+    process = compact(
+        broker, topic, "--processes", "1", "--task-memory", "1KiB", "--task-size", "1"
+    )
+    for _ in range(2000):
+        if states(broker, topic):
+            break
+        threading.Event().wait(0.01)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=RUN_SECONDS)
+    assert (process.returncode, output) == (exit_codes.INTERRUPTED, "")
+    assert errors == "varve: interrupted; nothing of it was handed back\n"
+    assert states(broker, topic) == ["abandoned"]
+    assert read_all(broker, topic) == before
+
+
+def test_an_empty_topic_has_nothing_to_compact(broker: VarveBroker, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    new = NewTopic(topic, num_partitions=1, replication_factor=1, config=TOPIC_CONFIG)
+    for future in admin.create_topics([new]).values():
+        future.result(30)
+    answer = compacted(broker, topic, "--processes", "1")
+    assert all(partition["records_before"] == 0 for partition in answer["partitions"])
+    assert compacted(broker, topic, "--processes", "1", "--dry-run")["dry_run"] is True
+
+
+@pytest.mark.spark
+def test_a_topic_is_compacted_on_spark(broker: VarveBroker, topic: str) -> None:
+    last = made_topic(broker, topic)
+    answer = compacted(broker, topic, *SPARK, "--master", "local[2]")
+    assert (answer["engine"], answer["transport"]) == ("spark", "disk")
+    assert_compacted(broker, topic, last, answer)
+
+
+# On a cluster -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Its executors do not read what others own, where this user can see to that."""
+    with running_cluster(tmp_path_factory.mktemp("cluster"), blind=can_blind()) as running:
+        yield running
+
+
+def on_cluster(cluster: Cluster) -> tuple[str, ...]:
+    settings = [word for pair in EXECUTOR_SETTINGS.items() for word in ("--conf", "=".join(pair))]
+    return (*SPARK, "--master", cluster.master, *settings)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(CLUSTER_SECONDS)
+def test_a_cluster_that_shares_the_disk_works_on_it(
+    broker: VarveBroker, topic: str, cluster: Cluster
+) -> None:
+    last = made_topic(broker, topic)
+    answer = compacted(broker, topic, *on_cluster(cluster), "--transport", "disk")
+    assert answer["transport"] == "disk"
+    assert_compacted(broker, topic, last, answer)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(CLUSTER_SECONDS)
+@pytest.mark.skipif(not can_blind(), reason="needs root and setpriv")
+def test_a_cluster_that_cannot_read_the_disk_goes_by_http(
+    topic: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    """In shards, so that what stages leave for each other goes this way as well."""
+    with running_varve(tmp_path / "varve", BROKER_SETTINGS) as broker:
+        os.chown(broker.data, OTHER_USER, OTHER_USER)
+        broker.data.chmod(0o700)
+        last = made_topic(broker, topic)
+        by_disk = compact(broker, topic, *on_cluster(cluster), "--transport", "disk")
+        _, errors = by_disk.communicate(timeout=RUN_SECONDS)
+        assert by_disk.returncode == exit_codes.FAILED
+        assert "Permission denied" in errors  # they really cannot
+        small = ("--task-memory", "1KiB", "--task-size", "1MiB")
+        answer = compacted(broker, topic, *on_cluster(cluster), *small)
+        assert answer["transport"] == "http"
+        assert_compacted(broker, topic, last, answer)

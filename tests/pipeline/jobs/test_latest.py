@@ -1,0 +1,279 @@
+"""`latest`: the table is what reading the topic to its end gives, in every format."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from admin.client import ApiClient
+from config import exit_codes
+from pipeline.client.topics import as_job_errors
+from pipeline.errors import JobError
+from pipeline.progress import SilentReporter
+from pipeline.tables.columns import Form, Forms
+from pipeline.tables.open_topic import Broker
+from pipeline.tables.state_table import latest, make_table, release
+from pipeline.tables.target import Format, target
+from storage.format.batch import ControlType
+from tests.pipeline.conftest import BROKER_SETTINGS
+from tests.pipeline.planted import append_raw
+from tests.pipeline.table_topics import (
+    Model,
+    fill,
+    make_topic,
+    read_model,
+    transaction,
+    write,
+)
+from tests.support.varve import VarveBroker, running_varve
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def addresses(broker: VarveBroker) -> Broker:
+    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
+
+
+@pytest.fixture(params=range(2))
+def rng(request: pytest.FixtureRequest) -> Iterator[random.Random]:
+    print("seed", request.param)
+    return random.Random(request.param)
+
+
+def read_table(path: Path, table_format: str) -> pa.Table:
+    if table_format == "delta":
+        from deltalake import DeltaTable
+
+        return pa.table(DeltaTable(str(path)).to_pyarrow_dataset().to_table())
+    if table_format == "iceberg":
+        from pipeline.tables.iceberg import NAMESPACE, TABLE, catalog_of
+
+        return catalog_of(path).load_table((NAMESPACE, TABLE)).scan().to_arrow()
+    return ds.dataset(str(path), format="parquet").to_table()
+
+
+def assert_state(table: pa.Table, model: Model, ends: dict[int, int] | None = None) -> None:
+    results = {
+        (row["partition"], row["key"]): (
+            row["offset"], row["value"], int(row["timestamp"].timestamp() * 1000 + 0.5)
+        )
+        for row in table.to_pylist()
+    }  # fmt: skip
+    expected = {
+        which: (row.offset, row.value, row.timestamp) for which, row in model.state(ends).items()
+    }
+    assert results == expected
+    assert table.num_rows == len(expected)
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize("transport", ["disk", "http"])
+def test_a_table_is_what_reading_to_the_end_gives(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    rng: random.Random, table_format: Format, transport: str,
+) -> None:  # fmt: skip
+    make_topic(broker, topic, cleanup_policy="delete")
+    fill(broker, topic, rng, records=3000, keyless=0.03)
+    place = target(str(tmp_path / "t"), table_format, overwrite=False)
+    limits: dict[str, Any] = rng.choice([{}, {"task_memory": 1 << 15, "task_bytes": 1 << 15}])
+    result = make_table(
+        spark, addresses, topic, place, reporter=SilentReporter(), transport=transport, **limits
+    )
+    model = read_model(broker, topic)
+    table = read_table(tmp_path / "t", table_format)
+    assert_state(table, model)
+    assert result.rows == table.num_rows
+    assert result.transport == transport
+    assert sum(state.live for state in result.partitions) == result.rows
+    assert list(tmp_path.iterdir()) == [tmp_path / "t"]
+
+
+def test_transactions_count_by_how_they_ended(
+    spark: "SparkSession", topic: str, tmp_path: Path
+) -> None:
+    """Aborted data is not there. An open transaction holds nothing up that was decided before it,
+    though it stands in no segment that is wholly decided."""
+    home = tmp_path / "broker"
+    with running_varve(home, BROKER_SETTINGS) as broker:
+        make_topic(broker, topic)
+        fill(broker, topic, random.Random(5), records=1000)
+        model = read_model(broker, topic)
+    at = max(row.offset for row in model.rows if row.partition == 0) + 1
+    batches = []
+    for producer, records, end in (
+        (1, [(b"key-1", b"committed"), (b"key-2", None)], ControlType.COMMIT),
+        (2, [(b"key-1", b"aborted"), (b"key-3", None)], ControlType.ABORT),
+        (3, [(b"key-4", b"undecided")], None),
+    ):
+        made, at = transaction(producer, at, records, end)
+        batches += made
+    append_raw(home / "data", topic, 0, batches)
+    with running_varve(home, BROKER_SETTINGS) as broker:
+        model = read_model(broker, topic)
+        addresses = Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
+        place = target(str(tmp_path / "t"), "delta", overwrite=False)
+        result = make_table(spark, addresses, topic, place, reporter=SilentReporter())
+        assert result.partitions[0].end_offset == at - 1
+        records = sum(row.partition == 0 for row in model.rows)
+        assert result.partitions[0].records == records
+    table = read_table(tmp_path / "t", "delta")
+    assert_state(table, model)
+    assert b"committed" in table.column("value").to_pylist()
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+@pytest.mark.parametrize("records", [[], [(None, b"keyless")], [(b"k", None), (b"l", None)]])
+def test_a_topic_without_state_gives_an_empty_table(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    table_format: Format, records: list[tuple[bytes | None, bytes | None]],
+) -> None:  # fmt: skip
+    make_topic(broker, topic, cleanup_policy="delete")
+    write(broker, topic, records)
+    place = target(str(tmp_path / "t"), table_format, overwrite=False)
+    result = make_table(spark, addresses, topic, place, reporter=SilentReporter())
+    assert result.rows == 0
+    table = read_table(tmp_path / "t", table_format)
+    assert table.num_rows == 0
+    assert table.schema.names[:2] == ["key", "value"]
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+def test_a_table_is_replaced_where_that_was_asked_for(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    table_format: Format,
+) -> None:  # fmt: skip
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b"1"), (b"b", b"2")])
+    path = tmp_path / "t"
+    make_table(
+        spark,
+        addresses,
+        topic,
+        target(str(path), table_format, overwrite=False),
+        reporter=SilentReporter(),
+    )
+    write(broker, topic, [(b"a", None), (b"c", b"3")])
+    with pytest.raises(JobError, match="is there already"):
+        target(str(path), table_format, overwrite=False)
+    make_table(
+        spark,
+        addresses,
+        topic,
+        target(str(path), table_format, overwrite=True),
+        reporter=SilentReporter(),
+    )
+    table = read_table(path, table_format)
+    assert sorted(table.column("value").to_pylist()) == [b"2", b"3"]
+    with pytest.raises(JobError, match="is a table in"):
+        target(str(path), "delta" if table_format == "parquet" else "parquet", overwrite=True)
+
+
+def test_what_is_no_table_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("x")
+    with pytest.raises(JobError, match="no table"):
+        target(str(tmp_path / "home"), "parquet", overwrite=True)
+    with pytest.raises(JobError, match="is no folder"):
+        target(str(tmp_path / "missing" / "t"), "parquet", overwrite=True)
+
+
+def test_values_become_text_or_columns(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b'{"n": 1, "s": "x"}'), (b"\xff", b'{"n": 2}')])
+    forms = Forms(Form("string"), Form.parse("json:n long, s string"))
+    place = target(str(tmp_path / "t"), "parquet", overwrite=False)
+    make_table(spark, addresses, topic, place, forms=forms, reporter=SilentReporter())
+    rows = read_table(tmp_path / "t", "parquet").select(["key", "value"]).to_pylist()
+    assert sorted(rows, key=str) == [
+        {"key": "a", "value": {"n": 1, "s": "x"}},
+        {"key": "\ufffd", "value": {"n": 2, "s": None}},
+    ]
+
+
+@pytest.mark.parametrize("bad", [b"no json", b"", b"  ", b'{"n": "x"}', b"[1]"])
+def test_a_value_of_another_schema_ends_the_job_or_is_null(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    bad: bytes,
+) -> None:  # fmt: skip
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b'{"n": 1}'), (b"b", bad)])
+    form = Form.parse("json:n long")
+    place = target(str(tmp_path / "t"), "parquet", overwrite=False)
+    with (
+        pytest.raises(JobError, match="the value at partition 0, offset 1 is not JSON"),
+        as_job_errors(),
+    ):
+        make_table(
+            spark, addresses, topic, place, forms=Forms(value=form), reporter=SilentReporter()
+        )
+    assert list(tmp_path.iterdir()) == []
+    forms = Forms(value=form, null_malformed=True)
+    make_table(spark, addresses, topic, place, forms=forms, reporter=SilentReporter())
+    rows = read_table(tmp_path / "t", "parquet").select(["key", "value"]).to_pylist()
+    assert sorted(rows, key=str) == [
+        {"key": b"a", "value": {"n": 1}},
+        {"key": b"b", "value": None},
+    ]
+
+
+def test_a_dataframe_is_read_as_long_as_it_is_kept(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b"1"), (b"a", b"2")])
+    frame = latest(spark, topic, http=f"127.0.0.1:{broker.http_port}", bootstrap=broker.bootstrap)
+    assert frame.count() == 1
+    assert [bytes(row["value"]) for row in frame.collect()] == [b"2"]
+    release(frame)
+    runs = json.loads(broker.get("/api/v1/offline-runs"))["runs"]
+    assert not [item for item in runs if item["topic"] == topic and item["state"] == "leased"]
+
+
+def run(broker: VarveBroker, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [
+            *(sys.executable, "-P", "-m", "pipeline", *arguments),
+            *("--http", f"127.0.0.1:{broker.http_port}", "--bootstrap", broker.bootstrap),
+        ],
+        capture_output=True, text=True, cwd=ROOT, timeout=240,
+    )  # fmt: skip
+
+
+def test_the_command_says_what_it_made(broker: VarveBroker, topic: str, tmp_path: Path) -> None:
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b"1"), (b"b", b"2"), (b"a", b"3"), (b"c", b"4"), (b"c", None)])
+    out = str(tmp_path / "t")
+    done = run(
+        broker, "latest", topic, "--out", out, "--format", "delta", "--json",
+        "--memory", "512m", "--master", "local[1]", "--value-as", "string",
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (exit_codes.DONE, "")
+    answer = json.loads(done.stdout)
+    assert (answer["rows"], answer["format"], answer["out"]) == (2, "delta", out)
+    assert answer["partitions"][0]["records"] == 5
+    assert answer["partitions"][0]["tombstones"] == 1
+    assert sorted(read_table(Path(out), "delta").column("value").to_pylist()) == ["2", "3"]
+
+
+def test_unknown_topics_and_brokers_have_their_exit_codes(
+    broker: VarveBroker, tmp_path: Path
+) -> None:
+    options = ("--out", str(tmp_path / "t"), "--memory", "512m", "--master", "local[1]")
+    done = run(broker, "latest", "there-is-none", *options)
+    assert done.returncode == exit_codes.FAILED
+    assert done.stderr == "varve: there is no topic there-is-none\n"
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,186 @@
+"""`snapshot`: a topic as it was, or an error: never something in between."""
+
+import json
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from admin.client import ApiClient
+from config import exit_codes
+from pipeline.errors import JobError
+from pipeline.jobs.snapshot import AsOf, SnapshotResult, snapshot
+from pipeline.progress import SilentReporter
+from pipeline.tables.as_of import parse_offsets, parse_time
+from pipeline.tables.open_topic import Broker
+from pipeline.tables.target import Format, target
+from tests.pipeline.jobs.test_latest import assert_state, read_table, run
+from tests.pipeline.table_topics import START_MS, fill, make_topic, read_model, write
+from tests.support.varve import VarveBroker
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def addresses(broker: VarveBroker) -> Broker:
+    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
+
+
+def taken(
+    spark: "SparkSession",
+    addresses: Broker,
+    topic: str,
+    path: Path,
+    as_of: AsOf,
+    *,
+    table_format: Format = "parquet",
+) -> SnapshotResult:
+    place = target(str(path), table_format, overwrite=False)
+    return snapshot(spark, addresses, topic, place, as_of, reporter=SilentReporter())
+
+
+@pytest.mark.spark
+def test_a_state_as_of_offsets_is_what_was_there_then(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    """Within batches, at the edges of segments, at both ends."""
+    make_topic(broker, topic, cleanup_policy="delete", segment_bytes=str(1 << 20))
+    rng = random.Random(11)
+    for _ in range(3):  # what is read closes the segment
+        fill(broker, topic, rng, records=900, keyless=0.03)
+        addresses.client.below("/api/v1/offline-runs").post(
+            "", {"topic": topic, "purpose": "read", "roll": True, "ttl_seconds": 60}
+        )
+    model = read_model(broker, topic)
+    ends = {n: 1 + max(row.offset for row in model.rows if row.partition == n) for n in range(2)}
+    requested = [
+        {n: rng.randint(0, end) for n, end in ends.items()},
+        {0: 0, 1: ends[1]},
+        {0: rng.randint(1, ends[0]), 1: 1},
+    ]
+    for number, offsets in enumerate(requested):
+        path = tmp_path / f"t{number}"
+        result = taken(spark, addresses, topic, path, AsOf(offsets))
+        assert result.end_offsets == offsets
+        assert_state(read_table(path, "parquet"), model, offsets)
+        for state in result.table.partitions:
+            below = [
+                row
+                for row in model.rows
+                if row.partition == state.partition and row.offset < state.end_offset
+            ]
+            keyless = sum(row.key is None for row in below)
+            assert (state.records, state.keyless) == (len(below), keyless)
+            live = len([n for n, _ in model.state(offsets) if n == state.partition])
+            assert state.live in (live, -1)  # not counted where records follow what was indexed
+
+
+@pytest.mark.spark
+def test_a_state_as_of_a_time_ends_before_the_first_later_record(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, cleanup_policy="delete")
+    for minute in range(5):
+        at = START_MS + minute * 60_000
+        write(broker, topic, [(b"a", b"%d" % minute)], partition=minute % 2, timestamp=at)
+    expected = {-1: [], 0: [b"0"], 60_000: [b"0", b"1"], 179_999: [b"1", b"2"], 10**9: [b"3", b"4"]}
+    for place, (after, values) in enumerate(expected.items()):
+        path = tmp_path / f"t{place}"
+        taken(spark, addresses, topic, path, AsOf(time_ms=START_MS + after), table_format="delta")
+        assert sorted(read_table(path, "delta").column("value").to_pylist()) == values
+
+
+@pytest.mark.spark
+def test_a_state_that_compaction_has_merged_is_refused_or_the_nearest_is_taken(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, 1)
+    write(broker, topic, [(b"%d" % (n % 5), b"%d" % n) for n in range(50)])
+    before = read_model(broker, topic, 1)
+    addresses.client.post(f"/partitions/{topic}/0/run", {"roll": True})
+    path = f"/partitions/{topic}/0"
+    wait_until(lambda: addresses.client.get(path)["first_dirty_offset"] == 50, "clean", 30)
+    write(broker, topic, [(b"%d" % (n % 5), b"%d" % n) for n in range(50, 60)])
+    model = read_model(broker, topic, 1)
+    with pytest.raises(JobError, match=r"was compacted up to 50.*--nearest"):
+        taken(spark, addresses, topic, tmp_path / "t", AsOf({0: 30}))
+    result = taken(spark, addresses, topic, tmp_path / "t", AsOf({0: 30}, nearest=True))
+    assert [(moved.asked, moved.taken) for moved in result.moved] == [(30, 50)]
+    assert_state(read_table(tmp_path / "t", "parquet"), before)
+    taken(spark, addresses, topic, tmp_path / "u", AsOf({0: 55}))
+    assert_state(read_table(tmp_path / "u", "parquet"), model, {0: 55})
+    with pytest.raises(JobError, match="ends at 60"):
+        taken(spark, addresses, topic, tmp_path / "v", AsOf({0: 61}))
+
+
+@pytest.mark.spark
+def test_where_nothing_was_removed_any_state_can_be_had(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    """The cleaner was there, and found nothing that it could remove."""
+    make_topic(broker, topic, 1)
+    write(broker, topic, [(b"%d" % n, b"x") for n in range(50)])
+    addresses.client.post(f"/partitions/{topic}/0/run", {"roll": True})
+    path = f"/partitions/{topic}/0"
+    wait_until(lambda: addresses.client.get(path)["first_dirty_offset"] == 50, "clean", 30)
+    taken(spark, addresses, topic, tmp_path / "t", AsOf({0: 30}))
+    assert read_table(tmp_path / "t", "parquet").num_rows == 30
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_all_records_are_copied_where_that_is_asked_for(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    table_format: Format,
+) -> None:  # fmt: skip
+    make_topic(broker, topic, cleanup_policy="delete")
+    fill(broker, topic, random.Random(2), records=1000, keyless=0.05)
+    model = read_model(broker, topic)
+    taken(
+        spark, addresses, topic, tmp_path / "t", AsOf(all_records=True), table_format=table_format
+    )
+    table = read_table(tmp_path / "t", table_format)
+    results = {
+        (item["partition"], item["offset"]): (item["key"], item["value"])
+        for item in table.to_pylist()
+    }
+    assert results == {(row.partition, row.offset): (row.key, row.value) for row in model.rows}
+    half = {0: 100, 1: 50}
+    taken(spark, addresses, topic, tmp_path / "u", AsOf(half, all_records=True))
+    assert read_table(tmp_path / "u", "parquet").num_rows == 150
+
+
+def test_offsets_and_times_are_read_as_people_write_them(tmp_path: Path) -> None:
+    assert parse_offsets('{"0": 5, "1": 7}', [0, 1]) == {0: 5, 1: 7}
+    (tmp_path / "o.json").write_text('{"0": 5}')
+    assert parse_offsets(str(tmp_path / "o.json"), [0]) == {0: 5}
+    for bad in ('{"0": 5}', '{"0": 5, "1": -1}', '{"0": 5, "1": 1, "2": 1}', "{", "/nowhere"):
+        with pytest.raises(JobError) as caught:
+            parse_offsets(bad, [0, 1])
+        assert caught.value.code == exit_codes.USAGE
+    assert parse_time("1000") == 1000
+    assert parse_time("1970-01-01T00:00:01Z") == parse_time("1970-01-01T01:00:01+01:00") == 1000
+    assert parse_time("1970-01-01 00:00:01") == 1000
+    with pytest.raises(JobError, match="ms since 1970"):
+        parse_time("yesterday")
+    for text in ("1969-12-31T23:59:59.999Z", "9" * 5000):  # -1 and -2 are ends of the log, no times
+        with pytest.raises(JobError, match="a time is"):
+            parse_time(text)
+    assert parse_time("1971-01-29T12:40:34.958Z") == 34_000_834_958  # as a float it is a ms less
+
+
+@pytest.mark.spark
+def test_the_command_says_as_of_what_it_is(broker: VarveBroker, topic: str, tmp_path: Path) -> None:
+    make_topic(broker, topic, 1)
+    write(broker, topic, [(b"a", b"1"), (b"a", b"2"), (b"b", b"3")])
+    options = ("--out", str(tmp_path / "t"), "--memory", "512m", "--master", "local[1]")
+    done = run(broker, "snapshot", topic, *options, "--as-of-offsets", '{"0": 2}', "--json")
+    assert (done.returncode, done.stderr) == (exit_codes.DONE, "")
+    answer = json.loads(done.stdout)
+    assert (answer["rows"], answer["end_offsets"], answer["moved"]) == (1, {"0": 2}, [])
+    assert read_table(tmp_path / "t", "parquet").column("value").to_pylist() == [b"2"]
+    for wrong in (("--nearest",), ("--as-of", "0", "--as-of-offsets", "{}"), ("--as-of", "x")):
+        assert run(broker, "snapshot", topic, *options, *wrong).returncode == exit_codes.USAGE

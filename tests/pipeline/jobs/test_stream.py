@@ -1,0 +1,243 @@
+"""`latest --stream`: however it is interrupted, the table is the state of the topic."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from admin.client import ApiClient
+from config import exit_codes
+from pipeline.client.topics import as_job_errors
+from pipeline.errors import JobError
+from pipeline.jobs import stream
+from pipeline.jobs.stream import StreamResult, follow
+from pipeline.progress import SilentReporter
+from pipeline.tables.columns import Form, Forms
+from pipeline.tables.delete_guard import DeleteGuard
+from pipeline.tables.open_topic import Broker
+from pipeline.tables.upsert import Upserts
+from tests.pipeline.jobs.test_latest import assert_state, read_table
+from tests.pipeline.table_topics import fill, make_topic, read_model, write
+from tests.support.varve import VarveBroker
+from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+ROOT = Path(__file__).parents[3]
+EXACT = Forms(exact_keys=True)
+
+
+@pytest.fixture
+def addresses(broker: VarveBroker) -> Broker:
+    return Broker(ApiClient(f"127.0.0.1:{broker.http_port}"), broker.bootstrap)
+
+
+def caught_up(
+    spark: "SparkSession", addresses: Broker, topic: str, path: Path, **options: Any
+) -> StreamResult:
+    options = {"forms": EXACT, **options}
+    with as_job_errors():
+        return follow(spark, addresses, topic, str(path), reporter=SilentReporter(), **options)
+
+
+def test_a_table_follows_its_topic_over_restarts(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic)
+    path = tmp_path / "t"
+    rng = random.Random(3)
+    for number in range(4):
+        fill(broker, topic, rng, records=600, keys=60)
+        if number == 2:  # without its checkpoint it goes on from the table
+            shutil.rmtree(tmp_path / "t.checkpoint")
+        result = caught_up(spark, addresses, topic, path)
+        assert result.was_made == (number == 0)
+        model = read_model(broker, topic)
+        table = read_table(path, "delta")
+        assert_state(table, model)
+        assert result.rows == table.num_rows
+    assert result.batches == 1
+    assert result.updated > 0
+    assert result.deleted > 0
+    again = caught_up(spark, addresses, topic, path)
+    assert (again.batches, again.rows) == (0, result.rows)
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["before the commit", "behind it"])
+def test_a_batch_that_was_cut_short_counts_once(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, committed: bool,
+) -> None:  # fmt: skip
+    """The query ends between the table's commit and Spark's, or just before both."""
+    make_topic(broker, topic)
+    path = tmp_path / "t"
+    write(broker, topic, [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")])
+    caught_up(spark, addresses, topic, path)
+    write(broker, topic, [(b"a", b"2"), (b"b", None), (b"d", b"2")])
+    merge = Upserts.take_in
+
+    def dying(self: Upserts, *arguments: Any) -> bool:
+        if committed:
+            merge(self, *arguments)
+        raise JobError("the power went")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Upserts, "take_in", dying)
+        with pytest.raises(JobError, match="the power went"):
+            caught_up(spark, addresses, topic, path)
+    write(broker, topic, [(b"b", b"3"), (b"d", None)])
+    result = caught_up(spark, addresses, topic, path)
+    assert_state(read_table(path, "delta"), read_model(broker, topic))
+    assert result.batches == (1 if committed else 2)
+
+
+def test_a_table_never_goes_back(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    """A batch from before what the table has changes nothing, not even what was deleted since."""
+    make_topic(broker, topic, partitions=1)
+    write(broker, topic, [(b"a", b"1"), (b"b", b"1"), (b"a", b"2"), (b"b", None)])
+    path = tmp_path / "t"
+    caught_up(spark, addresses, topic, path)
+    upserts = Upserts(path, topic, EXACT, stream.COLUMNS)
+    from pipeline.client.topics import read_topic
+
+    old = read_topic(spark, broker.bootstrap, topic, {0: 0}, {0: 2}, columns=stream.COLUMNS)
+    assert not upserts.take_in(old, {0: 2})
+    assert upserts.take_in(old, {0: 5})
+    assert read_table(path, "delta").column("value").to_pylist() == [b"2"]
+
+
+def test_a_checkpoint_ahead_of_the_table_is_refused(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic)
+    path = tmp_path / "t"
+    write(broker, topic, [(b"a", b"1")])
+    caught_up(spark, addresses, topic, path)
+    shutil.copytree(path, tmp_path / "old")
+    write(broker, topic, [(b"b", b"1")])
+    caught_up(spark, addresses, topic, path)
+    shutil.rmtree(path)
+    with pytest.raises(JobError, match="of a table that is gone"):
+        caught_up(spark, addresses, topic, path)
+    (tmp_path / "old").rename(path)
+    with pytest.raises(JobError, match="is ahead of the table"):
+        caught_up(spark, addresses, topic, path)
+    caught_up(spark, addresses, topic, path, overwrite=True)
+    assert_state(read_table(path, "delta"), read_model(broker, topic))
+
+
+def test_deletes_that_may_have_gone_unread_are_told(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, partitions=1, delete_retention_ms="0")
+    path = tmp_path / "t"
+    write(broker, topic, [(b"a", b"1"), (b"b", b"1")])
+    caught_up(spark, addresses, topic, path)
+    write(broker, topic, [(b"a", None), (b"b", b"2"), (b"b", b"3")])
+    addresses.client.post(f"/partitions/{topic}/0/run", {"roll": True})
+    wait_until(lambda: first_dirty_offset(addresses, topic) == 5, "the topic is clean", 30)
+    with pytest.raises(JobError, match="tombstones stay for 0 s") as caught:
+        caught_up(spark, addresses, topic, path)
+    assert caught.value.code == exit_codes.STALE
+    caught_up(spark, addresses, topic, path, overwrite=True)
+    assert read_table(path, "delta").column("value").to_pylist() == [b"3"]
+
+
+def test_a_batch_that_was_read_too_late_changes_nothing(
+    *, spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The deletes were there when the query began, and were removed while the batch was read."""
+    make_topic(broker, topic, partitions=1, delete_retention_ms="0")
+    path = tmp_path / "t"
+    write(broker, topic, [(b"a", b"1"), (b"b", b"1")])
+    caught_up(spark, addresses, topic, path)
+    before = read_table(path, "delta")
+    write(broker, topic, [(b"a", None), (b"b", b"2")])
+    checked = DeleteGuard.checked_safe_ms
+
+    def cleaned_meanwhile(self: DeleteGuard, *arguments: Any) -> int:
+        addresses.client.post(f"/partitions/{topic}/0/run", {"roll": True})
+        wait_until(lambda: first_dirty_offset(addresses, topic) == 4, "the topic is clean", 30)
+        return checked(self, *arguments)
+
+    monkeypatch.setattr(DeleteGuard, "checked_safe_ms", cleaned_meanwhile)
+    with pytest.raises(JobError, match="may have missed deletes") as caught:
+        caught_up(spark, addresses, topic, path)
+    assert caught.value.code == exit_codes.STALE
+    assert read_table(path, "delta").equals(before)
+
+
+def first_dirty_offset(addresses: Broker, topic: str) -> Any:
+    return addresses.client.get(f"/partitions/{topic}/0")["first_dirty_offset"]
+
+
+def test_keys_that_cannot_be_told_apart_are_refused(
+    spark: "SparkSession", broker: VarveBroker, addresses: Broker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic)
+    write(broker, topic, [(b"\xff", b"1"), (b"\xfe", b"2")])
+    forms = Forms(Form("string"), exact_keys=True)
+    with pytest.raises(JobError, match="offset 0 is not UTF-8"):
+        caught_up(spark, addresses, topic, tmp_path / "t", forms=forms)
+
+
+def test_the_command_follows_until_it_is_told_to_stop(
+    broker: VarveBroker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic)
+    write(broker, topic, [(b"a", b"1"), (b"b", b"1")])
+    path = tmp_path / "t"
+    command = [
+        *(sys.executable, "-P", "-m", "pipeline", "latest", topic, "--stream", "--every", "0.2"),
+        *("--out", str(path), "--format", "delta", "--json", "--memory", "512m"),
+        *("--master", "local[1]", "--value-as", "string", "--key-as", "string"),
+        *("--http", f"127.0.0.1:{broker.http_port}", "--bootstrap", broker.bootstrap),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+
+    def values() -> list[str]:
+        if process.poll() is not None or not (path / "_delta_log").is_dir():
+            assert process.poll() is None, process.communicate()[1]
+            return []
+        return sorted(read_table(path, "delta").column("value").to_pylist())
+
+    wait_until(lambda: values() == ["1", "1"], "the table is made", 90)
+    write(broker, topic, [(b"a", b"2"), (b"b", None)])
+    wait_until(lambda: values() == ["2"], "the table follows", 60)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (exit_codes.DONE, "")
+    answer = json.loads(output)
+    assert (answer["rows"], answer["updated"], answer["deleted"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--format", "parquet"), "needs --format delta"),
+        (("--format", "delta", "--key-as", "json:n int"), "binary or string"),
+        (("--format", "delta", "--master", "sc://127.0.0.1:1"), "Spark Connect"),
+        (("--format", "delta", "--partitions", "0"), "all its partitions"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_at_once(options: tuple[str, ...], reason: str) -> None:
+    from click.testing import CliRunner
+
+    from pipeline.jobs.latest import command
+
+    done = CliRunner().invoke(command, ["t", "--out", "/tmp/t", "--stream", *options])
+    assert done.exit_code == exit_codes.USAGE
+    assert reason in done.output

@@ -1,0 +1,506 @@
+"""`verify` against a real broker: sound views and topics pass, every planted fault is named."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from config import exit_codes
+from pipeline.client.kafka_client import Fetched, WireClient
+from pipeline.errors import JobError
+from pipeline.jobs.verify import Verifier, answer, lines
+from pipeline.tables.delta import version_id
+from pipeline.tables.publish import publish
+from pipeline.tables.target import target
+from pipeline.verification.batches import DISORDER, EXPIRED, BatchWalk, walk
+from storage.format.batch import (
+    CONTROL,
+    TRANSACTIONAL,
+    ControlType,
+    Record,
+    build_batch,
+    marker_record,
+)
+from tests.pipeline.planted import (
+    CODECS,
+    START_MS,
+    VIEW,
+    Rows,
+    append_raw,
+    clean,
+    client_of,
+    compact_view,
+    copied,
+    encoded,
+    make_topic,
+    original_rows,
+    plant_in_ledgers,
+    plant_in_log,
+    write,
+)
+from tests.support.draws import seed_of_test
+from tests.support.varve import VarveBroker, running_varve
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+SETTINGS = {"cleaner": {"workers": 1, "dedupe_buffer_bytes": "16MiB", "backoff_ms": 200}}
+PARTITIONS = 2
+
+
+def random_rows(rng: random.Random, count: int, first: int = 0) -> Iterator[tuple[Any, ...]]:
+    for n in range(first, first + count):
+        key = None if rng.random() < 0.05 else b"key-%d" % rng.randrange(60)
+        value = None if key and rng.random() < 0.15 else b"value-%d" % n
+        headers = [("n", b"%d" % n), ("none", None)] if rng.random() < 0.3 else None
+        yield n % PARTITIONS, key, value, START_MS + rng.randrange(10**6), headers
+
+
+def transactions(first_offset: int) -> list[bytes]:
+    """One that was aborted, and one that was committed, behind `first_offset`."""
+    result, at = [], first_offset
+    for producer, kind in ((900, ControlType.ABORT), (901, ControlType.COMMIT)):
+        rows = [
+            Record(at + n, START_MS + n, b"key-%d" % n, b"%s-%d" % (kind.name.encode(), n))
+            for n in range(5)
+        ]
+        result.append(
+            bytes(
+                build_batch(
+                    rows,
+                    producer_id=producer,
+                    producer_epoch=0,
+                    base_sequence=0,
+                    attributes=TRANSACTIONAL,
+                )
+            )
+        )
+        marker = marker_record(kind, 0, START_MS)._replace(offset=at + 5)
+        result.append(
+            bytes(
+                build_batch(
+                    [marker],
+                    producer_id=producer,
+                    producer_epoch=0,
+                    attributes=TRANSACTIONAL | CONTROL,
+                )
+            )
+        )
+        at += 6
+    return result
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A broker's files: `orders` with a view, `states` that was compacted itself."""
+    directory = tmp_path_factory.mktemp("verify")
+    rng = random.Random(seed_of_test(20))
+    with running_varve(directory, SETTINGS) as broker:
+        make_topic(broker, "orders", PARTITIONS, **VIEW)
+        make_topic(broker, "states", 1, cleanup_policy="compact", min_cleanable_dirty_ratio="1")
+        for n, codec in enumerate(CODECS):
+            write(broker, "orders", random_rows(rng, 100, 100 * n), codec)
+        write(broker, "orders", [(p, b"deleted", b"once", START_MS, None) for p in range(2)])
+        write(broker, "orders", [(p, b"deleted", None, START_MS, None) for p in range(2)])
+        keyed = [(0, row[1] or b"k", *row[2:]) for row in random_rows(rng, 400)]
+        write(broker, "states", keyed, "zstd")
+        clean(broker, "states", 0)
+    for n in range(PARTITIONS):
+        rows = original_rows(directory / "data", "orders", n)
+        append_raw(directory / "data", "orders", n, transactions(rows[-1].offset + 1))
+    with running_varve(directory, SETTINGS) as broker:
+        for n in range(PARTITIONS):
+            horizon = compact_view(broker, "orders", n)
+            assert horizon > 200
+        write(broker, "orders", random_rows(rng, 50, 1000))  # behind the horizon
+    return directory
+
+
+def verifier(spark: "SparkSession", broker: VarveBroker, topic: str) -> Verifier:
+    return Verifier(spark, client_of(broker), broker.bootstrap, topic)
+
+
+def latest(rows: Rows) -> dict[bytes, Record]:
+    return {row.key: row for row in rows if row.key is not None}
+
+
+def test_a_sound_view_is_the_latest_of_each_key(
+    spark: "SparkSession", stopped: Path, tmp_path: Path
+) -> None:
+    """With every codec, transactions, records without a key, headers and deletes."""
+    with running_varve(copied(stopped, tmp_path), SETTINGS) as broker:
+        result = verifier(spark, broker, "orders").view()
+    assert (result.faults, result.examples, result.notes) == (0, [], [])
+    assert result.kinds.keys() == {"same"}
+    for n in range(PARTITIONS):
+        counts = result.partitions[n]
+        rows = original_rows(tmp_path / "data", "orders", n)
+        below = [row for row in rows if row.offset < counts.end_offset]
+        decided = [row for row in below if not (row.value or b"").startswith(b"ABORT-")]
+        assert len(decided) == len(below) - 5
+        values = [row for row in latest(decided).values() if row.value is not None]
+        keyless = [row for row in decided if row.key is None]
+        assert counts.originals == len(decided)
+        assert counts.copies == len(values) + len(keyless)
+        assert counts.keys == len(latest(decided)) + len(keyless)
+    assert lines(result)[-1] == "orders.compacted is what it has to be"
+
+
+def test_a_sound_compacted_topic_has_each_key_once(
+    spark: "SparkSession", stopped: Path, tmp_path: Path
+) -> None:
+    with running_varve(copied(stopped, tmp_path), SETTINGS) as broker:
+        write(broker, "states", [(0, b"key-1", b"dirty", START_MS, None)] * 3)
+        result = verifier(spark, broker, "states").alone()
+    assert result.faults == 0
+    assert result.partitions[0].keys == result.partitions[0].copies > 0
+    assert result.partitions[0].end_offset == 400
+
+
+def gap_in(rows: Rows) -> int:
+    """An offset that no record has."""
+    used = {row.offset for row in rows}
+    return next(n for n in range(1, 10_000) if n not in used)
+
+
+def value_at(rows: Rows, place: int = 3) -> int:
+    """The place of a record with a key and headers or not, somewhere in the midst."""
+    return [n for n, row in enumerate(rows) if row.key is not None][place]
+
+
+def missing(rows: dict[int, Rows], _: dict[int, Rows]) -> None:
+    del rows[0][value_at(rows[0])]
+
+
+def wrong_value(rows: dict[int, Rows], _: dict[int, Rows]) -> None:
+    at = value_at(rows[1])
+    rows[1][at] = rows[1][at]._replace(value=b"planted")
+
+
+def older(rows: dict[int, Rows], originals: dict[int, Rows]) -> None:
+    at = next(n for n, row in enumerate(rows[0]) if older_of(row, originals[0]))
+    rows[0][at] = older_of(rows[0][at], originals[0])[-1]
+
+
+def older_of(row: Record, originals: Rows) -> Rows:
+    return [
+        record
+        for record in originals
+        if record.key is not None
+        and record.key == row.key
+        and record.offset < row.offset
+        and record.value
+    ]
+
+
+def deleted(rows: dict[int, Rows], originals: dict[int, Rows]) -> None:
+    rows[1].append(next(row for row in originals[1] if row.key == b"deleted"))
+
+
+def extra(rows: dict[int, Rows], _: dict[int, Rows]) -> None:
+    rows[0].append(Record(gap_in(rows[0]), START_MS, b"never", b"written"))
+
+
+def wrong_offset(rows: dict[int, Rows], _: dict[int, Rows]) -> None:
+    at = value_at(rows[0])
+    rows[0][at] = rows[0][at]._replace(offset=gap_in(rows[0]))
+
+
+def wrong_timestamp(rows: dict[int, Rows], _: dict[int, Rows]) -> None:
+    at = value_at(rows[0])
+    rows[0][at] = rows[0][at]._replace(timestamp=rows[0][at].timestamp + 1)
+
+
+def wrong_headers(rows: dict[int, Rows], _: dict[int, Rows]) -> None:
+    at = next(n for n, row in enumerate(rows[0]) if row.headers and row.key)
+    rows[0][at] = rows[0][at]._replace(headers=rows[0][at].headers[:1])
+
+
+def duplicate(rows: dict[int, Rows], originals: dict[int, Rows]) -> None:
+    row = next(row for row in rows[0] if older_of(row, originals[0]))
+    rows[0].append(older_of(row, originals[0])[0])
+
+
+def elsewhere(rows: dict[int, Rows], originals: dict[int, Rows]) -> None:
+    there = latest(originals[1])
+    at = next(n for n, row in enumerate(rows[0]) if row.key and row.key not in there)
+    rows[1].append(rows[0].pop(at)._replace(offset=gap_in(rows[1])))
+
+
+def tombstone(rows: dict[int, Rows], originals: dict[int, Rows]) -> None:
+    rows[0].append(next(row for row in reversed(originals[0]) if row.key == b"deleted"))
+
+
+def keyless_lost(rows: dict[int, Rows], _: dict[int, Rows]) -> None:
+    del rows[0][next(n for n, row in enumerate(rows[0]) if row.key is None)]
+
+
+def aborted(rows: dict[int, Rows], originals: dict[int, Rows]) -> None:
+    row = next(row for row in originals[0] if row.value == b"ABORT-1")
+    rows[0] = [record for record in rows[0] if record.key != row.key] + [row]
+
+
+PLANTED: dict[Callable[..., None], tuple[str, int]] = {
+    missing: ("missing_key", 0),
+    wrong_value: ("wrong_value", 1),
+    older: ("older_record_served", 0),
+    deleted: ("deleted_key_served", 1),
+    extra: ("extra_key", 0),
+    wrong_offset: ("wrong_offset", 0),
+    wrong_timestamp: ("wrong_timestamp", 0),
+    wrong_headers: ("wrong_headers", 0),
+    duplicate: ("duplicate_key", 0),
+    elsewhere: ("other_partition", 1),
+    tombstone: ("tombstone_served", 0),
+    keyless_lost: ("missing_key", 0),
+    aborted: ("older_record_served", 0),
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_fault_in_the_ledger_is_found_and_named(
+    spark: "SparkSession", stopped: Path, tmp_path: Path, plant: Callable[..., None]
+) -> None:
+    home = copied(stopped, tmp_path)
+    originals = {n: original_rows(home / "data", "orders", n) for n in range(PARTITIONS)}
+    if plant is elsewhere:  # every key is in both partitions: one that is not is planted in both
+        only = Record(originals[0][-1].offset + 1, START_MS, b"only-here", b"1")
+        append_raw(home / "data", "orders", 0, [encoded([only])])
+        with running_varve(home, SETTINGS) as broker:
+            compact_view(broker, "orders", 0)
+    plant_in_ledgers(home / "data", "orders", lambda rows: plant(rows, originals))
+    with running_varve(home, SETTINGS) as broker:
+        result = verifier(spark, broker, "orders").view()
+    kind, partition = PLANTED[plant]
+    results = {kind: count for kind, count in result.kinds.items() if kind != "same"}
+    assert results == {kind: 1}, answer(result)
+    assert [(example.found, example.partition) for example in result.examples] == [
+        (kind, partition)
+    ]
+    assert result.exit_code == exit_codes.UNVERIFIED
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("duplicate_key", lambda rows: [rows[0]._replace(key=rows[5].key), *rows[1:]]),
+        ("record_without_key", lambda rows: [rows[0]._replace(key=None), *rows[1:]]),
+        (EXPIRED, lambda rows: [rows[0]._replace(value=None), *rows[1:]]),
+    ],
+)
+def test_a_fault_in_a_compacted_log_is_found_and_named(
+    spark: "SparkSession",
+    stopped: Path,
+    tmp_path: Path,
+    kind: str,
+    change: Callable[[Rows], Rows],
+) -> None:
+    home = copied(stopped, tmp_path)
+    horizon = {"delete_horizon_ms": START_MS} if kind == EXPIRED else {}
+    plant_in_log(home / "data", "states", 0, change, **horizon)
+    with running_varve(home, SETTINGS) as broker:
+        result = verifier(spark, broker, "states").alone()
+    assert kind in result.kinds, answer(result)
+    assert result.exit_code == exit_codes.UNVERIFIED
+
+
+class OneAnswer(WireClient):
+    """A log of one fetch."""
+
+    def __init__(self, records: bytes) -> None:
+        super().__init__("nobody:1")
+        self._records = records
+
+    def fetch(self, *_: Any, **__: Any) -> Fetched:
+        records, self._records = self._records, b""
+        return Fetched(records, 0, 100, 100, ())
+
+
+def test_batches_that_do_not_ascend_are_found() -> None:
+    rows = [Record(n, START_MS, b"k%d" % n, b"v") for n in range(40)]
+    sound = [encoded(rows[n : n + 10]) for n in range(0, 40, 10)]
+    assert list(walk(OneAnswer(b"".join(sound)), BatchWalk("t", 0, 0, 40))) == []
+    swapped = [sound[1], sound[0], *sound[2:]]
+    (fault,) = walk(OneAnswer(b"".join(swapped)), BatchWalk("t", 0, 0, 40))
+    assert (fault.found, fault.wanted_offset, fault.served_offset) == (DISORDER, 20, 0)
+    twice = [sound[0], sound[0], *sound[1:]]
+    assert [fault.found for fault in walk(OneAnswer(b"".join(twice)), BatchWalk("t", 0, 0, 40))]
+
+
+# Other rules of a view ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"varve_view_strategy": "timestamp"},
+        {"varve_view_strategy": "header", "varve_view_version_header": "v"},
+        {"varve_view_null_key": "drop"},
+    ],
+    ids=["timestamp", "header", "null-key"],
+)
+def test_a_view_is_held_against_its_own_rule(
+    spark: "SparkSession", broker: VarveBroker, topic: str, keys: dict[str, str]
+) -> None:
+    rng = random.Random(seed_of_test(21))
+    make_topic(broker, topic, 1, **VIEW, **keys)
+    rows = []
+    for n in range(400):
+        version = rng.randrange(-50, 50).to_bytes(8, "big", signed=True)
+        headers = [("v", version)] if rng.random() < 0.9 else None
+        key = None if n % 20 == 0 else b"key-%d" % rng.randrange(40)
+        value = None if key and rng.random() < 0.2 else b"value-%d" % n
+        rows.append((0, key, value, START_MS + rng.randrange(1000), headers))
+    write(broker, topic, rows[:200])
+    compact_view(broker, topic, 0)
+    write(broker, topic, rows[200:])
+    compact_view(broker, topic, 0)
+    result = verifier(spark, broker, topic).view()
+    assert result.kinds.keys() == {"same"}, answer(result)
+    assert result.partitions[0].originals == (380 if "varve_view_null_key" in keys else 400)
+    by_another = Verifier(spark, client_of(broker), broker.bootstrap, topic)
+    views = by_another._views()
+    views = {n: (view[0], "offset", "", "keep", view[4]) for n, view in views.items()}
+    wrong = by_another._view(views, by_another._bounds(topic), {})
+    assert wrong.faults > 0
+
+
+def test_what_expired_in_the_log_cannot_be_held_against_it(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    make_topic(broker, topic, 1, **VIEW)
+    write(broker, topic, [(0, b"key-%d" % (n % 60), b"%d" % n, START_MS, None) for n in range(100)])
+    compact_view(broker, topic, 0)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for future in admin.delete_records([TopicPartition(topic, 0, 70)]).values():
+        future.result()
+    result = verifier(spark, broker, topic).view()
+    assert result.kinds == {"same": 30, "unverifiable": 30}
+    assert "begins at 70" in result.notes[0]
+
+
+def test_a_view_that_changes_whenever_it_is_read_is_given_up(
+    spark: "SparkSession", broker: VarveBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that changes once is read again."""
+    make_topic(broker, topic, 1, **VIEW)
+    reported = iter(range(100))
+    changes = [2]
+
+    def views(_: Verifier) -> dict[int, Any]:
+        return {0: (0, "offset", "", "keep", min(next(reported), changes[0]))}
+
+    monkeypatch.setattr(Verifier, "_views", views)
+    assert verifier(spark, broker, topic).view().faults == 0
+    changes[0] = 100
+    with pytest.raises(JobError, match="changed whenever it was read") as raised:
+        verifier(spark, broker, topic).view()
+    assert raised.value.code == exit_codes.STALE
+
+
+# Topics, tables, nothing --------------------------------------------------------------------
+
+
+def test_another_topic_is_compared_by_what_its_keys_stand_for(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    copy = f"{topic}-copy"
+    for name in (topic, copy):
+        make_topic(broker, name, 2)
+    rows = [(n % 2, b"k%d" % (n % 30), b"%d" % n, START_MS + n, None) for n in range(90)]
+    write(broker, topic, rows)
+    write(broker, copy, rows[60:])
+    check = verifier(spark, broker, topic)
+    assert check.other(copy, None).kinds == {"same": 30}
+    write(broker, topic, [(0, b"k0", None, START_MS, None), (1, b"k1", b"x", START_MS, None)])
+    result = check.other(copy, None)
+    assert result.kinds == {"deleted_key_served": 1, "same": 28, "wrong_value": 1}
+    assert check.other(copy, {0: 45, 1: 45}).faults == 0
+    with pytest.raises(JobError, match="partition 0 is decided up to 46, not 1000"):
+        check.other(copy, {0: 1000})
+
+
+def test_a_table_is_compared_by_the_columns_it_has(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, 2)
+    rows = [(n % 2, b"k%d" % (n % 30), b"%d" % n, START_MS + n, None) for n in range(90)]
+    write(broker, topic, rows)
+    check = verifier(spark, broker, topic)
+    bounds = check._bounds(topic)
+    every = check._read(topic, bounds.first, bounds.end)
+    path = str(tmp_path / "table")
+    every.where("offset >= 30").drop("headers").write.parquet(path)
+    assert check.table(path, "parquet", None, keyless=False).kinds == {"same": 30}
+    texts = every.where("offset >= 30 and key <> 'k3'").selectExpr(
+        "cast(key as string) key", "cast(value as string) value", "partition", "offset"
+    )
+    texts.write.mode("overwrite").parquet(path)
+    result = check.table(path, "parquet", None, keyless=False)
+    assert result.kinds == {"missing_key": 1, "same": 29}
+    assert result.examples[0].key == b"k3"
+    every.selectExpr("key", "offset").write.mode("overwrite").parquet(path)
+    with pytest.raises(JobError, match="has no column partition"):
+        check.table(path, "parquet", None, keyless=False)
+    with pytest.raises(JobError, match="there is nothing at"):
+        check.table(f"{path}-not", "parquet", None, keyless=False)
+
+
+def test_deleted_keys_are_not_missing_in_a_table_without_values(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path
+) -> None:
+    make_topic(broker, topic, 1)
+    rows = [(0, b"k%d" % n, b"v", START_MS, None) for n in range(10)]
+    write(broker, topic, [*rows, (0, b"k3", None, START_MS, None)])
+    check = verifier(spark, broker, topic)
+    bounds = check._bounds(topic)
+    every = check._read(topic, bounds.first, bounds.end)
+    path = str(tmp_path / "table")
+    live = every.where("offset < 10 and offset <> 3").select("key", "partition", "offset")
+    live.write.parquet(path)
+    result = check.table(path, "parquet", {0: 11}, keyless=False)
+    assert result.kinds == {"same": 10}
+    every.where("offset < 10").select("key", "partition", "offset").write.mode("overwrite").parquet(
+        path
+    )
+    result = check.table(path, "parquet", {0: 11}, keyless=False)
+    assert result.kinds == {"deleted_key_served": 1, "same": 9}
+
+
+@pytest.mark.parametrize("table_format", ["parquet", "delta", "iceberg"])
+def test_a_table_says_itself_how_far_it_goes(
+    spark: "SparkSession", broker: VarveBroker, topic: str, tmp_path: Path, table_format: str
+) -> None:
+    """Notes as `latest` leaves them: what came later is not missing."""
+    make_topic(broker, topic, 2)
+    rows = [(n % 2, b"k%d" % (n % 30), b"%d" % n, START_MS + n, None) for n in range(90)]
+    write(broker, topic, rows)
+    check = verifier(spark, broker, topic)
+    bounds = check._bounds(topic)
+    every = check._read(topic, bounds.first, bounds.end).drop("headers").where("offset >= 30")
+    place = target(str(tmp_path / "table"), table_format, overwrite=False)  # type: ignore[arg-type]
+    notes = {"topic": topic, "end_offsets": {str(n): end for n, end in bounds.end.items()}}
+    publish(every, place, notes, versions={version_id(topic, n): 45 for n in range(2)})
+    write(broker, topic, [(0, b"k0", b"later", START_MS, None)])
+    result = check.table(str(place.path), table_format, None, keyless=False)
+    assert (result.kinds, result.notes) == ({"same": 30}, [])
+    other = check.table(str(place.path), table_format, {0: 46, 1: 45}, keyless=False)
+    assert other.kinds == {"older_record_served": 1, "same": 29}
+
+
+def test_nothing_to_compare_is_right_and_says_so(
+    spark: "SparkSession", broker: VarveBroker, topic: str
+) -> None:
+    make_topic(broker, topic, 2, **VIEW)
+    check = verifier(spark, broker, topic)
+    assert (check.view().faults, len(check.view().notes)) == (0, 1)
+    write(broker, topic, [(0, b"k", None, START_MS, None), (0, None, b"v", START_MS, None)])
+    compact_view(broker, topic, 0)
+    assert check.view().kinds == {"same": 2}

@@ -1,0 +1,70 @@
+"""How far a topic is in a table is believed only of the content that was made of that topic."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from config import exit_codes
+from pipeline.cli import JobError
+from pipeline.jobs.stream import check_table
+from pipeline.tables.delta import (
+    NO_STATE,
+    STATE_ID,
+    publish_delta,
+    state_number,
+    version_id,
+)
+from pipeline.tables.publish import Target
+from pipeline.tables.table_reading import reach_of
+from pipeline.tables.upsert import versions_in
+
+
+def publish(folder: Path, versions: Mapping[str, int]) -> Path:
+    """Make or overwrite the table in `folder`."""
+    path, data = folder / "table", folder / "data"
+    data.mkdir()
+    pq.write_table(pa.table({"key": [b"a"]}), data / "part-0.parquet")
+    publish_delta(data, Target(path, "delta", exists=path.exists()), {}, versions)
+    if data.exists():
+        (data / "part-0.parquet").unlink()
+        data.rmdir()
+    return path
+
+
+def state_of(topic: str, end: int) -> dict[str, int]:
+    return {version_id(topic, 0): end, STATE_ID: state_number(topic)}
+
+
+def test_a_table_that_was_overwritten_with_all_records_is_not_followed(tmp_path: Path) -> None:
+    path = publish(tmp_path, state_of("t", 7))
+    assert check_table("t", path, tmp_path / "checkpoint", [0]) == {0: 7}
+    publish(tmp_path, {STATE_ID: NO_STATE})
+    with pytest.raises(JobError, match="is not a table of t that was made by") as caught:
+        check_table("t", path, tmp_path / "checkpoint", [0])
+    assert caught.value.code == exit_codes.FAILED
+    assert reach_of(str(path), "delta", "t", [0]) == {}
+    publish(tmp_path, state_of("t", 9))
+    assert check_table("t", path, tmp_path / "checkpoint", [0]) == {0: 9}
+
+
+def test_a_table_that_was_overwritten_with_another_topic_is_not_followed(tmp_path: Path) -> None:
+    path = publish(tmp_path, state_of("t", 7))
+    publish(tmp_path, state_of("u", 3))
+    assert versions_in(DeltaTable(str(path)), "t", [0]) == {}
+    assert versions_in(DeltaTable(str(path)), "u", [0]) == {0: 3}
+
+
+def test_a_table_of_an_earlier_release_is_followed_as_before(tmp_path: Path) -> None:
+    path = publish(tmp_path, {version_id("t", 0): 7})
+    assert versions_in(DeltaTable(str(path)), "t", [0]) == {0: 7}
+
+
+def test_no_topic_has_the_number_of_a_table_that_is_no_state() -> None:
+    numbers = {state_number(f"topic-{number}") for number in range(1000)}
+    assert len(numbers) == 1000
+    assert min(numbers) > NO_STATE
+    assert max(numbers) < 1 << 63

@@ -1,0 +1,60 @@
+"""Every layout against kio, whose classes are generated from Apache Kafka's own schemas."""
+
+import random
+
+import pytest
+
+from protocol import codec
+from protocol.api import APIS, ApiKey
+from protocol.schema import Direction
+from tests.support.broker.kio_messages import difference, encoded, kio_class, random_message
+from tests.support.broker.messages import every_version, name_of
+
+EVERY_VERSION = every_version()
+MESSAGES = 8
+
+
+@pytest.mark.parametrize("direction", ["request", "response"])
+@pytest.mark.parametrize("case", EVERY_VERSION, ids=name_of)
+def test_every_message_is_read_and_written_as_kio_does(
+    case: tuple[int, int], direction: Direction
+) -> None:
+    api_key, version = case
+    rng = random.Random(api_key * 100 + version)
+    kind = kio_class(api_key, version, direction)
+    for _ in range(MESSAGES):
+        remote = random_message(rng, kind)
+        body = encoded(remote)
+        if direction == "request":
+            flexible = APIS[api_key].is_flexible(version)
+            head = api_key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\7"
+            head += b"\0\2me" + b"\0" * flexible
+            header, message = codec.decode_request(api_key, version, head + body)
+            assert header == (api_key, version, 7, "me", len(head))
+            again = codec.encode_request(api_key, version, 7, "me", message)
+        else:
+            tagged_header = APIS[api_key].is_flexible(version) and api_key != ApiKey.API_VERSIONS
+            head = b"\0\0\0\7" + b"\0" * tagged_header
+            correlation_id, message = codec.decode_response(api_key, version, head + body)
+            assert correlation_id == 7
+            again = codec.encode_response(api_key, version, 7, message)
+        assert difference(message, remote) is None
+        assert again == len(head + body).to_bytes(4, "big") + head + body
+
+
+def test_the_tables_hold_every_version_that_is_to_be_spoken() -> None:
+    ranges = {APIS[key].name: tuple(APIS[key].versions) for key in APIS}
+    assert ranges == {
+        "Produce": (3, 13), "Fetch": (4, 18), "ListOffsets": (1, 11), "Metadata": (0, 13),
+        "OffsetCommit": (2, 10), "OffsetFetch": (1, 10), "FindCoordinator": (0, 6),
+        "JoinGroup": (0, 9), "Heartbeat": (0, 4), "LeaveGroup": (0, 5), "SyncGroup": (0, 5),
+        "DescribeGroups": (0, 6), "ListGroups": (0, 5), "ApiVersions": (0, 4),
+        "CreateTopics": (2, 7), "DeleteTopics": (1, 6), "DeleteRecords": (0, 2),
+        "InitProducerId": (0, 5), "OffsetForLeaderEpoch": (2, 4), "DescribeConfigs": (1, 4),
+        "AlterConfigs": (0, 2), "DescribeLogDirs": (1, 5), "CreatePartitions": (0, 3),
+        "DeleteGroups": (0, 2), "IncrementalAlterConfigs": (0, 1),
+        "ListPartitionReassignments": (0, 0), "OffsetDelete": (0, 0),
+        "ElectLeaders": (0, 2), "AlterPartitionReassignments": (0, 1), "DescribeQuorum": (0, 2),
+        "DescribeProducers": (0, 0), "ListConfigResources": (0, 1),
+        "DescribeCluster": (0, 2), "DescribeTopicPartitions": (0, 0),
+    }  # fmt: skip

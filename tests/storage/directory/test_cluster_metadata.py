@@ -1,0 +1,364 @@
+"""The broker's durable state: what is saved is found again, or nothing is started."""
+
+import errno
+import random
+from dataclasses import replace
+
+import pytest
+
+from storage.directory.cluster_metadata import (
+    FILE_NAME,
+    HASH_KEY_BYTES,
+    MAGIC,
+    VERSION,
+    ClusterMetadata,
+    MetadataStore,
+    TopicEntry,
+    decode_metadata,
+    encode_metadata,
+    new_metadata,
+)
+from storage.errors import (
+    CorruptCheckpointError,
+    InconsistentDirectoryError,
+    LogDirectoryError,
+    NewerFormatError,
+    NoRoomError,
+)
+from storage.format import sealed_json
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
+
+DIRECTORIES = ("/a", "/b", "/c")
+TOPIC_ID = bytes(range(16))
+OTHER_ID = bytes(range(1, 17))
+
+SAMPLE = ClusterMetadata(
+    cluster_id="MkU3OEVBNTcwNTJENDM2Qg",
+    node_id=1,
+    hash_key=bytes(range(100, 116)),
+    epoch=7,
+    topics={
+        "orders": TopicEntry(
+            TOPIC_ID,
+            {0: "dir-a", 1: "dir-b"},
+            {"cleanup.policy": "compact", "retention.ms": "-1"},
+            "client",
+            1_700_000_000_123,
+        ),
+        "empty": TopicEntry(OTHER_ID, {}),
+    },
+    deleted_topic_ids={bytes(15) + b"\x01": ("dir-a", "dir-c")},
+    broker_dynamic={"log.cleaner.threads": "2"},
+    next_producer_id=3000,
+    last_wall_ms=1_700_000_000_456,
+)
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    env = MemoryEnv(seed=5)
+    for directory in DIRECTORIES:
+        env.mkdir(directory)
+    env.settle()
+    return env
+
+
+def store_of(env: MemoryEnv) -> MetadataStore:
+    return MetadataStore(env, DIRECTORIES)
+
+
+def spoil(env: MemoryEnv, directory: str) -> None:
+    env.open(f"{directory}/{FILE_NAME}", write=True).pwrite(b"\0\0\0\0", 50)
+
+
+def write_copy(env: MemoryEnv, directory: str, data: bytes) -> None:
+    env.open(f"{directory}/{FILE_NAME}", create=True, truncate=True).pwrite(data, 0)
+
+
+def test_a_state_reads_as_it_was_written() -> None:
+    assert decode_metadata(encode_metadata(SAMPLE)) == SAMPLE
+    bare = ClusterMetadata("c", 0, bytes(HASH_KEY_BYTES))
+    assert decode_metadata(encode_metadata(bare)) == bare
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {},
+        {"topics": []},
+        {"topics": {"t": {"topic_id": "short"}}},
+        {"topics": {"t": None}},
+        {"hash_key": "00"},
+        {"hash_key": "zz" * 16},
+        {"deleted_topic_ids": {"!": []}},
+        {"epoch": "x"},
+    ],
+)
+def test_a_payload_that_is_no_state_is_refused(payload: dict[str, object]) -> None:
+    whole = sealed_json.unseal(MAGIC, VERSION, encode_metadata(SAMPLE), "")
+    data = sealed_json.seal(MAGIC, VERSION, {**whole, **payload} if payload else {})
+    with pytest.raises(CorruptCheckpointError):
+        decode_metadata(data, "p")
+
+
+def test_a_save_is_found_again_with_the_next_epoch_in_every_directory(env: MemoryEnv) -> None:
+    saved = store_of(env).save(SAMPLE)
+    assert saved == replace(SAMPLE, epoch=SAMPLE.epoch + 1)
+    assert store_of(env.crash()).load() == saved
+    for directory in DIRECTORIES:
+        store = MetadataStore(env.crash(), [directory])
+        assert store.load() == saved
+        assert store.stale == ()
+
+
+def test_no_copy_anywhere_is_a_new_broker(env: MemoryEnv) -> None:
+    assert store_of(env).load() is None
+    first, second = (new_metadata(env, "cluster", 1) for _ in range(2))
+    assert len(first.hash_key) == HASH_KEY_BYTES
+    assert first.hash_key != second.hash_key
+    assert (first.topics, first.epoch, first.last_wall_ms) == ({}, 0, env.wall_ms())
+
+
+def test_the_copy_with_the_highest_epoch_wins_and_the_next_save_mends_the_others(
+    env: MemoryEnv,
+) -> None:
+    old = store_of(env).save(SAMPLE)
+    newest = MetadataStore(env, ["/b"]).save(replace(old, next_producer_id=9))
+    store = store_of(env)
+    assert store.load() == newest
+    assert store.stale == ("/a", "/c")
+    store.save(newest)
+    assert len(store.stale) == 0
+    assert {env.read_file(f"{directory}/{FILE_NAME}") for directory in DIRECTORIES} == {
+        encode_metadata(replace(newest, epoch=newest.epoch + 1))
+    }
+
+
+@pytest.mark.parametrize("spoiled", [("/a",), ("/a", "/c"), ("/b", "/c")])
+def test_a_corrupt_copy_loses_to_a_valid_one_and_is_repaired_by_the_next_save(
+    env: MemoryEnv, spoiled: tuple[str, ...]
+) -> None:
+    saved = store_of(env).save(SAMPLE)
+    for directory in spoiled:
+        spoil(env, directory)
+    store = store_of(env)
+    assert store.load() == saved
+    assert tuple(store.corrupt) == store.stale == spoiled
+    store.save(saved)
+    again = store_of(env)
+    assert again.load() is not None
+    assert (again.corrupt, again.stale) == ({}, ())
+
+
+@pytest.mark.parametrize("missing", [(), ("/a",), ("/b", "/c")])
+def test_corrupt_copies_without_a_valid_one_are_never_an_empty_start(
+    env: MemoryEnv, missing: tuple[str, ...]
+) -> None:
+    store_of(env).save(SAMPLE)
+    for directory in DIRECTORIES:
+        spoil(env, directory)
+        if directory in missing:
+            env.unlink(f"{directory}/{FILE_NAME}")
+    with pytest.raises(CorruptCheckpointError) as caught:
+        store_of(env).load()
+    first = next(directory for directory in DIRECTORIES if directory not in missing)
+    assert caught.value.path == f"{first}/{FILE_NAME}"
+
+
+def test_a_newer_version_in_any_directory_is_refused_and_left_alone(env: MemoryEnv) -> None:
+    store_of(env).save(SAMPLE)
+    newer = sealed_json.seal(MAGIC, VERSION + 1, {"something": "else"})
+    write_copy(env, "/b", newer)
+    with pytest.raises(NewerFormatError) as caught:
+        store_of(env).load()
+    assert caught.value.path == f"/b/{FILE_NAME}"
+    assert env.read_file(f"/b/{FILE_NAME}") == newer
+
+
+def test_an_empty_start_needs_every_configured_directory(env: MemoryEnv) -> None:
+    with pytest.raises(LogDirectoryError) as caught:
+        MetadataStore(env, ["/a"]).load(unopened=["/gone"])
+    assert caught.value.directory == "/gone"
+    fault = env.fail_on(lambda op, path: op == "read_file" and path.startswith("/c"), errno.EIO)
+    write_copy(env, "/c", encode_metadata(SAMPLE))
+    with pytest.raises(LogDirectoryError) as caught:
+        store_of(env).load()
+    assert caught.value.directory == "/c"
+    fault.remove()
+    saved = store_of(env).save(SAMPLE)
+    assert MetadataStore(env, ["/a"]).load(unopened=["/gone"]) == saved
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [({"cluster_id": "other"}, "cluster"), ({"node_id": 2}, "node")]
+)
+def test_copies_of_different_owners_are_refused(
+    env: MemoryEnv, change: dict[str, object], name: str
+) -> None:
+    store_of(env).save(SAMPLE)
+    write_copy(env, "/c", encode_metadata(replace(SAMPLE, **change)))  # type: ignore[arg-type]
+    with pytest.raises(InconsistentDirectoryError, match=name) as caught:
+        store_of(env).load()
+    assert caught.value.directory == "/c"
+
+
+def test_equal_epochs_that_differ_are_decided_by_time(env: MemoryEnv) -> None:
+    later = replace(SAMPLE, last_wall_ms=SAMPLE.last_wall_ms + 1, next_producer_id=1)
+    for order in (("/a", "/b"), ("/b", "/a")):
+        write_copy(env, order[0], encode_metadata(SAMPLE))
+        write_copy(env, order[1], encode_metadata(later))
+        assert store_of(env).load() == later
+
+
+@pytest.mark.parametrize("operation", ["open", "pwrite", "sync", "rename", "sync_dir"])
+def test_a_directory_that_cannot_be_written_is_dropped_and_reported(
+    env: MemoryEnv, operation: str
+) -> None:
+    reports: list[tuple[str, str]] = []
+    store = MetadataStore(env, DIRECTORIES, lambda where, why: reports.append((where, why)))
+    env.fail_on(lambda op, path: op == operation and path.startswith("/b"), errno.EIO)
+    saved = store.save(SAMPLE)
+    assert store.directories == ("/a", "/c")
+    ((directory, reason),) = reports
+    assert directory == "/b"
+    assert "Input/output error" in reason
+    assert store.failed == {"/b": reason}
+    operations = env.operations
+    assert store.save(saved).epoch == saved.epoch + 1
+    assert env.operations == operations + 2 * 5
+    assert len(reports) == 1
+
+
+@pytest.mark.parametrize("operation", ["open", "pwrite"])
+@pytest.mark.parametrize("directory", DIRECTORIES)
+def test_a_directory_without_room_refuses_a_save_for_all_and_stays(
+    env: MemoryEnv, operation: str, directory: str
+) -> None:
+    store = store_of(env)
+    saved = store.save(SAMPLE)
+    full = env.fail_on(
+        lambda op, path: op == operation and path.startswith(directory), errno.EDQUOT
+    )
+    with pytest.raises(NoRoomError):
+        store.save(replace(saved, next_producer_id=7_000))
+    full.remove()
+    assert store.directories == DIRECTORIES
+    assert store_of(env).load() == saved
+    assert not [name for item in DIRECTORIES for name in env.listdir(item) if name.endswith(".tmp")]
+    assert store.save(saved).epoch == saved.epoch + 1
+
+
+def test_a_save_that_no_directory_took_is_an_error(env: MemoryEnv) -> None:
+    store = store_of(env)
+    env.fail_on(lambda op, path: op == "sync", errno.EIO)
+    with pytest.raises(LogDirectoryError) as caught:
+        store.save(SAMPLE)
+    assert caught.value.directory == "/a"
+    assert store.directories == ()
+    with pytest.raises(LogDirectoryError):
+        store.save(SAMPLE)
+
+
+def test_a_directory_that_went_offline_is_left_out(env: MemoryEnv) -> None:
+    store = store_of(env)
+    store.drop("/a", "it failed")
+    store.drop("/a", "it failed")
+    store.save(SAMPLE)
+    assert not env.exists(f"/a/{FILE_NAME}")
+    assert env.exists(f"/c/{FILE_NAME}")
+
+
+def test_a_crash_at_any_step_of_a_save_gives_the_old_state_or_the_new() -> None:
+    seen = set()
+    for seed in range(60):
+        for crash_at in range(1, 17):
+            env = MemoryEnv(seed * 100 + crash_at)
+            for directory in DIRECTORIES:
+                env.mkdir(directory)
+            env.settle()
+            old = store_of(env).save(SAMPLE)
+            env.settle()
+            env.operations, env.crash_at = 0, crash_at
+            changed = old.with_topic("new", TopicEntry(OTHER_ID, {0: "dir-a"}))
+            saved = None
+            try:
+                saved = store_of(env).save(changed)
+            except SimulatedCrash:
+                assert crash_at <= 15, env
+            metadata = store_of(env.crash()).load()
+            assert metadata is not None
+            assert metadata in (old, replace(changed, epoch=old.epoch + 1)), env
+            assert saved is None or metadata == saved, env
+            seen.add(metadata.epoch)
+    assert len(seen) == 2
+
+
+def test_topics_are_added_and_their_ids_remembered_until_all_directories_confirm() -> None:
+    state = SAMPLE.without_topic("orders")
+    assert set(state.topics) == {"empty"}
+    assert state.deleted_topic_ids[TOPIC_ID] == ("dir-a", "dir-b")
+    assert "orders" in SAMPLE.topics  # values are never changed in place
+    state = state.confirm_deleted(TOPIC_ID, "dir-b").confirm_deleted(TOPIC_ID, "dir-b")
+    assert state.deleted_topic_ids[TOPIC_ID] == ("dir-a",)
+    state = state.confirm_deleted(TOPIC_ID, "dir-a").confirm_deleted(TOPIC_ID, "dir-a")
+    assert TOPIC_ID not in state.deleted_topic_ids
+    again = state.with_topic("orders", TopicEntry(OTHER_ID, {0: "dir-c"}))
+    assert again.topics["orders"].topic_id == OTHER_ID
+    with pytest.raises(KeyError):
+        again.without_topic("absent")
+
+
+def test_a_topic_without_folders_needs_no_confirmation() -> None:
+    assert OTHER_ID not in SAMPLE.without_topic("empty").deleted_topic_ids
+
+
+def test_producer_ids_begin_where_kafka_does_not_come() -> None:
+    """A folder that both have written must not know two producers by one id."""
+    env = MemoryEnv(seed=1)
+    first, _ = new_metadata(env, "cluster", 1).take_producer_ids(1000)
+    assert first >= 1 << 40
+
+
+def test_producer_ids_are_given_once() -> None:
+    first, state = SAMPLE.take_producer_ids(1000)
+    second, state = state.take_producer_ids(1)
+    assert (first, second, state.next_producer_id) == (3000, 4000, 4001)
+
+
+def test_ids_and_keys_of_the_wrong_length_are_our_own_mistake() -> None:
+    with pytest.raises(AssertionError):
+        TopicEntry(b"short", {})
+    with pytest.raises(AssertionError):
+        ClusterMetadata("c", 1, b"short")
+
+
+def test_random_states_come_back_whole() -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+
+        def text(rng: random.Random = rng) -> str:
+            return "".join(
+                rng.choice('ab"\\\n\u00e9\U0001f600 .-') for _ in range(rng.randrange(9))
+            )
+
+        state = ClusterMetadata(
+            text(),
+            rng.randrange(1 << 31),
+            rng.randbytes(16),
+            rng.randrange(1 << 62),
+            {
+                text() + str(index): TopicEntry(
+                    rng.randbytes(16),
+                    {rng.randrange(1 << 31): text() for _ in range(rng.randrange(5))},
+                    {text(): text() for _ in range(rng.randrange(5))},
+                    text(),
+                    rng.randrange(1 << 50),
+                )
+                for index in range(rng.randrange(6))
+            },
+            {rng.randbytes(16): (text(),) for _ in range(rng.randrange(4))},
+            {text(): text()},
+            rng.randrange(1 << 62),
+            rng.randrange(1 << 50),
+        )
+        assert decode_metadata(encode_metadata(state)) == state, f"seed {seed}"

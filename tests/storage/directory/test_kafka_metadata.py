@@ -1,0 +1,261 @@
+"""Kafka's metadata log: which settings of topics are believed, and when nothing is."""
+
+from pathlib import Path
+
+import pytest
+
+from storage.directory.kafka_metadata import (
+    ABORT_TRANSACTION,
+    BEGIN_TRANSACTION,
+    CONFIG_RECORD,
+    END_TRANSACTION,
+    FOLDER,
+    REMOVE_TOPIC_RECORD,
+    TOPIC_RECORD,
+    KafkaTopic,
+    MetadataLogError,
+    read_kafka_topics,
+    settings_to_take,
+)
+from storage.format.batch import CONTROL, ControlType, Record, build_batch, marker_record
+from storage.format.checkpoints import decode_topic_id
+from tests.storage.manager.test_log_manager import make_topic, opened
+from tests.support.storage.logs import fill
+from tests.support.storage.memory_env import MemoryEnv
+
+GOLDEN = Path(__file__).parents[2] / "golden/kafka_metadata"
+ID, OTHER_ID = bytes(range(16)), bytes(16)
+
+
+def uvarint(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*out, value))
+
+
+def text(value: str | None) -> bytes:
+    if value is None:
+        return b"\0"
+    data = value.encode()
+    return uvarint(len(data) + 1) + data
+
+
+def frame(kind: int, body: bytes = b"", version: int = 0) -> bytes:
+    return uvarint(1) + uvarint(kind) + uvarint(version) + body + b"\0"  # no tagged fields
+
+
+def topic(name: str, topic_id: bytes = ID) -> bytes:
+    return frame(TOPIC_RECORD, text(name) + topic_id)
+
+
+def config(name: str, key: str, value: str | None, kind: int = 2) -> bytes:
+    return frame(CONFIG_RECORD, bytes((kind,)) + text(name) + text(key) + text(value))
+
+
+def removal(topic_id: bytes = ID) -> bytes:
+    return frame(REMOVE_TOPIC_RECORD, topic_id)
+
+
+def batches(base_offset: int, *values: bytes) -> bytes:
+    """Three records to a batch, as a controller that is asked now and then writes them."""
+    result = bytearray()
+    for first in range(0, len(values), 3):
+        records = [
+            Record(base_offset + first + index, 1000, None, value, ())
+            for index, value in enumerate(values[first : first + 3])
+        ]
+        result += build_batch(records)
+    return bytes(result)
+
+
+def write(env: MemoryEnv, name: str, data: bytes) -> None:
+    env.mkdir(f"/disk1/{FOLDER}")
+    file = env.open(f"/disk1/{FOLDER}/{name}", create=True, write=True, truncate=True)
+    file.pwrite(data, 0)
+    file.close()
+
+
+def segment(base_offset: int) -> str:
+    return f"{base_offset:020}.log"
+
+
+def read(*values: bytes) -> dict[str, KafkaTopic] | None:
+    env = MemoryEnv(seed=1)
+    write(env, segment(0), batches(0, *values))
+    return read_kafka_topics(env, "/disk1")
+
+
+@pytest.mark.parametrize("with_snapshots", [True, False])
+def test_what_kafka_wrote_is_read_as_kafka_meant_it(with_snapshots: bool) -> None:
+    """Kafka 4.3.0: topics were made, one was removed and made again, settings were altered."""
+    env = MemoryEnv(seed=1)
+    for path in GOLDEN.iterdir():
+        if with_snapshots or path.suffix == ".log":
+            write(env, path.name, path.read_bytes())
+    topics = read_kafka_topics(env, "/disk1")
+    assert topics is not None
+    configs = {
+        name: kafka_topic.configs
+        for name, kafka_topic in topics.items()
+        if not name.startswith("__")
+    }
+    assert configs == {
+        "customers": {"cleanup.policy": "compact", "delete.retention.ms": "60000"},
+        "audit": {"cleanup.policy": "delete", "retention.ms": "-1"},
+        "window": {"cleanup.policy": "compact,delete", "retention.ms": "86400000"},
+        "plain": {},
+        "gone": {},
+    }
+    assert topics["customers"].topic_id == decode_topic_id("jA2Kr-eCTnWft7wtk9gWYg")
+
+
+def test_the_last_value_of_a_setting_counts_and_a_removed_one_is_gone() -> None:
+    topics = read(
+        topic("t"),
+        config("t", "cleanup.policy", "delete"),
+        config("t", "cleanup.policy", "compact"),
+        config("t", "retention.ms", "5"),
+        config("t", "retention.ms", None),
+        config("1", "log.cleaner.threads", "2", kind=4),  # a broker's
+        frame(3, b"\7" * 40),  # a partition
+        frame(99, b"whatever", version=7),
+    )
+    assert topics == {"t": KafkaTopic(ID, {"cleanup.policy": "compact"})}
+
+
+def test_settings_of_a_removed_topic_do_not_come_back_with_its_name() -> None:
+    topics = read(
+        topic("t"), config("t", "cleanup.policy", "compact"), removal(), topic("t", OTHER_ID)
+    )
+    assert topics == {"t": KafkaTopic(OTHER_ID, {})}
+
+
+@pytest.mark.parametrize(
+    ("end", "policy"), [(END_TRANSACTION, "compact"), (ABORT_TRANSACTION, None), (None, None)]
+)
+def test_only_a_finished_transaction_of_the_controller_counts(
+    end: int | None, policy: str | None
+) -> None:
+    values = [topic("t"), frame(BEGIN_TRANSACTION, b"\0"), config("t", "cleanup.policy", "compact")]
+    topics = read(*values, *([] if end is None else [frame(end)]))
+    assert topics is not None
+    assert topics["t"].configs.get("cleanup.policy") == policy
+
+
+def test_the_newest_snapshot_is_read_and_then_the_log_behind_it() -> None:
+    env = MemoryEnv(seed=1)
+    control = build_batch([marker_record(ControlType.COMMIT, 0, 1)], attributes=CONTROL)
+    write(env, f"{4:020}-{1:010}.checkpoint", batches(0, topic("old")))
+    write(env, f"{9:020}-{2:010}.checkpoint",
+          bytes(control) + batches(1, topic("t"), config("t", "retention.ms", "7")))  # fmt: skip
+    write(env, segment(6), batches(6, *[config("t", "retention.ms", "1")] * 3))
+    write(env, segment(9), batches(9, config("t", "segment.ms", "8")))
+    write(env, f"{99:020}-{2:010}.checkpoint.part", b"junk")
+    topics = read_kafka_topics(env, "/disk1")
+    assert topics == {"t": KafkaTopic(ID, {"retention.ms": "7", "segment.ms": "8"})}
+
+
+def test_a_torn_end_is_left_out_and_any_other_damage_or_gap_makes_nothing_believed() -> None:
+    whole = batches(0, topic("t"), config("t", "retention.ms", "1"), config("t", "segment.ms", "2"))
+    torn = whole + batches(3, config("t", "retention.ms", "3"))[:-4]
+    env = MemoryEnv(seed=1)
+    write(env, segment(0), torn)
+    topics = read_kafka_topics(env, "/disk1")
+    assert topics is not None
+    assert topics["t"].configs == {"retention.ms": "1", "segment.ms": "2"}
+    write(env, segment(4), batches(4, config("t", "retention.ms", "9")))
+    with pytest.raises(MetadataLogError, match=r"00000000000000000000\.log"):
+        read_kafka_topics(env, "/disk1")
+    write(env, segment(0), whole)
+    with pytest.raises(MetadataLogError, match="offset 3 is missing"):
+        read_kafka_topics(env, "/disk1")
+
+
+def test_records_of_another_version_or_cut_short_make_nothing_believed() -> None:
+    for value, words in (
+        (frame(TOPIC_RECORD, text("t") + ID, version=1), "has version 1"),
+        (b"\2" + topic("t")[1:], "another version"),
+        (frame(TOPIC_RECORD, text("t"))[:-1], "cut short"),
+        (frame(CONFIG_RECORD, b"\2" + text(None)), "null"),
+        (frame(CONFIG_RECORD, b"\2" + b"\xff" * 9), "too long"),
+    ):
+        with pytest.raises(MetadataLogError, match=words):
+            read(value)
+
+
+def test_a_directory_without_kafkas_metadata_has_none() -> None:
+    assert read_kafka_topics(MemoryEnv(seed=1), "/disk1") is None
+
+
+def test_only_settings_that_are_valid_here_are_taken() -> None:
+    configs = {"cleanup.policy": "compact", "retention.ms": "never", "new.in.kafka.9": "1"}
+    settings = settings_to_take(KafkaTopic(ID, configs))
+    assert settings.settings == {"cleanup.policy": "compact"}
+    assert [item.partition(":")[0] for item in settings.refused] == [
+        "new.in.kafka.9",
+        "retention.ms",
+    ]
+
+
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_policy_that_deletes_is_taken_only_with_a_retention_of_its_own(policy: str) -> None:
+    alone = settings_to_take(KafkaTopic(ID, {"cleanup.policy": policy, "segment.ms": "5"}))
+    assert alone.settings == {"segment.ms": "5"}
+    assert "retention.ms" in alone.refused[0]
+    both = settings_to_take(KafkaTopic(ID, {"cleanup.policy": policy, "retention.ms": "-1"}))
+    assert both.settings == {"cleanup.policy": policy, "retention.ms": "-1"}
+
+
+def adopted() -> tuple[MemoryEnv, bytes]:
+    """A disk with a topic `orders` whose metadata of ours is lost, as if Kafka had made it."""
+    env = MemoryEnv(seed=6)
+    manager, _ = opened(env, "/disk1")
+    for log in make_topic(manager, partitions=2):
+        fill(log, 3)
+    topic_id = manager.metadata.topics["orders"].topic_id
+    manager.close()
+    env.unlink("/disk1/varve.metadata")
+    return env, topic_id
+
+
+def test_an_adopted_topic_has_the_settings_that_kafka_had_for_it() -> None:
+    env, topic_id = adopted()
+    settings = [config("orders", "cleanup.policy", "compact"), config("orders", "segment.ms", "5")]
+    write(env, segment(0), batches(0, topic("orders", topic_id), *settings))
+    manager, report = opened(env, "/disk1")
+    expected = {"cleanup.policy": "compact", "segment.ms": "5"}
+    assert manager.metadata.topics["orders"].dynamic == expected
+    assert report.taken == (
+        ("topic settings taken from kafka", {"topics": 1, "names": ["orders"]}),
+    )
+    manager.close()
+    # From now on they are ours: what Kafka's metadata says later changes nothing.
+    write(env, segment(0), batches(0, topic("orders", topic_id)))
+    manager, report = opened(env, "/disk1")
+    assert (manager.metadata.topics["orders"].dynamic, report.taken) == (expected, ())
+    manager.close()
+
+
+def test_settings_of_another_topic_of_that_name_are_not_taken() -> None:
+    env, _ = adopted()
+    write(
+        env,
+        segment(0),
+        batches(0, topic("orders", b"\7" * 16), config("orders", "retention.ms", "1")),
+    )
+    manager, report = opened(env, "/disk1")
+    assert (manager.metadata.topics["orders"].dynamic, report.taken) == ({}, ())
+    manager.close()
+
+
+def test_metadata_that_cannot_be_read_is_told_of_and_keeps_nobody_from_starting() -> None:
+    env, _ = adopted()
+    write(env, segment(5), batches(5, topic("orders")))
+    manager, report = opened(env, "/disk1")
+    ((event, fields),) = report.taken
+    assert (event, fields["directory"]) == ("kafka metadata not read", "/disk1")
+    assert "offset 0 is missing" in str(fields["reason"])
+    assert len(manager.logs) == 2
+    manager.close()

@@ -1,0 +1,87 @@
+"""The transaction index: Kafka's bytes, corruption, and the range query."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.format.index import CorruptIndexError
+from storage.format.txn_index import (
+    ENTRY_BYTES,
+    TxnIndexEntry,
+    aborted_in,
+    decode_entries,
+    encode_entries,
+)
+from tests.support.formats import golden_bytes
+
+ENTRIES = [TxnIndexEntry(1, 0, 29, 8), TxnIndexEntry(2, 8, 74, 36)]
+
+
+def test_kafkas_index_is_read_and_written_byte_for_byte() -> None:
+    raw = golden_bytes("00000000000000000000.txnindex")
+    assert decode_entries(raw) == ENTRIES
+    assert encode_entries(ENTRIES) == raw
+    assert len(raw) == 2 * ENTRY_BYTES == 68
+
+
+def test_no_bytes_are_no_entries() -> None:
+    assert decode_entries(b"") == []
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        encode_entries(ENTRIES)[:-1],
+        struct.pack(">hqqqq", 1, 1, 0, 1, 2),  # version
+        encode_entries([TxnIndexEntry(1, 5, 4, 5)]),  # ends before it begins
+        encode_entries([TxnIndexEntry(1, -1, 4, 5)]),
+        encode_entries([ENTRIES[1], ENTRIES[0]]),  # markers do not increase
+        encode_entries([ENTRIES[0], ENTRIES[0]]),
+        bytes(2 * ENTRY_BYTES),  # zeros of a file that was never written
+    ],
+)
+def test_an_index_that_cannot_be_believed_is_corrupt(raw: bytes) -> None:
+    with pytest.raises(CorruptIndexError) as caught:
+        decode_entries(raw, "a.txnindex")
+    assert caught.value.path == "a.txnindex"
+
+
+@given(st.binary(max_size=3 * ENTRY_BYTES))
+def test_any_bytes_give_entries_or_an_error_of_ours(raw: bytes) -> None:
+    try:
+        entries = decode_entries(raw)
+    except CorruptIndexError:
+        return
+    assert encode_entries(entries) == raw
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "expected"),
+    [
+        (0, 100, ENTRIES),
+        (30, 100, ENTRIES[1:]),
+        (29, 100, ENTRIES),
+        (75, 100, []),
+        (0, 8, ENTRIES[:1]),
+        (0, 9, ENTRIES),
+        (9, 10, ENTRIES),
+    ],
+)
+def test_the_aborted_transactions_that_overlap_a_range(
+    first: int, end: int, expected: list[TxnIndexEntry]
+) -> None:
+    assert aborted_in(ENTRIES, first, end) == expected
+
+
+def test_the_search_ends_where_nothing_can_begin_before_the_range_ends() -> None:
+    seen = []
+
+    def watched() -> object:
+        for entry in ENTRIES:
+            seen.append(entry)
+            yield entry
+
+    assert aborted_in(watched(), 0, 8) == ENTRIES[:1]
+    assert seen == ENTRIES[:1]

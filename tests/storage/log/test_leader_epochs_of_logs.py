@@ -1,0 +1,87 @@
+"""No append, and no move of the log start, waits for the file of leader epochs."""
+
+import random
+from contextlib import suppress
+
+import pytest
+
+from storage.format import filenames
+from storage.format.leader_epochs import LeaderEpochs
+from storage.log.log import Log
+from tests.storage.manager.test_log_manager import ONE, ORDERS, opened, two_disks
+from tests.support.storage.logs import append, fill
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
+
+EPOCHS = filenames.LEADER_EPOCH_CHECKPOINT
+
+
+def killed(seed: int = 8) -> MemoryEnv:
+    """Five durable records in each of four partitions, of epoch 0."""
+    env = MemoryEnv(seed)
+    manager = two_disks(env)
+    for log in manager.logs.values():
+        log.flush()
+    manager.checkpoint()
+    return env.kill()
+
+
+def epochs_in(env: MemoryEnv, log: Log) -> list[tuple[int, int]]:
+    path = f"{log.directory}/{EPOCHS}"
+    return [tuple(entry) for entry in LeaderEpochs.decode(env.read_file(path), path).entries]
+
+
+def done_by_append(env: MemoryEnv, log: Log) -> set[str]:
+    before = len(env.history)
+    append(log, b"x")
+    return {operation for operation, _ in env.history[before:]}
+
+
+def test_the_first_append_after_a_kill_waits_for_no_disk() -> None:
+    env = killed()
+    manager, _ = opened(env)
+    for log in manager.logs.values():
+        assert log.leader_epoch == 1
+        assert done_by_append(env, log) == {"pwrite"}
+    after = env.crash()
+    assert all(epochs_in(after, log) == [(0, 0), (1, 5)] for log in manager.logs.values())
+
+
+def test_the_first_append_after_an_orderly_stop_waits_for_no_disk_and_nothing_is_written() -> None:
+    env = killed()
+    opened(env)[0].close()
+    before = len(env.history)
+    manager, _ = opened(env)
+    assert not [path for _, path in env.history[before:] if EPOCHS in path]
+    for log in manager.logs.values():
+        assert done_by_append(env, log) == {"pwrite"}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_crash_while_epochs_are_entered_loses_none(seed: int) -> None:
+    print(f"seed {seed}")
+    env = killed(seed)
+    env.crash_at = env.operations + random.Random(seed).randrange(1, 160)
+    with suppress(SimulatedCrash):
+        opened(env)
+    env.crash_at = None
+    env = env.crash()
+    manager, report = opened(env)
+    assert report.offline == {}
+    for log in manager.logs.values():
+        entries = epochs_in(env, log)
+        assert entries[0] == (0, 0)
+        assert entries[-1] == (log.leader_epoch, 5)
+        assert log.leader_epoch in (1, 2)
+
+
+def test_a_log_start_in_another_epoch_waits_for_no_disk_and_is_in_the_file_at_the_stop() -> None:
+    env = killed()
+    manager, _ = opened(env, ONE, "/disk2")
+    log = manager.logs[ORDERS[0]]
+    fill(log, 5)
+    before = len(env.history)
+    log.delete_records(7)
+    assert env.history[before:] == []
+    assert log.end_offset_for_epoch(0) == (0, 7)
+    manager.close()
+    assert epochs_in(env, log) == [(1, 7)]

@@ -1,0 +1,127 @@
+"""Thousands of partitions are made at one stroke, and are whole or not at all after a crash."""
+
+import errno
+import random
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from storage.directory.cluster_metadata import TopicEntry
+from storage.errors import InconsistentDirectoryError, NoRoomError
+from storage.format import filenames
+from storage.format.checkpoints import decode_partition_metadata
+from storage.model import TopicPartition
+from tests.storage.manager.test_log_manager import ONE, ORDERS, TWO, make_topic, opened
+from tests.support.storage.logs import SMALL, TOPIC_ID, append, fill, offsets_in, open_log
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
+
+MANY = [TopicPartition("many", index) for index in range(40)]
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=8)
+
+
+def test_all_are_there_whole_when_they_were_made(env: MemoryEnv) -> None:
+    manager, _ = opened(env)
+    manager.create_all(MANY, TOPIC_ID, SMALL)
+    placement = [
+        manager.logs[topic_partition].directory.rpartition("/")[0] for topic_partition in MANY
+    ]
+    assert placement == [ONE, TWO] * 20
+    after = env.crash()
+    for partition, home in zip(MANY, placement, strict=True):
+        folder = f"{home}/{partition}"
+        data = after.read_file(f"{folder}/{filenames.PARTITION_METADATA}")
+        assert decode_partition_metadata(data, folder) == TOPIC_ID
+        assert after.read_file(f"{folder}/{filenames.LEADER_EPOCH_CHECKPOINT}")
+        assert after.exists(f"{folder}/{filenames.file_name(0, filenames.LOG)}")
+
+
+def test_their_folders_are_named_durably_once_for_all_of_them(env: MemoryEnv) -> None:
+    manager, _ = opened(env)
+    before = len(env.history)
+    manager.create_all(MANY, TOPIC_ID, SMALL)
+    done = env.history[before:]
+    for disk in (ONE, TWO):
+        assert done.count(("sync_dir", disk)) == 1
+    assert len([operation for operation, _ in done if operation in ("sync", "sync_dir")]) == 122
+
+
+def test_the_share_of_a_directory_that_fails_goes_to_the_other(env: MemoryEnv) -> None:
+    manager, _ = opened(env)
+    env.fail_on(lambda op, path: op == "sync_dir" and path.startswith(f"{TWO}/many"), errno.EIO)
+    manager.create_all(MANY, TOPIC_ID, SMALL)
+    assert [directory.is_online for directory in manager.directories] == [True, False]
+    assert {manager.logs[partition].directory for partition in MANY} == {
+        f"{ONE}/{partition}" for partition in MANY
+    }
+    assert append(manager.logs[MANY[1]], b"x").first_offset == 0
+
+
+@pytest.mark.parametrize("operation", ["mkdir", "open", "pwrite"])
+def test_a_partition_is_made_in_the_next_directory_if_one_has_no_room(
+    env: MemoryEnv, operation: str
+) -> None:
+    manager, _ = opened(env)
+    env.fail_on(lambda op, path: op == operation and path.startswith(f"{ONE}/"), errno.ENOSPC)
+    assert manager.create(ORDERS[0], TOPIC_ID, SMALL).directory == f"{TWO}/orders-0"
+    env.fail_on(lambda op, path: op == operation and path.startswith(f"{TWO}/"), errno.EMFILE)
+    with pytest.raises(NoRoomError):
+        manager.create(ORDERS[1], TOPIC_ID, SMALL)
+    assert all(directory.is_online for directory in manager.directories)
+
+
+def test_a_directory_stays_online_if_no_descriptor_is_left_to_look_at_an_old_folder(
+    env: MemoryEnv,
+) -> None:
+    """A creation that was refused leaves a folder, whose topic id is read before it is used."""
+    manager, _ = opened(env, ONE)
+    for operation in ("sync_dir", "read_file"):
+        fault = env.fail_on(lambda op, _path, failing=operation: op == failing, errno.EMFILE)
+        with pytest.raises(NoRoomError):
+            manager.create(ORDERS[0], TOPIC_ID, SMALL)
+        fault.remove()
+    assert manager.create(ORDERS[0], TOPIC_ID, SMALL).log_end_offset == 0
+    assert manager.directories[0].is_online
+
+
+def test_where_one_is_in_the_way_none_of_its_directory_is_made(env: MemoryEnv) -> None:
+    manager, _ = opened(env, ONE)
+    other = open_log(env, folder=f"{ONE}/many-7", was_clean=True)
+    fill(other, 3)
+    other.close()
+    with pytest.raises(InconsistentDirectoryError):
+        manager.create_all(MANY, TOPIC_ID, SMALL)
+    assert [name for name in env.listdir(ONE) if name.startswith("many")] == ["many-7"]
+    assert manager.directories[0].is_online
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_crash_leaves_half_made_is_gone_at_the_next_start(seed: int) -> None:
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    env = MemoryEnv(seed)
+    manager, _ = opened(env)
+    for log in make_topic(manager, "kept", 2):
+        fill(log, 4)
+        log.flush()
+    env.crash_at = env.operations + rng.randrange(1, 200)
+    with suppress(SimulatedCrash):
+        entry = TopicEntry(bytes([7]) * 16, {})
+        manager.save_metadata(manager.metadata.with_topic("orders", entry))
+        manager.create_all(ORDERS, entry.topic_id, SMALL)
+        placement = {
+            partition.partition: manager.directory_id_of(partition) for partition in ORDERS
+        }
+        entry = replace(entry, partitions=placement)
+        manager.save_metadata(manager.metadata.with_topic("orders", entry))
+    env.crash_at = None
+    again, report = opened(env.crash())
+    assert report.offline_directories == report.offline == {}
+    assert len(offsets_in(again.logs[TopicPartition("kept", 0)])) == 4
+    served = {partition for partition in again.logs if partition.topic == "orders"}
+    topic_entry = again.metadata.topics.get("orders")
+    assert served == (set(ORDERS) if topic_entry is not None and topic_entry.partitions else set())

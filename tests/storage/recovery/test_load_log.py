@@ -1,0 +1,652 @@
+"""Opening a folder after a crash: what is verified, what is cut, what is kept as damaged."""
+
+import random
+import zlib
+from dataclasses import replace
+
+import pytest
+
+from storage.env import Env
+from storage.errors import DamagedSegmentError
+from storage.format.batch import ControlType, build_batch, marker_record, read_header
+from storage.format.filenames import (
+    INDEX,
+    LEADER_EPOCH_CHECKPOINT,
+    LOG,
+    SNAPSHOT,
+    TIME_INDEX,
+    TXN_INDEX,
+    file_name,
+)
+from storage.log.log import Log
+from tests.support.storage.logs import (
+    FOLDER,
+    NOW_MS,
+    SMALL,
+    append,
+    append_batch,
+    batch_of,
+    content,
+    fill,
+    offsets_in,
+    open_log,
+    open_with_notes,
+    overwrite,
+    publish,
+    resize,
+    segments_of,
+    value_at,
+)
+from tests.support.storage.memory_env import MemoryEnv
+
+BATCH_BYTES = len(batch_of(value_at(0)))
+
+
+@pytest.fixture
+def env() -> MemoryEnv:
+    return MemoryEnv(seed=4)
+
+
+def names(env: Env) -> list[str]:
+    return env.listdir(FOLDER)
+
+
+# --- without a crash ----------------------------------------------------------------------------
+
+
+def test_a_closed_log_opens_as_it_was(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 20)
+    facts = log.segment_facts()
+    log.close()
+    again, loaded = open_with_notes(env, was_clean=True, recovery_point=20)
+    assert loaded.notes == ()
+    assert [facts[:7] for facts in again.segment_facts()] == [facts[:7] for facts in facts]
+    assert (again.log_end_offset, again.high_watermark, again.leader_epoch) == (20, 20, 0)
+    assert offsets_in(again) == list(range(20))
+    assert append(again, b"x").first_offset == 20
+
+
+def test_an_empty_folder_begins_at_the_log_start(env: MemoryEnv) -> None:
+    log = open_log(env, was_clean=True, log_start_offset=500)
+    assert (log.log_start_offset, log.log_end_offset) == (500, 500)
+    assert append(log, b"x").first_offset == 500
+
+
+def test_an_empty_active_segment_needs_no_mending(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 3)
+    log.roll(NOW_MS)
+    log.close()
+    again, loaded = open_with_notes(env, was_clean=True, recovery_point=3)
+    assert loaded.notes == ()
+    assert [base for base, _ in segments_of(again)] == [0, 3]
+
+
+def test_an_empty_active_segment_without_indexes_opens(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 3)
+    log.roll(NOW_MS)
+    log.close()
+    env.unlink(f"{FOLDER}/{file_name(3, INDEX)}")
+    env.unlink(f"{FOLDER}/{file_name(3, TIME_INDEX)}")
+    again = open_log(env, was_clean=True, recovery_point=3)
+    assert [base for base, _ in segments_of(again)] == [0, 3]
+    assert file_name(3, INDEX) in names(env)
+    assert append(again, b"x").first_offset == 3
+
+
+def test_indexes_without_a_log_are_removed(env: MemoryEnv) -> None:
+    open_log(env).close()
+    for kind in (INDEX, TIME_INDEX, TXN_INDEX):
+        env.open(f"{FOLDER}/{file_name(77, kind)}", create=True).close()
+    open_log(env, was_clean=True)
+    assert not [name for name in names(env) if "77" in name]
+
+
+def test_deleted_files_do_not_come_back(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 10)
+    log.delete_records(10)
+    removed = len(log.expire(NOW_MS))
+    assert removed
+    assert [name for name in names(env) if name.endswith(".deleted")]
+    open_log(env, log_start_offset=10)
+    assert not [name for name in names(env) if name.endswith(".deleted")]
+
+
+# --- indexes that lie ---------------------------------------------------------------------------
+
+
+def swap_entries(raw: bytes, size: int) -> bytes:
+    return raw[size : 2 * size] + raw[:size] + raw[2 * size :]
+
+
+BROKEN_INDEXES = {
+    "missing": None,
+    "empty": lambda raw, size: b"",
+    "torn": lambda raw, size: raw[:-3],
+    "half": lambda raw, size: raw[: len(raw) // size // 2 * size],
+    "zeros behind": lambda raw, size: raw + bytes(size * 100),
+    "all zeros": lambda raw, size: bytes(len(raw)),
+    "garbage": lambda raw, size: random.Random(7).randbytes(len(raw)),
+    "out of order": swap_entries,
+    "last out of range": lambda raw, size: raw[:-4] + b"\x7f\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN_INDEXES)
+@pytest.mark.parametrize("kind", [INDEX, TIME_INDEX])
+@pytest.mark.parametrize("was_clean", [True, False])
+@pytest.mark.parametrize("base", [0, 5])
+def test_an_index_that_lies_is_made_anew(
+    env: MemoryEnv, how: str, kind: str, was_clean: bool, base: int
+) -> None:
+    log = open_log(env)
+    for offset in range(10):
+        append(log, value_at(offset), timestamp=NOW_MS + offset)
+    assert [item for item, _ in segments_of(log)][:2] == [0, 5]
+    log.close()
+    right = {item: content(env, base, item) for item in (INDEX, TIME_INDEX)}
+    path = f"{FOLDER}/{file_name(base, kind)}"
+    change = BROKEN_INDEXES[how]
+    if change is None:
+        env.unlink(path)
+    else:
+        raw = change(right[kind], 8 if kind == INDEX else 12)
+        resize(env, file_name(base, kind), 0)
+        overwrite(env, file_name(base, kind), raw)
+    again = open_log(env, was_clean=was_clean, recovery_point=10)
+    assert offsets_in(again) == list(range(10))
+    for offset in range(10):
+        data = again.read(offset, BATCH_BYTES, end_offset=10).read()
+        assert read_header(data).base_offset == offset
+        offset_found = again.offset_for_timestamp(NOW_MS + offset)
+        assert offset_found is not None
+        assert offset_found.offset == offset
+    largest = again.offset_for_max_timestamp()
+    assert largest is not None
+    assert largest.offset == 9
+    assert [facts.largest_timestamp_ms for facts in again.segment_facts()][-1] == NOW_MS + 9
+
+
+def test_an_entry_that_points_into_a_batch_is_noticed_when_used(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 5)
+    log.roll(NOW_MS)
+    log.close()
+    raw = bytearray(content(env, 0, INDEX))
+    raw[8 + 4 : 8 + 8] = (2 * BATCH_BYTES + 7).to_bytes(4, "big")
+    overwrite(env, file_name(0, INDEX), bytes(raw), 0)
+    again = open_log(env, was_clean=True, recovery_point=5)
+    for offset in reversed(range(5)):
+        data = again.read(offset, BATCH_BYTES, end_offset=5).read()
+        assert read_header(data).base_offset == offset
+    again.close()
+    assert content(env, 0, INDEX) != bytes(raw)
+
+
+def test_an_entry_with_the_offset_of_another_batch_is_noticed_when_used(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 5)
+    log.roll(NOW_MS)
+    log.close()
+    raw = bytearray(content(env, 0, INDEX))
+    raw[:8] = (1).to_bytes(4, "big") + (2 * BATCH_BYTES).to_bytes(4, "big")
+    raw[8:16] = (2).to_bytes(4, "big") + (3 * BATCH_BYTES).to_bytes(4, "big")
+    raw[16:24] = (3).to_bytes(4, "big") + (4 * BATCH_BYTES).to_bytes(4, "big")
+    overwrite(env, file_name(0, INDEX), bytes(raw[:24]), 0)
+    resize(env, file_name(0, INDEX), 24)
+    again = open_log(env, was_clean=True, recovery_point=5)
+    for offset in reversed(range(5)):
+        data = again.read(offset, BATCH_BYTES, end_offset=5).read()
+        assert read_header(data).base_offset == offset
+
+
+# --- torn tails ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_at_the_end_are_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    env = MemoryEnv(seed)
+    log = open_log(env)
+    fill(log, rng.randrange(1, 30))
+    end, last = log.log_end_offset, log.segment_facts()[-1].base_offset
+    overwrite(env, file_name(last, LOG), rng.randbytes(rng.randrange(1, 2000)))
+    overwrite(env, file_name(last, INDEX), rng.randbytes(rng.randrange(1, 200)))
+    again, loaded = open_with_notes(env)
+    assert again.log_end_offset == end
+    assert offsets_in(again) == list(range(end))
+    assert any("cut" in note for note in loaded.notes)
+    assert append(again, b"x").first_offset == end
+    assert offsets_in(open_log(env)) == list(range(end + 1))
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60, 61, 100, BATCH_BYTES - 1])
+def test_a_torn_batch_is_cut(env: MemoryEnv, cut: int) -> None:
+    log = open_log(env)
+    fill(log, 5)
+    resize(env, file_name(0, LOG), 4 * BATCH_BYTES + cut)
+    again = open_log(env)
+    assert again.log_end_offset == 4
+    assert env.size(f"{FOLDER}/{file_name(0, LOG)}") == 4 * BATCH_BYTES
+
+
+def test_preallocated_zeros_behind_the_last_batch_are_the_end(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 5)
+    resize(env, file_name(0, LOG), 1 << 20)
+    resize(env, file_name(0, INDEX), 1 << 16)
+    resize(env, file_name(0, TIME_INDEX), 12 << 10)
+    again = open_log(env)
+    assert again.log_end_offset == 5
+    assert not again.damaged
+    assert env.size(f"{FOLDER}/{file_name(0, LOG)}") == 5 * BATCH_BYTES
+    assert env.size(f"{FOLDER}/{file_name(0, INDEX)}") == 4 * 8
+    assert append(again, b"x").first_offset == 5
+
+
+def test_a_bad_checksum_behind_the_recovery_point_ends_the_log(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 20)
+    bases = [base for base, _ in segments_of(log)]
+    overwrite(env, file_name(bases[1], LOG), b"!", BATCH_BYTES + 70)
+    again, loaded = open_with_notes(env)
+    assert again.log_end_offset == bases[1] + 1
+    assert [base for base, _ in segments_of(again)] == bases[:2]
+    assert not [name for name in names(env) if name.startswith(f"{bases[2]:020d}")]
+    assert any("removed" in note for note in loaded.notes)
+
+
+def test_offsets_that_go_back_end_the_log(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 3)
+    overwrite(env, file_name(0, LOG), bytes(batch_of(b"old")))
+    assert open_log(env).log_end_offset == 3
+
+
+def test_only_segments_from_the_recovery_point_on_are_verified(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 20)
+    bases = [base for base, _ in segments_of(log)]
+    overwrite(env, file_name(0, LOG), b"!", BATCH_BYTES + 70)
+    again = open_log(env, recovery_point=bases[1])
+    assert again.log_end_offset == 20
+    assert not again.damaged
+
+
+# --- damage to what was flushed -----------------------------------------------------------------
+
+
+def damaged_log(env: MemoryEnv, *, recovery_point: int, position: int, data: bytes) -> Log:
+    log = open_log(env)
+    fill(log, 5)
+    overwrite(env, file_name(0, LOG), data, position)
+    return open_log(env, recovery_point=recovery_point)
+
+
+def test_flushed_data_with_a_bad_checksum_is_kept_and_not_served(env: MemoryEnv) -> None:
+    log = damaged_log(env, recovery_point=5, position=2 * BATCH_BYTES + 80, data=b"!")
+    size_bytes = 5 * BATCH_BYTES
+    assert env.size(f"{FOLDER}/{file_name(0, LOG)}") == size_bytes
+    damage = log.damaged[0]
+    assert (damage.position, damage.end_position) == (2 * BATCH_BYTES, 3 * BATCH_BYTES)
+    assert "CRC" in damage.reason
+    assert len(log.read(0, 1 << 20, end_offset=5).read()) == 2 * BATCH_BYTES
+    with pytest.raises(DamagedSegmentError) as caught:
+        log.read(2, 1 << 20, end_offset=5)
+    assert caught.value.position == 2 * BATCH_BYTES
+    assert offsets_in(log, start=3) == [3, 4]
+    assert append(log, b"x").first_offset == 5
+    assert offsets_in(log, start=3) == [3, 4, 5]
+
+
+def test_damage_that_hides_the_end_lets_the_log_go_on_behind_it(env: MemoryEnv) -> None:
+    log = damaged_log(env, recovery_point=5, position=2 * BATCH_BYTES, data=bytes(3 * BATCH_BYTES))
+    assert log.log_end_offset == 5
+    assert [base for base, _ in segments_of(log)] == [0, 5]
+    assert env.size(f"{FOLDER}/{file_name(0, LOG)}") == 5 * BATCH_BYTES
+    assert offsets_in(log, start=5) == []
+    for offset in (2, 3, 4):
+        with pytest.raises(DamagedSegmentError):
+            log.read(offset, 1000, end_offset=5)
+    assert append(log, b"x").first_offset == 5
+    assert offsets_in(log, start=5) == [5]
+
+
+def test_damage_before_the_recovery_point_does_not_save_what_is_behind_it(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 5)
+    overwrite(env, file_name(0, LOG), b"!", BATCH_BYTES + 80)
+    overwrite(env, file_name(0, LOG), b"!", 3 * BATCH_BYTES + 80)
+    again = open_log(env, recovery_point=2)
+    assert again.log_end_offset == 3
+    assert [damage.position for damage in again.damaged] == [BATCH_BYTES]
+    assert env.size(f"{FOLDER}/{file_name(0, LOG)}") == 3 * BATCH_BYTES
+
+
+def test_a_file_shorter_than_what_was_flushed_gives_no_offset_twice(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 5)
+    resize(env, file_name(0, LOG), 2 * BATCH_BYTES)
+    again, loaded = open_with_notes(env, recovery_point=5)
+    assert again.log_end_offset == 5
+    assert any("[2, 5)" in note for note in loaded.notes)
+    assert append(again, b"x").first_offset == 5
+    assert offsets_in(again) == [0, 1, 5]
+
+
+def test_damage_met_by_a_reader_is_remembered(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, index_interval_bytes=1 << 20))
+    fill(log, 5)
+    overwrite(env, file_name(0, LOG), bytes(20), 2 * BATCH_BYTES)
+    assert not log.damaged
+    with pytest.raises(DamagedSegmentError):
+        log.read(2, 1000, end_offset=5)
+    assert [damage.position for damage in log.damaged] == [2 * BATCH_BYTES]
+
+
+def test_damage_found_by_somebody_else_is_not_served_any_more(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 5)
+    overwrite(env, file_name(0, LOG), b"!", BATCH_BYTES + 80)
+    damage = log.mark_damaged(f"{FOLDER}/{file_name(0, LOG)}", BATCH_BYTES, "bad CRC")
+    assert damage is not None
+    assert damage.end_position == 2 * BATCH_BYTES
+    with pytest.raises(DamagedSegmentError):
+        log.read(1, 1000, end_offset=5)
+    assert log.mark_damaged("/elsewhere", 0, "") is None
+
+
+def old_message(offset: int, value: bytes, magic: int = 1) -> bytes:
+    body = bytes([magic, 0]) + (NOW_MS.to_bytes(8, "big") if magic else b"")
+    body += (-1).to_bytes(4, "big", signed=True) + len(value).to_bytes(4, "big") + value
+    crc = zlib.crc32(body).to_bytes(4, "big")
+    return offset.to_bytes(8, "big") + (len(body) + 4).to_bytes(4, "big") + crc + body
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("was_clean", [True, False])
+def test_messages_of_old_formats_are_kept_and_passed_over(
+    env: MemoryEnv, magic: int, was_clean: bool
+) -> None:
+    open_log(env).close()
+    old = old_message(0, b"old", magic) + old_message(1, b"older", magic)
+    overwrite(env, file_name(0, LOG), old)
+    log = open_log(env, was_clean=was_clean)
+    assert log.log_end_offset == 2
+    assert "format" in log.damaged[0].reason
+    with pytest.raises(DamagedSegmentError):
+        log.read(0, 1000, end_offset=2)
+    assert append(log, b"new").first_offset == 2
+    assert offsets_in(log, start=2) == [2]
+    log.close()
+    assert env.read_file(f"{FOLDER}/{file_name(0, LOG)}").startswith(old)
+    again = open_log(env, was_clean=True, recovery_point=3)
+    assert again.log_end_offset == 3
+    assert offsets_in(again, start=2) == [2]
+
+
+# --- start, epochs, producers, transactions -----------------------------------------------------
+
+
+@pytest.mark.parametrize("was_clean", [True, False])
+def test_a_log_start_behind_the_end_of_the_log_removes_no_record(
+    env: MemoryEnv, was_clean: bool
+) -> None:
+    log = open_log(env)
+    fill(log, 20)
+    log.close()
+    again, loaded = open_with_notes(
+        env, was_clean=was_clean, recovery_point=20, log_start_offset=40
+    )
+    assert (again.log_start_offset, again.log_end_offset) == (0, 20)
+    assert offsets_in(again) == list(range(20))
+    assert any("log start offset 40" in note for note in loaded.notes)
+
+
+def test_each_unclean_start_begins_a_new_leader_epoch(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 2)
+    again = open_log(env)
+    assert again.leader_epoch == 1
+    assert again.end_offset_for_epoch(1) == (1, 2)
+    fill(again, 2)
+    assert again.end_offset_for_epoch(0) == (0, 2)
+    again.close()
+    clean = open_log(env, was_clean=True, recovery_point=4)
+    assert clean.leader_epoch == 1
+    assert [clean.epoch_of(offset) for offset in range(5)] == [0, 0, 1, 1, 1]
+    assert clean.end_offset_for_epoch(7) == (-1, -1)
+
+
+def test_epochs_are_learnt_from_batches_when_their_file_is_gone(env: MemoryEnv) -> None:
+    log = open_log(env)
+    fill(log, 2)
+    log = open_log(env)
+    fill(log, 2)
+    log.close()
+    env.unlink(f"{FOLDER}/{LEADER_EPOCH_CHECKPOINT}")
+    assert open_log(env, was_clean=True, recovery_point=4).leader_epoch == 1
+    unclean = open_log(env)
+    assert unclean.leader_epoch == 2
+    assert unclean.end_offset_for_epoch(0) == (0, 2)
+
+
+def idempotent(log: Log, sequence: int, producer_id: int = 5) -> None:
+    append(log, b"v", producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+
+
+def test_producers_are_read_from_the_newest_usable_snapshot(env: MemoryEnv) -> None:
+    log = open_log(env)
+    for sequence in range(3):
+        idempotent(log, sequence)
+    log.roll(NOW_MS)
+    idempotent(log, 3)
+    log.close()
+    assert file_name(4, SNAPSHOT) in names(env)
+    resize(env, file_name(4, SNAPSHOT), 30)
+    again = open_log(env, was_clean=True, recovery_point=4)
+    assert again.last_records() == {5: (0, 3)}
+    assert file_name(4, SNAPSHOT) not in names(env)
+
+
+def test_without_any_snapshot_producers_are_read_from_the_log(env: MemoryEnv) -> None:
+    log = open_log(env)
+    idempotent(log, 0)
+    idempotent(log, 0, producer_id=6)
+    log.close()
+    for name in names(env):
+        if name.endswith(SNAPSHOT):
+            env.unlink(f"{FOLDER}/{name}")
+    assert open_log(env, was_clean=True, recovery_point=2).last_records() == {5: (0, 0), 6: (0, 1)}
+
+
+def test_snapshots_beyond_the_end_are_removed(env: MemoryEnv) -> None:
+    log = open_log(env)
+    idempotent(log, 0)
+    idempotent(log, 1)
+    log.close()
+    resize(env, file_name(0, LOG), len(batch_of(b"v")))
+    again = open_log(env)
+    assert again.log_end_offset == 1
+    assert again.last_records() == {5: (0, 0)}
+    assert file_name(2, SNAPSHOT) not in names(env)
+
+
+def test_of_snapshots_beside_the_segments_the_newest_stays(env: MemoryEnv) -> None:
+    log = open_log(env, was_clean=True)
+    for _ in range(3):
+        fill(log, 1)
+        log.close()
+        log = open_log(env, was_clean=True, recovery_point=log.log_end_offset)
+    assert [name for name in names(env) if name.endswith(SNAPSHOT)] == [file_name(3, SNAPSHOT)]
+
+
+def transaction(log: Log, producer_id: int, sequence: int, *, commits: bool | None) -> None:
+    """One batch of a transaction, and its marker unless it stays open."""
+    append_batch(
+        log,
+        batch_of(b"t", producer_id=producer_id, producer_epoch=0, base_sequence=sequence,
+                 attributes=0x10),
+        in_transaction=True,
+    )  # fmt: skip
+    if commits is not None:
+        kind = ControlType.COMMIT if commits else ControlType.ABORT
+        marker = build_batch(
+            [marker_record(kind, 0, NOW_MS)],
+            producer_id=producer_id,
+            producer_epoch=0,
+            attributes=0x30,
+        )
+        append_batch(log, marker)
+
+
+def transactional_log(env: MemoryEnv) -> Log:
+    log = open_log(env)
+    transaction(log, 1, 0, commits=True)  # 0, marker 1
+    transaction(log, 2, 0, commits=False)  # 2, marker 3
+    log.roll(NOW_MS)
+    fill(log, 1)  # 4
+    transaction(log, 1, 1, commits=False)  # 5, marker 6
+    transaction(log, 3, 0, commits=None)  # 7
+    fill(log, 1)  # 8
+    return log
+
+
+def _aborted(log: Log, first: int, end: int) -> list[tuple[int, int]]:
+    return [
+        (entry.producer_id, entry.first_offset) for entry in log.aborted_transactions(first, end)
+    ]
+
+
+def check_transactions(log: Log) -> None:
+    assert log.last_stable_offset == 7
+    assert log.high_watermark == 9
+    assert _aborted(log, 0, 9) == [(2, 2), (1, 5)]
+    assert _aborted(log, 4, 9) == [(1, 5)]
+    assert _aborted(log, 0, 2) == []
+    assert [facts.has_transactions for facts in log.segment_facts()] == [True, True]
+
+
+def test_transactions_are_known_while_they_are_written(env: MemoryEnv) -> None:
+    check_transactions(transactional_log(env))
+
+
+@pytest.mark.parametrize("was_clean", [True, False])
+@pytest.mark.parametrize("lost", ["nothing", "transaction indexes", "garbage in them", "snapshots"])
+def test_transactions_are_known_after_a_restart(env: MemoryEnv, was_clean: bool, lost: str) -> None:
+    log = transactional_log(env)
+    if was_clean:
+        log.close()
+    for name in names(env):
+        if lost == "transaction indexes" and name.endswith(TXN_INDEX) and not was_clean:
+            env.unlink(f"{FOLDER}/{name}")
+        if lost == "garbage in them" and name.endswith(TXN_INDEX):
+            overwrite(env, name, b"garbage")
+        if lost == "snapshots" and name.endswith(SNAPSHOT):
+            env.unlink(f"{FOLDER}/{name}")
+    again = open_log(env, was_clean=was_clean, recovery_point=9 if was_clean else 0)
+    check_transactions(again)
+
+
+def test_a_transaction_of_which_compaction_left_nothing_is_not_open_again(env: MemoryEnv) -> None:
+    log = open_log(env)
+    transaction(log, 1, 0, commits=None)  # 0
+    log.roll(NOW_MS)  # with a snapshot that says: open
+    transaction(log, 1, 1, commits=True)  # 1, marker 2
+    fill(log, 1)  # 3
+    log.roll(NOW_MS)
+    fill(log, 1)
+    publish(env, log, [0], keep=[])
+    publish(env, log, [1], keep=[3])
+    again = open_log(env, recovery_point=0)
+    assert again.last_stable_offset == 5
+    assert again.open_transaction() is None
+
+
+def test_a_transaction_of_which_a_batch_is_left_stays_open(env: MemoryEnv) -> None:
+    log = open_log(env)
+    transaction(log, 1, 0, commits=None)  # 0
+    log.roll(NOW_MS)
+    fill(log, 1)  # 1
+    log.flush()
+    again = open_log(env, recovery_point=1)
+    assert again.last_stable_offset == 0
+
+
+@pytest.mark.parametrize("was_clean", [True, False])
+def test_an_open_transaction_below_the_log_start_stays_open_over_an_orderly_stop_only(
+    env: MemoryEnv, was_clean: bool
+) -> None:
+    """An orderly stop has noted what is open. After another one its marker may have gone."""
+    log = open_log(env)
+    transaction(log, 1, 0, commits=None)  # 0
+    log.roll(NOW_MS)
+    fill(log, 2)  # 1, 2
+    log.delete_records(1)
+    if was_clean:
+        log.close()
+    again = open_log(env, was_clean=was_clean, recovery_point=3, log_start_offset=1)
+    assert again.open_transaction() == ((1, 0, NOW_MS) if was_clean else None)
+    assert again.last_stable_offset == (1 if was_clean else 3)
+
+
+def test_a_segment_file_begins_with_the_entries_of_its_own_markers(env: MemoryEnv) -> None:
+    transactional_log(env)
+    assert len(content(env, 0, TXN_INDEX)) == 34
+    assert len(content(env, 4, TXN_INDEX)) == 34
+    assert content(env, 0, TXN_INDEX)[:10] == bytes(2) + (2).to_bytes(8, "big")
+
+
+def test_a_segment_flushed_before_it_was_closed_gets_its_indexes_anew(env: MemoryEnv) -> None:
+    log = open_log(env, replace(SMALL, segment_bytes=1 << 20))
+    for timestamp in (10, 90, 20, 30, 40):
+        append(log, b"v", timestamp=timestamp)
+    log.flush()
+    log.roll(NOW_MS)
+    # The indexes were not synced: of the time index less came to the disk than there was, and
+    # neither its own form nor the end of the log shows it.
+    resize(env, file_name(0, TIME_INDEX), 0)
+    overwrite(env, file_name(0, TIME_INDEX), (10).to_bytes(8, "big") + bytes(4))
+    again = open_log(env.kill(), recovery_point=5)
+    assert again.segment_facts()[0].largest_timestamp_ms == 90
+
+
+LYING_ENTRIES = {
+    "empty": lambda raw: b"",
+    "zeroed": lambda raw: bytes(len(raw)),
+    "another producer": lambda raw: raw[:9] + bytes([raw[9] ^ 1]) + raw[10:],
+    "another first batch": lambda raw: raw[:17] + bytes([raw[17] ^ 2]) + raw[18:],
+    "no marker": lambda raw: raw[:25] + bytes([raw[25] ^ 1]) + raw[26:],
+}
+
+
+@pytest.mark.parametrize("how", LYING_ENTRIES)
+@pytest.mark.parametrize("base", [0, 4])
+def test_a_transaction_index_that_contradicts_the_log_is_made_anew(
+    env: MemoryEnv, how: str, base: int
+) -> None:
+    """Readers with read_committed would see aborted records, or miss committed ones."""
+    transactional_log(env).close()
+    raw = content(env, base, TXN_INDEX)
+    resize(env, file_name(base, TXN_INDEX), 0)
+    overwrite(env, file_name(base, TXN_INDEX), LYING_ENTRIES[how](raw))
+    check_transactions(open_log(env, was_clean=True, recovery_point=9))
+    assert content(env, base, TXN_INDEX) == raw
+
+
+def test_a_transaction_whose_first_batch_was_removed_is_no_contradiction(env: MemoryEnv) -> None:
+    log = open_log(env)
+    transaction(log, 2, 0, commits=None)  # 0
+    fill(log, 1)  # 1
+    log.roll(NOW_MS)
+    transaction(log, 2, 1, commits=False)  # 2, marker 3
+    log.roll(NOW_MS)
+    publish(env, log, [0], keep=[1])
+    log.close()
+    again, loaded = open_with_notes(env, was_clean=True, recovery_point=4)
+    assert loaded.notes == ()
+    assert _aborted(again, 0, 4) == [(2, 0)]

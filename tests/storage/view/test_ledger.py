@@ -1,0 +1,221 @@
+"""A view on the disk: the manifest, publication with a crash at each step, what is swept."""
+
+from dataclasses import replace
+
+import pytest
+
+from storage.errors import CorruptCheckpointError, InvalidViewError, NewerFormatError
+from storage.format.batch import Record, build_batch, decode_records, walk_headers
+from storage.format.filenames import LOG, file_name
+from storage.format.sealed_json import seal
+from storage.log.log import index_limits
+from storage.view.ledger import (
+    CopiedTail,
+    Ledger,
+    LinkedSource,
+    describe_segment,
+    make_run_folder,
+    open_ledger,
+    publish,
+    remove_view,
+    stage,
+    sweep,
+    view_path,
+)
+from storage.view.manifest import (
+    MANIFEST_MAGIC,
+    LedgerSegment,
+    ViewManifest,
+    decode_manifest,
+    encode_manifest,
+)
+from tests.support.draws import seed_of_test
+from tests.support.storage.logs import NOW_MS, SMALL
+from tests.support.storage.memory_env import MemoryEnv, SimulatedCrash
+
+FOLDER = "/data/orders-0"
+TOPIC_ID = bytes(range(16))
+LIMITS = index_limits(SMALL)
+MANIFEST = ViewManifest(
+    TOPIC_ID, "run-1", 20, (LedgerSegment(0, 10, 100, 7), LedgerSegment(10, 20, 50, 8)), 12, NOW_MS,
+    "keep", "offset", ((3, 5),),
+)  # fmt: skip
+
+
+# --- the manifest ---------------------------------------------------------------------------------
+
+
+def test_a_manifest_comes_back_as_it_was() -> None:
+    assert decode_manifest(encode_manifest(MANIFEST), "m") == MANIFEST
+    empty = replace(MANIFEST, segments=(), horizon=0, missed=())
+    assert decode_manifest(encode_manifest(empty), "m") == empty
+
+
+def test_a_manifest_with_any_bit_flipped_or_cut_short_is_refused() -> None:
+    data = encode_manifest(MANIFEST)
+    for at in range(len(data)):
+        for broken in (data[:at], data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]):
+            with pytest.raises((CorruptCheckpointError, NewerFormatError)):
+                decode_manifest(broken, "m")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run_id": "../x"},
+        {"run_id": ""},
+        {"segments": [[0, 30, 1, 1]]},
+        {"segments": [[5, 5, 1, 1]]},
+        {"segments": [[0, 10, 1, 1], [9, 20, 1, 1]]},
+        {"segments": [[0]]},
+        {"topic_id": "no hex"},
+        {"horizon": None},
+    ],
+)
+def test_a_manifest_that_makes_no_sense_is_refused(change: dict[str, object]) -> None:
+    payload = {
+        "topic_id": TOPIC_ID.hex(), "run_id": "r", "horizon": 20, "segments": [], "records": 0,
+        "made_ms": 0, "null_key": "keep", "strategy": "offset", "missed": [], **change,
+    }  # fmt: skip
+    with pytest.raises(CorruptCheckpointError):
+        decode_manifest(seal(MANIFEST_MAGIC, 1, payload), "m")
+
+
+# --- publication ----------------------------------------------------------------------------------
+
+
+def write_source(env: MemoryEnv, base: int, values: list[bytes]) -> None:
+    """A closed segment of the log with one batch for each value, on the device."""
+    env.mkdir(FOLDER)
+    data = b"".join(
+        bytes(build_batch([Record(base + at, NOW_MS, b"k%d" % at, value)]))
+        for at, value in enumerate(values)
+    )
+    file = env.open(f"{FOLDER}/{file_name(base, LOG)}", create=True)
+    file.pwrite(data, 0)
+    file.sync()
+
+
+def make(env: MemoryEnv, run_id: str, bases: list[int], horizon: int) -> None:
+    """A view of some segments as they are, published."""
+    directory = make_run_folder(env, FOLDER, run_id)
+    stage(env, directory, [LinkedSource(FOLDER, base) for base in bases])
+    ends = [*bases[1:], horizon]
+    segments = tuple(
+        describe_segment(env, directory, base, end, None)
+        for base, end in zip(bases, ends, strict=True)
+    )
+    publish(env, FOLDER, replace(MANIFEST, run_id=run_id, horizon=horizon, segments=segments))
+
+
+def values_of(ledger: Ledger | None) -> list[bytes | None]:
+    if ledger is None:
+        return []
+    results: list[bytes | None] = []
+    offset = 0
+    while data := ledger.read(offset, 1 << 20, at_least_one=True).read():
+        for position, header in walk_headers(data):
+            results += [record.value for record in decode_records(data, header, position)]
+            offset = header.next_offset
+    return results
+
+
+def opened(env: MemoryEnv) -> Ledger | None:
+    return open_ledger(env, FOLDER, TOPIC_ID, LIMITS)
+
+
+def test_a_crash_at_any_step_leaves_the_old_view_or_the_new_one() -> None:
+    old, new = [b"a", b"b"], [b"a", b"b", b"c"]
+    seed = seed_of_test(1)
+    steps = None
+    at = 0
+    seen = set()
+    while steps is None or at <= steps:
+        env = MemoryEnv(seed + at)
+        write_source(env, 0, old)
+        make(env, "run-1", [0], 2)
+        write_source(env, 2, [b"c"])
+        env.settle()
+        before = env.operations
+        if steps is not None:
+            env.crash_at = before + at
+        try:
+            make(env, "run-2", [0, 2], 3)
+            sweep(env, FOLDER, ["run-2"])
+        except SimulatedCrash:
+            pass
+        if steps is None:
+            steps = env.operations - before
+        after = env.crash()
+        results = values_of(opened(after))
+        assert results in (old, new), (at, results)
+        seen.add(len(results))
+        ledger = opened(after)
+        assert ledger is not None
+        sweep(after, FOLDER, [ledger.manifest.run_id])
+        again = after.crash()
+        assert values_of(opened(again)) == results, "the sweep takes nothing that is named"
+        at += 1
+    assert seen == {2, 3}
+
+
+def test_a_published_view_outlives_the_names_of_its_sources() -> None:
+    for seed in range(50):
+        env = MemoryEnv(seed)
+        write_source(env, 0, [b"a"])
+        env.sync_dir("/data")
+        env.sync_dir("/")
+        make(env, "run-1", [0], 1)
+        env.unlink(f"{FOLDER}/{file_name(0, LOG)}")
+        assert values_of(opened(env.crash())) == [b"a"], seed
+
+
+def test_a_tail_is_copied_from_its_batch_on() -> None:
+    env = MemoryEnv()
+    write_source(env, 0, [b"a", b"b", b"c"])
+    source = env.open(f"{FOLDER}/{file_name(0, LOG)}")
+    first = len(build_batch([Record(0, NOW_MS, b"k0", b"a")]))
+    directory = make_run_folder(env, FOLDER, "run-1")
+    stage(env, directory, [CopiedTail(source, first, source.size(), 1)])
+    segment = describe_segment(env, directory, 1, 3, None)
+    publish(env, FOLDER, replace(MANIFEST, segments=(segment,), horizon=3))
+    assert values_of(opened(env.crash())) == [b"b", b"c"]
+
+
+# --- what is not believed -------------------------------------------------------------------------
+
+
+def test_a_view_of_another_topic_or_with_other_files_is_refused() -> None:
+    env = MemoryEnv()
+    write_source(env, 0, [b"a"])
+    make(env, "run-1", [0], 1)
+    with pytest.raises(InvalidViewError, match="another topic"):
+        open_ledger(env, FOLDER, bytes(16), LIMITS)
+    path = f"{view_path(FOLDER)}/run-1/{file_name(0, LOG)}"
+    data = env.read_file(path)
+    env.unlink(path)
+    with pytest.raises(InvalidViewError, match="missing"):
+        opened(env)
+    env.open(path, create=True).pwrite(data[:-1], 0)
+    with pytest.raises(InvalidViewError, match="bytes"):
+        opened(env)
+
+
+def test_without_a_manifest_there_is_no_view_whatever_else_is_there() -> None:
+    env = MemoryEnv()
+    write_source(env, 0, [b"a"])
+    assert opened(env) is None
+    stage(env, make_run_folder(env, FOLDER, "run-1"), [LinkedSource(FOLDER, 0)])
+    assert opened(env) is None
+    assert sweep(env, FOLDER, []) == ("run-1",)
+    assert env.listdir(view_path(FOLDER)) == []
+
+
+def test_a_view_that_is_removed_does_not_come_back() -> None:
+    for seed in range(20):
+        env = MemoryEnv(seed)
+        write_source(env, 0, [b"a"])
+        make(env, "run-1", [0], 1)
+        assert remove_view(env, FOLDER)
+        assert not remove_view(env, FOLDER)
+        assert opened(env.crash()) is None

@@ -1,0 +1,35 @@
+"""The whole broker in this process, over an in-memory disk: real sockets, faults on demand."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from broker.app import Broker
+from config.settings import Settings
+from tests.support.storage.memory_env import MemoryEnv
+
+
+def broker_settings(*directories: str, **settings: Any) -> Settings:
+    """Free ports, and no worker processes: those would look for the files on the real disk."""
+    return Settings.model_validate(
+        {
+            "listeners": ["127.0.0.1:0"],
+            "http": "127.0.0.1:0",
+            "log_dirs": list(directories or ["/disk1"]),
+            "cleaner": {"enabled": False},
+            **settings,
+        }
+    )
+
+
+@asynccontextmanager
+async def broker_in_memory(
+    env: MemoryEnv, *directories: str, token: bytes | None = None, **settings: Any
+) -> AsyncIterator[Broker]:
+    """A broker that serves clients for the length of a block."""
+    broker = Broker(broker_settings(*directories, **settings), env, token=token)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()

@@ -1,0 +1,103 @@
+"""A group coordinator with everything around it, under a clock that tests move."""
+
+import asyncio
+from collections.abc import Coroutine
+from itertools import count
+from typing import TypeVar
+
+from broker.groups.coordinator import CoordinatorSettings, GroupCoordinator
+from broker.groups.model import (
+    CommitRequested,
+    HeartbeatReceived,
+    JoinAnswer,
+    SyncAnswer,
+    SyncRequested,
+)
+from broker.groups.offset_records import CommittedOffset
+from broker.groups.offsets_store import LoadedPartition, OffsetsStore
+from protocol.errors import ErrorCode
+from tests.support.broker.group_machine import join_request
+from tests.support.broker.offsets_log import OffsetsLog
+from tests.support.virtual_clock import VirtualClock, settle
+
+T = TypeVar("T")
+DAY_MS = 24 * 3600 * 1000
+KEY = ("orders", 0)
+# Version 0 of the consumer protocol: subscribed to "orders".
+SUBSCRIBED = (("range", b"\x00\x00\x00\x00\x00\x01\x00\x06orders\x00\x00\x00\x00"),)
+
+
+class World:
+    """A coordinator with everything around it."""
+
+    def __init__(self, partition_count: int = 1, **settings: object) -> None:
+        self.clock = VirtualClock()
+        self.log = OffsetsLog(partition_count)
+        self.settings = CoordinatorSettings(**settings)  # type: ignore[arg-type]
+        self.coordinator = self._coordinator()
+        for partition in range(partition_count):
+            self.coordinator.activate(partition, LoadedPartition())
+
+    def _coordinator(self) -> GroupCoordinator:
+        ids = count()
+        store = OffsetsStore(len(self.log.batches), self.log.append)
+        return GroupCoordinator(store, self.clock, self.settings, lambda: f"id{next(ids)}")
+
+    def restart(self) -> None:
+        self.coordinator = self._coordinator()
+        for partition in range(len(self.log.batches)):
+            self.coordinator.activate(partition, self.log.load(partition))
+
+    async def begin(self, work: Coroutine[object, object, T]) -> "asyncio.Task[T]":
+        task = asyncio.ensure_future(work)
+        await settle()
+        return task
+
+    async def join(self, member_id: str = "", group_id: str = "g", **options: object) -> JoinAnswer:
+        request = join_request(member_id, **options)  # type: ignore[arg-type]
+        answer = await self.coordinator.join(group_id, request)
+        if answer.error is ErrorCode.MEMBER_ID_REQUIRED:
+            return await self.join(answer.member_id, group_id, **options)
+        return answer
+
+    async def sync(
+        self, member_id: str, generation: int, group_id: str = "g", **assignments: bytes
+    ) -> SyncAnswer:
+        request = SyncRequested(0, member_id, None, generation, None, None, assignments)
+        return await self.coordinator.sync(group_id, request)
+
+    async def stable(self, group_id: str = "g", **options: object) -> str:
+        answer = await self.join(group_id=group_id, **options)
+        assert answer.error is ErrorCode.NONE
+        request = SyncRequested(
+            0, answer.member_id, None, answer.generation, None, None, {answer.member_id: b"a"}
+        )
+        synced = await self.coordinator.sync(group_id, request)
+        assert synced.assignment == b"a"
+        return answer.member_id
+
+    def heartbeat(self, member_id: str, generation: int = 1, group_id: str = "g") -> ErrorCode:
+        request = HeartbeatReceived(0, member_id, None, generation)
+        return self.coordinator.heartbeat(group_id, request)
+
+    async def commit(
+        self,
+        offset: int = 5,
+        *,
+        group_id: str = "g",
+        member_id: str = "",
+        generation: int = -1,
+        key: tuple[str, int] = KEY,
+        expire_timestamp_ms: int = -1,
+    ) -> ErrorCode:
+        value = CommittedOffset(offset, -1, "", self.clock.wall_ms(), expire_timestamp_ms)
+        request = CommitRequested(0, member_id, None, generation)
+        return await self.coordinator.commit(group_id, request, {key: value})
+
+    def offsets(self, group_id: str = "g") -> dict[tuple[str, int], int]:
+        error, offsets = self.coordinator.offsets(group_id)
+        assert error is ErrorCode.NONE
+        return {key: value.offset for key, value in offsets.items()}
+
+    def state(self, group_id: str = "g") -> object:
+        return self.coordinator.describe(group_id)[1]

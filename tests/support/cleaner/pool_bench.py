@@ -1,0 +1,101 @@
+"""A started pool in virtual time, with workers and a broker that do as the test says."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cleaner import states as s
+from cleaner.job import CleanJob
+from cleaner.scheduler.clean_attempt import PoolLimits
+from cleaner.scheduler.cleaner_pool import CleanerPool
+from cleaner.workers.worker_pool import WorkerPoolLimits
+from config.settings import CleanerSettings
+from storage.model import TopicPartition
+from tests.support.cleaner.cleaner_fakes import FakeHost, FakeLink, FakeWorkerPool, until
+from tests.support.cleaner.log_facts import even, facts
+from tests.support.storage.memory_env import MemoryEnv
+from tests.support.virtual_loop import run_virtually
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+SETTINGS = CleanerSettings(
+    workers=1,
+    backoff_ms=1000,
+    retry_backoff_ms=10_000,
+    retry_backoff_max_ms=60_000,
+    read_bytes_per_second=None,
+)
+LIMITS = PoolLimits(
+    abort=5.0,
+    stall=30.0,
+    workers=WorkerPoolLimits(start=20, kill=1, stop=4, respawn=0.5, respawn_max=8),
+)
+
+
+@dataclass
+class Bench:
+    pool: CleanerPool
+    host: FakeHost
+    crew: FakeWorkerPool
+    env: MemoryEnv
+
+    @property
+    def link(self) -> FakeLink:
+        return self.crew.links[-1]
+
+    def state(self, partition: TopicPartition = T0) -> s.State:
+        return self.pool.registry.state(partition)
+
+    def dirty(self, partition: TopicPartition = T0, count: int = 4, **changes: Any) -> None:
+        log = facts(even(count), partition=partition, data_directory="/data", **changes)
+        self.host.add(log)
+        self.env.mkdir(log.directory)
+
+    def change(self, partition: TopicPartition = T0, **changes: Any) -> None:
+        self.host.add(replace(self.host.logs[partition], **changes))
+
+    def leave_file(self, partition: TopicPartition, run_id: str) -> str:
+        path = f"/data/{partition}/{0:020}.log.{run_id}.cleaned"
+        self.env.open(path, create=True, write=True).close()
+        return path
+
+
+def on_the_bench(
+    scenario: Callable[[Bench], Coroutine[Any, Any, None]],
+    settings: CleanerSettings = SETTINGS,
+    fake_crew: FakeWorkerPool | None = None,
+    before: Bench | None = None,
+) -> Bench:
+    """Run a scenario against a started pool; afterwards it stops and nothing is left over.
+
+    `before`: the same broker, started again.
+    """
+    used = fake_crew or FakeWorkerPool()
+    host, env = (FakeHost(), MemoryEnv(1)) if before is None else (before.host, before.env)
+
+    async def main() -> Bench:
+        pool = CleanerPool(host, settings, env, spawn=used, limits=LIMITS)
+        bench = Bench(pool, host, used, env)
+        await pool.start()
+        try:
+            await asyncio.wait_for(scenario(bench), 5000)
+            pool.registry.validate()
+        finally:
+            await asyncio.wait_for(pool.stop(), 60)
+        assert not pool._control._waiting
+        assert all(link.closed for link in used.links)
+        return bench
+
+    return run_virtually(main())
+
+
+async def until_job(b: Bench) -> CleanJob:
+    """The job that the youngest worker has or gets."""
+    await until(lambda: b.crew.links)
+    return await b.link.job()
+
+
+async def hold(b: Bench, partition: TopicPartition) -> None:
+    async with b.pool.paused(partition):
+        assert isinstance(b.state(partition), s.Paused)
+        assert partition not in b.host.publishing

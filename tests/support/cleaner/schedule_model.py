@@ -1,0 +1,341 @@
+"""A model of a loaded broker for the scheduling rules: partitions, workers and time, no files.
+
+Decisions are those of the product (cleaner/planning/order.py, cleaner/scheduler/wait_times.py);
+what is modelled is the load. Partitions grow at their own rates, are cleaned at a rate that all
+workers share, are requested, paused and aborted at random, and the wall clock jumps. Time goes in
+steps to the next event. The same seed gives the same history.
+"""
+
+import random
+from bisect import bisect_left, insort
+from collections import Counter
+from dataclasses import dataclass, field
+from operator import itemgetter
+
+from cleaner.planning.dirty_section import DirtySection
+from cleaner.planning.findings import Finding, Reason
+from cleaner.planning.order import (
+    HEAD_START_MAX_MS,
+    Candidate,
+    Lane,
+    RunningJob,
+    StartKey,
+    candidate_of,
+    choose,
+    is_long,
+    start_key,
+)
+from cleaner.planning.plan import Verdict
+from cleaner.scheduler.wait_times import WaitingTimes
+from storage.model import TopicPartition
+
+SCAN_MS = 60_000
+LANE_START_MS = 1_000
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class ModelPartition:
+    """One partition. Bytes are kept as floats: it grows all the time."""
+
+    partition: TopicPartition
+    clean_bytes: float
+    bytes_per_second: float
+    lag_ms: int
+    survives: float  # share of the dirty bytes that a clean leaves
+    limit: int | None = None
+    is_aborted_often: bool = False
+    dirty_bytes: float = 0.0
+    dirty_since_ms: int | None = None
+    is_paused: bool = False
+    is_requested: bool = False
+    is_running: bool = False
+    cleans: int = 0
+    grown_ms: int = 0  # it has grown until then
+
+    def grow(self, now_ms: int) -> None:
+        """Let time pass."""
+        if self.bytes_per_second > 0 and now_ms > self.grown_ms:
+            self.dirty_bytes += self.bytes_per_second * (now_ms - self.grown_ms) / 1000
+            if self.dirty_since_ms is None:
+                self.dirty_since_ms = self.grown_ms
+        self.grown_ms = now_ms
+
+    def verdict(self, now_ms: int, clock_ms: int) -> Verdict:
+        """What a scan finds. `clock_ms` is how far the wall clock has jumped."""
+        self.grow(now_ms)
+        wall_ms = now_ms + clock_ms
+        deadline_ms = None if self.dirty_since_ms is None else self.dirty_since_ms + self.lag_ms
+        dirty, clean = int(self.dirty_bytes), int(self.clean_bytes)
+        section = DirtySection(0, 1, Reason.ACTIVE_SEGMENT, clean, dirty, deadline_ms, 0)
+        findings = []
+        if self.is_running:
+            findings.append(Finding(Reason.IN_PROGRESS, True))
+        if self.is_paused:
+            findings.append(Finding(Reason.PAUSED, True))
+        is_late = deadline_ms is not None and deadline_ms < wall_ms
+        if dirty == 0 or not (is_late or self.is_requested or section.ratio > 0.5):
+            findings.append(Finding(Reason.RATIO, True))
+        return Verdict(
+            self.partition,
+            tuple(findings),
+            section,
+            run_now=self.is_requested and dirty > 0,
+            bytes_per_second_max=self.limit,
+        )
+
+
+@dataclass(slots=True)
+class Job:
+    """A job under way."""
+
+    candidate: Candidate
+    model: ModelPartition
+    lane: Lane
+    begun_ms: int
+    input_bytes: int
+    left_bytes: float
+    abort_at_ms: int | None
+
+
+@dataclass
+class Wait:
+    """One candidate's wait, as it is seen from outside."""
+
+    since_ms: int
+    is_small: bool
+    overtaken_by: Counter[TopicPartition] = field(default_factory=Counter)
+
+
+class ScheduleModel:
+    """Runs the load and checks the promises at each start."""
+
+    def __init__(
+        self,
+        seed: int,
+        partitions: list[ModelPartition],
+        *,
+        workers: int = 1,
+        bytes_per_second: float = 64.0 * MIB,
+        request_every_ms: int | None = None,
+        pause_every_ms: int | None = None,
+        jump_every_ms: int | None = None,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.partitions = {partition.partition: partition for partition in partitions}
+        self.now_ms = 0
+        self.clock_ms = 0
+        self.jobs: list[Job] = []
+        self.waits: dict[TopicPartition, Wait] = {}
+        self.requests: dict[TopicPartition, int] = {}
+        self.longest_ms: Counter[str] = Counter()
+        self.starts: Counter[str] = Counter()
+        self._workers = workers
+        self._bytes_per_second = bytes_per_second
+        self._waiting = WaitingTimes()
+        self._changed = True
+        self._old: set[TopicPartition] = set()  # who has waited for the longest head start
+        self._row = 0
+        self._lanes: dict[Lane, int] = {}  # ready from; once started a worker stays
+        self._lane_ready_ms = 1 << 62
+        self._verdicts: dict[TopicPartition, Verdict] = {}
+        self._ranked: dict[tuple[bool, bool, bool], list[tuple[StartKey, Candidate]]] = {}
+        self._places: dict[TopicPartition, tuple[list[tuple[StartKey, Candidate]], StartKey]] = {}
+        every = {"request": request_every_ms, "pause": pause_every_ms, "jump": jump_every_ms}
+        self._every = {kind: ms for kind, ms in every.items() if ms is not None}
+        self._due = dict(self._every)
+
+    def run(self, hours: float) -> None:
+        """Let time pass."""
+        end_ms = self.now_ms + int(hours * 3_600_000)
+        scan_ms = self.now_ms
+        while self.now_ms < end_ms:
+            if self.now_ms >= scan_ms:
+                self._scan()
+                scan_ms = self.now_ms + SCAN_MS
+            if self._changed:
+                self._changed = False
+                self._start()
+            self._advance(min([scan_ms, self._lane_ready_ms, *self._due.values(), *self._ends()]))
+            self._changed |= self.now_ms >= self._lane_ready_ms
+
+    def _ends(self) -> list[int]:
+        share = self._share()
+        ends = [job.abort_at_ms for job in self.jobs if job.abort_at_ms is not None]
+        return ends + [
+            self.now_ms + 1 + int(1000 * job.left_bytes / min(share, job.model.limit or share))
+            for job in self.jobs
+        ]
+
+    def _share(self) -> float:
+        return self._bytes_per_second / max(1, len(self.jobs))
+
+    def _advance(self, to_ms: int) -> None:
+        passed = max(1, to_ms - self.now_ms)
+        share = self._share()
+        self.now_ms += passed
+        for job in list(self.jobs):
+            job.left_bytes -= min(share, job.model.limit or share) * passed / 1000
+            if job.left_bytes <= 0:
+                self._end(job, finished=True)
+            elif job.abort_at_ms is not None and job.abort_at_ms <= self.now_ms:
+                self._end(job, finished=False)
+        for kind, due_ms in self._due.items():
+            if due_ms <= self.now_ms:
+                self._due[kind] = self.now_ms + self._every[kind]
+                getattr(self, f"_{kind}")()
+
+    def _end(self, job: Job, *, finished: bool) -> None:
+        model = job.model
+        self.jobs.remove(job)
+        model.is_running = False
+        if finished:
+            model.cleans += 1
+            model.grow(self.now_ms)
+            model.clean_bytes = model.clean_bytes * 0.98 + model.dirty_bytes * model.survives
+            model.dirty_bytes, model.dirty_since_ms = 0.0, None
+            if model.is_requested:
+                model.is_requested = False
+                self.requests.pop(model.partition, None)
+        self._judge(model)
+
+    def _scan(self) -> None:
+        for model in self.partitions.values():
+            self._judge(model)
+        self._changed = True  # a job may have become a long one
+        self._old = {
+            partition
+            for partition, wait in self.waits.items()
+            if self.now_ms - wait.since_ms > HEAD_START_MAX_MS
+        }
+
+    def _judge(self, model: ModelPartition) -> None:
+        self._changed = True
+        verdict = model.verdict(self.now_ms, self.clock_ms)
+        self._waiting.observe(verdict, self.now_ms)
+        self._unrank(model.partition)
+        if verdict.to_clean:
+            self._rank(verdict)
+            if model.partition not in self.waits:
+                self.waits[model.partition] = Wait(self.now_ms, candidate_of(verdict).is_small)
+        elif not model.is_paused:
+            self.waits.pop(model.partition, None)
+
+    def _rank(self, verdict: Verdict) -> None:
+        partition, candidate = verdict.partition, candidate_of(verdict)
+        since_ms = self._waiting.since_ms(partition)
+        assert since_ms is not None
+        key = start_key(verdict, since_ms, self.now_ms + self.clock_ms)
+        kind = (candidate.is_requested, candidate.is_small, candidate.is_limited)
+        entries = self._ranked.setdefault(kind, [])
+        insort(entries, (key, candidate), key=itemgetter(0))
+        self._verdicts[partition] = verdict
+        self._places[partition] = (entries, key)
+
+    def _unrank(self, partition: TopicPartition) -> None:
+        if self._verdicts.pop(partition, None) is not None:
+            entries, key = self._places.pop(partition)
+            at = bisect_left(entries, key, key=itemgetter(0))
+            assert entries[at][1].partition == partition
+            del entries[at]
+
+    # What happens to partitions ------------------------------------------------------------
+
+    def _request(self) -> None:
+        model = self.random.choice(list(self.partitions.values()))
+        if model.dirty_bytes > 0 and not model.is_paused:
+            model.is_requested = True
+            self.requests.setdefault(model.partition, self.now_ms)
+            self._judge(model)
+
+    def _pause(self) -> None:
+        model = self.random.choice(list(self.partitions.values()))
+        model.is_paused = not model.is_paused
+        for job in self.jobs:
+            if job.model is model and model.is_paused:
+                self._end(job, finished=False)
+                break
+        self._judge(model)
+
+    def _jump(self) -> None:
+        self.clock_ms += self.random.choice([-1, 1]) * self.random.randrange(10**11)
+
+    # Starting --------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        # The first few of each kind: the choice looks at no others.
+        firsts = [entry for kind in self._ranked.values() for entry in kind[: self._workers + 2]]
+        queue = [candidate for _, candidate in sorted(firsts, key=itemgetter(0))]
+        busy = Counter(job.lane for job in self.jobs)
+        idle = {Lane.REGULAR: self._workers - busy[Lane.REGULAR]}
+        for lane, ready_ms in self._lanes.items():
+            idle[lane] = int(ready_ms <= self.now_ms and not busy[lane])
+        running = [
+            RunningJob(job.lane, is_long(job.input_bytes, self.now_ms - job.begun_ms))
+            for job in self.jobs
+        ]
+        choice = choose(queue, idle, running, self._row)
+        self._row = choice.requests_in_a_row
+        for candidate, lane in choice.starts:
+            self._begin(candidate, lane)
+        unlimited = [
+            candidate
+            for candidate in queue
+            if not candidate.is_limited and not self._is_running(candidate)
+        ]
+        assert not unlimited or idle[Lane.REGULAR] == sum(
+            start.lane is Lane.REGULAR for start in choice.starts
+        ), "a regular worker is idle while a candidate waits"
+        for lane in choice.needed - self._lanes.keys():
+            self._lanes[lane] = self.now_ms + LANE_START_MS
+        self._lane_ready_ms = min(
+            (ready for ready in self._lanes.values() if ready > self.now_ms), default=1 << 62
+        )
+
+    def _is_running(self, candidate: Candidate) -> bool:
+        return self.partitions[candidate.partition].is_running
+
+    def _begin(self, candidate: Candidate, lane: Lane) -> None:
+        partition = candidate.partition
+        model, verdict = self.partitions[partition], self._verdicts[partition]
+        self._unrank(partition)
+        assert not model.is_running
+        wait = self.waits.pop(partition)
+        self._check(candidate, lane, wait)
+        kind = "small partition" if candidate.is_small else "large partition"
+        for name in (lane.value, kind):
+            self.longest_ms[name] = max(self.longest_ms[name], self.now_ms - wait.since_ms)
+            self.starts[name] += 1
+        if partition in self.requests:
+            asked_ms = self.now_ms - self.requests[partition]
+            self.longest_ms["request"] = max(self.longest_ms["request"], asked_ms)
+        self._waiting.started(partition)
+        model.is_running = True
+        aborts = model.is_aborted_often
+        self.jobs.append(
+            Job(
+                candidate,
+                model,
+                lane,
+                self.now_ms,
+                verdict.input_bytes,
+                float(verdict.input_bytes) + verdict.input_bytes / 2,
+                self.now_ms + self.random.randrange(1, 5000) if aborts else None,
+            )
+        )
+
+    def _check(self, candidate: Candidate, lane: Lane, wait: Wait) -> None:
+        """The bound of decision 0024, at a start in the regular lane that nobody requested."""
+        if lane is not Lane.REGULAR or candidate.is_requested:
+            return
+        for partition in self._old & self._verdicts.keys() & self.waits.keys():
+            other = self.waits[partition]
+            if (
+                partition == candidate.partition
+                or candidate_of(self._verdicts[partition]).is_limited
+            ):
+                continue
+            if self.now_ms - other.since_ms > HEAD_START_MAX_MS:
+                other.overtaken_by[candidate.partition] += 1
+                times = other.overtaken_by[candidate.partition]
+                assert times == 1, f"{partition} is overtaken again by {candidate.partition}"

@@ -1,0 +1,642 @@
+"""Every file that a start reads, damaged in every way: what comes of it, found by trying.
+
+`python -m tests.support.storage.damaged_files` writes the tables of docs/damaged-files.md anew. The
+test compares them with what the code does, and checks what must hold whatever the table says.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+from crc32c import crc32c
+from structlog.testing import capture_logs
+
+from broker.leases.lease_folder import (
+    LEASE_MAGIC,
+    LEASE_NAME,
+    LEASE_VERSION,
+    LeaseRecord,
+    read_lease,
+)
+from cleaner import typed_json
+from cleaner.planning.cleaner_state import PartitionCleanerState
+from cleaner.remote_compaction import PartitionPlan, Purpose
+from cleaner.scheduler.cleaner_state_store import MEMORY_NAME, _load, encode_cleaner_state
+from cleaner.scheduler.history import HISTORY_NAME, JobRecord, encode_record
+from config.loader import ConfigFileError
+from config.loader import load as load_settings
+from config.token import TokenFileError, read_token
+from storage.directory.cluster_metadata import FILE_NAME, TopicEntry
+from storage.errors import CorruptBatchError, DamagedSegmentError, InvalidViewError, StorageError
+from storage.format import filenames, sealed_json
+from storage.format.batch import (
+    ControlType,
+    build_batch,
+    decode_records,
+    marker_record,
+    verify_crc,
+    walk_headers,
+)
+from storage.log.log import Log, index_limits
+from storage.manager.log_manager import LogManager, OpenReport
+from storage.model import TopicPartition
+from storage.segments.swap import JOURNAL_PREFIX, execute_swap
+from storage.view.deleted_keys import DELETED_KEYS_MAGIC, DELETED_KEYS_NAME
+from storage.view.ledger import check_deleted_keys, open_ledger
+from storage.view.manifest import (
+    MANIFEST_NAME,
+    VIEW_FOLDER,
+    DeletedKeys,
+    LedgerSegment,
+    ViewManifest,
+    decode_manifest,
+    encode_manifest,
+)
+from tests.support.cleaner.cleaner_jobs import job as job_of
+from tests.support.storage.logs import (
+    FOLDER,
+    HOME,
+    NOW_MS,
+    PARTITION,
+    SMALL,
+    TOPIC_ID,
+    append,
+    append_batch,
+    batch_of,
+    cleaned,
+    fill,
+    value_at,
+)
+from tests.support.storage.memory_env import MemoryEnv
+from tests.support.storage.swaps import put
+
+PAGE: Final = Path(__file__).parents[3] / "docs" / "damaged-files.md"
+Files = Mapping[str, bytes]  # path -> content; a folder in a file's place is FOLDER_HERE
+FOLDER_HERE: Final = b"\0a folder"
+ORDERLY, KILLED = "after an orderly stop", "after a kill"
+
+# --- damages ------------------------------------------------------------------------------------
+
+
+def flipped(data: bytes) -> bytes:
+    """One bit, in the middle."""
+    at = len(data) // 2
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def of_another_version(name: str, data: bytes) -> bytes | None:
+    """The same content in a format of version 9; None for a format that has no version."""
+    if name.endswith((filenames.INDEX, filenames.TIME_INDEX)):
+        return None
+    if name.endswith(filenames.LOG):
+        return data[:16] + b"\x09" + data[17:]  # the magic byte of the first batch
+    if name.endswith(filenames.TXN_INDEX):
+        return b"\0\x09" + data[2:]
+    if name.endswith(filenames.SNAPSHOT):
+        body = data[6:]  # version int16, CRC-32C of what is behind it
+        return b"\0\x09" + crc32c(body).to_bytes(4, "big") + body
+    if data.startswith(DELETED_KEYS_MAGIC):
+        return data.replace(b" 1\n", b" 9\n", 1)
+    if data.startswith(b"varve-"):
+        magic, _, size, _ = data.partition(b"\n")[0].split(b" ")
+        start = magic + b" 9 " + size + b" "
+        body = data.partition(b"\n")[2]
+        return start + f"{crc32c(body, crc32c(start)):08x}\n".encode() + body
+    return re.sub(rb"(^|version[=:] ?|\"version\": )[01]", rb"\g<1>9", data, count=1)
+
+
+DAMAGES: Final[dict[str, Callable[[str, bytes], bytes | None]]] = {
+    "missing": lambda _, data: None,
+    "empty": lambda _, data: b"",
+    "cut in half": lambda _, data: data[: len(data) // 2],
+    "zeroed": lambda _, data: bytes(len(data)),
+    "one bit flipped": lambda _, data: flipped(data),
+    "a folder": lambda _, data: FOLDER_HERE,
+    "version 9": of_another_version,
+}
+
+
+def damaged(files: Files, path: str, how: str) -> Files | None:
+    """The files with one of them damaged; None where there is nothing to be done."""
+    content = DAMAGES[how](path, files[path])
+    if content == files[path] or (content is None and how != "missing"):
+        return None
+    others = {name: data for name, data in files.items() if name != path}
+    return others if content is None else {**others, path: content}
+
+
+# --- a data directory ---------------------------------------------------------------------------
+
+
+def files_of(env: MemoryEnv, folder: str = HOME) -> dict[str, bytes]:
+    results: dict[str, bytes] = {}
+    for name in env.listdir(folder):
+        path = f"{folder}/{name}"
+        if env.is_dir(path):
+            results |= files_of(env, path)
+        elif name != filenames.LOCK:
+            results[path] = env.read_file(path)
+    return results
+
+
+def disk_of(files: Files) -> MemoryEnv:
+    env = MemoryEnv(seed=5)
+    for path, data in files.items():
+        env.mkdir(path.rpartition("/")[0])
+        if data == FOLDER_HERE:
+            env.mkdir(f"{path}/something")
+        else:
+            put(env, path, data)
+    env.settle()
+    return env
+
+
+@dataclass(frozen=True)
+class World:
+    """A data directory as it was left, and what a client could read in it."""
+
+    files: Files
+    records: Mapping[int, bytes]  # offset -> value of what a reader must get
+    end_offset: int
+    start_offset: int
+    aborted: tuple[tuple[int, int], ...]  # (producer id, first offset): hidden from read_committed
+
+
+def aborted_in(log: Log) -> tuple[tuple[int, int], ...]:
+    entries = log.aborted_transactions(0, log.log_end_offset)
+    return tuple((entry.producer_id, entry.first_offset) for entry in entries)
+
+
+def transaction(log: Log, producer_id: int, kind: ControlType) -> None:
+    data = batch_of(b"t", producer_id=producer_id, producer_epoch=0, base_sequence=0, attributes=16)
+    append_batch(log, data, in_transaction=True)
+    marker = [marker_record(kind, 0, NOW_MS)]
+    append_batch(
+        log, build_batch(marker, producer_id=producer_id, producer_epoch=0, attributes=0x30)
+    )
+
+
+def _opened(env: MemoryEnv) -> tuple[LogManager, OpenReport]:
+    manager = LogManager(env, [HOME])
+    return manager, manager.open(lambda _: SMALL)
+
+
+@cache
+def world(how: str) -> World:
+    """Ten segments of one partition; of the last ones the recovery point says nothing."""
+    env = MemoryEnv(seed=5)
+    manager, _ = _opened(env)
+    log = manager.create(PARTITION, TOPIC_ID, SMALL)
+    entry = TopicEntry(TOPIC_ID, {0: manager.directory_id_of(PARTITION)})
+    manager.save_metadata(manager.metadata.with_topic(PARTITION.topic, entry))
+    fill(log, 12)
+    transaction(log, 1, ControlType.COMMIT)
+    transaction(log, 2, ControlType.ABORT)
+    fill(log, 12)
+    log.flush()
+    log.delete_records(2)
+    manager.set_cleaner_offset(PARTITION, 10)
+    manager.checkpoint()
+    fill(log, 13)
+    files = files_of(env)
+    result = World(files, readable(log), log.log_end_offset, log.log_start_offset, aborted_in(log))
+    if how == KILLED:
+        return result
+    manager.close()
+    return replace(result, files=files_of(env))
+
+
+@cache
+def world_in_a_swap() -> World:
+    """Killed while sources were deleted: the merged segment is in place of the first of them."""
+    env = disk_of(world(ORDERLY).files)
+    manager, _ = _opened(env)
+    log = manager.logs[PARTITION]
+    sources = [facts.base_offset for facts in log.segment_facts()][4:7]
+    records = readable(log)
+    inside = [record for record in records if sources[0] <= record < sources[-1] + 5]
+    plan = cleaned(env, log, sources, [item for item in inside if item % 2])
+    log.pin(sources)
+    fault = env.fail_on(lambda operation, _: operation == "unlink", OSError(5, "killed"))
+    try:
+        execute_swap(env, plan)
+    except OSError:
+        fault.remove()
+    files = files_of(env)
+    in_first = range(sources[0], sources[1])
+    records = {item: value for item, value in records.items() if item not in in_first or item % 2}
+    return World(files, records, log.log_end_offset, log.log_start_offset, aborted_in(log))
+
+
+def readable(log: Log) -> dict[int, bytes]:
+    """Offset -> value of all data records that a client gets, which checks the CRC of a batch."""
+    results: dict[int, bytes] = {}
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        try:
+            data = log.read(offset, 1, end_offset=log.high_watermark).read()
+        except DamagedSegmentError:
+            offset += 1
+            continue
+        if not data:
+            break
+        for position, header in walk_headers(data):
+            offset = max(offset + 1, header.next_offset)
+            if header.is_control or not verify_crc(data, position, header):
+                continue
+            try:
+                records = decode_records(data, header, position)
+            except CorruptBatchError:
+                continue
+            results |= {record.offset: record.value or b"" for record in records}
+    return results
+
+
+# --- outcomes -----------------------------------------------------------------------------------
+
+SERVED: Final = "served"
+LOGGED: Final = "served, logged"
+ADOPTED: Final = "adopted again"
+UNREADABLE: Final = "served but for damaged records"
+CUT: Final = "tail cut"
+ABORTED_SHOWN: Final = "aborted records are shown"
+REAPPEARS: Final = "deleted records are back"
+PARTITION_OFFLINE: Final = "partition offline"
+DIRECTORY_OFFLINE: Final = "directory offline"
+REFUSED: Final = "start refused"
+
+
+class BrokenRuleError(Exception):
+    """What must hold of any start does not."""
+
+
+def outcome_of(before: World, files: Files, path: str) -> str:
+    """Start on these files, of which `path` was damaged. Raises BrokenRuleError."""
+    env = disk_of(files)
+    logs = {name: data for name, data in files.items() if name.endswith(filenames.LOG)}
+    name = path.rpartition("/")[2]
+    try:
+        manager, report = _opened(env)
+    except (StorageError, OSError) as error:
+        if name not in str(error):
+            raise BrokenRuleError(f"the refusal does not name {name}: {error}") from error
+        if any(env.read_file(item) != data for item, data in logs.items() if data != FOLDER_HERE):
+            raise BrokenRuleError("a refused start changed a log file") from error
+        return REFUSED
+    if report.offline_directories:
+        return DIRECTORY_OFFLINE
+    if report.offline:
+        if name not in report.offline[PARTITION]:
+            raise BrokenRuleError(f"the reason does not name {name}: {report.offline}")
+        return PARTITION_OFFLINE
+    log = manager.logs[PARTITION]
+    outcome = _compare(before, log, report, is_log=name.endswith(filenames.LOG))
+    is_reported = bool(report.notes or report.directory_notes)
+    if outcome == CUT and not is_reported and files.get(path):
+        raise BrokenRuleError("a cut was not logged")
+    _check_that_it_goes_on(manager, env, before)
+    return outcome
+
+
+def _compare(before: World, log: Log, report: OpenReport, *, is_log: bool) -> str:
+    results = readable(log)
+    missing = before.records.keys() - results.keys()
+    changed = [item for item in results if before.records.get(item, results[item]) != results[item]]
+    is_reported = bool(report.notes or report.directory_notes)
+    if changed or (missing and not is_log):
+        raise BrokenRuleError(f"missing {sorted(missing)}, changed {changed}")
+    if log.log_end_offset < before.end_offset:
+        return CUT
+    if missing:
+        return UNREADABLE
+    if aborted_in(log) != before.aborted:
+        return ABORTED_SHOWN
+    if log.log_start_offset < before.start_offset:
+        return f"{REAPPEARS}, logged" if is_reported else REAPPEARS
+    if report.adopted:
+        return ADOPTED
+    return LOGGED if is_reported else SERVED
+
+
+def _check_that_it_goes_on(manager: LogManager, env: MemoryEnv, before: World) -> None:
+    """Appending goes on at the end, and the next start has nothing left to mend."""
+    log = manager.logs[PARTITION]
+    end = log.log_end_offset
+    if append(log, value_at(end)).first_offset != end:
+        raise BrokenRuleError("an append was not put at the end")
+    log.roll(NOW_MS)
+    manager.checkpoint()
+    manager.close()
+    readable_before = readable(log)
+    again, report = _opened(env)
+    # Damage below the recovery point stays as it is, and is told at each start that meets it.
+    fresh = [note for note in report.notes if "damage" not in note[1] and "cannot" not in note[1]]
+    if report.directory_notes or report.offline or report.adopted:
+        raise BrokenRuleError(f"a second start mends again: {list(report.lines())} {fresh}")
+    if readable(again.logs[PARTITION]).items() < readable_before.items():
+        raise BrokenRuleError("a second start lost records")
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def segment_files(kind: str, files: Files) -> list[str]:
+    return sorted(path for path in files if path.startswith(FOLDER) and path.endswith(kind))
+
+
+def targets(value: World) -> dict[str, str]:
+    """Rows: what is damaged, and its path."""
+    files = value.files
+    logs = segment_files(filenames.LOG, files)
+    bases = [int(path.rpartition("/")[2][:20]) for path in logs]
+    flushed = 28  # see `world`
+    active = logs[-1]
+    unflushed = next(p for p, base in zip(logs, bases, strict=True) if base >= flushed)
+    rows = {
+        "`.log`, flushed": logs[1],
+        "`.log`, closed and not flushed": unflushed,
+        "`.log`, the last": active,
+        "`.index`": segment_files(filenames.INDEX, files)[1],
+        "`.index`, the last": segment_files(filenames.INDEX, files)[-1],
+        "`.timeindex`": segment_files(filenames.TIME_INDEX, files)[1],
+        "`.timeindex`, the last": segment_files(filenames.TIME_INDEX, files)[-1],
+        "`.txnindex`": segment_files(filenames.TXN_INDEX, files)[0],
+        "`.snapshot`": segment_files(filenames.SNAPSHOT, files)[-1],
+    }
+    for name in (filenames.LEADER_EPOCH_CHECKPOINT, filenames.PARTITION_METADATA):
+        rows[f"`{name}`"] = f"{FOLDER}/{name}"
+    for name in (
+        filenames.RECOVERY_POINT_CHECKPOINT,
+        filenames.LOG_START_CHECKPOINT,
+        filenames.CLEANER_CHECKPOINT,
+        filenames.REPLICATION_CHECKPOINT,
+        filenames.META_PROPERTIES,
+        filenames.CLEAN_SHUTDOWN,
+        FILE_NAME,
+    ):
+        rows[f"`{name}`"] = f"{HOME}/{name}"
+    return {row: path for row, path in rows.items() if path in files}
+
+
+def swap_targets(value: World) -> dict[str, str]:
+    journal = next(path for path in value.files if f"/{JOURNAL_PREFIX}" in path)
+    return {"swap journal": journal}
+
+
+def cases() -> Iterator[tuple[str, str, str, World, str]]:
+    """(row, damage, kind of stop, world, path) of every case."""
+    for stop, result, rows in (
+        (ORDERLY, world(ORDERLY), targets(world(ORDERLY))),
+        (KILLED, world(KILLED), targets(world(KILLED))),
+        (KILLED, world_in_a_swap(), swap_targets(world_in_a_swap())),
+    ):
+        for row, path in rows.items():
+            for how in DAMAGES:
+                if damaged(result.files, path, how) is not None:
+                    yield row, how, stop, result, path
+
+
+def start_outcomes() -> dict[tuple[str, str, str], str]:
+    """Every case of the first table tried. Raises BrokenRuleError, with the case in its notes."""
+    outcomes = {}
+    for row, how, stop, result, path in cases():
+        files = damaged(result.files, path, how)
+        assert files is not None
+        try:
+            outcomes[row, how, stop] = outcome_of(result, files, path)
+        except BaseException as error:
+            error.add_note(f"{row}, {how}, {stop}")
+            raise
+    return outcomes
+
+
+# --- files that are read by themselves -----------------------------------------------------------
+
+NOTHING_LOST: Final = "as before"
+FORGOTTEN: Final = "forgotten, logged"
+SOME_FORGOTTEN: Final = "some lines passed over, logged"
+NONE_YET: Final = "as if there had been none"
+VIEW_OFFLINE: Final = "view not served, logged"
+RUN_ENDED: Final = "run ended and swept"
+RUNNING: Final = "run goes on"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file that one function reads, and what comes of reading it."""
+
+    row: str
+    files: Files
+    path: str
+    read: Callable[[MemoryEnv], str]
+
+
+def parts() -> Iterator[Part]:
+    yield from _cleaner_parts()
+    yield from _view_parts()
+    folder = f"{FOLDER}/varve.offline/run-1"
+    plan = PartitionPlan(job_of(), TOPIC_ID, 100)
+    lease = LeaseRecord("run-1", "t", Purpose.COMPACT, NOW_MS, 60, bytes(32), plan, 1, 9, 0, (1, 2))
+    data = sealed_json.seal_body(LEASE_MAGIC, LEASE_VERSION, typed_json.dumps(lease))
+    path = f"{folder}/{LEASE_NAME}"
+    yield Part("lease of an offline run", {path: data}, path, lambda env: _read_lease(env, folder))
+
+
+def _read_lease(env: MemoryEnv, folder: str) -> str:
+    return RUN_ENDED if isinstance(read_lease(env, folder), str) else RUNNING
+
+
+def _cleaner_parts() -> Iterator[Part]:
+    path = f"{HOME}/{MEMORY_NAME}"
+    cleaner_states = {PARTITION: PartitionCleanerState(first_seen_ms=NOW_MS)}
+    data = encode_cleaner_state(cleaner_states)
+    yield Part(
+        f"`{MEMORY_NAME}`", {path: data}, path, lambda env: _read_memory(env, cleaner_states)
+    )
+    path = f"{HOME}/{HISTORY_NAME}"
+    records = [JobRecord(PARTITION, f"run-{n}", n, n + 1, "finished") for n in range(4)]
+    data = b"".join(map(encode_record, records))
+    yield Part(f"`{HISTORY_NAME}`", {path: data}, path, lambda env: _read_history(env, records))
+
+
+def _read_memory(env: MemoryEnv, before: Mapping[TopicPartition, PartitionCleanerState]) -> str:
+    with capture_logs() as lines:
+        entries, _ = _load(env, HOME)
+    if entries:
+        return NOTHING_LOST if entries == before else f"changed: {entries}"
+    return FORGOTTEN if lines else NONE_YET
+
+
+def _read_history(env: MemoryEnv, before: list[JobRecord]) -> str:
+    with capture_logs() as lines:
+        _, records = _load(env, HOME)
+    if any(record not in before for record in records):
+        return "a record is changed"  # a line carries no checksum; the history is for people
+    if len(records) == len(before):
+        return NOTHING_LOST
+    if not lines:
+        return NONE_YET if not records else "some lines lost"
+    return SOME_FORGOTTEN if records else FORGOTTEN
+
+
+def _view_parts() -> Iterator[Part]:
+    log_path = next(path for path in sorted(world(ORDERLY).files) if path.endswith(filenames.LOG))
+    base = log_path.removesuffix(filenames.LOG)
+    run = f"{FOLDER}/{VIEW_FOLDER}/run-1"
+    kinds = (filenames.LOG, filenames.INDEX, filenames.TIME_INDEX)
+    files = {
+        f"{run}/{base.rpartition('/')[2]}{kind}": world(ORDERLY).files[base + kind]
+        for kind in kinds
+    }
+    keys = DELETED_KEYS_MAGIC + bytes(16) + bytes(range(40))
+    files[f"{run}/{DELETED_KEYS_NAME}"] = keys
+    content = files[f"{run}/{log_path.rpartition('/')[2]}"]
+    segment = LedgerSegment(0, 5, len(content), crc32c(content))
+    deleted = DeletedKeys(len(keys), crc32c(keys))
+    manifest = ViewManifest(
+        TOPIC_ID, "run-1", 5, (segment,), 5, NOW_MS, "keep", "timestamp", deleted=deleted
+    )
+    path = f"{FOLDER}/{VIEW_FOLDER}/{MANIFEST_NAME}"
+    files[path] = encode_manifest(manifest)
+    yield Part("view `manifest`", files, path, _read_view)
+    for kind in kinds:
+        path = f"{run}/{log_path.rpartition('/')[2].removesuffix(filenames.LOG)}{kind}"
+        yield Part(f"view `{kind}`", files, path, _read_view)
+    yield Part(f"view `{DELETED_KEYS_NAME}`", files, f"{run}/{DELETED_KEYS_NAME}", _read_keys)
+
+
+def _read_view(env: MemoryEnv) -> str:
+    try:
+        ledger = open_ledger(env, FOLDER, TOPIC_ID, index_limits(SMALL))
+    except (InvalidViewError, OSError) as error:  # as broker/views/views.py
+        if FOLDER not in str(error):
+            raise BrokenRuleError(f"the reason names no file: {error}") from error
+        return VIEW_OFFLINE
+    if ledger is None:
+        return "no view until the next compaction"
+    result = set()
+    for offset in range(5):
+        with suppress(DamagedSegmentError):
+            data = ledger.read(offset, 1, at_least_one=True).read()
+            for position, header in walk_headers(data):
+                if verify_crc(data, position, header):
+                    result.add(header.base_offset)
+    return SERVED if len(result) == 5 else UNREADABLE
+
+
+def _read_keys(env: MemoryEnv) -> str:
+    path = f"{FOLDER}/{VIEW_FOLDER}/{MANIFEST_NAME}"
+    manifest = decode_manifest(env.read_file(path), path)
+    assert manifest.deleted is not None
+    try:
+        check_deleted_keys(env, f"{FOLDER}/{VIEW_FOLDER}/run-1", manifest.deleted)
+    except (InvalidViewError, OSError) as error:
+        if DELETED_KEYS_NAME not in str(error):
+            raise BrokenRuleError(f"the reason names no file: {error}") from error
+        return "served; its compactions fail with the reason"
+    return SERVED
+
+
+def part_outcomes() -> dict[tuple[str, str, str], str]:
+    """Every case of the second table tried."""
+    outcomes = {}
+    for part in parts():
+        for how in DAMAGES:
+            files = damaged(part.files, part.path, how)
+            if files is not None:
+                outcomes[part.row, how, "outcome"] = part.read(disk_of(files))
+    return outcomes
+
+
+# --- the operator's files, on the real disk -------------------------------------------------------
+
+SETTINGS: Final = b"log_dirs:\n  - /data\nlisteners:\n  - 127.0.0.1:9092\n"
+TOKEN: Final = b"a-token-of-more-than-16-letters\n"
+
+
+def setting_outcomes(folder: Path) -> dict[tuple[str, str, str], str]:
+    """The settings file and the token file, damaged in `folder`."""
+    outcomes = {}
+    readers: dict[str, tuple[bytes, Callable[[Path], object], str]] = {
+        "settings file": (SETTINGS, lambda path: load_settings(str(path)), "defaults are used"),
+        "token file": (TOKEN, lambda path: read_token(str(path)), "another token is asked for"),
+    }
+    for row, (content, read, otherwise) in readers.items():
+        whole = folder / row.replace(" ", "-")
+        whole.write_bytes(content)
+        before = read(whole)
+        for number, how in enumerate(DAMAGES):
+            path = folder / f"{row.replace(' ', '-')}-{number}"
+            files = damaged({str(path): content}, str(path), how)
+            if files is None:
+                continue
+            data = files.get(str(path))
+            if data == FOLDER_HERE:
+                path.mkdir()
+            elif data is not None:
+                path.write_bytes(data)
+            try:
+                is_same = read(path) == before
+            except (ConfigFileError, TokenFileError) as error:
+                if str(path) not in str(error):
+                    raise BrokenRuleError(f"the refusal does not name {path}: {error}") from error
+                outcomes[row, how, "outcome"] = REFUSED
+            else:
+                outcomes[row, how, "outcome"] = NOTHING_LOST if is_same else otherwise
+    return outcomes
+
+
+# --- the tables ---------------------------------------------------------------------------------
+
+Outcomes = Mapping[tuple[str, str, str], str]
+
+
+def table(outcomes: Outcomes, columns: tuple[str, ...]) -> str:
+    """Markdown: a row for each file, damages with the same outcomes together."""
+    lines = [f"| file | damage | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row, how in dict.fromkeys((row, how) for row, how, _ in outcomes):
+        cells = tuple(outcomes.get((row, how, column), "-") for column in columns)
+        rows.setdefault((row, cells), []).append(how)
+    for (row, cells), damages in rows.items():
+        lines.append(f"| {row} | {', '.join(damages)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tables(folder: Path) -> dict[str, str]:
+    """The tables of the page, by name."""
+    return {
+        "start": table(start_outcomes(), (ORDERLY, KILLED)),
+        "parts": table(part_outcomes() | setting_outcomes(folder), ("outcome",)),
+    }
+
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- begin table: {name} -->", f"<!-- end table: {name} -->"
+
+
+def table_in_page(name: str) -> str:
+    """The table as it stands in the page."""
+    begin, end = _marks(name)
+    return PAGE.read_text().partition(begin)[2].partition(end)[0].strip()
+
+
+def main() -> None:
+    """Write the tables of the page anew."""
+    with TemporaryDirectory() as folder:
+        made = tables(Path(folder))
+    text = PAGE.read_text()
+    for name, content in made.items():
+        begin, end = _marks(name)
+        head, _, rest = text.partition(begin)
+        text = f"{head}{begin}\n\n{content}\n\n{end}{rest.partition(end)[2]}"
+    PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
