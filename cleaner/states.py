@@ -306,7 +306,8 @@ def _work(state: State, event: Event) -> Step | None:
     return None
 
 
-def _control(state: State, event: Event) -> Step | None:
+# One branch for each pair of state and event: the state table of the module docstring.
+def _control(state: State, event: Event) -> Step | None:  # noqa: C901, PLR0912
     """Pausing, resuming, aborting, forgiving."""
     match state, event:
         # At once when not held, otherwise when the worker and the journal let go.

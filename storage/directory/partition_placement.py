@@ -82,7 +82,8 @@ def _adopted_entry(folder: FoundFolder, new_id: Callable[[], bytes], now_ms: int
     return TopicEntry(topic_id, {}, {}, ADOPTED, now_ms)
 
 
-def _settle(
+# One branch for each way in which folders and checkpoints can disagree.
+def _settle(  # noqa: C901, PLR0912
     placement: Placement,
     partition: TopicPartition,
     folders: list[FoundFolder],
