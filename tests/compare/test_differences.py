@@ -48,21 +48,21 @@ def test_an_emptied_marker_excuses_the_epoch_that_it_says() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"ours": side(READ)},
-        {"ours": side(READ, EMPTIED.replace("count=0", "count=1"))},
-        {"ours": side(READ, EMPTIED.replace("7/2", "8/2"))},
-        {"ours": side(READ, EMPTIED.replace("7/2", "7/1"))},
+        {"look": side(READ)},
+        {"look": side(READ, EMPTIED.replace("count=0", "count=1"))},
+        {"look": side(READ, EMPTIED.replace("7/2", "8/2"))},
+        {"look": side(READ, EMPTIED.replace("7/2", "7/1"))},
         {"newest": 3},
-        {"found": "(none)"},
-        {"found": producer(1), "theirs": producer(2)},
-        {"found": producer(2, sequence=5, offset=8)},
-        {"found": producer(2, is_open=3)},
-        {"theirs": producer(1, is_open=3)},
+        {"value": "(none)"},
+        {"value": producer(1), "remote": producer(2)},
+        {"value": producer(2, sequence=5, offset=8)},
+        {"value": producer(2, is_open=3)},
+        {"remote": producer(1, is_open=3)},
     ],
     ids=lambda wrong: ", ".join(wrong),
 )
 def test_it_excuses_no_other_state_of_a_producer(wrong: dict[str, object]) -> None:
-    assert not tells(**{"ours": side(READ, EMPTIED), **wrong})  # type: ignore[arg-type]
+    assert not tells(**{"look": side(READ, EMPTIED), **wrong})  # type: ignore[arg-type]
 
 
 def test_an_aborted_transaction_may_begin_behind_batches_that_kafka_emptied() -> None:
@@ -100,13 +100,13 @@ def test_a_producer_that_kafka_forgot_may_have_its_transaction_begin_later() -> 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"line": HIDDEN.replace("open=1", "open=8"), "who": 8},
+        {"line": HIDDEN.replace("open=1", "open=8"), "owner": 8},
         {"line": HIDDEN.replace("open=1", "open=-1")},
         {"line": HIDDEN.replace("offset=8", "offset=7")},
         {"line": HIDDEN.replace("epoch=0 seq", "epoch=1 seq")},
         {"line": HIDDEN.replace("tor=0", "tor=3")},
-        {"line": HIDDEN, "found": HIDDEN.replace("open=1", "open=2")},
-        {"line": HIDDEN, "found": "(none)"},
+        {"line": HIDDEN, "value": HIDDEN.replace("open=1", "open=2")},
+        {"line": HIDDEN, "value": "(none)"},
     ],
     ids=lambda wrong: " ".join(wrong),
 )

@@ -24,5 +24,5 @@ def run_stage(name: str, task: bytes) -> bytes:
     """A registry: see pipeline.stages."""
     from pipeline.stages import rewrite, whole
 
-    whole.Collected = rewrite.Collected = _Collected  # type: ignore[misc]
+    whole.GroupCollector = rewrite.GroupCollector = _Collected  # type: ignore[misc]
     return stages.run_stage(name, task)

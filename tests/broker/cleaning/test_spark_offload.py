@@ -41,9 +41,9 @@ class World:
         self.spark = SparkRunner(
             RealEnv(),
             SimpleNamespace(  # type: ignore[arg-type]
-                handover=self.handover,
+                offload=self.handover,
                 wake=lambda: None,
-                failed_elsewhere=lambda _, record: self.records.append(record),
+                remote_clean_failed=lambda _, record: self.records.append(record),
             ),
             SimpleNamespace(facts_of=lambda partition: partition),  # type: ignore[arg-type]
             settings=lambda: self.settings,

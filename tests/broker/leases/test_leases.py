@@ -132,7 +132,7 @@ async def test_the_job_is_the_one_that_the_pool_would_give_a_worker(env: MemoryE
 
 
 @pytest.mark.parametrize(
-    ("request", "status", "reason"),
+    ("lease_request", "status", "reason"),
     [
         (LeaseRequest("nothing", None, Purpose.COMPACT, False, 60), 404, "no topic nothing"),
         (LeaseRequest("orders", (9,), Purpose.COMPACT, False, 60), 404, "has 1 partitions"),
@@ -142,11 +142,11 @@ async def test_the_job_is_the_one_that_the_pool_would_give_a_worker(env: MemoryE
     ],
 )
 async def test_what_cannot_be_leased_is_refused_in_words(
-    env: MemoryEnv, request: LeaseRequest, status: int, reason: str
+    env: MemoryEnv, lease_request: LeaseRequest, status: int, reason: str
 ) -> None:
     async with offline_broker(env) as broker:
         await broker.topics.create("audit", 1, {"cleanup.policy": "delete"})
-        error = await refusal(broker.leases.open(request))
+        error = await refusal(broker.leases.open(lease_request))
         assert (error.status, reason in error.reason) == (status, True), error.reason
         assert broker.pool.registry.in_progress() == {}
 

@@ -39,9 +39,9 @@ class Client:
 
     def ask(self, growth: int) -> bool:
         self.asked, self.is_idle = growth, False
-        return self.room_made()
+        return self.memory_freed()
 
-    def room_made(self) -> bool:
+    def memory_freed(self) -> bool:
         if not self.is_closed and self.budget.reserve(self, self.asked):
             self.held += self.asked
             self.asked = 0

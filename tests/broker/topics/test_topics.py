@@ -67,7 +67,7 @@ class TopicsOnDisk:
         self.held.append(partition)
         yield
 
-    def forgive(self, partition: TopicPartition) -> None:
+    def retry(self, partition: TopicPartition) -> None:
         self.forgiven.append(partition)
 
     def configure(self, settings: CleanerSettings) -> None:

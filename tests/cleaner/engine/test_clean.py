@@ -439,27 +439,27 @@ def test_warming_up_compiles_all_that_a_clean_calls() -> None:
 
 
 KERNELS = (
-    "walk.count_records",
-    "walk.index_batches",
-    "walk.index_unpacked",
-    "rewrite.rewrite_batches",
-    "rewrite.filter_unpacked",
-    "rewrite.write_header",
-    "rewrite.copy_whole",
-    "rewrite.settle_empty",
-    "rewrite.pass_batch",
-    "index.index_output",
-    "index.add_time_entry",
-    "table.mark_survivors",
-    "crc.crc32c_extended",
-    "memory.load_be32",
+    "passes.walk.count_records",
+    "passes.walk.index_batches",
+    "passes.walk.index_unpacked",
+    "passes.rewrite.rewrite_batches",
+    "passes.rewrite.filter_unpacked",
+    "passes.rewrite.write_header",
+    "passes.rewrite.copy_whole",
+    "passes.rewrite.settle_empty",
+    "passes.rewrite.pass_batch",
+    "codecs.index_entries.index_output",
+    "codecs.index_entries.add_time_entry",
+    "passes.fingerprint_table.mark_survivors",
+    "codecs.crc.crc32c_extended",
+    "codecs.memory.load_be32",
 )
 
 
 def count_of(name: str) -> int:
     import importlib
 
-    module, function = name.split(".")
+    module, function = name.rsplit(".", 1)
     return len(
         getattr(importlib.import_module(f"cleaner.engine.kernels.{module}"), function).signatures
     )

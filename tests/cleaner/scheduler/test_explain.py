@@ -216,7 +216,7 @@ def test_the_time_of_the_next_attempt_has_its_cause() -> None:
 
 def test_a_job_under_way_is_said_with_its_progress_and_a_wish_with_its_end() -> None:
     worker = WorkerStatus(1, 77, True, T0, "r", "rewrite", 1 << 20, 4 << 20, 12.0)
-    text = explained(facts(even(4)), s.Cleaning(), worker=worker, wanted_offset=40)
+    text = explained(facts(even(4)), s.Cleaning(), worker=worker, requested_offset=40)
     assert "Worker 1 has it: rewrite 25% of 4.0 MiB, for 12.0 s." in text
     assert "An operator wants it clean up to offset 40." in text
 

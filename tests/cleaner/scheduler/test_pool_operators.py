@@ -130,7 +130,7 @@ def test_a_hold_goes_with_its_partition_and_is_not_one_of_the_next_of_that_name(
     on_the_bench(scenario)
 
 
-@pytest.mark.parametrize("ask", ["hold", "release", "run_now", "explain"])
+@pytest.mark.parametrize("ask", ["pause", "resume", "request_clean", "explain"])
 def test_of_a_partition_that_does_not_exist_nothing_can_be_asked(ask: str) -> None:
     async def scenario(b: Bench) -> None:
         with pytest.raises(KeyError):

@@ -75,10 +75,10 @@ class Listener:
     def worker_free(self, worker: PoolWorker) -> None:
         worker.busy = True  # with nothing
 
-    async def worker_said(self, worker: PoolWorker, message: Message) -> None:
+    async def worker_sent(self, worker: PoolWorker, message: Message) -> None:
         assert isinstance(message, WorkerReady)
 
-    async def worker_gone(self, worker: PoolWorker, how: str) -> None:
+    async def worker_exited(self, worker: PoolWorker, how: str) -> None:
         self.gone.append(how)
 
 

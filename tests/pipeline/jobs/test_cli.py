@@ -211,7 +211,7 @@ def test_who_interrupts_the_check_is_not_told_that_nothing_was_handed_back(
     run: Any = SimpleNamespace(
         plan=plan,
         source=lambda _: {},
-        hand_back=lambda *_, **__: None,
+        submit=lambda *_, **__: None,
         try_adopt=interrupted,
     )
     engine: Any = SimpleNamespace(name="local")
