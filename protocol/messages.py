@@ -1,4 +1,4 @@
-"""The bodies of requests and responses, as classes made from the tables.
+"""The bodies of requests, responses and internal records, as classes made from the tables.
 
 One slotted class per structure, the same for all versions: `MetadataResponse`,
 `MetadataResponseTopic`, and so on (message name, then the structure's own). Constructors take
@@ -7,11 +7,12 @@ does not carry keeps its default when decoded and is left out when encoded. `mes
 type checkers what is made here; `python -m protocol.stubs` writes it, a test compares it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from protocol.api import APIS
 from protocol.schema import Field, Struct, walk
+from protocol.tables.internal_records import INTERNAL_RECORDS
 
 
 class Message:
@@ -61,19 +62,27 @@ def _constructor(struct: Struct, root: str, namespace: dict[str, Any]) -> Callab
     return constructor
 
 
+def bodies() -> Iterator[Struct]:
+    """Yield every request, response and internal record that has a table."""
+    for api in APIS.values():
+        yield api.request
+        yield api.response
+    for record in INTERNAL_RECORDS:
+        yield record.body
+
+
 def _make_classes() -> dict[str, type[Message]]:
     made: dict[str, Any] = {"_NEW": _NEW}
-    for api in APIS.values():
-        for root in (api.request, api.response):
-            for struct in walk(root):
-                assert struct.name not in made, struct.name
-                body = {
-                    "__slots__": tuple(field.name for field in struct.fields),
-                    "__init__": _constructor(struct, root.name, made),
-                    "__module__": __name__,
-                    "__doc__": f"{struct.name} of the Kafka protocol guide.",
-                }
-                made[struct.name] = type(struct.name, (Message,), body)
+    for root in bodies():
+        for struct in walk(root):
+            assert struct.name not in made, struct.name
+            body = {
+                "__slots__": tuple(field.name for field in struct.fields),
+                "__init__": _constructor(struct, root.name, made),
+                "__module__": __name__,
+                "__doc__": f"{struct.name} of Kafka's message schemas.",
+            }
+            made[struct.name] = type(struct.name, (Message,), body)
     return {name: made[name] for name in made if name != "_NEW"}
 
 

@@ -1,8 +1,9 @@
 # Written by protocol/stubs.py from the message tables; do not edit.
 # ruff: noqa
+from collections.abc import Iterator
 from typing import Final
 
-from protocol.schema import Field
+from protocol.schema import Field, Struct
 
 class Message:
     __slots__: tuple[str, ...]
@@ -10,6 +11,7 @@ class Message:
 CLASSES: Final[dict[str, type[Message]]]
 
 def default_expression(field: Field) -> str | None: ...
+def bodies() -> Iterator[Struct]: ...
 
 class ProduceRequestPartition(Message):
     index: int
@@ -2357,4 +2359,82 @@ class OffsetDeleteResponse(Message):
         error_code: int = ...,
         throttle_time_ms: int = ...,
         topics: list[OffsetDeleteResponseTopic] = ...,
+    ) -> None: ...
+
+class OffsetCommitKey(Message):
+    group: str
+    topic: str
+    partition: int
+    def __init__(
+        self,
+        *,
+        group: str = ...,
+        topic: str = ...,
+        partition: int = ...,
+    ) -> None: ...
+
+class OffsetCommitValue(Message):
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp: int
+    expire_timestamp: int
+    topic_id: bytes
+    def __init__(
+        self,
+        *,
+        offset: int = ...,
+        leader_epoch: int = ...,
+        metadata: str = ...,
+        commit_timestamp: int = ...,
+        expire_timestamp: int = ...,
+        topic_id: bytes = ...,
+    ) -> None: ...
+
+class GroupMetadataKey(Message):
+    group: str
+    def __init__(
+        self,
+        *,
+        group: str = ...,
+    ) -> None: ...
+
+class GroupMetadataValueMember(Message):
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout: int
+    session_timeout: int
+    subscription: bytes
+    assignment: bytes
+    def __init__(
+        self,
+        *,
+        member_id: str = ...,
+        group_instance_id: str | None = ...,
+        client_id: str = ...,
+        client_host: str = ...,
+        rebalance_timeout: int = ...,
+        session_timeout: int = ...,
+        subscription: bytes = ...,
+        assignment: bytes = ...,
+    ) -> None: ...
+
+class GroupMetadataValue(Message):
+    protocol_type: str
+    generation: int
+    protocol: str | None
+    leader: str | None
+    current_state_timestamp: int
+    members: list[GroupMetadataValueMember]
+    def __init__(
+        self,
+        *,
+        protocol_type: str = ...,
+        generation: int = ...,
+        protocol: str | None = ...,
+        leader: str | None = ...,
+        current_state_timestamp: int = ...,
+        members: list[GroupMetadataValueMember] = ...,
     ) -> None: ...

@@ -174,3 +174,18 @@ def walk(root: Struct) -> Iterator[Struct]:
 
     yield from below(root)
     yield root
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A key or a value of a record in an internal topic: a version (int16), then the body."""
+
+    name: str
+    versions: Versions
+    flexible: Versions
+    body: Struct
+
+
+def record(name: str, versions: str, flexible: str, *fields: Field) -> Record:
+    """Make a record's key or value."""
+    return Record(name, parse_versions(versions), parse_versions(flexible), Struct(name, fields))

@@ -6,7 +6,7 @@
 from pathlib import Path
 from typing import Final
 
-from protocol.api import APIS
+from protocol.messages import bodies
 from protocol.schema import Field, Struct, walk
 
 STUB_PATH: Final = Path(__file__).with_name("messages.pyi")
@@ -14,9 +14,10 @@ STUB_PATH: Final = Path(__file__).with_name("messages.pyi")
 _HEAD: Final = """\
 # Written by protocol/stubs.py from the message tables; do not edit.
 # ruff: noqa
+from collections.abc import Iterator
 from typing import Final
 
-from protocol.schema import Field
+from protocol.schema import Field, Struct
 
 class Message:
     __slots__: tuple[str, ...]
@@ -24,6 +25,7 @@ class Message:
 CLASSES: Final[dict[str, type[Message]]]
 
 def default_expression(field: Field) -> str | None: ...
+def bodies() -> Iterator[Struct]: ...
 """
 
 _PYTHON_TYPES: Final = {
@@ -49,10 +51,9 @@ def _class(struct: Struct, root: str) -> list[str]:
 def stub_text() -> str:
     """Return the text that `messages.pyi` must have."""
     lines: list[str] = []
-    for api in APIS.values():
-        for root in (api.request, api.response):
-            for struct in walk(root):
-                lines += _class(struct, root.name)
+    for root in bodies():
+        for struct in walk(root):
+            lines += _class(struct, root.name)
     return _HEAD + "\n".join(lines) + "\n"
 
 

@@ -198,7 +198,7 @@ class Loader:
 
     def _add_record(self, header: BatchHeader, record: Record) -> None:
         if record.key is None:
-            raise InvalidGroupRecordError("a record without a key", 0)
+            raise InvalidGroupRecordError("a record without a key")
         match decode_key(record.key):
             case None:
                 self.loaded.unknown_records += 1
