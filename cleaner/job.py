@@ -6,9 +6,10 @@ the folder that the job names, and never renames or deletes a source; publishing
 alone (storage/segments/swap.py).
 """
 
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple, Protocol
 
+from storage.errors import DamagedSegmentError
 from storage.format.txn_index import TxnIndexEntry
 from storage.model import TopicPartition
 from storage.segments.swap import CleanedFile, CleanedSegment
@@ -128,15 +129,57 @@ class CleanedGroup:
     records_after: int
 
 
+class Damage(NamedTuple):
+    """A place where a segment cannot be read or cleaned.
+
+    The error itself is not kept: its traceback refers to the buffers of the reader.
+    """
+
+    path: str
+    position: int
+    reason: str
+
+    @classmethod
+    def of(cls, error: DamagedSegmentError) -> "Damage":
+        """Return the damage that an error reports."""
+        return cls(error.path, error.position, error.reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanFigures:
+    """The figures of one job, as the worker reports them and as the history keeps them."""
+
+    map_seconds: float = 0.0
+    rewrite_seconds: float = 0.0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    records_before: int = 0
+    records_after: int = 0
+    records_without_key: int = 0  # removed; a topic that is compacted since recently may have some
+    records_aborted: int = 0  # removed with their aborted transactions
+    markers_removed: int = 0
+    tombstones_kept: int = 0
+    tombstones_removed: int = 0
+    keys_indexed: int = 0
+    map_utilization: float = 0.0  # keys in the map divided by its capacity, 0..1
+    map_full: bool = False
+    passes: int = 0  # over the dirty section; 1 if the map was certain to hold every key
+
+
+def figures_of(figures: CleanFigures) -> dict[str, Any]:
+    """Return the figures by name."""
+    return {field.name: getattr(figures, field.name) for field in fields(CleanFigures)}
+
+
 @dataclass(frozen=True, slots=True)
-class CleanReport:
-    """A whole job's result. `next_dirty_offset` is what the checkpoint becomes.
+class CleanReport(CleanFigures):
+    """The result of a whole job. `next_dirty_offset` is the new checkpoint.
 
-    It lies below the first dirty offset where damage was found there: what is behind it will have
-    to be looked at again together with it, should it be readable one day.
+    It lies below the job's first dirty offset if there is damage below that: the records behind
+    the damage must be cleaned together with it once it can be read.
 
-    `cleaned` are stretches [first, end) beyond it that are clean all the same, with respect to what
-    could be read: the progress that is no prefix. In order, not touching each other.
+    `cleaned` are ranges [first, end) beyond `next_dirty_offset` that are clean except for damaged
+    segments. They are in order and do not touch each other.
     """
 
     partition: TopicPartition
@@ -146,27 +189,12 @@ class CleanReport:
     groups: int
     bytes_read: int
     bytes_written: int
-    bytes_before: int
-    bytes_after: int
-    records_before: int
-    records_after: int
-    tombstones_kept: int
-    tombstones_removed: int
-    keys_indexed: int
-    map_full: bool
-    map_seconds: float
-    rewrite_seconds: float
-    damaged: tuple[tuple[str, int, str], ...] = field(default=())  # (path, position, reason)
-    records_without_key: int = 0  # dropped: a log that became compacted later may hold some
-    records_aborted: int = 0  # dropped with their aborted transactions
-    markers_removed: int = 0
+    damaged: tuple[Damage, ...] = ()
     cleaned: tuple[tuple[int, int], ...] = ()
-    horizons: tuple[SegmentHorizon, ...] = ()  # of every segment read, as it is left
-    map_utilization: float = 0.0  # keys in the map of those it could hold, 0..1
-    passes: int = 2  # over the dirty section: 1 where the map surely held every key
-    deleted_keys: CleanedFile | None = None  # with an order: what is to be remembered from now on
+    horizons: tuple[SegmentHorizon, ...] = ()  # of every segment read, as the job leaves it
+    deleted_keys: CleanedFile | None = None  # with an order: the deleted keys from now on
     records_without_version: int = 0  # in the dirty section; they rank below all others
-    bytes_replaced: int = 0  # of the groups that were rewritten or emptied, as they were before
+    bytes_replaced: int = 0  # size before the job of the groups that were rewritten or emptied
 
 
 class CleanAbortedError(Exception):

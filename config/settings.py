@@ -7,6 +7,7 @@ string. Knows nothing of files (loader.py) nor of Kafka's broker-wide names (bro
 
 import os.path
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -70,6 +71,19 @@ class SparkSettings(_Model):
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
 
 
+@dataclass(frozen=True, slots=True)
+class OffloadRules:
+    """Which partitions the cleaner offloads instead of giving them to a worker, and where to."""
+
+    by_size: bool  # offload partitions larger than `min_bytes`, unless their topic says otherwise
+    min_bytes: int
+    system: str  # that carries out the jobs, for operators
+    target: str  # its address
+    attempts: int  # failures in a row after which the workers clean the partition
+    timeout_ms: int
+    options: SparkSettings  # of the system; a change makes earlier failures void
+
+
 class CleanerSettings(_Model):
     """The workers that compact, and what they may use."""
 
@@ -88,6 +102,19 @@ class CleanerSettings(_Model):
     nice: Annotated[int, Field(ge=0, le=19)] = 19
     engine: Literal["local", "spark"] = "local"
     spark: SparkSettings = Field(default_factory=SparkSettings)
+
+    @property
+    def offload(self) -> OffloadRules:
+        """Return the rules for offloading that these settings imply."""
+        return OffloadRules(
+            by_size=self.engine == "spark",
+            min_bytes=self.spark.min_bytes,
+            system="Spark",
+            target=self.spark.master,
+            attempts=self.spark.attempts,
+            timeout_ms=self.spark.timeout_ms,
+            options=self.spark,
+        )
 
     @model_validator(mode="after")
     def _agree(self) -> "CleanerSettings":

@@ -112,6 +112,11 @@ class TopicConfig:
     policy_known: bool = True  # False: a folder found on disk; neither clean it nor expire it
 
     @property
+    def is_offloaded(self) -> bool | None:
+        """Return whether the topic chooses or forbids offloading; None leaves it to the size."""
+        return {"spark": True, "local": False}.get(self.varve_cleaner_engine)
+
+    @property
     def compacts(self) -> bool:
         """Whether the latest record of each key is all that has to stay."""
         return self.policy_known and "compact" in self.cleanup_policy

@@ -1,15 +1,15 @@
-"""Jobs on Spark that the cleaner wants: started, watched, ended, and what comes of them.
+"""Run the cleaner's offloaded jobs on Spark: start them, watch them, report how they ended.
 
 Rules
-- A job is `python -m pipeline compact`, a process of its own: nothing of Spark is imported here,
-  and what it does to a log goes through a lease, as with everybody who works outside of the broker.
-- One job at a time: all partitions of one topic that are due, beginning with the most urgent topic.
-- The process has a group of its own. To end it is to ask it, which gives its run up, and then to
-  kill what is left of the group. It is ended at the stop, by an operator's pause or abort of one of
-  its partitions, and when it takes too long.
-- What it says on standard error is in the log, some lines of it.
-- Every end is told to the pool (SparkOffload) partition by partition; a failure also to the
-history.
+- A job is a process, `python -m pipeline compact`: this module imports nothing of Spark. The job
+  changes a log through a lease, as every remote compaction does.
+- One job runs at a time. It takes all due partitions of one topic, the most urgent topic first.
+- The process leads a process group. Ending it means SIGTERM, upon which it gives up its lease, and
+  then SIGKILL for the rest of the group. That happens when the broker stops, when an operator
+  pauses or aborts one of its partitions, and when the job takes too long.
+- The first lines that it writes to standard error go to the broker's log.
+- Each partition's result is reported to cleaner/scheduler/offload.py; failures also go to the
+  job history.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ from config.units import about_span
 from storage.env import Env
 from storage.model import TopicPartition
 
-ROUND_SECONDS: Final = 5.0  # between two looks, if nobody says that something is due
-GRACE_SECONDS: Final = 10.0  # for a job that is asked to end: it gives its run up
-LEFT_SECONDS: Final = 5.0  # for the rest of its group, which removes its own files
-POLL_SECONDS: Final = 0.1  # between two looks whether that is gone
-ANSWER_BYTES_MAX: Final = 16 << 20  # a line or so for each partition
-LINES_MAX: Final = 20  # of what a job says, in the log
+ROUND_SECONDS: Final = 5.0  # between two checks for due partitions, unless woken
+GRACE_SECONDS: Final = 10.0  # from SIGTERM on: the job gives up its lease
+LEFT_SECONDS: Final = 5.0  # for the rest of its group to remove temporary files
+POLL_SECONDS: Final = 0.1  # between two checks whether the group has exited
+ANSWER_BYTES_MAX: Final = 16 << 20  # about a line for each partition
+LINES_MAX: Final = 20  # of a job's standard error that are logged
 LINE_CHARS_MAX: Final = 500
 CHUNK_BYTES: Final = 1 << 16
 NEEDS: Final = ("pipeline", "pyspark", "pyarrow", "pandas")
-EXTRA_MISSING: Final = "it needs more packages: pip install 'varve[pipeline]'"
+EXTRA_MISSING: Final = "packages are missing: pip install 'varve[pipeline]'"
 COMMAND: Final = (sys.executable, "-P", "-m", "pipeline")
 
 _PACKAGES: Final = str(Path(__file__).resolve().parents[2])
@@ -59,13 +59,13 @@ class ChildExit:
     """How a job's process ended."""
 
     code: int  # below 0: by this signal
-    answer: Mapping[str, Any]  # what it printed; empty where that is no JSON object
-    words: str  # its last line on standard error
+    answer: Mapping[str, Any]  # the JSON object that it printed; empty if it printed none
+    last_line: str  # of standard error
 
 
 @dataclass(slots=True)
 class _Child:
-    """A process that runs, and why it was told to end."""
+    """A running process; `interrupted` is the reason for its end."""
 
     process: Process
     interrupted: str = ""
@@ -75,7 +75,7 @@ class _Child:
 
 @dataclass(slots=True)
 class _ChildOutput:
-    """What a job says on standard error: the first lines are for the log, the last is kept."""
+    """A job's standard error: logs the first lines and keeps the last one."""
 
     topic: str
     lines: int = 0
@@ -88,11 +88,11 @@ class _ChildOutput:
         self.last = text
         self.lines += 1
         if self.lines <= LINES_MAX:
-            logger.warning("spark job says", topic=self.topic, reason=text)
+            logger.warning("spark job output", topic=self.topic, reason=text)
 
 
 class SparkRunner:
-    """Starts what is due, and tells the pool how it ended."""
+    """Starts jobs for due partitions and reports their results to the pool."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SparkRunner:
         token_file: Callable[[], str | None],
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """`url`: of the broker's own HTTP; `token_file`: that holds its token, if there is one."""
+        """`url`: the broker's own HTTP address; `token_file`: the file with its token, if any."""
         self._env = env
         self._pool = pool
         self._cleaning = cleaning
@@ -119,12 +119,12 @@ class SparkRunner:
         self._stopping = False
 
     def start(self) -> None:
-        """Look for what is due from now on."""
+        """Start to watch for due partitions."""
         self._pool.offload.wake = self._wake.set
         self._watcher = asyncio.create_task(self._watch(), name="spark-cleaning")
 
     async def stop(self) -> None:
-        """End the job under way, and start none any more. While the broker's HTTP still answers."""
+        """End the running job and start no more. Call it while the HTTP server still answers."""
         self._stopping = True
         self._wake.set()
         self._interrupt("the broker stops")
@@ -141,7 +141,7 @@ class SparkRunner:
                 if self._pool.offload.due and not self._stopping:
                     await self._run_next()
             except Exception:
-                logger.exception("spark job was not seen to its end")  # supervised
+                logger.exception("spark job supervision failed")
 
     # One job ------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class SparkRunner:
         try:
             ended = await self._carry_out(job, settings)
         except OSError as error:
-            self._cannot_start(f"the process does not start: {error}")
+            self._cannot_start(f"the process cannot be started: {error}")
             return
         finally:
             child, self._child = self._child, None
@@ -174,9 +174,9 @@ class SparkRunner:
         if self._pool.offload.cannot_start(reason):
             wait = about_span(self._settings().retry_backoff_max_ms)
             logger.error(
-                "no spark job can be started; the workers clean what was meant for it",
+                "spark unavailable",
                 reason=reason,
-                tried_again_in=wait,
+                retry_in=wait,
             )
         self._pool.wake()
 
@@ -206,7 +206,7 @@ class SparkRunner:
         child = self._child = _Child(process)
         with suppress(OSError):  # it has ended already
             os.setpriority(os.PRIO_PGRP, process.pid, settings.nice)
-        if self._stopping:  # it was told before there was a process
+        if self._stopping:  # stop() was called before the process existed
             self._interrupt("the broker stops")
         assert process.stdout is not None
         assert process.stderr is not None
@@ -224,7 +224,7 @@ class SparkRunner:
             await _end_group(process.pid)
         if child_output.lines > LINES_MAX:
             logger.warning(
-                "spark job said more than is told",
+                "spark job output cut",
                 topic=child_output.topic,
                 lines=child_output.lines,
                 reason=child_output.last,
@@ -236,7 +236,7 @@ class SparkRunner:
         self._interrupt(f"it took longer than {span}")
 
     def _interrupt(self, reason: str) -> None:
-        """Have the process give its run up and end; killed if it does not."""
+        """Ask the process to give up its lease and exit; kill it if it does not."""
         child = self._child
         if child is None or child.interrupted:
             return
@@ -245,14 +245,14 @@ class SparkRunner:
         child.end_tasks.add(task)
         task.add_done_callback(child.end_tasks.discard)
 
-    # What came of it ----------------------------------------------------------------------------
+    # Results ------------------------------------------------------------------------------------
 
     def _settle(self, job: OffloadedJob, ended: ChildExit, child: _Child, began_ms: int) -> None:
         offload = self._pool.offload
         results = _outcomes(ended.answer)
         if ended.code in (USAGE, NO_SPARK) and not child.interrupted:
-            self._cannot_start(ended.words or f"the job ended with {ended.code}")
-            self._keep(job, began_ms, "failed", ended.words)
+            self._cannot_start(ended.last_line or f"the job ended with {ended.code}")
+            self._record_all(job, began_ms, "failed", ended.last_line)
             return
         partitions: list[TopicPartition] = []
         for partition in job.partitions:
@@ -263,40 +263,39 @@ class SparkRunner:
                 partitions.append(partition)
         if not partitions:
             logger.info(
-                "spark job done", topic=job.partitions[0].topic, partitions=len(job.partitions)
+                "spark job finished", topic=job.partitions[0].topic, partitions=len(job.partitions)
             )
             return
         for partition in partitions:
             outcome, why = results.get(partition.partition, ("", ""))
-            reason = why or child.interrupted or ended.words or _of_code(ended.code)
+            reason = why or child.interrupted or ended.last_line or _describe_exit(ended.code)
             self._settle_one(partition, ended, child, outcome, reason)
-            self._keep_one(partition, began_ms, _kept_as(ended, child, outcome), reason)
+            self._record(partition, began_ms, _classify(ended, child, outcome), reason)
 
     def _settle_one(
         self, partition: TopicPartition, ended: ChildExit, child: _Child, outcome: str, reason: str
     ) -> None:
         offload = self._pool.offload
-        match _kept_as(ended, child, outcome):
+        match _classify(ended, child, outcome):
             case "aborted":
-                logger.info("spark job given up", partition=str(partition), reason=reason)
+                logger.info("spark job aborted", partition=str(partition), reason=reason)
             case "stale":
                 offload.job_discarded(partition, reason)
-                logger.warning("spark job became void", partition=str(partition), reason=reason)
+                logger.warning("spark job outdated", partition=str(partition), reason=reason)
             case _:
                 given_up = offload.failed(partition, reason)
                 logger.error(
-                    "spark job failed; the workers clean the partition now"
-                    if given_up
-                    else "spark job failed",
+                    "spark job failed",
                     partition=str(partition),
                     reason=reason,
+                    cleaned_by="workers" if given_up else "spark",
                 )
 
-    def _keep(self, job: OffloadedJob, began_ms: int, outcome: Outcome, reason: str) -> None:
+    def _record_all(self, job: OffloadedJob, began_ms: int, outcome: Outcome, reason: str) -> None:
         for partition in job.partitions:
-            self._keep_one(partition, began_ms, outcome, reason)
+            self._record(partition, began_ms, outcome, reason)
 
-    def _keep_one(
+    def _record(
         self, partition: TopicPartition, began_ms: int, outcome: Outcome, reason: str
     ) -> None:
         facts = self._cleaning.facts_of(partition)
@@ -314,8 +313,8 @@ class SparkRunner:
         self._pool.remote_clean_failed(facts, record)
 
 
-def _kept_as(ended: ChildExit, child: _Child, outcome: str) -> Outcome:
-    """What the history calls an end that was none."""
+def _classify(ended: ChildExit, child: _Child, outcome: str) -> Outcome:
+    """Return the history's name for a job that did not clean its partition."""
     if child.interrupted and not child.timed_out:
         return "aborted"
     if outcome in ("stale", "expired") or (not outcome and ended.code == STALE):
@@ -324,7 +323,7 @@ def _kept_as(ended: ChildExit, child: _Child, outcome: str) -> Outcome:
 
 
 def _outcomes(answer: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
-    """Outcome and reason by number of the partition."""
+    """Return the outcome and the reason by partition number."""
     result = {}
     rows = answer.get("partitions")
     for row in rows if isinstance(rows, list) else []:
@@ -333,21 +332,21 @@ def _outcomes(answer: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
     return result
 
 
-def _of_code(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code < 0:
         with suppress(ValueError):
-            return f"its process was ended by {signal.Signals(-code).name}"
-    return f"its process ended with {code}"
+            return f"its process was killed by {signal.Signals(-code).name}"
+    return f"its process exited with status {code}"
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with the folder of these packages in front: the job is of the broker's own code."""
+    """Return our environment with these packages first: the job runs the broker's own code."""
     paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 async def _read(stream: asyncio.StreamReader) -> bytes:
-    """All of it, as far as that is an answer; the rest is read, and let go."""
+    """Read the stream to its end; keep a little more than ANSWER_BYTES_MAX."""
     result = bytearray()
     while data := await stream.read(CHUNK_BYTES):
         if len(result) <= ANSWER_BYTES_MAX:
@@ -366,7 +365,7 @@ def _parsed(output: bytes) -> Mapping[str, Any]:
 
 
 async def _read_output(stream: asyncio.StreamReader, child_output: _ChildOutput) -> None:
-    """Line by line, whatever their length."""
+    """Pass the stream on line by line; lines may have any length."""
     rest = b""
     while data := await stream.read(CHUNK_BYTES):
         *lines, rest = (rest + data).split(b"\n")
@@ -377,7 +376,7 @@ async def _read_output(stream: asyncio.StreamReader, child_output: _ChildOutput)
 
 
 async def _end(process: Process) -> None:
-    """Ask the process to end, and wait; then kill its group."""
+    """Send SIGTERM and wait for the process; then kill its group."""
     with suppress(ProcessLookupError):
         process.terminate()
     with suppress(TimeoutError):
@@ -389,7 +388,7 @@ async def _end(process: Process) -> None:
 
 
 def _kill_group(group: int) -> bool:
-    """kill -9; False where nobody is left."""
+    """Send SIGKILL; return False if the group has exited."""
     try:
         os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -398,7 +397,7 @@ def _kill_group(group: int) -> bool:
 
 
 async def _end_group(group: int) -> None:
-    """Its leader has ended, or nobody waits for it: see that the rest does."""
+    """Wait until the rest of the group has exited; kill it after LEFT_SECONDS."""
     loop = asyncio.get_running_loop()
     until = loop.time() + LEFT_SECONDS
     while loop.time() < until:

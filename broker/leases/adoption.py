@@ -42,10 +42,9 @@ from cleaner.remote_compaction import (
     is_folder,
     is_scratch_folder,
 )
-from cleaner.scheduler.clean_attempt import damage_text
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.scheduler.control import PartitionBusyError
-from cleaner.scheduler.history import DAMAGED_MAX, JobRecord
+from cleaner.scheduler.history import build_record, describe_damage
 from cleaner.verification import InvalidOutputError, VerifyReport
 from cleaner.workers.dedicated_worker import JobFailedError, JobRunner
 from storage.env import Env
@@ -240,41 +239,20 @@ class Adopter:
             return  # it was cut, or deleted, directly behind the journal
         report, engine = verified.report, _plain(manifest.engine) or "offline"
         job = replace(part.job, directory=part.directory, generation=part.generation)
-        damage = damage_text(report) if report.damaged else ""
-        record = JobRecord(
-            partition=part.where,
-            run_id=job.run_id,
-            started_ms=part.record.created_ms,
-            finished_ms=self._env.wall_ms(),
+        damage = describe_damage(report.damaged) if report.damaged else ""
+        record = build_record(
+            job,
+            report,
             outcome="damaged" if damage else "finished",
             reason=damage,
-            first_dirty_offset=job.first_dirty_offset,
-            end_offset=job.end_offset,
-            next_dirty_offset=report.next_dirty_offset,
-            segments=sum(len(group) for group in job.groups),
-            groups=len(job.groups),
-            groups_published=published,
-            groups_dropped=len(manifest.groups) - published,
-            bytes_read=report.bytes_read,
+            started_ms=part.record.created_ms,
+            finished_ms=self._env.wall_ms(),
+            published=published,
+            dropped=len(manifest.groups) - published,
             dirty_bytes=part.record.dirty_bytes,
-            map_seconds=report.map_seconds,
-            rewrite_seconds=report.rewrite_seconds,
-            bytes_before=report.bytes_before,
-            bytes_after=report.bytes_after,
-            records_before=report.records_before,
-            records_after=report.records_after,
-            records_without_key=report.records_without_key,
-            records_aborted=report.records_aborted,
-            markers_removed=report.markers_removed,
-            tombstones_kept=report.tombstones_kept,
-            tombstones_removed=report.tombstones_removed,
-            keys_indexed=report.keys_indexed,
-            map_utilization=report.map_utilization,
-            passes=report.passes,
-            damaged=report.damaged[:DAMAGED_MAX],
-            damaged_segments=len(report.damaged),
-            engine=engine,
+            next_dirty_offset=report.next_dirty_offset,
         )
+        record = replace(record, bytes_read=report.bytes_read, engine=engine)
         self._pool.remote_clean_adopted(facts, job, report, record)
         self._cleaning.finished(job, report, damage=damage, engine=engine)
 
@@ -340,7 +318,9 @@ def _localized_report(
     report: CleanReport, check: CheckFolders, part: LeasedPartition
 ) -> CleanReport:
     """A report whose paths are those of the log."""
-    damaged = tuple((_named(path, check, part), at, why) for path, at, why in report.damaged)
+    damaged = tuple(
+        damage._replace(path=_named(damage.path, check, part)) for damage in report.damaged
+    )
     return replace(report, generation=part.generation, damaged=damaged)
 
 

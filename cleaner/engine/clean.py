@@ -152,10 +152,7 @@ def make_report(
         map_full=indexed.end < job.end_offset,
         map_seconds=outcome.map_seconds,
         rewrite_seconds=outcome.rewrite_seconds,
-        damaged=tuple(
-            (damaged[base].path, damaged[base].position, damaged[base].reason)
-            for base in sorted(damaged)
-        ),
+        damaged=tuple(damaged[base] for base in sorted(damaged)),
         records_without_key=totals.keyless,
         records_aborted=totals.aborted,
         markers_removed=totals.markers_removed,

@@ -1,27 +1,9 @@
 """What a way of cleaning leaves for the report, whichever way it was."""
 
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
 
-from cleaner.job import SegmentHorizon
-from storage.errors import DamagedSegmentError
+from cleaner.job import Damage, SegmentHorizon
 from storage.segments.swap import CleanedFile
-
-
-class Damage(NamedTuple):
-    """Where a segment cannot be read, and why.
-
-    The error itself is not kept: its traceback holds on to what had been read and unpacked.
-    """
-
-    path: str
-    position: int
-    reason: str
-
-    @classmethod
-    def of(cls, error: DamagedSegmentError) -> "Damage":
-        """What an error says."""
-        return cls(error.path, error.position, error.reason)
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ class Reason(Enum):
     MAX_LAG = "max.compaction.lag.ms"
     RUN_NOW = "asked for by an operator"
     RATIO = "min.cleanable.dirty.ratio"
-    SPARK = "handed to Spark"
+    OFFLOADED = "offloaded"
     EXPIRED = "past delete.retention.ms"
 
 

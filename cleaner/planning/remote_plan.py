@@ -21,8 +21,8 @@ from cleaner.planning.findings import Moment
 from cleaner.planning.grouping import build_job, group_all
 from config.settings import CleanerSettings
 
-# Work outside may take as long as a job on Spark (cleaner.spark.timeout_ms), and then comes the
-# comparison, which reads everything at this rate at least.
+# A remote compaction may take as long as an offloaded job. The verification that follows reads
+# everything, at this rate or faster.
 VERIFY_BYTES_PER_SECOND: Final = 10_000_000
 VERIFY_MS_MIN: Final = 600_000
 
@@ -55,7 +55,7 @@ def compaction_job(
         expired_only=False,
         run_id=run_id,
         now_ms=now.wall_ms,
-        work_ms=settings.spark.timeout_ms + verify_ms,
+        work_ms=settings.offload.timeout_ms + verify_ms,
     )
     return job, section.dirty_bytes
 

@@ -8,7 +8,7 @@ from cleaner import states
 from cleaner.job import CleanJob, CleanReport
 from cleaner.planning.order import Lane, RunningJob, is_long
 from cleaner.planning.plan import Verdict
-from cleaner.scheduler.history import DAMAGED_MAX, JobRecord, Outcome
+from cleaner.scheduler.history import JobRecord, Outcome, build_record, describe_damage
 from cleaner.workers.throttle import Direction
 from cleaner.workers.worker_pool import ABORT_SECONDS, STALL_SECONDS, PoolWorker, WorkerPoolLimits
 from config.settings import CleanerSettings
@@ -154,60 +154,27 @@ def record_of(run: CleanAttempt, finished_ms: int, reason: str, *, aborted: bool
     elif aborted and not run.failure:
         outcome, reason = "aborted", f"{run.abort_reason}; {reason}" if run.abort_reason else reason
     elif report is not None and report.damaged:
-        outcome, reason = "damaged", damage_text(report)
+        outcome, reason = "damaged", describe_damage(report.damaged)
     elif reason:
         outcome = "failed"
-    record = JobRecord(
-        partition=job.partition,
-        run_id=job.run_id,
-        started_ms=run.started_ms,
-        finished_ms=finished_ms,
+    record = build_record(
+        job,
+        report,
         outcome=outcome,
         reason=reason,
-        expired_only=job.expired_only,
-        first_dirty_offset=job.first_dirty_offset,
-        end_offset=job.end_offset,
+        started_ms=run.started_ms,
+        finished_ms=finished_ms,
+        published=run.published,
+        dropped=run.unpublished,
+        dirty_bytes=run.dirty_bytes,
         next_dirty_offset=run.clean_below or job.first_dirty_offset,
-        segments=sum(len(group) for group in job.groups),
-        groups=len(job.groups),
-        groups_published=run.published,
-        groups_dropped=run.unpublished,
+    )
+    return replace(
+        record,
         bytes_read=run.spent[Direction.READ],
         bytes_written=run.spent[Direction.WRITE],
         read_wait_seconds=run.waited[Direction.READ],
         write_wait_seconds=run.waited[Direction.WRITE],
-        dirty_bytes=run.dirty_bytes,
-    )
-    return record if report is None else _with_report(record, report)
-
-
-def damage_text(report: CleanReport) -> str:
-    """What a job found damaged, in words."""
-    path, position, why = report.damaged[0]
-    more = f" and {len(report.damaged) - 1} more" if len(report.damaged) > 1 else ""
-    return f"{path}{more} is damaged at byte {position}: {why}"
-
-
-def _with_report(record: JobRecord, report: CleanReport) -> JobRecord:
-    return replace(
-        record,
-        map_seconds=report.map_seconds,
-        rewrite_seconds=report.rewrite_seconds,
-        bytes_before=report.bytes_before,
-        bytes_after=report.bytes_after,
-        records_before=report.records_before,
-        records_after=report.records_after,
-        records_without_key=report.records_without_key,
-        records_aborted=report.records_aborted,
-        markers_removed=report.markers_removed,
-        tombstones_kept=report.tombstones_kept,
-        tombstones_removed=report.tombstones_removed,
-        keys_indexed=report.keys_indexed,
-        map_utilization=report.map_utilization,
-        map_full=report.map_full,
-        passes=report.passes,
-        damaged=report.damaged[:DAMAGED_MAX],
-        damaged_segments=len(report.damaged),
     )
 
 

@@ -35,7 +35,7 @@ from cleaner.scheduler.dispatch import JobDispatcher
 from cleaner.scheduler.explain import Explanation, next_attempt
 from cleaner.scheduler.history import History, JobRecord
 from cleaner.scheduler.in_progress import CleanerRegistry
-from cleaner.scheduler.offload import SparkOffload
+from cleaner.scheduler.offload import Offload
 from cleaner.scheduler.partition_scanner import PartitionScanner
 from cleaner.stats import PoolStats
 from cleaner.workers.process import Spawn, spawn_process
@@ -73,7 +73,7 @@ class CleanerPool:
         self.registry = CleanerRegistry()
         self.stats = PoolStats()
         self._state_store = CleanerStateStore(env)
-        self.offload = SparkOffload(settings, lambda: int(asyncio.get_running_loop().time() * 1000))
+        self.offload = Offload(settings, lambda: int(asyncio.get_running_loop().time() * 1000))
         self._scanner = PartitionScanner(
             host, self.registry, env, self.stats, self._state_store, offload=self.offload
         )

@@ -23,13 +23,12 @@ from cleaner.planning.plan import Verdict
 from cleaner.scheduler.clean_attempt import (
     CleanAttempt,
     PoolLimits,
-    damage_text,
     record_of,
     retry_delay_ms,
 )
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.control import PartitionControl
-from cleaner.scheduler.history import History
+from cleaner.scheduler.history import History, describe_damage
 from cleaner.stats import PoolStats
 from cleaner.workers.channel import (
     ChannelError,
@@ -335,7 +334,7 @@ class JobDispatcher:
         run.report = report
         reason = ""
         if report.damaged and not self._is_known_damage(job, report):
-            reason = damage_text(report)
+            reason = describe_damage(report.damaged)
         elif self._is_without_progress(job, report):
             reason = "made no progress"
         if not self._aborting(run):

@@ -103,7 +103,7 @@ _UNTIMED = frozenset(
         Reason.HELD,
         Reason.PAUSED,
         Reason.IN_PROGRESS,
-        Reason.SPARK,
+        Reason.OFFLOADED,
     }
 )
 
@@ -275,27 +275,26 @@ def _uncleanable(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     )
 
 
-def _spark(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    text = f"Its {about_size(int(v['bytes']))} are for Spark ({v['master']})"
+def _offloaded(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
+    size, target = about_size(int(v["bytes"])), f"{v['system']} ({v['target']})"
     wait = about_span(int(v.get("wait_ms", 0)))
     match v["state"]:
         case "unavailable":
             return (
-                f"{text}, where no job can be started ({v['reason']}). The workers clean it; Spark "
-                f"is tried again in {wait}."
+                f"It is large enough for {target} ({size}), but no job can be started there: "
+                f"{v['reason']}. The workers clean it; the next try is in {wait}."
             )
         case "given up":
             return (
-                f"{text}, where {_count(int(v['failures']), 'attempt')} failed in a row "
-                f"({v['reason']}). The workers clean it for another {wait}."
+                f"{_count(int(v['failures']), 'attempt')} on {target} failed in a row "
+                f"({v['reason']}). The workers clean the partition for another {wait}."
             )
         case "running":
-            return f"{text}, where a job has it."
+            return f"A job on {target} is cleaning its {size}."
+    text = f"Its {size} are to be cleaned on {target}"
     if int(v.get("wait_ms", 0)):
-        return (
-            f"{text}; the last attempt came to nothing ({v['reason']}), the next one is in {wait}."
-        )
-    return f"{text}; it waits for its turn there."
+        return f"{text}; the last attempt failed ({v['reason']}), the next one is in {wait}."
+    return f"{text}; the job has not started yet."
 
 
 _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
@@ -327,7 +326,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     ),
     Reason.RUN_NOW: lambda v, b, at, _: "An operator asked for a clean.",
     Reason.RATIO: _ratio,
-    Reason.SPARK: _spark,
+    Reason.OFFLOADED: _offloaded,
     Reason.EXPIRED: lambda v, b, at, _: (
         f"Tombstones or markers in {_count(int(v['segments']), 'segment')} may have expired, the "
         f"first {about_span(at - int(v['since_ms']))} ago."

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import structlog
 
+from cleaner.job import CleanFigures, CleanJob, CleanReport, Damage, figures_of
 from storage.env import Env
 from storage.model import TopicPartition
 
@@ -29,10 +30,10 @@ logger = structlog.get_logger("cleaner")
 
 
 @dataclass(frozen=True, slots=True)
-class JobRecord:
-    """One job, after its end. Sizes in bytes of log files, times in wall ms unless they say so.
+class JobRecord(CleanFigures):
+    """One finished job. Sizes are bytes of log files, times are wall ms unless noted otherwise.
 
-    What the worker reports of a whole job is 0 where it did not come to its end.
+    The figures are 0 if the job did not run to its end.
     """
 
     partition: TopicPartition
@@ -40,39 +41,23 @@ class JobRecord:
     started_ms: int
     finished_ms: int
     outcome: Outcome
-    reason: str = ""  # why it failed, was given up or void; what damage it had to leave
+    reason: str = ""  # of a failure or an early end, or the damage that was found
     expired_only: bool = False
     first_dirty_offset: int = 0
     end_offset: int = 0
-    next_dirty_offset: int = 0  # where the dirty section begins now
-    segments: int = 0  # that it was given
+    next_dirty_offset: int = 0  # the first dirty offset after the job
+    segments: int = 0  # in the job
     groups: int = 0
     groups_published: int = 0
     groups_dropped: int = 0
-    bytes_read: int = 0  # charged to the budgets, both passes
+    bytes_read: int = 0  # charged to the budgets, all passes
     bytes_written: int = 0
     read_wait_seconds: float = 0.0
     write_wait_seconds: float = 0.0
-    map_seconds: float = 0.0
-    rewrite_seconds: float = 0.0
-    dirty_bytes: int = 0  # of the dirty section as it was planned
-    bytes_before: int = 0
-    bytes_after: int = 0
-    records_before: int = 0
-    records_after: int = 0
-    records_without_key: int = 0
-    records_aborted: int = 0
-    markers_removed: int = 0
-    tombstones_kept: int = 0
-    tombstones_removed: int = 0
-    keys_indexed: int = 0
-    map_utilization: float = 0.0  # 0..1
-    map_full: bool = False
-    passes: int = 0
-    # The first of them (path, position, reason): a log can have hundreds.
-    damaged: tuple[tuple[str, int, str], ...] = ()
+    dirty_bytes: int = 0  # of the dirty section as planned
+    damaged: tuple[Damage, ...] = ()  # the first DAMAGED_MAX: a log can have hundreds
     damaged_segments: int = 0
-    engine: str = ""  # who did it, where that was not a worker of the pool
+    engine: str = ""  # that did the job; empty for a worker of the pool
 
     @property
     def seconds(self) -> float:
@@ -111,13 +96,57 @@ class JobRecord:
             raise ValueError("names no partition")
         try:
             values["damaged"] = tuple(
-                (str(path), int(position), str(why))
+                Damage(str(path), int(position), str(why))
                 for path, position, why in values.get("damaged", ())[:DAMAGED_MAX]
             )
             values.setdefault("damaged_segments", len(results.get("damaged", ())))
             return cls(partition=TopicPartition(topic, number), **values)
         except (TypeError, OverflowError) as error:  # an infinite number is JSON to Python
             raise ValueError(str(error)) from error
+
+
+def build_record(
+    job: CleanJob,
+    report: CleanReport | None,
+    *,
+    outcome: Outcome,
+    reason: str,
+    started_ms: int,
+    finished_ms: int,
+    published: int,
+    dropped: int,
+    dirty_bytes: int,
+    next_dirty_offset: int,
+) -> JobRecord:
+    """Return the record of a job; `published` and `dropped` count groups."""
+    damaged = () if report is None else report.damaged
+    return JobRecord(
+        partition=job.partition,
+        run_id=job.run_id,
+        started_ms=started_ms,
+        finished_ms=finished_ms,
+        outcome=outcome,
+        reason=reason,
+        expired_only=job.expired_only,
+        first_dirty_offset=job.first_dirty_offset,
+        end_offset=job.end_offset,
+        next_dirty_offset=next_dirty_offset,
+        segments=sum(len(group) for group in job.groups),
+        groups=len(job.groups),
+        groups_published=published,
+        groups_dropped=dropped,
+        dirty_bytes=dirty_bytes,
+        damaged=damaged[:DAMAGED_MAX],
+        damaged_segments=len(damaged),
+        **({} if report is None else figures_of(report)),
+    )
+
+
+def describe_damage(damaged: tuple[Damage, ...]) -> str:
+    """Return a sentence about the damage that a job found."""
+    path, position, reason = damaged[0]
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return f"{path}{more} is damaged at byte {position}: {reason}"
 
 
 _JSON_TYPES: Final[dict[Any, tuple[type, ...]]] = {

@@ -1,15 +1,16 @@
-"""Partitions that are not for the workers: which ones Spark cleans, and how that goes.
+"""Offloaded partitions: which partitions a system outside of the broker cleans, and its failures.
 
 Rules
-- A partition goes to Spark where its topic says so, or where its log, up to the offset to which it
-  can be cleaned, is larger than cleaner.spark.min_bytes. What has merely expired never does.
-- Whether it is to be cleaned, and how urgently, is judged as for the workers. The verdict then has
-  one finding more, which keeps the workers off. A job on Spark leases the partition: it is paused.
-- A failure is followed by a wait; so many in a row, and the workers have the partition for a while.
-  Where no job can be started at all they have every partition for a while.
-- Other settings, and an operator's retry, forget what went wrong.
+- A partition is offloaded if its topic says so, or if its log below the first uncleanable offset
+  is larger than the configured size. The workers do all jobs that only remove expired
+  tombstones.
+- Planning is the same as for the workers. The verdict gets one more finding, which keeps the
+  workers away. The offloaded job leases the partition, so the partition is paused meanwhile.
+- Each failure is followed by a wait. After several failures in a row the workers clean the
+  partition for a while. If no job can be started, the workers clean all partitions for a while.
+- A change of the settings and an operator's retry clear all failures.
 
-It starts nothing: who does (broker/cleaning/spark_offload.py) asks what is due, and tells here.
+This module starts no jobs. The broker starts one for the partitions in `due` and reports its end.
 """
 
 from collections.abc import Callable, Iterable
@@ -31,124 +32,121 @@ UNAVAILABLE: Final = "unavailable"
 
 @dataclass(frozen=True, slots=True)
 class OffloadedJob:
-    """A job on Spark: partitions of one topic."""
+    """A running job that cleans partitions of one topic."""
 
     partitions: tuple[TopicPartition, ...]
-    master: str
+    target: str
     started_ms: int  # monotonic
 
 
 @dataclass(slots=True)
 class _FailureRecord:
-    """What went wrong with a partition, lately. Times are monotonic ms."""
+    """The recent failures of a partition. Times are monotonic ms."""
 
     failures: int  # in a row
-    discards: int  # the log went on without the job; in a row, and no failure
+    discards: int  # results in a row that were out of date when they arrived; not failures
     until_ms: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadStatus:
-    """For people. `wanted`: Spark is to be used at all."""
+    """The state of offloading, for operators."""
 
-    enabled: bool
-    master: str
+    enabled: bool  # by size
+    target: str
     min_bytes: int
     job: OffloadedJob | None
     seconds: float  # of that job
     waiting: tuple[TopicPartition, ...]  # most urgent first
-    given_up: tuple[TopicPartition, ...]  # that the workers have instead, for a while
-    unavailable: str  # why no job can be started, while that lasts
-    wait_ms: int  # until it is tried again
+    given_up: tuple[TopicPartition, ...]  # cleaned by the workers for a while
+    unavailable: str  # why no job can be started; empty if jobs can be started
+    wait_ms: int  # until the next attempt to start a job
 
 
 def _ignore_interrupt(reason: str) -> None:
-    """Nothing runs."""
+    """Do nothing: no job is running."""
 
 
 @dataclass(slots=True)
-class SparkOffload:
-    """Owned by the pool; all on the loop."""
+class Offload:
+    """The partitions to offload, the running job and recent failures. Runs on the event loop."""
 
     settings: CleanerSettings
     now_ms: Callable[[], int]  # monotonic
     job: OffloadedJob | None = None
-    interrupt: Callable[[str], None] = (
-        _ignore_interrupt  # ends the job, with a reason; set by who runs it
-    )
-    due: list[TopicPartition] = field(default_factory=list)  # of the last look, most urgent first
-    wake: Callable[[], None] = lambda: None  # something is due
+    interrupt: Callable[[str], None] = _ignore_interrupt  # ends the job, for the given reason
+    due: list[TopicPartition] = field(default_factory=list)  # of the last scan, most urgent first
+    wake: Callable[[], None] = lambda: None  # called when a partition is due
     _failures: dict[TopicPartition, _FailureRecord] = field(default_factory=dict)
     _unavailable: str = ""
     _unavailable_until_ms: int = 0
 
     def configure(self, settings: CleanerSettings) -> None:
-        """Take other settings; a job under way goes on."""
+        """Apply changed settings; a running job continues."""
         before = self.settings
         self.settings = settings
-        if (before.engine, before.spark) != (settings.engine, settings.spark):
+        if before.offload != settings.offload:
             self._failures.clear()
             self._unavailable_until_ms = 0
             self._unavailable = ""
 
-    # What the pool asks -----------------------------------------------------------------------
+    # For the pool -----------------------------------------------------------------------------
 
-    def spark_finding(self, facts: LogFacts, verdict: Verdict) -> Finding | None:
-        """What there is to say of Spark beside a verdict; None: it is the workers' matter."""
+    def find_offload(self, facts: LogFacts, verdict: Verdict) -> Finding | None:
+        """Return the finding about offloading; None if the partition is not to be offloaded."""
         partition, section = facts.partition, verdict.section
-        runs = self.job is not None and partition in self.job.partitions
+        rules = self.settings.offload
+        is_running = self.job is not None and partition in self.job.partitions
         if section is None or verdict.expired is not None or section.dirty_bytes == 0:
             return None
         size = section.clean_bytes + section.dirty_bytes
-        if not runs and not self._is_large(facts.config.varve_cleaner_engine, size):
+        by_topic = facts.config.is_offloaded
+        by_size = rules.by_size and size > rules.min_bytes
+        if not is_running and not (by_size if by_topic is None else by_topic):
             return None
         now_ms = self.now_ms()
-        instead = "" if runs else self._fallback_reason(partition, now_ms)
-        if not (verdict.to_clean or runs or instead):
+        fallback = "" if is_running else self._fallback_reason(partition, now_ms)
+        if not (verdict.to_clean or is_running or fallback):
             return None
-        mark = self._failures.get(partition)
+        failure = self._failures.get(partition)
         values: list[tuple[str, Value]] = [
-            ("state", RUNNING if runs else WAITING),
+            ("state", fallback or (RUNNING if is_running else WAITING)),
             ("bytes", size),
-            ("cleaner.spark.min_bytes", self.settings.spark.min_bytes),
-            ("master", self.settings.spark.master),
+            ("min_bytes", rules.min_bytes),
+            ("system", rules.system),
+            ("target", rules.target),
         ]
-        if mark is not None:
+        if failure is not None:
             values += [
-                ("failures", mark.failures),
-                ("reason", mark.reason),
-                ("wait_ms", max(0, mark.until_ms - now_ms)),
+                ("failures", failure.failures),
+                ("reason", failure.reason),
+                ("wait_ms", max(0, failure.until_ms - now_ms)),
             ]
-        if instead == UNAVAILABLE:
+        if fallback == UNAVAILABLE:
             values += [
                 ("reason", self._unavailable),
                 ("wait_ms", self._unavailable_until_ms - now_ms),
             ]
-        if instead:
-            values[0] = ("state", instead)
-        return Finding(Reason.SPARK, not instead, tuple(values))
-
-    def _is_large(self, of_topic: str, size_bytes: int) -> bool:
-        if of_topic != "default":
-            return of_topic == "spark"
-        return self.settings.engine == "spark" and size_bytes > self.settings.spark.min_bytes
+        return Finding(Reason.OFFLOADED, not fallback, tuple(values))
 
     def _fallback_reason(self, partition: TopicPartition, now_ms: int) -> str:
-        """Why the workers have it at this moment, though it is Spark's; empty if they do not."""
+        """Return why the workers clean this offloaded partition now; empty if they do not."""
         if now_ms < self._unavailable_until_ms:
             return UNAVAILABLE
-        mark = self._failures.get(partition)
-        if mark is None or mark.failures < self.settings.spark.attempts:
+        failure = self._failures.get(partition)
+        if failure is None or failure.failures < self.settings.offload.attempts:
             return ""
-        if now_ms < mark.until_ms:
+        if now_ms < failure.until_ms:
             return GIVEN_UP
-        del self._failures[partition]  # it is tried again, as if for the first time
+        del self._failures[partition]  # start again, as with the first attempt
         return ""
 
-    def update_due(self, due: Iterable[TopicPartition], seen: frozenset[TopicPartition]) -> None:
-        """A look is over: who is due, most urgent first; `seen` are all that exist."""
-        for partition in self._failures.keys() - seen:
+    def update_due(
+        self, due: Iterable[TopicPartition], existing: frozenset[TopicPartition]
+    ) -> None:
+        """Take the result of a scan: the due partitions, most urgent first."""
+        for partition in self._failures.keys() - existing:
             del self._failures[partition]
         now_ms = self.now_ms()
         busy = () if self.job is None else self.job.partitions
@@ -162,55 +160,55 @@ class SparkOffload:
             self.wake()
 
     def abort(self, partition: TopicPartition, reason: str) -> bool:
-        """An operator wants the partition left alone: end the job that has it, if there is one."""
-        runs = self.job is not None and partition in self.job.partitions
-        if runs:
+        """End the job that cleans the partition; return whether there was one."""
+        is_running = self.job is not None and partition in self.job.partitions
+        if is_running:
             self.interrupt(reason)
-        return runs
+        return is_running
 
     def retry(self, partition: TopicPartition) -> None:
-        """Forget failures of this partition, and that no job could be started."""
+        """Clear the failures of this partition, and try again to start jobs."""
         self._failures.pop(partition, None)
         self._unavailable, self._unavailable_until_ms = "", 0
 
-    # What is told by who runs jobs --------------------------------------------------------------
+    # For the runner of jobs ----------------------------------------------------------------------
 
     def job_started(self, job: OffloadedJob) -> None:
-        """A job is about to be started."""
+        """Record a job that is about to start."""
         assert self.job is None
         self.job = job
         self.due = []
 
     def job_ended(self) -> None:
-        """It is over; how, is told partition by partition."""
+        """Record the end of the job; the result of each partition is reported separately."""
         self.job = None
         self.interrupt = _ignore_interrupt
 
     def succeeded(self, partition: TopicPartition) -> None:
-        """Clean, or nothing was dirty."""
+        """Record that the partition is clean."""
         self._failures.pop(partition, None)
 
     def failed(self, partition: TopicPartition, reason: str) -> bool:
-        """It went wrong; whether the workers have the partition now."""
-        mark = self._failures.setdefault(partition, _FailureRecord(0, 0, 0, ""))
-        mark.failures += 1
-        mark.reason = reason
-        given_up = mark.failures >= self.settings.spark.attempts
-        wait_ms = retry_delay_ms(mark.failures, self.settings)
+        """Record a failure; return whether the workers clean the partition now."""
+        failure = self._failures.setdefault(partition, _FailureRecord(0, 0, 0, ""))
+        failure.failures += 1
+        failure.reason = reason
+        given_up = failure.failures >= self.settings.offload.attempts
+        wait_ms = retry_delay_ms(failure.failures, self.settings)
         if given_up:
             wait_ms = self.settings.retry_backoff_max_ms
-        mark.until_ms = self.now_ms() + wait_ms
+        failure.until_ms = self.now_ms() + wait_ms
         return given_up
 
     def job_discarded(self, partition: TopicPartition, reason: str) -> None:
-        """The log went on without the job, or somebody else had leased it: no failure."""
-        mark = self._failures.setdefault(partition, _FailureRecord(0, 0, 0, ""))
-        mark.discards += 1
-        mark.reason = reason
-        mark.until_ms = self.now_ms() + retry_delay_ms(mark.discards, self.settings)
+        """Record an outdated result: the log changed meanwhile, or it was leased elsewhere."""
+        failure = self._failures.setdefault(partition, _FailureRecord(0, 0, 0, ""))
+        failure.discards += 1
+        failure.reason = reason
+        failure.until_ms = self.now_ms() + retry_delay_ms(failure.discards, self.settings)
 
     def cannot_start(self, reason: str) -> bool:
-        """No job can be started: the workers have all for a while. Whether that is news."""
+        """Let the workers clean everything for a while; return whether the reason is new."""
         is_news = reason != self._unavailable
         self._unavailable = reason
         self._unavailable_until_ms = self.now_ms() + self.settings.retry_backoff_max_ms
@@ -218,14 +216,14 @@ class SparkOffload:
         return is_news
 
     def status(self) -> OffloadStatus:
-        """What is going on."""
-        now_ms, spark = self.now_ms(), self.settings.spark
+        """Return the present state of offloading."""
+        now_ms, rules = self.now_ms(), self.settings.offload
         wait_ms = max(0, self._unavailable_until_ms - now_ms)
         given_up = [p for p in list(self._failures) if self._fallback_reason(p, now_ms) == GIVEN_UP]
         return OffloadStatus(
-            enabled=self.settings.engine == "spark",
-            master=spark.master,
-            min_bytes=spark.min_bytes,
+            enabled=rules.by_size,
+            target=rules.target,
+            min_bytes=rules.min_bytes,
             job=self.job,
             seconds=0.0 if self.job is None else (now_ms - self.job.started_ms) / 1000,
             waiting=tuple(self.due),

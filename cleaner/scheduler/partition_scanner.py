@@ -22,7 +22,7 @@ from cleaner.planning.plan import Strategy, Verdict, assess
 from cleaner.scheduler.clean_requests import CleanRequests
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
 from cleaner.scheduler.in_progress import CleanerRegistry
-from cleaner.scheduler.offload import SparkOffload
+from cleaner.scheduler.offload import Offload
 from cleaner.scheduler.wait_times import WaitingTimes
 from cleaner.stats import PoolStats
 from storage.env import Env
@@ -98,8 +98,8 @@ class _ScanTotals:
 
 
 def _is_offloaded(verdict: Verdict) -> bool:
-    """Whether all that keeps the workers from it is that it is Spark's."""
-    return {finding.reason for finding in verdict.findings if finding.blocks} == {Reason.SPARK}
+    """Return whether offloading is the only reason why the workers do not clean it."""
+    return {finding.reason for finding in verdict.findings if finding.blocks} == {Reason.OFFLOADED}
 
 
 class PartitionScanner:
@@ -113,7 +113,7 @@ class PartitionScanner:
         stats: PoolStats,
         memory: CleanerStateStore,
         *,
-        offload: SparkOffload,
+        offload: Offload,
     ) -> None:
         self.verdicts: dict[TopicPartition, Verdict] = {}
         self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
@@ -181,7 +181,7 @@ class PartitionScanner:
                 strategy=self.strategy,
                 run_now=self.requests.pending(facts) is not None,
             )
-            finding = self._offload.spark_finding(facts, verdict)
+            finding = self._offload.find_offload(facts, verdict)
         except Exception:
             # One log with impossible numbers must not keep the others from being cleaned.
             self._stats.scan_failures += 1

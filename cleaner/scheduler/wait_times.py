@@ -22,7 +22,7 @@ class WaitingTimes:
     def observe(self, verdict: Verdict, now_ms: int) -> int | None:
         """Record a scan's result; return since when the partition waits, None if it does not."""
         blocking = {finding.reason for finding in verdict.findings if finding.blocks}
-        if not blocking or blocking == {Reason.SPARK}:
+        if not blocking or blocking == {Reason.OFFLOADED}:
             return self._since_ms.setdefault(verdict.partition, now_ms)
         if blocking != {Reason.PAUSED}:
             self._since_ms.pop(verdict.partition, None)

@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 
 from admin.client import ApiClient
+from cleaner.job import Damage
 from cleaner.remote_compaction import AdoptOutcome, AdoptResult, PartitionPlan, Purpose
 from config import exit_codes
 from config.units import about_size
@@ -61,7 +62,7 @@ class PartitionResult:
     records_before: int
     records_after: int
     keys: int
-    damaged: tuple[tuple[str, int, str], ...] = ()  # path, position, reason; left as it is
+    damaged: tuple[Damage, ...] = ()  # left unchanged
     verify_seconds: float = 0.0
 
 
@@ -186,7 +187,7 @@ def dry_run_compact(
                 records_after=sum(stay),
                 keys=index.keys,
                 damaged=tuple(
-                    (damage.path, damage.position, damage.reason) for damage in index.damaged
+                    Damage(damage.path, damage.position, damage.reason) for damage in index.damaged
                 ),
             )
         )

@@ -15,11 +15,10 @@ from dataclasses import replace
 from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.key_rows import Listing
-from cleaner.engine.outcome import Damage
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
-from cleaner.job import SourceSegment
+from cleaner.job import Damage, SourceSegment
 from pipeline.stages.counting import KeysDoNotFitError, survey_job, survey_segment
 from pipeline.stages.planning import sources_of
 from pipeline.stages.rows import RowWriter

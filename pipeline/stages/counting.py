@@ -12,9 +12,8 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.layout import Code
 from cleaner.engine.kernels.passes import survey
-from cleaner.engine.outcome import Damage
 from cleaner.engine.segment_scan import scan_segment
-from cleaner.job import CleanJob, SourceSegment
+from cleaner.job import CleanJob, Damage, SourceSegment
 from pipeline.stages.tasks import SegmentCounts
 from storage.errors import DamagedSegmentError
 

@@ -13,7 +13,7 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.passes.shards import list_entries
 from cleaner.engine.offset_map import OffsetMap
-from cleaner.engine.outcome import Damage
+from cleaner.job import Damage
 from pipeline.stages.counting import KeysDoNotFitError, survey_job, survey_segment
 from pipeline.stages.planning import sources_of
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from cleaner import typed_json
-from cleaner.engine.outcome import Damage, RewriteTotals
-from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.engine.outcome import RewriteTotals
+from cleaner.job import CleanedGroup, CleanJob, CleanReport, Damage
 
 T = TypeVar("T")
 

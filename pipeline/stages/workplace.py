@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
-from cleaner.engine.outcome import Damage
-from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.job import CleanedGroup, CleanJob, CleanReport, Damage
 from pipeline.stages.tasks import DamageFound
 from pipeline.transport import SCRATCH, InputsGoneError, Transport, transport_of
 from storage.env import Env
@@ -93,7 +92,7 @@ class TaskFiles:
 
     def renamed(self, report: CleanReport) -> CleanReport:
         """A report whose paths are the job's."""
-        damaged = tuple((self.named(path), at, why) for path, at, why in report.damaged)
+        damaged = tuple(damage._replace(path=self.named(damage.path)) for damage in report.damaged)
         return replace(report, damaged=damaged)
 
 

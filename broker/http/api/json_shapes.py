@@ -62,18 +62,18 @@ def status_json(
 
 
 def spark_json(status: OffloadStatus) -> Json:
-    """What is cleaned on Spark, and what was to be."""
+    """Return the state of offloading to Spark."""
     job = None
     if status.job is not None:
         job = {
             "topic": status.job.partitions[0].topic,
             "partitions": [partition.partition for partition in status.job.partitions],
-            "master": status.job.master,
+            "master": status.job.target,
             "seconds": round(status.seconds, 3),
         }
     return {
         "enabled": status.enabled,
-        "master": status.master,
+        "master": status.target,
         "min_bytes": status.min_bytes,
         "job": job,
         "waiting": [partition_fields(partition) for partition in status.waiting],

@@ -15,9 +15,8 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.layout import HEADER_BYTES, RECORD_BYTES_MIN, Code
 from cleaner.engine.kernels.passes.walk import count_records
-from cleaner.engine.outcome import Damage
 from cleaner.engine.source import SourceReader, offsets_end
-from cleaner.job import SourceSegment
+from cleaner.job import Damage, SourceSegment
 from storage.errors import (
     CorruptBatchError,
     DamagedSegmentError,

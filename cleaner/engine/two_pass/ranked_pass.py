@@ -23,9 +23,9 @@ from cleaner.engine.context import CleanContext
 from cleaner.engine.kernels import fields
 from cleaner.engine.kernels.compile import Ints
 from cleaner.engine.kernels.passes.ranking import LOWEST, newly_deleted, recall, still_deleted
-from cleaner.engine.outcome import Damage
 from cleaner.engine.ranked_map import RankedMap
 from cleaner.engine.two_pass.index_pass import index_segment
+from cleaner.job import Damage
 from storage.env import File
 from storage.errors import CorruptCheckpointError, DamagedSegmentError
 from storage.format.filenames import CLEANED

@@ -27,11 +27,11 @@ from cleaner.engine.kernels.layout import (
 )
 from cleaner.engine.kernels.passes.rebuilt_batch import copy_whole, settle_empty, write_header
 from cleaner.engine.kernels.passes.rewrite import filter_unpacked, pass_batch, rewrite_batches
-from cleaner.engine.outcome import Damage, RewriteTotals
+from cleaner.engine.outcome import RewriteTotals
 from cleaner.engine.output import CleanedOutput, OutputBuffers
 from cleaner.engine.source import offsets_end
 from cleaner.engine.two_pass.group_accounting import GroupAccounting
-from cleaner.job import UNKNOWN_HORIZON, SourceSegment
+from cleaner.job import UNKNOWN_HORIZON, Damage, SourceSegment
 from storage.errors import CorruptBatchError, DamagedSegmentError, DecompressionLimitError
 from storage.format.batch import BatchHeader, unpack_header
 from storage.format.compression import compress

@@ -26,14 +26,14 @@ from cleaner.engine.kernels.layout import RECORD_BYTES_MIN
 from cleaner.engine.kernels.passes.shards import list_unknown, merge_rows
 from cleaner.engine.key_rows import Listing
 from cleaner.engine.offset_map import OffsetMap, slots_for
-from cleaner.engine.outcome import CleanOutcome, Damage
+from cleaner.engine.outcome import CleanOutcome
 from cleaner.engine.output_files import OutputFiles
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_section
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.engine.verify.verify_scratch import LiveOffsets, Rows, Scratch
-from cleaner.job import CleanJob, CleanReport, JobControl
+from cleaner.job import CleanJob, CleanReport, Damage, JobControl
 from cleaner.verification import InvalidOutputError
 from storage.env import Env
 from storage.errors import DamagedSegmentError

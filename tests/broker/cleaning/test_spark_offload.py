@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from broker.cleaning import spark_offload
 from broker.cleaning.spark_offload import SparkRunner
-from cleaner.scheduler.offload import SparkOffload
+from cleaner.scheduler.offload import Offload
 from config.settings import CleanerSettings, SparkSettings
 from storage.env import RealEnv
 from storage.model import TopicPartition
@@ -37,11 +37,11 @@ class World:
         self.settings = CleanerSettings(engine="spark", spark=SPARK.model_copy(update=spark))
         self.records: list[Any] = []
         loop = asyncio.get_running_loop()
-        self.handover = SparkOffload(self.settings, lambda: int(loop.time() * 1000))
+        self.offload = Offload(self.settings, lambda: int(loop.time() * 1000))
         self.spark = SparkRunner(
             RealEnv(),
             SimpleNamespace(  # type: ignore[arg-type]
-                offload=self.handover,
+                offload=self.offload,
                 wake=lambda: None,
                 remote_clean_failed=lambda _, record: self.records.append(record),
             ),
@@ -53,7 +53,7 @@ class World:
         )
 
     def due(self, *partitions: TopicPartition) -> None:
-        self.handover.update_due(partitions, frozenset((P0, P1, OTHER)))
+        self.offload.update_due(partitions, frozenset((P0, P1, OTHER)))
 
     async def until(self, holds: Callable[[], object]) -> None:
         async with asyncio.timeout(SECONDS):
@@ -63,8 +63,8 @@ class World:
     async def run(self, *partitions: TopicPartition) -> None:
         """To the end of one job."""
         self.due(*partitions)
-        await self.until(lambda: self.handover.job is not None or not self.handover.due)
-        await self.until(lambda: self.handover.job is None)
+        await self.until(lambda: self.offload.job is not None or not self.offload.due)
+        await self.until(lambda: self.offload.job is None)
         await asyncio.sleep(0)
 
     @property
@@ -89,7 +89,7 @@ async def test_a_job_takes_what_is_due_of_one_topic_and_is_told_all_it_has_to_kn
     async with world(tmp_path, code, transport="http", broker_url="http://b:1") as w:
         await w.run(P1, OTHER, P0)
         await w.run(OTHER)
-        assert w.handover.status().given_up == ()
+        assert w.offload.status().given_up == ()
     first, second = map(eval, (tmp_path / "told").read_text().splitlines())
     assert first[:3] == ["compact", "--partitions", "0,1"]
     assert first[-2:] == ["--", "t"]
@@ -104,10 +104,10 @@ async def test_a_job_takes_what_is_due_of_one_topic_and_is_told_all_it_has_to_kn
     ("code", "outcome", "reason"),
     [
         ("print('varve: no room', file=sys.stderr); sys.exit(1)", "failed", "no room"),
-        ("sys.exit(9)", "failed", "its process ended with 9"),
-        ("os.kill(os.getpid(), 9)", "failed", "its process was ended by SIGKILL"),
+        ("sys.exit(9)", "failed", "its process exited with status 9"),
+        ("os.kill(os.getpid(), 9)", "failed", "its process was killed by SIGKILL"),
         ("print('varve: it was cut', file=sys.stderr); sys.exit(3)", "stale", "it was cut"),
-        ("print('[[['); sys.exit(4)", "failed", "its process ended with 4"),
+        ("print('[[['); sys.exit(4)", "failed", "its process exited with status 4"),
     ],
 )
 async def test_what_goes_wrong_is_in_the_history_with_its_reason(
@@ -118,7 +118,7 @@ async def test_what_goes_wrong_is_in_the_history_with_its_reason(
         assert w.outcomes == [(partition, outcome, reason) for partition in (P0, P1)]
         assert {record.engine for record in w.records} == {"spark"}
         w.due(P0, P1)
-        assert w.handover.due == []  # they wait
+        assert w.offload.due == []  # they wait
 
 
 async def test_partitions_of_one_job_can_end_differently(tmp_path: Path) -> None:
@@ -130,45 +130,45 @@ async def test_partitions_of_one_job_can_end_differently(tmp_path: Path) -> None
     async with world(tmp_path, code) as w:
         for _ in range(2):
             await w.run(P0, P1)
-            w.handover._failures[P1].until_ms -= 3_600_000
+            w.offload._failures[P1].until_ms -= 3_600_000
         assert w.outcomes == [(P1, "failed", "a record is missing")] * 2
 
 
-async def test_after_so_many_failures_the_workers_have_the_partition(tmp_path: Path) -> None:
+async def test_after_several_failures_the_workers_clean_the_partition(tmp_path: Path) -> None:
     async with world(tmp_path, "sys.exit(1)", attempts=1) as w:
         with capture_logs() as logs:
             await w.run(P0)
-        assert w.handover.status().given_up == (P0,)
+        assert w.offload.status().given_up == (P0,)
     (line,) = [log for log in logs if log["log_level"] == "error"]
-    assert line["event"] == "spark job failed; the workers clean the partition now"
+    assert (line["event"], line["cleaned_by"]) == ("spark job failed", "workers")
 
 
 @pytest.mark.parametrize("code", [2, 6])
-async def test_where_nothing_can_be_started_it_is_said_once(tmp_path: Path, code: int) -> None:
+async def test_a_lack_of_spark_is_logged_once(tmp_path: Path, code: int) -> None:
     script = f"print('varve: no Java', file=sys.stderr); sys.exit({code})"
     async with world(tmp_path, script) as w:
         with capture_logs() as logs:
             for _ in range(2):
                 await w.run(P0)
-        assert w.handover.status().unavailable == "no Java"
+        assert w.offload.status().unavailable == "no Java"
     assert [log["reason"] for log in logs if log["log_level"] == "error"] == ["no Java"]
 
 
-async def test_without_the_extra_nothing_is_started(
+async def test_no_job_starts_without_the_pipeline_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(spark_offload, "NEEDS", ("pipeline", "no_such_package"))
     async with world(tmp_path, "sys.exit(0)") as w:
         w.due(P0)
-        await w.until(lambda: w.handover.status().unavailable)
-        assert "pip install 'varve[pipeline]'" in w.handover.status().unavailable
+        await w.until(lambda: w.offload.status().unavailable)
+        assert "pip install 'varve[pipeline]'" in w.offload.status().unavailable
 
 
-async def test_a_command_that_is_not_there_is_no_reason_to_stop(tmp_path: Path) -> None:
+async def test_a_missing_command_makes_spark_unavailable(tmp_path: Path) -> None:
     async with world(tmp_path, "") as w:
         w.spark._command = ("/no/such/program",)
         w.due(P0)
-        await w.until(lambda: w.handover.status().unavailable)
+        await w.until(lambda: w.offload.status().unavailable)
 
 
 HANGS = """
@@ -178,8 +178,8 @@ if os.fork() == 0:
 {handler}
 while True: time.sleep(1)
 """
-HEEDS = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))"
-DOES_NOT = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+EXITS_ON_SIGTERM = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))"
+IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
 def is_alive(pid: int) -> bool:
@@ -190,7 +190,7 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("handler", [HEEDS, DOES_NOT], ids=["heeds", "does not"])
+@pytest.mark.parametrize("handler", [EXITS_ON_SIGTERM, IGNORES_SIGTERM], ids=["exits", "ignores"])
 @pytest.mark.parametrize("how", ["operator", "stop", "time"])
 async def test_a_job_is_ended_with_all_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handler: str, how: str
@@ -204,17 +204,17 @@ async def test_a_job_is_ended_with_all_its_processes(
         w.due(P0)
         await w.until(lambda: mark.exists() and mark.read_text())
         if how == "operator":
-            assert w.handover.abort(P0, "an operator paused it")
+            assert w.offload.abort(P0, "an operator paused it")
         elif how == "stop":
             await w.spark.stop()
         await w.until(lambda: w.records)
         assert not is_alive(int(mark.read_text()))
         kind = "failed" if how == "time" else "aborted"
         assert [record.outcome for record in w.records] == [kind]
-        assert w.handover.status().job is None
+        assert w.offload.status().job is None
 
 
-async def test_what_it_says_is_bounded_and_its_last_word_kept(tmp_path: Path) -> None:
+async def test_the_logged_output_is_bounded_and_the_last_line_is_the_reason(tmp_path: Path) -> None:
     code = (
         "for n in range(500): print('line', n, 'x' * 1000, file=sys.stderr)\n"
         "sys.stderr.write('y' * 3_000_000 + '\\n')\n"
@@ -225,6 +225,6 @@ async def test_what_it_says_is_bounded_and_its_last_word_kept(tmp_path: Path) ->
         with capture_logs() as logs:
             await w.run(P0)
         assert w.outcomes == [(P0, "failed", "at last")]
-    messages = [log["reason"] for log in logs if log["event"] == "spark job says"]
+    messages = [log["reason"] for log in logs if log["event"] == "spark job output"]
     assert len(messages) == spark_offload.LINES_MAX
     assert max(map(len, messages)) <= spark_offload.LINE_CHARS_MAX

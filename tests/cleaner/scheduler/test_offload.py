@@ -1,4 +1,4 @@
-"""Partitions that Spark cleans: which ones, that the workers keep off, and when they take over."""
+"""Offloaded partitions: which ones they are, and when the workers clean them instead."""
 
 import asyncio
 from dataclasses import replace
@@ -19,15 +19,15 @@ SIZE = 400  # below the active segment of a log that `dirty` makes
 SPARK = SETTINGS.model_copy(
     update={"engine": "spark", "spark": SparkSettings(min_bytes=SIZE - 1, attempts=2)}
 )
-OF_SPARK = replace(COMPACTED, varve_cleaner_engine="spark")
-NEVER = replace(COMPACTED, varve_cleaner_engine="local")
+OFFLOADED = replace(COMPACTED, varve_cleaner_engine="spark")
+LOCAL = replace(COMPACTED, varve_cleaner_engine="local")
 
 
 async def until_due(b: Bench, *partitions: TopicPartition) -> None:
     await until(lambda: sorted(b.pool.offload.due) == sorted(partitions))
 
 
-def told(b: Bench, partition: TopicPartition = T0) -> str:
+def explain(b: Bench, partition: TopicPartition = T0) -> str:
     return " ".join(sentences(b.pool.explain(partition)))
 
 
@@ -53,12 +53,15 @@ def test_large_partitions_wait_for_spark_and_the_workers_keep_off() -> None:
         assert explanation.verdict is not None
         assert not explanation.verdict.to_clean
         assert explanation.next_attempt is None
-        assert told(b).startswith("t-0 is not being cleaned: handed to Spark.")
-        assert "Its 400 B are for Spark (local[*]); it waits for its turn there." in told(b)
+        assert explain(b).startswith("t-0 is not being cleaned: offloaded.")
+        assert (
+            "Its 400 B are to be cleaned on Spark (local[*]); the job has not started yet."
+            in explain(b)
+        )
         begin(b, T0)
         await asyncio.sleep(10)
         assert b.pool.offload.due == []
-        assert "where a job has it" in told(b)
+        assert "A job on Spark (local[*]) is cleaning its 400 B." in explain(b)
         assert b.link.sent == []
 
     on_the_bench(scenario, SPARK)
@@ -69,7 +72,7 @@ def test_large_partitions_wait_for_spark_and_the_workers_keep_off() -> None:
     [
         (SETTINGS, {}),
         (SPARK.model_copy(update={"spark": SparkSettings(min_bytes=SIZE)}), {}),
-        (SPARK, {"config": NEVER}),
+        (SPARK, {"config": LOCAL}),
     ],
     ids=["local engine", "not larger", "the topic says so"],
 )
@@ -78,14 +81,14 @@ def test_others_are_the_workers_matter(settings, changes) -> None:
         b.dirty(**changes)
         await until_job(b)
         assert b.pool.offload.due == []
-        assert "Spark" not in told(b)
+        assert "Spark" not in explain(b)
 
     on_the_bench(scenario, settings)
 
 
 def test_a_topic_can_be_spark_s_whatever_its_size_and_the_engine() -> None:
     async def scenario(b: Bench) -> None:
-        b.dirty(config=OF_SPARK)
+        b.dirty(config=OFFLOADED)
         await until_due(b, T0)
         assert b.link.sent == []
 
@@ -94,10 +97,10 @@ def test_a_topic_can_be_spark_s_whatever_its_size_and_the_engine() -> None:
 
 def test_what_is_not_worth_a_clean_is_not_worth_spark() -> None:
     async def scenario(b: Bench) -> None:
-        b.dirty(config=replace(OF_SPARK, min_cleanable_dirty_ratio=1.0))
-        b.dirty(T1, config=OF_SPARK)
+        b.dirty(config=replace(OFFLOADED, min_cleanable_dirty_ratio=1.0))
+        b.dirty(T1, config=OFFLOADED)
         await until_due(b, T1)
-        assert "Spark" not in told(b)
+        assert "Spark" not in explain(b)
         assert b.pool.request_clean(T0) is not None
         await until_due(b, T0, T1)
         assert b.pool.offload.due == [T0, T1]  # who was asked for goes first
@@ -114,13 +117,16 @@ def test_failures_are_waited_for_and_then_the_workers_take_over_for_a_while() ->
         await asyncio.sleep(5)
         assert b.pool.offload.due == []
         assert b.link.sent == []
-        assert "the last attempt came to nothing (no), the next one is in" in told(b)
+        assert "the last attempt failed (no), the next one is in" in explain(b)
         await asyncio.sleep(6)
         await until_due(b, T0)
         begin(b, T0)
         assert fail(b, reason="still not")
         assert b.pool.offload.status().given_up == (T0,)
-        assert "2 attempts failed in a row (still not). The workers clean it" in told(b)
+        assert (
+            "2 attempts on Spark (local[*]) failed in a row (still not). The workers clean"
+            in explain(b)
+        )
         await until_job(b)
         b.link.failed()
         await asyncio.sleep(SPARK.retry_backoff_max_ms / 1000)
@@ -155,7 +161,7 @@ def test_where_no_job_can_be_started_the_workers_have_all_until_somebody_says_ot
         assert not b.pool.offload.cannot_start("no Java")
         b.dirty()
         await until_job(b)
-        assert "where no job can be started (no Java). The workers clean it" in told(b)
+        assert "no job can be started there: no Java. The workers clean it" in explain(b)
         status = b.pool.offload.status()
         assert (status.unavailable, status.wait_ms > 50_000) == ("no Java", True)
         b.dirty(T1)
@@ -188,11 +194,11 @@ def test_a_pause_and_an_abort_interrupt_the_job_that_has_the_partition(subject: 
 
 def test_what_only_expired_stays_with_the_workers() -> None:
     async def scenario(b: Bench) -> None:
-        b.dirty(config=OF_SPARK, checkpoint=40)
+        b.dirty(config=OFFLOADED, checkpoint=40)
         facts = b.host.logs[T0]
         verdict = b.pool._scanner.assess(facts)
         assert verdict is not None
-        assert Reason.SPARK not in {finding.reason for finding in verdict.findings}
+        assert Reason.OFFLOADED not in {finding.reason for finding in verdict.findings}
         assert b.pool.offload.due == []
 
     on_the_bench(scenario)
