@@ -29,7 +29,7 @@ help:
 	@echo 'make sim-schedule  the simulation of the order of cleans (SEEDS=0:100)'
 	@echo 'make budgets  what the most expensive request of every API and version costs'
 	@echo 'make lint   ruff, mypy, import-linter'
-	@echo 'make docs   write docs/configuration.md anew from the tables in config/'
+	@echo 'make docs   write docs/reference/configuration.md anew from the tables in config/'
 	@echo 'make lock   resolve newer versions of the dependencies and lock them'
 	@echo 'make clean  remove .venv and caches; data/ stays'
 
@@ -61,7 +61,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m config.reference > docs/configuration.md
+	$(BIN)/python -m config.reference > docs/reference/configuration.md
 
 # Only for whoever maintains the locks: needs uv.
 lock:

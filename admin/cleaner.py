@@ -245,7 +245,7 @@ def end_transaction(
     """Abort a transaction that nobody else will end: its records are dropped.
 
     For one that Kafka left open in a folder: this broker has no transaction coordinator. Look
-    first whether Kafka's had decided to commit it (docs/operating-the-cleaner.md).
+    first whether Kafka's had decided to commit it (docs/how-to/operate-the-cleaner.md).
     """
     path = f"{partition_path(topic, partition)}/transactions/{producer_id}/abort"
     text = f"{topic}-{partition}: the transaction of producer {producer_id} is aborted"

@@ -1,8 +1,8 @@
 """`varve leases`: list and end the leases of offline runs, over the HTTP API. See admin/command.py.
 
-An offline run (docs/offline-runs.md) leases partitions of one topic to a process outside the
-broker, such as `varve pipeline compact`. If that process dies, the lease stays until it expires;
-`end` releases the partitions at once.
+A remote compaction (docs/reference/remote-compaction.md) leases partitions of one topic to a
+process outside the broker, such as `varve pipeline compact`. If that process dies, the lease
+stays until it expires; `end` releases the partitions at once.
 """
 
 from collections.abc import Sequence

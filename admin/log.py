@@ -1,6 +1,6 @@
 """`varve log`: verify a log, and skip damaged batches, over the HTTP API. See admin/command.py.
 
-What damage is and what to do about it: docs/damaged-data.md.
+What damage is and what to do about it: docs/how-to/repair-damaged-data.md.
 """
 
 import sys

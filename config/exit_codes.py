@@ -1,6 +1,6 @@
 """The exit codes of all `varve` commands, including `varve pipeline`.
 
-docs/exit-codes.md lists them for users.
+docs/reference/exit-codes.md lists them for users.
 """
 
 from typing import Final

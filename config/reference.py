@@ -1,4 +1,4 @@
-"""docs/configuration.md, written from the tables and from config/default.yaml.
+"""docs/reference/configuration.md, written from the tables and from config/default.yaml.
 
 `make docs` prints it into the file; a test keeps the file current.
 """

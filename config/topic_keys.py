@@ -1,7 +1,7 @@
 """Topic settings: typed values, where each comes from, and who wins.
 
-Feeds YAML, CreateTopics, AlterConfigs, DescribeConfigs and docs/configuration.md, and may be
-imported from anywhere. The table itself is in topic_table.py, the check of one value in
+Feeds YAML, CreateTopics, AlterConfigs, DescribeConfigs and docs/reference/configuration.md,
+and may be imported from anywhere. The table itself is in topic_table.py, the check of one value in
 topic_values.py; both are to be had from here.
 
 What always holds:

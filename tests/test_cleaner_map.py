@@ -1,4 +1,4 @@
-"""docs/kafka-cleaner-tests.md names every test of Kafka's cleaner, and tests of ours that exist."""
+"""docs/reference/kafka-cleaner-tests.md maps Kafka's cleaner tests to our tests."""
 
 import ast
 import re
@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs/kafka-cleaner-tests.md").read_text()
+PAGE = (ROOT / "docs/reference/kafka-cleaner-tests.md").read_text()
 # How many tests each of Kafka's classes has.
 THEIRS = {"C": 49, "M": 31, "I": 9, "O": 6, "T": 2}
 INVARIANTS = 16

@@ -19,11 +19,12 @@ from config.settings import Settings
 from tests.support.varve import running_varve
 
 ROOT = Path(__file__).parents[1]
+GLOSSARY = ROOT / "docs/reference/glossary.md"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def test_the_configuration_page_is_current() -> None:
-    written = (ROOT / "docs/configuration.md").read_text()
+    written = (ROOT / "docs/reference/configuration.md").read_text()
     assert written == page(), "run `make docs` and review the change"
 
 
@@ -95,7 +96,7 @@ def test_commands_in_the_documents_exist() -> None:
 
 
 def test_every_exit_code_is_in_the_one_table_of_the_documents() -> None:
-    page = (ROOT / "docs/exit-codes.md").read_text()
+    page = (ROOT / "docs/reference/exit-codes.md").read_text()
     listed = {
         name.replace(" ", "_").upper(): int(code)
         for code, name in re.findall(r"^\| (\d+) \| ([a-z ]+) \|", page, re.MULTILINE)
@@ -133,13 +134,13 @@ def test_options_of_the_spark_source_are_documented() -> None:
     code = (ROOT / "pipeline/datasource/options.py").read_text()
     named = set(re.findall(r"\.(?:text|flag|number|duration_ms)\(\s*\"([\w.]+)\"", code))
     assert len(named) > 12
-    page = (ROOT / "docs/pipeline.md").read_text()
+    page = (ROOT / "docs/reference/spark-source.md").read_text()
     refused = {"kafka.security.protocol"}
     assert [name for name in sorted(named - refused) if f"`{name}`" not in page] == []
 
 
 def test_the_glossary_has_every_word_once_and_in_order() -> None:
-    rows = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(), re.MULTILINE)
     words = [word for word in rows if word != "word"]
     assert len(words) > 30
     assert len(words) == len(set(words))
@@ -177,7 +178,7 @@ def test_example_settings_are_good() -> None:
 def test_the_first_session_of_the_documents_works(tmp_path: Path) -> None:
     sessions = [
         re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
-        for name in ("README.md", "docs/getting-started.md")
+        for name in ("README.md", "docs/tutorials/getting-started.md")
     ]
     (readme,), (started,) = sessions
     assert len(readme.splitlines()) == 5

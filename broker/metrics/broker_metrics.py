@@ -2,9 +2,10 @@
 
 Names are those that jmx_exporter gives Kafka's own metrics (names and labels in lower case,
 `_total` for counters), so that existing dashboards work; ours begin with `varve_`. A name of
-Kafka's that `promtool check metrics` refuses is replaced by one of ours, and docs/metrics.md maps
-it. Label values come from fixed sets and from the names of topics and data directories. A scrape of
-thousands of partitions is collected in turns (`snapshot`), so that clients do not wait for it.
+Kafka's that `promtool check metrics` refuses is replaced by one of ours, and
+docs/reference/metrics.md maps it. Label values come from fixed sets and from the names of topics
+and data directories. A scrape of thousands of partitions is collected in turns (`snapshot`), so
+that clients do not wait for it.
 """
 
 from collections import Counter

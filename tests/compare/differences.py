@@ -1,6 +1,6 @@
 """What the two sides left, compared line by line; the exceptions have names.
 
-What may differ, and is checked to be nothing else (docs/compare-with-kafka.md):
+What may differ, and is checked to be nothing else (docs/reference/compare-with-kafka.md):
 - End of round. Kafka keeps the last batch of each round, empty; we keep the last one of the log.
   So everything is compared with our cleaner told to do as Kafka does (`Rule.LAST_OF_ROUND`). By our
   own rule the records are the same, and nothing is kept for longer.

@@ -2,7 +2,7 @@
 
 The jobs are planned by the planner and run by the cleaner as they are in a worker. `rule` says
 which batch at the end of a round stays though it is empty: Kafka 4.3.0 keeps the last one of the
-round, we keep the last one of the log (see docs/compare-with-kafka.md).
+round, we keep the last one of the log (see docs/reference/compare-with-kafka.md).
 """
 
 from dataclasses import replace

@@ -14,7 +14,7 @@ from tests.support.kafka import unavailable
 
 FIRST = 1
 CASES = cases(few=10, many=34)
-# Each once showed a difference, or what is an exception now (docs/compare-with-kafka.md).
+# Each once showed a difference, or what is an exception now (docs/reference/compare-with-kafka.md).
 FOUND = (
     316756658,  # a producer's last word is an emptied marker, and the stop is unclean
     1000019,  # an aborted transaction begins with a batch that Kafka keeps, empty

@@ -150,7 +150,8 @@ def test_a_running_kafka_and_our_daemon_leave_the_same(tmp_path: Path) -> None:
             assert_same_view(read_topics(varve.bootstrap, [TOPIC], level), views[level])
     remaining = list(headers_of(folder))
     results = list(headers_of(path / "data" / str(PARTITION)))
-    # Kafka keeps the last batch of the round, though it is empty: docs/compare-with-kafka.md.
+    # Kafka keeps the last batch of the round, though it is empty:
+    # docs/reference/compare-with-kafka.md.
     if len(remaining) > len(results):
         round_end = [item for item in remaining if item[1] == end - 1 and item[-1] == 0]
         remaining = [item for item in remaining if item not in round_end]

@@ -1,4 +1,4 @@
-"""docs/damaged-files.md says what comes of every damaged file, and the rules hold for each."""
+"""docs/reference/damaged-files.md matches what the code does with each damaged file."""
 
 import pytest
 

@@ -315,7 +315,7 @@ async def test_each_data_directory_says_whether_it_works_and_how_full_its_disk_i
 
 
 async def test_metrics_on_the_page_exist() -> None:
-    page = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
     page, _, mapping = page.partition("## Names that differ from Kafka's")
     reported = set(re.findall(r"\b((?:kafka|varve)_\w+)", page))
     local = re.findall(r"^\|.*\| `(\w+)` \|$", mapping, re.M)  # the last column

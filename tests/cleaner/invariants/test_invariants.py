@@ -5,9 +5,9 @@ codecs, tombstones, gaps in the offsets; cleans with maps of any size that are l
 cut off by a loss of power, while retention, truncation or a change of settings comes in between;
 orderly stops, kills and crashes. tests/support/cleaner/history.py says what must be readable.
 
-The numbers in the messages are those of docs/kafka-cleaner-tests.md, where 11 and 14 to 16 are
-shown to be tested elsewhere. By default the same runs each time; VARVE_INVARIANT_EXAMPLES=10000
-makes that many, others each time.
+The numbers in the messages are those of docs/reference/kafka-cleaner-tests.md, where 11 and 14 to
+16 are shown to be tested elsewhere. The default runs are always the same;
+VARVE_INVARIANT_EXAMPLES=10000 makes that many, others each time.
 """
 
 import os

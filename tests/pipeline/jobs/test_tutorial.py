@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from tests.support.varve import ROOT, VarveBroker
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
-PAGE = ROOT / "docs" / "tutorial-pipeline.md"
+PAGE = ROOT / "docs" / "tutorials" / "topic-to-delta-table.md"
 
 
 def test_the_tutorial_can_be_pasted(broker: VarveBroker, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Every file that a start reads, damaged in every way: what comes of it, found by trying.
 
-`python -m tests.support.storage.damaged_files` writes the tables of docs/damaged-files.md anew. The
-test compares them with what the code does, and checks what must hold whatever the table says.
+`python -m tests.support.storage.damaged_files` rewrites the tables of
+docs/reference/damaged-files.md. The test compares them with what the code does,
+and checks what must hold whatever the table says.
 """
 
 import re
@@ -75,7 +76,7 @@ from tests.support.storage.logs import (
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import put
 
-PAGE: Final = Path(__file__).parents[3] / "docs" / "damaged-files.md"
+PAGE: Final = Path(__file__).parents[3] / "docs" / "reference" / "damaged-files.md"
 Files = Mapping[str, bytes]  # path -> content; a folder in a file's place is FOLDER_HERE
 FOLDER_HERE: Final = b"\0a folder"
 ORDERLY, KILLED = "after an orderly stop", "after a kill"
