@@ -3,8 +3,8 @@
 import signal
 
 if __name__ == "__main__":
-    # While modules are loaded there is nothing to give up: Ctrl-C ends the process without a stack.
-    # `telling` turns it into an exception again, before a command begins. An ignored one stays so.
+    # While modules are loaded, Ctrl-C ends the process without a traceback. Before a command
+    # begins, `exit_on_error` turns it into an exception again. An ignored signal stays ignored.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from pipeline.cli import pipeline

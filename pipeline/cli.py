@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from pipeline.command import telling
+from pipeline.command import exit_on_error
 from pipeline.errors import JobError
 
 JOBS: Final[Mapping[str, str]] = {  # command -> what it does, in a line
@@ -64,7 +64,7 @@ def pipeline() -> None:
 
 
 @pipeline.command(short_help="Make Spark start in half the time from now on.")
-@telling
+@exit_on_error
 def warmup() -> None:
     """Compile the kernels and make the archive of classes with which Spark starts faster.
 

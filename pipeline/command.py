@@ -3,21 +3,18 @@
 Results go to standard output, as lines or as one JSON document; errors go to standard error.
 """
 
-import json
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import click
 
 from admin.client import ApiRefusedError, UnreachableError
-from admin.command import with_client
+from admin.command import fail, show, with_client
 from config import exit_codes
-from config.printable import printable
 from config.units import parse_size
 from pipeline.client.lease import LeaseRequestError
 from pipeline.engines.engine import Engine, LocalEngine, StageFailedError
@@ -29,6 +26,20 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+__all__ = [
+    "SparkOptions",
+    "exit_on_error",
+    "json_option",
+    "open_engine",
+    "show",
+    "size_option",
+    "with_broker",
+    "with_engine_options",
+    "with_lease_options",
+    "with_partitions",
+    "with_spark_options",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
@@ -39,8 +50,17 @@ class SparkOptions:
     log_level: str
     settings: Mapping[str, str]
 
-    def session(self, app_name: str) -> "SparkSession":
-        """Start it. Raises JobError."""
+    @contextmanager
+    def open_session(self, app_name: str, reporter: ProgressReporter) -> "Iterator[SparkSession]":
+        """Start a session and stop it at the end of the block. Raises JobError."""
+        reporter.note("starting Spark")
+        session = self._start(app_name)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+    def _start(self, app_name: str) -> "SparkSession":
         from pipeline.engines.java import NoJavaError
         from pipeline.engines.spark_session import SessionError, build_session
 
@@ -78,7 +98,7 @@ def _checked_master(_context: click.Context, _parameter: click.Parameter, value:
     return value
 
 
-def on_spark(function: Callable[P, None]) -> Callable[P, None]:
+def with_spark_options(function: Callable[P, None]) -> Callable[P, None]:
     """Adds the options of a session; the command gets them as `spark_options`."""
 
     @click.option(
@@ -116,9 +136,9 @@ def on_spark(function: Callable[P, None]) -> Callable[P, None]:
     return run  # type: ignore[return-value]
 
 
-def on_engine(function: Callable[P, None]) -> Callable[P, None]:
+def with_engine_options(function: Callable[P, None]) -> Callable[P, None]:
     """Adds the options that choose an engine; the command gets `engine_name`, `processes` and
-    `spark_options`, for `engine_of`."""
+    `spark_options`, for `open_engine`."""
     function = click.option(
         "--processes",
         type=click.IntRange(1, 1024),
@@ -132,10 +152,12 @@ def on_engine(function: Callable[P, None]) -> Callable[P, None]:
         show_default=True,
         help="Processes of this machine, or Spark's executors.",
     )(function)
-    return on_spark(function)
+    return with_spark_options(function)
 
 
-def of_size(name: str, default: str, text: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def size_option(
+    name: str, default: str, text: str
+) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """An option for a size such as 64MiB."""
 
     def parsed(_context: click.Context, _parameter: click.Parameter, value: str) -> int:
@@ -152,7 +174,7 @@ def of_size(name: str, default: str, text: str) -> Callable[[Callable[P, None]],
     )
 
 
-def of_partitions(function: Callable[P, None]) -> Callable[P, None]:
+def with_partitions(function: Callable[P, None]) -> Callable[P, None]:
     """Adds the option that names some partitions; the command gets None for all."""
 
     def parsed(
@@ -170,8 +192,24 @@ def of_partitions(function: Callable[P, None]) -> Callable[P, None]:
     )(function)
 
 
+def with_lease_options(function: Callable[P, None]) -> Callable[P, None]:
+    """Add how tasks read leased segments: `transport`, `task_memory` and `task_size`."""
+    function = size_option("--task-size", "512MiB", "Bytes of log that one task reads.")(function)
+    function = size_option("--task-memory", "1GiB", "Memory that one task uses for keys.")(function)
+    return click.option(
+        "--transport",
+        type=click.Choice(["auto", "disk", "http"]),
+        default="auto",
+        show_default=True,
+        help="How tasks read the log: from the broker's disk or over its HTTP address.",
+    )(function)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
 @contextmanager
-def engine_of(
+def open_engine(
     engine_name: str, processes: int | None, spark_options: SparkOptions, reporter: ProgressReporter
 ) -> Iterator[Engine]:
     """The engine that was asked for, until the block ends. Raises JobError."""
@@ -179,14 +217,10 @@ def engine_of(
         with LocalEngine(processes) as engine:
             yield engine
         return
-    reporter.note("starting Spark")
-    from pipeline.engines.spark_engine import SparkEngine
+    with spark_options.open_session("varve", reporter) as session:
+        from pipeline.engines.spark_engine import SparkEngine
 
-    session = spark_options.session("varve")
-    try:
         yield SparkEngine(session)
-    finally:
-        session.stop()
 
 
 def with_broker(function: Callable[P, None]) -> Callable[P, None]:
@@ -205,7 +239,7 @@ def with_broker(function: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def telling(function: Callable[P, None]) -> Callable[P, None]:
+def exit_on_error(function: Callable[P, None]) -> Callable[P, None]:
     """Turns errors into one line and an exit code. Stands right under the command's decorator."""
 
     @wraps(function)
@@ -228,14 +262,3 @@ def telling(function: Callable[P, None]) -> Callable[P, None]:
             fail("interrupted; nothing of it was handed back", exit_codes.INTERRUPTED)
 
     return run
-
-
-def show(answer: Any, as_json: bool, lines: Callable[[], Sequence[str]]) -> None:
-    """A result on standard output."""
-    click.echo(json.dumps(answer, indent=2) if as_json else "\n".join(map(printable, lines())))
-
-
-def fail(message: str, code: int) -> NoReturn:
-    """Ends the process with a reason on standard error."""
-    click.echo("\n".join(map(printable, f"varve: {message}".split("\n"))), err=True)
-    sys.exit(code)

@@ -40,7 +40,7 @@ class SilentReporter:
 
 
 @contextmanager
-def shown(*, quiet: bool = False) -> Iterator[ProgressReporter]:
+def progress_bars(*, quiet: bool = False) -> Iterator[ProgressReporter]:
     """Bars for the length of a block, where standard error is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield SilentReporter()

@@ -109,7 +109,6 @@ def test_the_pipelines_command_line_loads_no_spark_and_no_numba() -> None:
 
 
 def test_numba_is_imported_by_kernels_only() -> None:
-    doors = {"pipeline/records/compile.py"}  # says how that package's kernels are compiled
     results = [
         path.relative_to(ROOT).as_posix()
         for package in LAYERS
@@ -117,7 +116,6 @@ def test_numba_is_imported_by_kernels_only() -> None:
         for name in imports(path)
         if name.partition(".")[0] in {"numba", "llvmlite"}
         and "kernels" not in path.with_suffix("").parts
-        and path.relative_to(ROOT).as_posix() not in doors
     ]
     assert results == []
 

@@ -14,8 +14,8 @@ from storage.format.filenames import LOG, file_name
 
 
 @contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """Delay an interrupt to the end of a block, such as between leasing and holding the lease.
+def interrupts_deferred() -> Iterator[None]:
+    """Delay an interrupt to the end of a block, such as between leasing and using the lease.
 
     The second interrupt takes effect at once.
     """
@@ -37,7 +37,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 @contextmanager
-def told_when_lost(run: Lease) -> Iterator[None]:
+def lost_lease_reported(run: Lease) -> Iterator[None]:
     """Report a lost lease instead of the failed task: a lost lease takes the task's files away."""
     try:
         yield

@@ -17,7 +17,14 @@ import pyarrow as pa
 from pipeline.client.connection import FRAME_BYTES_MAX, OffsetsGoneError, WireError
 from pipeline.client.kafka_client import FETCH_BYTES, Fetched, Isolation, WireClient
 from pipeline.records.columns import COLUMNS
-from pipeline.records.decode import BATCH_ROWS, LARGEST_OFFSET, BatchDecoder, Keep, with_slack
+from pipeline.records.decode import (
+    BATCH_ROWS,
+    LARGEST_OFFSET,
+    BatchDecoder,
+    Keep,
+    Selection,
+    with_slack,
+)
 from pipeline.records.kernels import offset_behind
 from storage.errors import (
     CorruptBatchError,
@@ -82,12 +89,14 @@ class _RangeReader:
         self._options = options
         self._max_bytes = options.fetch_bytes
         self._decoder = BatchDecoder(
-            topic=partition.topic,
-            partition=partition.partition,
-            columns=options.columns,
-            end_offset=end,
-            keep=options.keep,
-            batch_rows=options.batch_rows,
+            Selection(
+                topic=partition.topic,
+                partition=partition.partition,
+                columns=options.columns,
+                end_offset=end,
+                keep=options.keep,
+                batch_rows=options.batch_rows,
+            )
         )
 
     def read(self, position: int) -> Iterator[pa.RecordBatch]:

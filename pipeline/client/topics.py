@@ -65,7 +65,7 @@ def with_bootstrap(function: Callable[P, None]) -> Callable[P, None]:
 
 
 def cluster_errors(function: Callable[P, None]) -> Callable[P, None]:
-    """For a command, under `telling`: see `as_job_errors`."""
+    """For a command, under `exit_on_error`: see `as_job_errors`."""
 
     @wraps(function)
     def run(*args: P.args, **options: P.kwargs) -> None:
@@ -148,7 +148,7 @@ class TopicBounds:
         return all(self.first[n] >= end for n, end in self.end.items())
 
 
-def bounds_of(
+def fetch_bounds(
     bootstrap: str,
     topic: str,
     *,
@@ -183,7 +183,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def settings_of(bootstrap: str, topic: str) -> dict[str, str]:
+def fetch_settings(bootstrap: str, topic: str) -> dict[str, str]:
     """A topic's settings, by Kafka's names. Raises JobError."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]

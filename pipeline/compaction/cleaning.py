@@ -22,11 +22,11 @@ from pipeline.engines.engine import Engine
 from pipeline.stages.planning import (
     Cut,
     Limits,
-    bytes_of,
     cut_up,
     is_one_task,
     over_groups,
     over_segments,
+    source_bytes,
 )
 from pipeline.stages.tasks import (
     CombineResult,
@@ -88,24 +88,24 @@ class _Partition:
 def clean_partitions(
     engine: Engine,
     jobs: Sequence[CleanJob],
-    source_of: Callable[[CleanJob], Source],
+    source_for: Callable[[CleanJob], Source],
     limits: Limits,
     *,
     progress: Progress | None = None,
 ) -> list[CleanedPartition]:
-    """Clean each of `jobs`, whose inputs lie at `source_of` -> in the order of the jobs.
+    """Clean each of `jobs`, whose inputs lie at `source_for` -> in the order of the jobs.
 
     Raises StageFailedError.
     """
     jobs = [replace(job, dedupe_buffer_bytes=limits.memory_bytes) for job in jobs]
-    sources = [dict(source_of(job)) for job in jobs]
+    sources = [dict(source_for(job)) for job in jobs]
     stages = StageRunner(engine, progress)
     done: dict[int, CleanedPartition] = {}
     whole = [place for place, job in enumerate(jobs) if is_one_task(job, limits)]
     results = stages.run(
         "whole",
         [WholeTask(sources[place], jobs[place]) for place in whole],
-        [bytes_of(jobs[place]) for place in whole],
+        [source_bytes(jobs[place]) for place in whole],
         WholeResult,
     )
     for place, result in zip(whole, results, strict=True):
@@ -135,13 +135,13 @@ def _combine(stages: StageRunner, partitions: Sequence[_Partition], limits: Limi
         for bases in partition_work.cut.combines
     ]
     results = iter(
-        stages.run("combine", tasks, [bytes_of(task.job) for task in tasks], CombineResult)
+        stages.run("combine", tasks, [source_bytes(task.job) for task in tasks], CombineResult)
     )
     for partition in partitions:
         partition.combined = [next(results) for _ in partition.cut.combines]
 
 
-def rows_read_by(task: MergeTask) -> int:
+def input_rows(task: MergeTask) -> int:
     """How many rows a task has to go through."""
     return sum(file.rows for rows in task.rows for file in (rows.dirty, rows.clean) if file)
 
@@ -183,7 +183,7 @@ def _merge(stages: StageRunner, partitions: Sequence[_Partition], limits: Limits
                     )
                 )
                 owners.append(partition)
-    results = stages.run("merge", tasks, [rows_read_by(task) for task in tasks], MergeResult)
+    results = stages.run("merge", tasks, [input_rows(task) for task in tasks], MergeResult)
     for owner, result in zip(owners, results, strict=True):
         owner.merged.append(result)
 
@@ -239,7 +239,7 @@ def _rewrite(stages: StageRunner, partitions: Sequence[_Partition]) -> list[Clea
 
 
 def _run_rewrites(stages: StageRunner, tasks: Sequence[RewriteTask]) -> list[RewriteResult]:
-    return stages.run("rewrite", tasks, [bytes_of(task.job) for task in tasks], RewriteResult)
+    return stages.run("rewrite", tasks, [source_bytes(task.job) for task in tasks], RewriteResult)
 
 
 def _cleaned(partition: _Partition, results: Sequence[RewriteResult]) -> CleanedPartition:

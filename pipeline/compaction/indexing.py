@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from cleaner.job import CleanJob
-from pipeline.compaction.cleaning import COMBINE_SHARE, rows_of, rows_read_by
+from pipeline.compaction.cleaning import COMBINE_SHARE, input_rows, rows_of
 from pipeline.compaction.stage_runs import Progress, Source, StageRunner
 from pipeline.engines.engine import Engine
 from pipeline.stages.planning import (
     Cut,
     Limits,
-    bytes_of,
     cut_up,
     is_one_task,
     over_groups,
     over_segments,
-    sources_of,
+    source_bytes,
+    source_segments,
 )
 from pipeline.stages.tasks import (
     CombineResult,
@@ -52,17 +52,17 @@ class PartitionIndex:
 def index_partitions(
     engine: Engine,
     jobs: Sequence[CleanJob],
-    source_of: Callable[[CleanJob], Source],
+    source_for: Callable[[CleanJob], Source],
     limits: Limits,
     *,
     progress: Progress | None = None,
 ) -> list[PartitionIndex]:
-    """Index each of `jobs`, whose inputs lie at `source_of` -> in the order of the jobs.
+    """Index each of `jobs`, whose inputs lie at `source_for` -> in the order of the jobs.
 
     Raises StageFailedError.
     """
     stages = StageRunner(engine, progress)
-    sources = [dict(source_of(job)) for job in jobs]
+    sources = [dict(source_for(job)) for job in jobs]
     done: dict[int, PartitionIndex] = {}
     whole = [
         place
@@ -72,7 +72,7 @@ def index_partitions(
     results = stages.run(
         "survey",
         [SurveyTask(sources[place], jobs[place], limits.memory_bytes) for place in whole],
-        [bytes_of(jobs[place]) for place in whole],
+        [source_bytes(jobs[place]) for place in whole],
         SurveyResult,
     )
     for place, result in zip(whole, results, strict=True):
@@ -102,7 +102,7 @@ def _index_in_shards(
         for bases in cut.combines
     ]
     results = iter(
-        stages.run("combine", tasks, [bytes_of(task.job) for task in tasks], CombineResult)
+        stages.run("combine", tasks, [source_bytes(task.job) for task in tasks], CombineResult)
     )
     combined = [[next(results) for _ in cut.combines] for cut in cuts]
     merges = [
@@ -110,7 +110,7 @@ def _index_in_shards(
         for (job, source), cut, results in zip(pairs, cuts, combined, strict=True)
     ]
     flat = [task for tasks in merges for task in tasks]
-    merged = iter(stages.run("merge", flat, [rows_read_by(task) for task in flat], MergeResult))
+    merged = iter(stages.run("merge", flat, [input_rows(task) for task in flat], MergeResult))
     return [
         _indexed(job, results, [next(merged) for _ in tasks])
         for (job, _), results, tasks in zip(pairs, combined, merges, strict=True)
@@ -124,7 +124,9 @@ def _merges(
     combined: Sequence[CombineResult],
     limits: Limits,
 ) -> list[MergeTask]:
-    ranges = (tuple((source.base_offset, source.next_base_offset) for source in sources_of(job)),)
+    ranges = (
+        tuple((source.base_offset, source.next_base_offset) for source in source_segments(job)),
+    )
     by_shard = ((shard, rows_of(combined, shard)) for shard in range(cut.shards))
     return [
         MergeTask(source, over_groups(job, ()), shard, rows, ranges, limits.memory_bytes)

@@ -35,7 +35,7 @@ class RangePartition(InputPartition):  # type: ignore[misc]  # untyped
     wanted: Range
 
 
-def client_of(options: SourceOptions, *, reach_seconds: float = REACH_SECONDS) -> WireClient:
+def connect(options: SourceOptions, *, reach_seconds: float = REACH_SECONDS) -> WireClient:
     """A client of these options; it connects when it is used.
 
     On the driver a first answer has to come within REACH_SECONDS: a wrong host is an error before
@@ -54,7 +54,7 @@ def read_rows(options: SourceOptions, offset_range: Range) -> Iterator[pa.Record
     )
     if not options.fail_on_data_loss:
         reading = replace(reading, on_gone=_translated_error)
-    with client_of(options, reach_seconds=TIMEOUT_SECONDS) as client:
+    with connect(options, reach_seconds=TIMEOUT_SECONDS) as client:
         try:
             yield from read_range(
                 client, offset_range.partition, offset_range.first, offset_range.end, reading
@@ -76,7 +76,7 @@ class VarveReader(DataSourceReader):  # type: ignore[misc]  # untyped
 
     def partitions(self) -> list[InputPartition]:
         """Ask the cluster for the bounds, and cut what is between them into tasks."""
-        with client_of(self._options) as client:
+        with connect(self._options) as client:
             ranges = self._ranges(client)
         return [RangePartition(piece) for piece in split(ranges, self._options)]
 

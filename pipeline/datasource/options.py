@@ -145,7 +145,7 @@ class _Reader:
             raise OptionError(f"{name} is {value!r}, not a time like 500ms, 30s, 15m")
         return int(match[1]) * _UNITS_MS[match[2] or "ms"]
 
-    def those_of(self, prefix: str) -> dict[str, str]:
+    def with_prefix(self, prefix: str) -> dict[str, str]:
         return {
             name.removeprefix(prefix): value
             for name, value in self._options.items()
@@ -153,7 +153,7 @@ class _Reader:
         }
 
 
-def bootstrap_of(options: Mapping[str, str]) -> str:
+def read_bootstrap(options: Mapping[str, str]) -> str:
     """The brokers to begin with. Raises OptionError where none are named."""
     return _bootstrap(_Reader(options))
 
@@ -167,7 +167,7 @@ def _bootstrap(reader: _Reader) -> str:
 
 def producer_settings(options: Mapping[str, str]) -> dict[str, str]:
     """What the options with the prefix `kafka.` set of a producer."""
-    settings = _Reader(options).those_of(_CONSUMER)
+    settings = _Reader(options).with_prefix(_CONSUMER)
     settings.pop("bootstrap.servers", None)
     return settings
 

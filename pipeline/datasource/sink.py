@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 )
 
 from pipeline.client.producer import BulkProducer
-from pipeline.datasource.options import OptionError, bootstrap_of, producer_settings
+from pipeline.datasource.options import OptionError, producer_settings, read_bootstrap
 
 
 def _are_headers(kind: DataType) -> bool:
@@ -69,7 +69,7 @@ class SinkOptions:
         if topic is None and "topic" not in fields:
             raise OptionError("the option `topic` is needed, or a column of that name")
         return cls(
-            bootstrap=bootstrap_of(options),
+            bootstrap=read_bootstrap(options),
             topic=topic,
             settings=producer_settings(options),
         )

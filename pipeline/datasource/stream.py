@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from pipeline.client.kafka_client import WireClient
-from pipeline.datasource.batch import RangePartition, client_of, read_rows
+from pipeline.datasource.batch import RangePartition, connect, read_rows
 from pipeline.datasource.offsets import (
     DataLossError,
     Offsets,
@@ -115,7 +115,7 @@ class VarveStreamReader(
 
     def _connected(self) -> WireClient:
         if self._client is None:
-            self._client = client_of(self._options)
+            self._client = connect(self._options)
         return self._client
 
     def _latest(self) -> Offsets:

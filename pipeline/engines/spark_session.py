@@ -57,7 +57,7 @@ appender.errors.layout.pattern = spark: %d{HH:mm:ss} %p %c{1}: %m%n%xThrowable{s
 """
 # The gateway's level is compared with the root's, and where they differ Spark talks about it.
 _GATEWAY: Final = "org.apache.spark.api.python.PythonGatewayServer"
-_TOLD_BY_US: Final = {
+_REPORTED_BY_US: Final = {
     "context": "org.apache.spark.SparkContext",
     "executor": "org.apache.spark.executor.Executor",
     "tasks": "org.apache.spark.scheduler.TaskSetManager",
@@ -200,7 +200,7 @@ def _prepare_jvm(conf: dict[str, str], log_level: str, archive_to: str | None) -
     java, cache = find_java(), cache_folder()
     options = [f"-Dlog4j2.configurationFile={_log_settings(cache)}", f"-Dvarve.log={log_level}"]
     if log_level in ("off", "error"):
-        options.append("-Dvarve.log.told=off")
+        options.append("-Dvarve.log.reported=off")
     archive = class_archive(
         java, cache, os.path.dirname(pyspark.__file__ or ""), pyspark.__version__
     )
@@ -234,9 +234,9 @@ def _put_code_on_path() -> None:
 def _log_settings(cache: Path) -> Path:
     text = f"{_LOG4J}logger.gateway.name = {_GATEWAY}\n"
     text += "logger.gateway.level = ${sys:varve.log:-error}\n"
-    for name, logger in _TOLD_BY_US.items():
+    for name, logger in _REPORTED_BY_US.items():
         text += f"logger.{name}.name = {logger}\n"
-        text += f"logger.{name}.level = ${{sys:varve.log.told:-${{sys:varve.log:-error}}}}\n"
+        text += f"logger.{name}.level = ${{sys:varve.log.reported:-${{sys:varve.log:-error}}}}\n"
     path = cache / "log4j2.properties"
     if not path.exists() or path.read_text() != text:
         write_whole(path, text)

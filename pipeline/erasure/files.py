@@ -62,14 +62,14 @@ def _records_in(path: Path, below: int, keys: Sequence[bytes]) -> int:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from pipeline.records.decode import decode_batches
+    from pipeline.records.decode import Selection, decode_batches
 
     requested = pa.array(keys, pa.binary())
+    selection = Selection(topic="", partition=0, columns=("key", "value", "offset"))
     count = 0
     with path.open("rb") as file:
         for data in _whole_batches(file):
-            columns = ("key", "value", "offset")
-            for rows in decode_batches(data, topic="", partition=0, columns=columns):
+            for rows in decode_batches(data, selection):
                 owned = pc.and_(
                     pc.is_in(rows.column("key"), value_set=requested),
                     pc.and_(rows.column("value").is_valid(), pc.less(rows.column("offset"), below)),

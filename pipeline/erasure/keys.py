@@ -11,6 +11,7 @@ from binascii import Error as EncodingError
 from binascii import unhexlify
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from config import exit_codes
@@ -25,7 +26,9 @@ ENCODINGS: Final = ("utf8", "base64", "hex")
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
 
 
-def keys_of_table(spark: "SparkSession", path: str, table_format: str, column: str) -> list[bytes]:
+def read_keys_from_table(
+    spark: "SparkSession", path: str, table_format: str, column: str
+) -> list[bytes]:
     """The keys in a column of a table. Raises JobError."""
     table = read_table(spark, path, table_format)
     if column not in table.columns:
@@ -40,7 +43,7 @@ def keys_of_table(spark: "SparkSession", path: str, table_format: str, column: s
     return _checked((row[0] for row in rows), path)
 
 
-def keys_of_lines(path: str, encoding: str) -> list[bytes]:
+def read_keys_from_file(path: str, encoding: str) -> list[bytes]:
     """The keys in a file, one a line, in one of ENCODINGS. Raises JobError."""
     try:
         with open(path, "rb") as file:
@@ -69,7 +72,7 @@ def _checked(value: Iterable[bytes | None], path: str) -> list[bytes]:
 
 
 @dataclass(slots=True)
-class Holding:
+class KeyRecords:
     """What one partition has of one key. `version` and `latest_ms` are the largest there are."""
 
     partition: int
@@ -80,7 +83,7 @@ class Holding:
     latest_ms: int = 0
     version: int | None = None
 
-    def add(self, other: "Holding") -> None:
+    def add(self, other: "KeyRecords") -> None:
         """Take the records of another place in."""
         self.values += other.values
         self.older += other.older
@@ -90,12 +93,12 @@ class Holding:
         self.version = max(versions, default=None)
 
 
-def holdings(
+def find_key_records(
     records: "DataFrame",
     keys: Sequence[bytes],
     below: Mapping[int, int] | None = None,
     version_header: str = "",
-) -> list[Holding]:
+) -> list[KeyRecords]:
     """Where the keys are among `records` (COLUMNS, and headers where a version is asked for).
 
     `below`: what counts as older, by partition, and nothing in others; None: everything does.
@@ -120,7 +123,7 @@ def holdings(
         f.max(_version(version_header)).alias("version"),
     )  # fmt: skip
     return [
-        Holding(row.partition, bytes(row.key), row.with_value, row.older, row.tombstones,
+        KeyRecords(row.partition, bytes(row.key), row.with_value, row.older, row.tombstones,
                 max(row.latest_ms or 0, 0), row.version)
         for row in result.collect()
     ]  # fmt: skip
@@ -136,12 +139,10 @@ def _version(header: str) -> "Column":
     return f.when(f.length(version) == 8, f.conv(f.hex(version), 16, -10).cast("bigint"))
 
 
-def joined(*places: Iterable[Holding]) -> dict[tuple[int, bytes], Holding]:
+def joined(*places: Iterable[KeyRecords]) -> dict[tuple[int, bytes], KeyRecords]:
     """What several places have, by partition and key."""
-    results: dict[tuple[int, bytes], Holding] = {}
-    for holding in (holding for place in places for holding in place):
-        key_records = results.setdefault(
-            (holding.partition, holding.key), Holding(holding.partition, holding.key)
-        )
-        key_records.add(holding)
+    results: dict[tuple[int, bytes], KeyRecords] = {}
+    for key_records in chain(*places):
+        partition, key = key_records.partition, key_records.key
+        results.setdefault((partition, key), KeyRecords(partition, key)).add(key_records)
     return results

@@ -16,7 +16,7 @@ PENDING: Final = "pending"
 DRY_RUN: Final = "dry-run"
 
 
-def digest_of(key: bytes) -> str:
+def key_digest(key: bytes) -> str:
     """How a key is told of."""
     return hashlib.sha256(key).hexdigest()
 
@@ -81,7 +81,7 @@ class Receipt:
             "keys": {
                 "count": len(self.keys),
                 "absent": self.absent,
-                "sha256": [digest_of(key) for key in self.keys],
+                "sha256": [key_digest(key) for key in self.keys],
             },
             "partitions": [
                 _partition_json(n, erased) for n, erased in sorted(self.partitions.items())

@@ -11,7 +11,12 @@ from cleaner.remote_compaction import AdoptOutcome, AdoptResult, result_json
 from config import exit_codes
 from config.units import about_size
 from pipeline.client.lease import LeaseClient, LeaseLostError
-from pipeline.command import show, telling, with_broker
+from pipeline.command import (
+    exit_on_error,
+    json_option,
+    show,
+    with_broker,
+)
 
 # What is refused for good comes before what can be tried again.
 WORST_FIRST: Final = (
@@ -22,7 +27,7 @@ WORST_FIRST: Final = (
 )
 
 
-def exit_code_of(outcomes: Collection[AdoptOutcome]) -> int:
+def worst_exit_code(outcomes: Collection[AdoptOutcome]) -> int:
     """The exit code of the worst of them."""
     for outcome, code in WORST_FIRST:
         if outcome in outcomes:
@@ -39,11 +44,11 @@ def result_line(result: AdoptResult) -> str:
 
 
 @click.command("adopt", short_help="Publish what `compact --no-adopt` has made.")
-@telling
+@exit_on_error
 @click.argument("run_id", metavar="RUN")
 @click.option("--abandon", is_flag=True, help="Give it up instead.")
 @with_broker
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def command(*, run_id: str, abandon: bool, client: ApiClient, as_json: bool) -> None:
     """Have the broker check and publish what a run has handed back, or give the run up."""
     if re.fullmatch(r"[0-9A-Za-z-]+", run_id, re.ASCII) is None:
@@ -52,12 +57,12 @@ def command(*, run_id: str, abandon: bool, client: ApiClient, as_json: bool) -> 
         run.status()  # raises where there is none
         if abandon:
             run.abandon()
-            show({"abandoned": run_id}, as_json, lambda: [f"{run_id} is given up"])
+            show({"abandoned": run_id}, as_json, lambda _: [f"{run_id} is given up"])
             return
         results = run.try_adopt()
     if not results:
         raise LeaseLostError(f"run {run_id} has nothing that waits for adoption")
     matches = {"run_id": run_id, "partitions": [result_json(result) for result in results]}
-    show(matches, as_json, lambda: [result_line(result) for result in results])
-    if (code := exit_code_of({result.outcome for result in results})) != exit_codes.DONE:
+    show(matches, as_json, lambda _: [result_line(result) for result in results])
+    if (code := worst_exit_code({result.outcome for result in results})) != exit_codes.DONE:
         raise SystemExit(code)

@@ -25,20 +25,26 @@ from pipeline.client.kafka_client import Isolation
 from pipeline.client.topics import (
     TopicBounds,
     as_job_errors,
-    bounds_of,
     cluster_errors,
     create_topic,
+    fetch_bounds,
+    fetch_settings,
     reach_cluster,
     reach_topic,
     read_offsets,
-    settings_of,
     with_bootstrap,
 )
-from pipeline.command import SparkOptions, on_spark, show, telling
+from pipeline.command import (
+    SparkOptions,
+    exit_on_error,
+    json_option,
+    show,
+    with_spark_options,
+)
 from pipeline.errors import JobError
 from pipeline.jobs.bootstrap_resume import remaining, since_option
 from pipeline.jobs.bootstrap_rows import RowCounts, RowMapping, counted, shaped
-from pipeline.progress import shown
+from pipeline.progress import progress_bars
 from pipeline.tables.table_reading import FORMATS, read_table
 
 if TYPE_CHECKING:
@@ -133,7 +139,7 @@ def bootstrap_topic(
 
 
 def _bounds(target: WriteTarget) -> TopicBounds:
-    return bounds_of(target.bootstrap, target.topic, isolation=Isolation.READ_UNCOMMITTED)
+    return fetch_bounds(target.bootstrap, target.topic, isolation=Isolation.READ_UNCOMMITTED)
 
 
 # Before anything is written -----------------------------------------------------------------
@@ -158,7 +164,7 @@ def _check_rows(counts: RowCounts, mapping: RowMapping, target: WriteTarget) -> 
 
 
 def _check_size(counts: RowCounts, target: WriteTarget) -> None:
-    largest = int(settings_of(target.bootstrap, target.topic).get("max.message.bytes", "0"))
+    largest = int(fetch_settings(target.bootstrap, target.topic).get("max.message.bytes", "0"))
     if largest and counts.largest_bytes + OVERHEAD_BYTES > largest:
         raise JobError(
             f"a row has {counts.largest_bytes:,} bytes of key and value; {target.topic} takes"
@@ -368,7 +374,7 @@ def _pairs(
 
 
 @click.command("bootstrap", short_help="Write a table to a topic.")
-@telling
+@exit_on_error
 @cluster_errors
 @click.argument("topic")
 @click.option("--from", "path", required=True, metavar="PATH", help="The table.")
@@ -398,9 +404,9 @@ def _pairs(
 @click.option("--config", "topic_settings", multiple=True, callback=_pairs, metavar="NAME=VALUE",
               help="A setting of the topic that is made.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only say what would be written.")
-@on_spark
+@with_spark_options
 @with_bootstrap
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def command(
     *,
     topic: str,
@@ -426,26 +432,20 @@ def command(
     if since is not None:
         target = replace(target, since=read_offsets(since, reach_topic(bootstrap, topic)))
     _check_options(mapping, target, create, dict(topic_settings))
-    with shown(quiet=as_json) as reporter:
-        reporter.note("starting Spark")
-        session = _session(spark_options)
-        try:
-            table = read_table(session, path, table_format)
-            shaped(table, mapping)  # refuses columns before a topic is made
-            reporter.note("writing")
-            if create is not None and not dry_run:
-                create_topic(bootstrap, topic, create, dict(topic_settings))
-            made = create if dry_run else None
-            result = bootstrap_topic(
-                session, table, mapping, target, dry_run=dry_run, partitions=made
-            )
-        finally:
-            session.stop()
-    show(answer(result), as_json, lambda: lines(result))
-
-
-def _session(spark_options: SparkOptions) -> "SparkSession":
-    return spark_options.session("varve-bootstrap")
+    with (
+        progress_bars(quiet=as_json) as reporter,
+        spark_options.open_session("varve bootstrap", reporter) as spark,
+    ):
+        table = read_table(spark, path, table_format)
+        shaped(table, mapping)  # raises for wrong columns before a topic is created
+        reporter.note("writing")
+        if create is not None and not dry_run:
+            create_topic(bootstrap, topic, create, dict(topic_settings))
+        partitions = create if dry_run else None
+        result = bootstrap_topic(
+            spark, table, mapping, target, dry_run=dry_run, partitions=partitions
+        )
+    show(answer(result), as_json, lambda _: lines(result))
 
 
 def _check_options(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from config import exit_codes
-from pipeline.client.topics import TopicBounds, bounds_of, read_topic, settings_of
+from pipeline.client.topics import TopicBounds, fetch_bounds, fetch_settings, read_topic
 from pipeline.errors import JobError
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def remaining(
     """
     from pyspark.sql import functions as f
 
-    bounds = bounds_of(bootstrap, topic)
+    bounds = fetch_bounds(bootstrap, topic)
     began = dict.fromkeys(bounds.end, 0) | dict(since or {})
     _check_there(topic, bounds, began, end, is_given=since is not None)
-    if "compact" in settings_of(bootstrap, topic).get("cleanup.policy", "").split(","):
+    if "compact" in fetch_settings(bootstrap, topic).get("cleanup.policy", "").split(","):
         _check_whole(spark, bootstrap, topic, began, bounds)
     in_topic = read_topic(spark, bootstrap, topic, began, bounds.end, columns=("key", "value"))
     in_topic = in_topic.select("key", f.sha2("value", 256).alias("topic_digest")).where(

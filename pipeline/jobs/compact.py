@@ -22,23 +22,24 @@ from cleaner.remote_compaction import AdoptOutcome, AdoptResult, PartitionPlan, 
 from config import exit_codes
 from config.units import about_size
 from pipeline.client.lease import Lease, LeaseClient
-from pipeline.client.leased_work import choose_transport, interrupts_wait, told_when_lost
+from pipeline.client.leased_work import choose_transport, interrupts_deferred, lost_lease_reported
 from pipeline.command import (
     SparkOptions,
-    engine_of,
-    of_partitions,
-    of_size,
-    on_engine,
+    exit_on_error,
+    json_option,
+    open_engine,
     show,
-    telling,
     with_broker,
+    with_engine_options,
+    with_lease_options,
+    with_partitions,
 )
 from pipeline.compaction.cleaning import CleanedPartition, clean_partitions
 from pipeline.compaction.indexing import index_partitions
 from pipeline.engines.engine import Engine
 from pipeline.errors import JobError
-from pipeline.jobs.adopt import exit_code_of
-from pipeline.progress import ProgressReporter, shown
+from pipeline.jobs.adopt import worst_exit_code
+from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.stages.planning import Limits
 
 HANDED_BACK: Final = "handed back"
@@ -82,7 +83,7 @@ class CompactResult:
     def exit_code(self) -> int:
         """See config/exit_codes.py: that of the worst of the partitions."""
         outcomes = {outcome.value: outcome for outcome in AdoptOutcome}
-        return exit_code_of(
+        return worst_exit_code(
             {outcomes[result.outcome] for result in self.partitions if result.outcome in outcomes}
         )
 
@@ -106,7 +107,7 @@ def compact(
     started = time.monotonic()
     jobs = [planned.job for planned in plan.partitions]
     source = run.source(transport)
-    with told_when_lost(run):
+    with lost_lease_reported(run):
         cleaned = clean_partitions(engine, jobs, lambda _: source, limits, progress=reporter)
     result.seconds["stages"] = time.monotonic() - started
     for job, partition in zip(jobs, cleaned, strict=True):
@@ -164,7 +165,7 @@ def dry_run_compact(
     started = time.monotonic()
     source = run.source(transport)
     jobs = [planned.job for planned in plan.partitions]
-    with told_when_lost(run):
+    with lost_lease_reported(run):
         indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=reporter)
     for index in indexes:
         bytes_before = sum(counts.size_bytes for counts in index.counts)
@@ -238,24 +239,16 @@ def answer(result: CompactResult) -> dict[str, Any]:
 
 
 @click.command("compact", short_help="Compact a topic here or on Spark.")
-@telling
+@exit_on_error
 @click.argument("topic")
-@of_partitions
+@with_partitions
 @click.option("--dry-run", is_flag=True, help="Only say what it would come to.")
 @click.option("--no-adopt", is_flag=True, help="Make and hand back, but have nothing published.")
 @click.option("--no-roll", is_flag=True, help="Leave the active segment open, and out.")
-@click.option(
-    "--transport",
-    type=click.Choice(["auto", "disk", "http"]),
-    default="auto",
-    show_default=True,
-    help="How workers get at the log: the broker's disk, or its HTTP address.",
-)
-@of_size("--task-memory", "1GiB", "Memory for keys, of each task.")
-@of_size("--task-size", "512MiB", "Log that one task reads, where a partition is cut up.")
-@on_engine
+@with_lease_options
+@with_engine_options
 @with_broker
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def command(
     *,
     topic: str,
@@ -281,10 +274,10 @@ def command(
     roll = not (no_roll or dry_run)
     started = time.monotonic()
     with ExitStack() as stack:
-        reporter = stack.enter_context(shown(quiet=as_json))
-        engine = stack.enter_context(engine_of(engine_name, processes, spark_options, reporter))
+        reporter = stack.enter_context(progress_bars(quiet=as_json))
+        engine = stack.enter_context(open_engine(engine_name, processes, spark_options, reporter))
         session_seconds = time.monotonic() - started
-        with interrupts_wait():
+        with interrupts_deferred():
             runs = LeaseClient.of(client)
             opened = runs.open(topic, partitions, purpose=purpose, roll=roll)
             run = stack.enter_context(opened)
@@ -298,6 +291,6 @@ def command(
             if no_adopt and result.partitions:
                 run.leave()
     result.seconds = {"session": session_seconds, **result.seconds}
-    show(answer(result), as_json, lambda: lines(result))
+    show(answer(result), as_json, lambda _: lines(result))
     if result.exit_code != exit_codes.DONE:
         raise SystemExit(result.exit_code)

@@ -25,26 +25,26 @@ from pipeline.client.kafka_client import Isolation
 from pipeline.client.producer import BulkProducer
 from pipeline.client.topics import (
     as_job_errors,
-    bounds_of,
     cluster_errors,
+    fetch_bounds,
+    fetch_settings,
     now_ms,
     reach_topic,
     read_topic,
-    settings_of,
     with_bootstrap,
 )
-from pipeline.command import SparkOptions, on_spark, show, telling, with_broker
+from pipeline.command import SparkOptions, exit_on_error, show, with_broker, with_spark_options
 from pipeline.engines.java import write_whole
 from pipeline.erasure.cleaning import TombstoneClean, pinned_leases
 from pipeline.erasure.files import scan_files
 from pipeline.erasure.keys import (
     COLUMNS,
     ENCODINGS,
-    Holding,
-    holdings,
+    KeyRecords,
+    find_key_records,
     joined,
-    keys_of_lines,
-    keys_of_table,
+    read_keys_from_file,
+    read_keys_from_table,
 )
 from pipeline.erasure.receipt import (
     COMPLETE,
@@ -57,7 +57,7 @@ from pipeline.erasure.receipt import (
     records_text,
 )
 from pipeline.errors import JobError
-from pipeline.progress import ProgressReporter, shown
+from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.tables.table_reading import FORMATS
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Eraser:
         self._reporter = reporter
         self._data = data
         self._wait_seconds = wait_seconds
-        self._rules = Rules.of(topic, settings_of(bootstrap, topic))
+        self._rules = Rules.of(topic, fetch_settings(bootstrap, topic))
 
     def run(self, keys: Sequence[bytes], *, dry_run: bool = False) -> Receipt:
         """Erase them, or count what would go. Raises JobError, UnreachableError."""
@@ -147,35 +147,35 @@ class Eraser:
         return receipt
 
     def _report_found(
-        self, receipt: Receipt, in_log: Sequence[Holding], in_view: Sequence[Holding]
+        self, receipt: Receipt, in_log: Sequence[KeyRecords], in_view: Sequence[KeyRecords]
     ) -> None:
         present = set()
-        for holding in in_log:
-            part = receipt.partitions.setdefault(holding.partition, PartitionErased())
-            part.records_found += holding.values
-            part.tombstones_found += holding.tombstones
-            present.add((holding.partition, holding.key))
-        for holding in in_view:
-            part = receipt.partitions.setdefault(holding.partition, PartitionErased())
-            part.view_records_found += holding.values
-            present.add((holding.partition, holding.key))
+        for key_records in in_log:
+            part = receipt.partitions.setdefault(key_records.partition, PartitionErased())
+            part.records_found += key_records.values
+            part.tombstones_found += key_records.tombstones
+            present.add((key_records.partition, key_records.key))
+        for key_records in in_view:
+            part = receipt.partitions.setdefault(key_records.partition, PartitionErased())
+            part.view_records_found += key_records.values
+            present.add((key_records.partition, key_records.key))
         for partition, _ in present:
             receipt.partitions[partition].keys += 1
         receipt.absent = len(receipt.keys) - len({key for _, key in present})
 
     # Looking --------------------------------------------------------------------------------
 
-    def _log(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[Holding]:
-        bounds = bounds_of(self._bootstrap, self._topic, isolation=Isolation.READ_UNCOMMITTED)
+    def _log(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[KeyRecords]:
+        bounds = fetch_bounds(self._bootstrap, self._topic, isolation=Isolation.READ_UNCOMMITTED)
         return self._search(self._topic, bounds.first, bounds.end, keys, below)
 
-    def _view(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[Holding]:
+    def _view(self, keys: Sequence[bytes], below: Offsets | None = None) -> list[KeyRecords]:
         """In the ledgers of the view: behind them it is the log, which is looked at anyway."""
         if not self._rules.has_view:
             return []
         rows = self._client.below("/api/v1/view").get("", topic=self._topic)["views"]
         name = view_name(self._topic)
-        bounds = bounds_of(self._bootstrap, name, isolation=Isolation.READ_UNCOMMITTED)
+        bounds = fetch_bounds(self._bootstrap, name, isolation=Isolation.READ_UNCOMMITTED)
         end = {row["partition"]: row["horizon"] for row in rows}
         return self._search(name, bounds.first, end, keys, below)
 
@@ -186,22 +186,22 @@ class Eraser:
         end: Offsets,
         keys: Sequence[bytes],
         below: Offsets | None,
-    ) -> list[Holding]:
+    ) -> list[KeyRecords]:
         header = self._rules.version_header
         columns = (*COLUMNS, "headers") if header else COLUMNS
         records = read_topic(
             self._spark, self._bootstrap, topic, first, end,
             columns=columns, isolation=Isolation.READ_UNCOMMITTED,
         )  # fmt: skip
-        return holdings(records, keys, below, header)
+        return find_key_records(records, keys, below, header)
 
     # Erasing --------------------------------------------------------------------------------
 
     def _erase(
-        self, receipt: Receipt, keys: Sequence[bytes], key_recordses: Sequence[Holding]
+        self, receipt: Receipt, keys: Sequence[bytes], found_keys: Sequence[KeyRecords]
     ) -> None:
         until = time.monotonic() + self._wait_seconds
-        owned = [holding for holding in key_recordses if holding.values]
+        owned = [key_records for key_records in found_keys if key_records.values]
         requested = self._write_tombstones(receipt, owned)
         cleaning = TombstoneClean(
             self._client, self._topic, has_view=self._rules.has_view, until=until
@@ -218,61 +218,61 @@ class Eraser:
         receipt.state = PENDING if receipt.reasons else COMPLETE
 
     def _write_tombstones(
-        self, receipt: Receipt, key_recordses: Sequence[Holding]
+        self, receipt: Receipt, found_keys: Sequence[KeyRecords]
     ) -> dict[int, int]:
         """Write them -> where they end, by partition."""
-        if not key_recordses:
+        if not found_keys:
             return {}
-        numbers = sorted({key_records.partition for key_records in key_recordses})
+        numbers = sorted({key_records.partition for key_records in found_keys})
 
         def ends() -> dict[int, int]:
-            return bounds_of(
+            return fetch_bounds(
                 self._bootstrap, self._topic, partitions=numbers,
                 isolation=Isolation.READ_UNCOMMITTED,
             ).end  # fmt: skip
 
         before = ends()
         with BulkProducer(self._bootstrap) as producer:
-            for holding in sorted(
-                key_recordses, key=lambda key_records: (key_records.partition, key_records.key)
+            for key_records in sorted(
+                found_keys, key=lambda key_records: (key_records.partition, key_records.key)
             ):
                 producer.send(
                     self._topic,
-                    holding.key,
+                    key_records.key,
                     None,
-                    partition=holding.partition,
-                    headers=self._version_of(holding),
-                    timestamp_ms=self._time_of(holding),
+                    partition=key_records.partition,
+                    headers=self._version_of(key_records),
+                    timestamp_ms=self._time_of(key_records),
                 )
-                receipt.partitions[holding.partition].tombstones_written += 1
+                receipt.partitions[key_records.partition].tombstones_written += 1
         after = ends()
         for n in numbers:
             receipt.partitions[n].tombstone_offsets = (before[n], after[n])
         return after
 
-    def _version_of(self, holding: Holding) -> list[tuple[str, bytes | None]] | None:
+    def _version_of(self, key_records: KeyRecords) -> list[tuple[str, bytes | None]] | None:
         """As large as any of the key: of equals the later offset counts."""
-        if holding.version is None:
+        if key_records.version is None:
             return None
-        version = holding.version.to_bytes(VERSION_BYTES, "big", signed=True)
+        version = key_records.version.to_bytes(VERSION_BYTES, "big", signed=True)
         return [(self._rules.version_header, version)]
 
-    def _time_of(self, holding: Holding) -> int | None:
+    def _time_of(self, key_records: KeyRecords) -> int | None:
         if self._rules.strategy != "timestamp":
             return None
-        return max(holding.latest_ms, now_ms())
+        return max(key_records.latest_ms, now_ms())
 
     # Proving --------------------------------------------------------------------------------
 
     def _verify_erased(self, receipt: Receipt, keys: Sequence[bytes], requested: Offsets) -> None:
-        for holding in self._log(keys, requested):
-            part = receipt.partitions.setdefault(holding.partition, PartitionErased())
-            part.records_left += holding.older
-            part.written_since += holding.values - holding.older
-            part.tombstones_left += holding.tombstones
-        for holding in self._view(keys, requested):
-            part = receipt.partitions.setdefault(holding.partition, PartitionErased())
-            part.view_records_left += holding.older
+        for key_records in self._log(keys, requested):
+            part = receipt.partitions.setdefault(key_records.partition, PartitionErased())
+            part.records_left += key_records.older
+            part.written_since += key_records.values - key_records.older
+            part.tombstones_left += key_records.tombstones
+        for key_records in self._view(keys, requested):
+            part = receipt.partitions.setdefault(key_records.partition, PartitionErased())
+            part.view_records_left += key_records.older
         for n, part in sorted(receipt.partitions.items()):
             if part.records_left or part.view_records_left or part.reason:
                 why = part.reason or "they were compacted, and are there: was the log damaged?"
@@ -326,7 +326,7 @@ class Eraser:
 
 
 @click.command("erase", short_help="Erase keys from a topic, with a receipt.")
-@telling
+@exit_on_error
 @cluster_errors
 @click.argument("topic")
 @click.option("--keys", "table", metavar="PATH", help="A table with the keys.")
@@ -342,7 +342,7 @@ class Eraser:
 @click.option("--wait", type=click.FloatRange(0), default=WAIT_SECONDS, show_default=True,
               metavar="SECONDS", help="For the broker to compact.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Only count what would go.")
-@on_spark
+@with_spark_options
 @with_broker
 @with_bootstrap
 @click.option("--json", "as_json", is_flag=True, help="The receipt, as one JSON document.")
@@ -372,30 +372,24 @@ def command(
     if receipt_path is not None:
         _check_place(Path(receipt_path))
     reach_topic(bootstrap, topic)
-    Rules.of(topic, settings_of(bootstrap, topic))  # refuses before Spark is started
-    keys = [] if key_file is None else keys_of_lines(key_file, key_encoding)
-    with shown(quiet=as_json) as reporter:
-        reporter.note("starting Spark")
-        session = _session(spark_options)
-        try:
-            if key_file is None:
-                keys = keys_of_table(session, str(table), table_format, column)
-            eraser = Eraser(
-                session, client, bootstrap, topic, reporter=reporter, data=data, wait_seconds=wait
-            )
-            receipt = eraser.run(keys, dry_run=dry_run)
-        finally:
-            session.stop()
+    Rules.of(topic, fetch_settings(bootstrap, topic))  # refuses before Spark is started
+    keys = [] if key_file is None else read_keys_from_file(key_file, key_encoding)
+    with (
+        progress_bars(quiet=as_json) as reporter,
+        spark_options.open_session("varve erase", reporter) as spark,
+    ):
+        if key_file is None:
+            keys = read_keys_from_table(spark, str(table), table_format, column)
+        eraser = Eraser(
+            spark, client, bootstrap, topic, reporter=reporter, data=data, wait_seconds=wait
+        )
+        receipt = eraser.run(keys, dry_run=dry_run)
     document: dict[str, Any] = receipt.to_json()
-    show(document, as_json, lambda: lines(receipt))  # first: it is told, whatever the disk does
+    show(document, as_json, lambda _: lines(receipt))  # first: it is told, whatever the disk does
     if receipt_path is not None:
         _write(receipt_path, document)
     if receipt.state == PENDING:
         raise SystemExit(exit_codes.UNVERIFIED)
-
-
-def _session(spark_options: SparkOptions) -> "SparkSession":
-    return spark_options.session("varve-erase")
 
 
 def _check_place(path: Path) -> None:

@@ -14,10 +14,10 @@ import click
 from admin.client import ApiClient
 from config import exit_codes
 from pipeline.client.topics import cluster_errors, reach_topic
-from pipeline.command import SparkOptions, show, telling
+from pipeline.command import SparkOptions, exit_on_error, show
 from pipeline.errors import JobError
 from pipeline.jobs.table_options import reading_options, table_options
-from pipeline.progress import shown
+from pipeline.progress import progress_bars
 from pipeline.tables.columns import Form, Forms
 from pipeline.tables.open_topic import Broker
 from pipeline.tables.state_table import lines, make_table
@@ -25,7 +25,7 @@ from pipeline.tables.target import Format, target
 
 
 @click.command("latest", short_help="The current state of a topic as a table.")
-@telling
+@exit_on_error
 @cluster_errors
 @click.argument("topic")
 @table_options
@@ -93,16 +93,12 @@ def command(
         raise JobError("--available-now and --checkpoint go with --stream", exit_codes.USAGE)
     place = target(out, table_format, overwrite=overwrite)
     reach_topic(bootstrap, topic)
-    with shown(quiet=as_json) as reporter:
+    with progress_bars(quiet=as_json) as reporter:
         started = time.monotonic()
-        reporter.note("starting Spark")
-        spark = spark_options.session("varve latest")
-        session = time.monotonic() - started
-        try:
+        with spark_options.open_session("varve latest", reporter) as spark:
+            session_seconds = time.monotonic() - started
             result = make_table(
                 spark, broker, topic, place, forms=forms, reporter=reporter, **options
             )
-        finally:
-            spark.stop()
-    result.seconds = {"session": session, **result.seconds}
-    show(asdict(result), as_json, lambda: lines(result))
+    result.seconds = {"session": session_seconds, **result.seconds}
+    show(asdict(result), as_json, lambda _: lines(result))

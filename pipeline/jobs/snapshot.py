@@ -16,15 +16,15 @@ import click
 
 from admin.client import ApiClient
 from config import exit_codes
-from pipeline.client.topics import bounds_of, cluster_errors, reach_topic
-from pipeline.command import SparkOptions, show, telling
+from pipeline.client.topics import cluster_errors, fetch_bounds, reach_topic
+from pipeline.command import SparkOptions, exit_on_error, show
 from pipeline.errors import JobError
 from pipeline.jobs.table_options import reading_options, table_options
-from pipeline.progress import ProgressReporter, shown
+from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.tables.as_of import (
     Moved,
     check_offsets,
-    offsets_at,
+    offsets_as_of_time,
     offsets_text,
     parse_offsets,
     parse_time,
@@ -33,8 +33,8 @@ from pipeline.tables.columns import Form, Forms
 from pipeline.tables.delta import NO_STATE, STATE_ID
 from pipeline.tables.open_topic import Broker, opened
 from pipeline.tables.publish import publish
-from pipeline.tables.state import COLUMNS, all_records, check_open_part, state_of
-from pipeline.tables.state_table import TableResult, lines, notes_of, result_of, versions_of
+from pipeline.tables.state import COLUMNS, all_records, check_open_part, open_state
+from pipeline.tables.state_table import TableResult, lines, result_of, table_notes, table_versions
 from pipeline.tables.target import Format, Target, target
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ def snapshot(
     requested = as_of.offsets
     if as_of.time_ms is not None:
         # Before segments are closed: a closed one may be cleaned, and then begins at a later time.
-        topic_bounds = bounds_of(broker.bootstrap, topic, partitions=options.get("partitions"))
-        requested = offsets_at(broker.bootstrap, topic, topic_bounds, as_of.time_ms)
+        topic_bounds = fetch_bounds(broker.bootstrap, topic, partitions=options.get("partitions"))
+        requested = offsets_as_of_time(broker.bootstrap, topic, topic_bounds, as_of.time_ms)
     with opened(spark, broker, topic, reporter=reporter, **options) as (reading, bounds):
         moved: list[Moved] = []
         if requested is not None:
@@ -87,7 +87,7 @@ def snapshot(
             requested, moved = check_offsets(
                 reading, broker.client, bounds, requested, nearest=as_of.nearest
             )
-        read = all_records if as_of.all_records else state_of
+        read = all_records if as_of.all_records else open_state
         state = read(reading, bounds, COLUMNS, as_of=requested)
         frame = state.frame if forms is None else forms.applied(state.frame)
         indexed = time.monotonic()
@@ -95,10 +95,10 @@ def snapshot(
         made = publish(
             frame,
             place,
-            notes_of(
+            table_notes(
                 "snapshot", topic, state, all_records=as_of.all_records, time_ms=as_of.time_ms
             ),
-            versions={STATE_ID: NO_STATE} if as_of.all_records else versions_of(topic, state),
+            versions={STATE_ID: NO_STATE} if as_of.all_records else table_versions(topic, state),
             before=lambda: check_open_part(broker.client, topic, state),
         )
         seconds = {"index": indexed - started, "table": time.monotonic() - indexed}
@@ -118,13 +118,13 @@ def _parse_as_of(
     reach_topic(broker.bootstrap, topic)
     result = None
     if offsets is not None:
-        bounds = bounds_of(broker.bootstrap, topic, partitions=partitions)
+        bounds = fetch_bounds(broker.bootstrap, topic, partitions=partitions)
         result = parse_offsets(offsets, sorted(bounds.end))
     return AsOf(result, time_ms, nearest, every_record)
 
 
 @click.command("snapshot", short_help="A topic as a table, as of offsets or a time.")
-@telling
+@exit_on_error
 @cluster_errors
 @click.argument("topic")
 @table_options
@@ -173,21 +173,17 @@ def command(
         broker, topic, partitions, offsets, moment, nearest=nearest, every_record=every_record
     )
     place = target(out, table_format, overwrite=overwrite)
-    with shown(quiet=as_json) as reporter:
+    with progress_bars(quiet=as_json) as reporter:
         started = time.monotonic()
-        reporter.note("starting Spark")
-        spark = spark_options.session("varve snapshot")
-        session = time.monotonic() - started
-        try:
+        with spark_options.open_session("varve snapshot", reporter) as spark:
+            session_seconds = time.monotonic() - started
             result = snapshot(
                 spark, broker, topic, place, as_of, forms=Forms(key_as, value_as, null_malformed),
                 reporter=reporter, partitions=partitions, transport=transport,
                 master=spark_options.master, task_memory=task_memory, task_bytes=task_size,
             )  # fmt: skip
-        finally:
-            spark.stop()
-    result.table.seconds = {"session": session, **result.table.seconds}
-    show(answer(result), as_json, lambda: summary_lines(result))
+    result.table.seconds = {"session": session_seconds, **result.table.seconds}
+    show(answer(result), as_json, lambda _: summary_lines(result))
 
 
 def answer(result: SnapshotResult) -> dict[str, Any]:

@@ -22,17 +22,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from admin.client import ApiRefusedError, UnreachableError
 from config import exit_codes
-from pipeline.client.topics import now_ms, partitions_of, reach_topic, settings_of
+from pipeline.client.topics import fetch_settings, now_ms, partitions_of, reach_topic
 from pipeline.command import SparkOptions, show
 from pipeline.errors import JobError
-from pipeline.progress import ProgressReporter, shown
+from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.tables.columns import Forms
-from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, safe_ms_in
+from pipeline.tables.delete_guard import DeleteGuard, read_cleaner_progress, read_safe_ms
 from pipeline.tables.open_topic import Broker
 from pipeline.tables.state import COLUMNS
 from pipeline.tables.state_table import make_table
 from pipeline.tables.target import Format, Target, target
-from pipeline.tables.upsert import Upserts, ends_of, last_ends, planned_ms_of, versions_in
+from pipeline.tables.upsert import (
+    Upserts,
+    last_ends,
+    read_batch_ends,
+    read_planned_ms,
+    read_versions,
+)
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -84,25 +90,23 @@ def follow_command(
         raise JobError("--stream does not go by Spark Connect", exit_codes.USAGE)
     forms = check_forms(forms)
     reach_topic(broker.bootstrap, topic)
-    with shown(quiet=as_json) as reporter:
-        reporter.note("starting Spark")
-        spark = spark_options.session("varve latest")
-        try:
-            result = follow(
-                spark,
-                broker,
-                topic,
-                out,
-                overwrite=overwrite,
-                forms=forms,
-                checkpoint=checkpoint,
-                every_seconds=every_seconds,
-                options=options,
-                reporter=reporter,
-            )
-        finally:
-            spark.stop()
-    show(asdict(result), as_json, lambda: lines(result))
+    with (
+        progress_bars(quiet=as_json) as reporter,
+        spark_options.open_session("varve latest", reporter) as spark,
+    ):
+        result = follow(
+            spark,
+            broker,
+            topic,
+            out,
+            overwrite=overwrite,
+            forms=forms,
+            checkpoint=checkpoint,
+            every_seconds=every_seconds,
+            options=options,
+            reporter=reporter,
+        )
+    show(asdict(result), as_json, lambda _: lines(result))
 
 
 def check_forms(forms: Forms) -> Forms:
@@ -143,7 +147,7 @@ def follow(
     result.seconds["table"] = time.monotonic() - started
     versions = check_table(topic, path, places, numbers)
     guard = DeleteGuard(
-        topic, numbers, versions, safe_ms_in(_table(path), topic),
+        topic, numbers, versions, read_safe_ms(_table(path), topic),
         look=lambda number: read_cleaner_progress(broker.client, topic, number),
         delete_retention_ms=lambda: _delete_retention_ms(broker, topic),
         now_ms=now_ms,
@@ -196,7 +200,7 @@ def _make(
 def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int]) -> dict[int, int]:
     """See that a query can go on with a table -> how far its partitions are. Raises JobError."""
     table = _table(path)
-    versions = versions_in(table, topic, partitions)
+    versions = read_versions(table, topic, partitions)
     if partitions and not versions:
         raise JobError(f"{path} is not a table of {topic} that was made by `latest`")
     for number, end in last_ends(checkpoint, topic).items():
@@ -209,7 +213,7 @@ def check_table(topic: str, path: Path, checkpoint: Path, partitions: list[int])
 
 
 def _delete_retention_ms(broker: Broker, topic: str) -> int:
-    return int(settings_of(broker.bootstrap, topic).get("delete.retention.ms", 0))
+    return int(fetch_settings(broker.bootstrap, topic).get("delete.retention.ms", 0))
 
 
 def _table(path: Path) -> "DeltaTable":
@@ -250,10 +254,10 @@ def _run(
 
     def take_in(batch: "DataFrame", batch_id: int) -> None:
         try:
-            planned_ms = planned_ms_of(checkpoint, batch_id)
+            planned_ms = read_planned_ms(checkpoint, batch_id)
             if every_seconds is None:  # Spark asks once, and may first repeat an earlier batch
                 planned_ms = min(planned_ms, started_ms)
-            upserts.take_in(batch, ends_of(checkpoint, topic, batch_id), planned_ms)
+            upserts.take_in(batch, read_batch_ends(checkpoint, topic, batch_id), planned_ms)
         except (JobError, ApiRefusedError, UnreachableError) as error:
             failed.append(error)
             raise
@@ -304,7 +308,7 @@ def _log_result(result: StreamResult, upserts: Upserts, topic: str, partitions: 
     result.batches = upserts.batches
     result.inserted, result.updated = upserts.inserted, upserts.updated
     result.deleted = upserts.deleted
-    result.end_offsets = versions_in(table, topic, partitions)
+    result.end_offsets = read_versions(table, topic, partitions)
     adds = pa.table(table.get_add_actions(flatten=True))
     result.rows = sum(adds.column("num_records").to_pylist())
 

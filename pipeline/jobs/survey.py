@@ -24,30 +24,39 @@ from config import exit_codes
 from config.units import about_size
 from pipeline.client.kafka_client import WireClient
 from pipeline.client.lease import LeaseClient
-from pipeline.client.leased_work import choose_transport, interrupts_wait, told_when_lost
+from pipeline.client.leased_work import choose_transport, interrupts_deferred, lost_lease_reported
 from pipeline.client.topics import (
     TopicBounds,
-    bounds_of,
     cluster_errors,
+    fetch_bounds,
+    fetch_settings,
     reach_cluster,
     reach_topic,
-    settings_of,
     with_bootstrap,
 )
-from pipeline.command import SparkOptions, engine_of, of_size, on_engine, show, telling, with_broker
+from pipeline.command import (
+    SparkOptions,
+    exit_on_error,
+    json_option,
+    open_engine,
+    show,
+    with_broker,
+    with_engine_options,
+    with_lease_options,
+)
 from pipeline.compaction.indexing import PartitionIndex, index_partitions
 from pipeline.compaction.stage_runs import StageRunner
 from pipeline.engines.engine import Engine
 from pipeline.errors import JobError
-from pipeline.progress import ProgressReporter, shown
+from pipeline.progress import ProgressReporter, progress_bars
 from pipeline.records.key_text import key_text
 from pipeline.report.figures import (
     PartitionFigures,
     SegmentFigures,
     TopicFigures,
+    merge_skew,
+    merge_survival,
     segment_figures,
-    skew_of,
-    survival_of,
     whole_from,
 )
 from pipeline.report.policy import advise
@@ -80,24 +89,24 @@ def survey_topic(
 ) -> TopicFigures:
     """Survey one topic. Raises UnknownTopicError, WireError, LeaseRequestError, "
     "StageFailedError."""
-    bounds = bounds_of(broker.bootstrap, topic)
-    figures = TopicFigures(topic, settings=settings_of(broker.bootstrap, topic))
+    bounds = fetch_bounds(broker.bootstrap, topic)
+    figures = TopicFigures(topic, settings=fetch_settings(broker.bootstrap, topic))
     with ExitStack() as stack:
-        with interrupts_wait():
+        with interrupts_deferred():
             runs = LeaseClient.of(broker.client)
             run = stack.enter_context(runs.open(topic, purpose=Purpose.READ, roll=roll))
         way = choose_transport(transport, engine_name, master, run)
         source = run.source(way)
         jobs = [planned.job for planned in run.plan.partitions]
-        with told_when_lost(run):
+        with lost_lease_reported(run):
             indexes = index_partitions(engine, jobs, lambda _: source, limits, progress=reporter)
             histories = _histories(engine, indexes, source, limits, reporter)
         run.check()
     by_partition = {index.job.partition.partition: index for index in indexes}
     for number in sorted(bounds.end):
         _add_partition(figures, number, bounds, by_partition.get(number))
-    figures.skew = skew_of(histories, TOP_KEYS)
-    figures.survival = survival_of(histories)
+    figures.skew = merge_skew(histories, TOP_KEYS)
+    figures.survival = merge_survival(histories)
     advise(figures)
     return figures
 
@@ -251,26 +260,18 @@ def _selected_topics(topics: Sequence[str], is_all: bool, bootstrap: str) -> lis
 
 
 @click.command("survey", short_help="What topics hold, and how they should be kept.")
-@telling
+@exit_on_error
 @cluster_errors
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--all", "is_all", is_flag=True, help="Every topic there is.")
 @click.option("--html", "html_path", metavar="FILE", help="Write a report with plots.")
 @click.option("--out", metavar="FILE", help="Write the segments as Parquet, a row each.")
 @click.option("--no-roll", is_flag=True, help="Leave the active segment open, and out.")
-@click.option(
-    "--transport",
-    type=click.Choice(["auto", "disk", "http"]),
-    default="auto",
-    show_default=True,
-    help="How workers get at the log: the broker's disk, or its HTTP address.",
-)
-@of_size("--task-memory", "1GiB", "Memory for keys, of each task.")
-@of_size("--task-size", "512MiB", "Log that one task reads, where a partition is cut up.")
-@on_engine
+@with_lease_options
+@with_engine_options
 @with_bootstrap
 @with_broker
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def command(
     *,
     topics: Sequence[str],
@@ -299,8 +300,8 @@ def command(
             raise JobError(f"{path} is a folder", exit_codes.USAGE)
     result = SurveyResult([])
     with (
-        shown(quiet=as_json) as reporter,
-        engine_of(engine_name, processes, spark_options, reporter) as engine,
+        progress_bars(quiet=as_json) as reporter,
+        open_engine(engine_name, processes, spark_options, reporter) as engine,
     ):
         limits = Limits(task_memory, task_size, engine.parallelism)
         for topic in requested:
@@ -324,7 +325,7 @@ def command(
     if html_path is not None:
         write_report(result, Path(html_path))
     if as_json:
-        show(answer(result), as_json, list)
+        show(answer(result), as_json, lambda _: [])
     else:
         print_tables(result)
     if any(figures.damaged for topic in result.topics for figures in topic.partitions):

@@ -6,7 +6,13 @@ from typing import ParamSpec
 import click
 
 from pipeline.client.topics import with_bootstrap
-from pipeline.command import of_partitions, of_size, on_spark, with_broker
+from pipeline.command import (
+    json_option,
+    with_broker,
+    with_lease_options,
+    with_partitions,
+    with_spark_options,
+)
 from pipeline.tables.columns import Form, FormType
 from pipeline.tables.target import FORMATS
 
@@ -49,20 +55,12 @@ def reading_options(function: Callable[P, None]) -> Callable[P, None]:
     """Adds what is read and by whom: the command gets `partitions`, `transport`, `task_memory`,
     `task_size`, `spark_options`, `bootstrap`, `client`, `as_json`."""
     options: list[Callable[[Callable[P, None]], Callable[P, None]]] = [
-        of_partitions,
-        click.option(
-            "--transport",
-            type=click.Choice(["auto", "disk", "http"]),
-            default="auto",
-            show_default=True,
-            help="How executors get at the log: the broker's disk, or its HTTP address.",
-        ),
-        of_size("--task-memory", "1GiB", "Memory for keys, of each task."),
-        of_size("--task-size", "512MiB", "Log that one task reads."),
-        on_spark,
+        with_partitions,
+        with_lease_options,
+        with_spark_options,
         with_bootstrap,
         with_broker,
-        click.option("--json", "as_json", is_flag=True, help="One JSON document."),
+        json_option,
     ]
     for option in reversed(options):
         function = option(function)

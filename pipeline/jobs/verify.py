@@ -23,19 +23,27 @@ from pipeline.client.kafka_client import EARLIEST
 from pipeline.client.topics import (
     Bounds,
     TopicBounds,
-    bounds_of,
     cluster_errors,
+    fetch_bounds,
+    fetch_settings,
     reach_topic,
     read_offsets,
     read_topic,
-    settings_of,
     with_bootstrap,
 )
-from pipeline.command import SparkOptions, of_partitions, on_spark, show, telling, with_broker
+from pipeline.command import (
+    SparkOptions,
+    exit_on_error,
+    json_option,
+    show,
+    with_broker,
+    with_partitions,
+    with_spark_options,
+)
 from pipeline.errors import JobError
-from pipeline.progress import ProgressReporter, shown
+from pipeline.progress import progress_bars
 from pipeline.records.key_text import key_json, key_text
-from pipeline.tables.table_reading import FORMATS, reach_of, read_table
+from pipeline.tables.table_reading import FORMATS, read_reach, read_table
 from pipeline.verification.batches import BatchFault, BatchWalk, walk_all
 from pipeline.verification.rules import (
     COLUMNS,
@@ -43,8 +51,8 @@ from pipeline.verification.rules import (
     SOUND,
     Rule,
     classified,
-    faults_alone,
-    faults_of,
+    select_faults,
+    select_faults_alone,
 )
 
 if TYPE_CHECKING:
@@ -135,7 +143,7 @@ def compare(
             count.found["?"] = 1
     if not any("?" in counts.found for counts in counts.values()):
         return counts, []
-    faults = faults_of(rows).persist()  # a second look at the records, where there is a reason
+    faults = select_faults(rows).persist()  # a second look at the records, where there is a reason
     try:
         return _with_faults(counts, faults, examples)
     finally:
@@ -186,7 +194,7 @@ class Verifier:
     examples: int = EXAMPLES
 
     def _bounds(self, topic: str) -> TopicBounds:
-        return bounds_of(self.bootstrap, topic, partitions=self.partitions)
+        return fetch_bounds(self.bootstrap, topic, partitions=self.partitions)
 
     def _read(self, topic: str, first: Bounds, end: Bounds) -> "DataFrame":
         return read_topic(self.spark, self.bootstrap, topic, first, end, columns=COLUMNS)
@@ -195,7 +203,7 @@ class Verifier:
 
     def view(self) -> VerifyResult:
         """The view of the topic, up to its horizon. Raises JobError, ApiRefusedError."""
-        settings = settings_of(self.bootstrap, self.topic)
+        settings = fetch_settings(self.bootstrap, self.topic)
         for _ in range(TRIES):
             bounds = self._bounds(self.topic)  # first: it refuses partitions that are not there
             views = self._views()
@@ -304,7 +312,7 @@ class Verifier:
             served = served.where(served["partition"].isin(list(self.partitions)))
         bounds = self._bounds(self.topic)
         if as_of is None:
-            as_of = reach_of(path, table_format, self.topic, list(bounds.end))
+            as_of = read_reach(path, table_format, self.topic, list(bounds.end))
             if not as_of:
                 as_of = dict.fromkeys(bounds.end, 0) | _reach(served)
                 notes.append("as far as the table's last record goes: --as-of says otherwise")
@@ -360,7 +368,7 @@ class Verifier:
             item = counts[row.partition]
             item.originals = item.copies = row.rows
             item.keys = row.distinct
-        faults = faults_alone(records).persist()
+        faults = select_faults_alone(records).persist()
         try:
             counts, examples = _with_faults(counts, faults, self.examples)
         finally:
@@ -479,7 +487,7 @@ def _or_none(offset: int | None) -> str:
 
 
 @click.command("verify", short_help="Check a compacted topic, view or table.")
-@telling
+@exit_on_error
 @cluster_errors
 @click.argument("topic")
 @click.option("--against", metavar="VIEW|TOPIC", help="What to check; TOPIC's view if it has one.")
@@ -489,13 +497,13 @@ def _or_none(offset: int | None) -> str:
 @click.option("--null-keys", type=click.Choice(["keep", "drop"]), default="drop",
               show_default=True, help="Whether the table has records without a key.")  # fmt: skip
 @click.option("--as-of", metavar="JSON|@FILE", help='End offsets of TOPIC, such as {"0": 12}.')
-@of_partitions
+@with_partitions
 @click.option("--examples", type=click.IntRange(0, 10_000), default=EXAMPLES, show_default=True,
               help="Faults to name.")  # fmt: skip
-@on_spark
+@with_spark_options
 @with_broker
 @with_bootstrap
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@json_option
 def command(
     *,
     topic: str,
@@ -526,32 +534,25 @@ def command(
     if as_of is not None and mode in ("view", "alone"):
         raise click.UsageError("--as-of is for tables and other topics: a view has one state only")
     ends = None if as_of is None else read_offsets(as_of, there)
-    with shown(quiet=as_json) as reporter:
-        session = _started(spark_options, reporter)
-        try:
-            verifier = Verifier(session, client, bootstrap, topic, partitions, examples)
-            match mode:
-                case "view":
-                    result = verifier.view()
-                case "alone":
-                    result = verifier.alone()
-                case "topic":
-                    result = verifier.other(str(against), ends)
-                case _:
-                    keyless = null_keys == "keep"
-                    result = verifier.table(str(table), table_format, ends, keyless=keyless)
-        finally:
-            session.stop()
-    show(answer(result), as_json, lambda: lines(result))
+    with (
+        progress_bars(quiet=as_json) as reporter,
+        spark_options.open_session("varve verify", reporter) as spark,
+    ):
+        reporter.note("reading and comparing")
+        verifier = Verifier(spark, client, bootstrap, topic, partitions, examples)
+        match mode:
+            case "view":
+                result = verifier.view()
+            case "alone":
+                result = verifier.alone()
+            case "topic":
+                result = verifier.other(str(against), ends)
+            case _:
+                keyless = null_keys == "keep"
+                result = verifier.table(str(table), table_format, ends, keyless=keyless)
+    show(answer(result), as_json, lambda _: lines(result))
     if result.exit_code != exit_codes.DONE:
         raise SystemExit(result.exit_code)
-
-
-def _started(spark_options: SparkOptions, reporter: ProgressReporter) -> "SparkSession":
-    reporter.note("starting Spark")
-    session = spark_options.session("varve-verify")
-    reporter.note("reading and comparing")
-    return session
 
 
 def _mode(client: ApiClient, topic: str, against: str | None) -> str:

@@ -10,6 +10,7 @@ Rules
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -92,37 +93,42 @@ class _BadRowError(Exception):
         self.reason = reason
 
 
-class BatchDecoder:
-    """Turns bytes into rows; keeps its place between calls."""
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows and columns to decode from the batches of one partition."""
 
-    def __init__(
-        self,
-        *,
-        topic: str,
-        partition: int,
-        columns: Sequence[str] = COLUMNS,
-        first_offset: int | None = None,
-        end_offset: int | None = None,
-        keep: Keep | None = None,
-        aborted: Sequence[TxnIndexEntry] = (),
-        batch_rows: int = BATCH_ROWS,
-        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
-    ) -> None:
-        """Rows of [first_offset, end_offset) that `keep` wants. ValueError: an unknown column."""
+    topic: str
+    partition: int
+    columns: Sequence[str] = COLUMNS
+    first_offset: int = 0
+    end_offset: int = LARGEST_OFFSET
+    keep: Keep | None = None  # None: every row of the range
+    aborted: Sequence[TxnIndexEntry] = ()  # transactions whose records are left out
+    batch_rows: int = BATCH_ROWS
+    unpacked_bytes_max: int = UNPACKED_BYTES_MAX
+
+
+class BatchDecoder:
+    """Decodes batches into rows. Its position carries over from one call to the next."""
+
+    def __init__(self, selection: Selection) -> None:
+        """Raises ValueError for an unknown column."""
+        columns, batch_rows = selection.columns, selection.batch_rows
         assert batch_rows > 0
         self.schema = arrow_schema(columns)
-        self._wanted = frozenset(columns)
-        self._topic = pa.array([topic] * batch_rows, pa.string()) if "topic" in columns else None
-        self._partition = partition
-        self._keep = keep
+        self._columns_selected = frozenset(columns)
+        topic = pa.array([selection.topic] * batch_rows, pa.string())
+        self._topic = topic if "topic" in columns else None
+        self._partition = selection.partition
+        self._keep = selection.keep
         self._batch_rows = batch_rows
-        self._unpacked_bytes_max = unpacked_bytes_max
+        self._unpacked_bytes_max = selection.unpacked_bytes_max
         self._rows = new_rows(batch_rows)
         self._aborted: Ints = np.zeros(0, dtype=np.int64)
-        self.set_aborted(aborted)
+        self.set_aborted(selection.aborted)
         self._state: Ints = np.zeros(STATE_SIZE, dtype=np.int64)
-        self._state[FIRST] = first_offset or 0
-        self._state[END] = LARGEST_OFFSET if end_offset is None else end_offset
+        self._state[FIRST] = selection.first_offset
+        self._state[END] = selection.end_offset
         self._state[fields.SOURCE_END] = LARGEST_OFFSET
         self._columns = {name: BinaryColumn(batch_rows) for name in ("key", "value")}
         self._headers = HeadersColumn(batch_rows)
@@ -170,7 +176,7 @@ class BatchDecoder:
             try:
                 yield from self._take(buf)
             except _BadRowError as error:
-                place = _position_of(buf, begin, error.offset)
+                place = _batch_position(buf, begin, error.offset)
                 raise CorruptBatchError(error.reason, place) from error
             if code == MORE:
                 break
@@ -242,10 +248,10 @@ class BatchDecoder:
     def _fitting(self, first: int, end: int) -> int:
         """The end of the rows from `first` on that the present batch takes; one at least."""
         for name, sizes in (("key", self._rows.key_bytes), ("value", self._rows.value_bytes)):
-            if name in self._wanted:
+            if name in self._columns_selected:
                 room_bytes = BATCH_BYTES - self._columns[name].size_bytes
                 end = rows_within(first, end, sizes, room_bytes)
-        if "headers" in self._wanted:
+        if "headers" in self._columns_selected:
             header_bytes = self._rows.record_end[:end] - self._rows.headers_at[:end]
             end = rows_within(first, end, header_bytes, BATCH_BYTES - self._headers.size_bytes)
         if self._count == 0:
@@ -258,13 +264,13 @@ class BatchDecoder:
         new = slice(self._count, next_count)
         self._offsets[new] = rows.offsets[first:end]
         self._kinds[new] = rows.kinds[first:end]
-        if "timestamp" in self._wanted:
+        if "timestamp" in self._columns_selected:
             self._append_times(new, first, end)
-        if "key" in self._wanted:
+        if "key" in self._columns_selected:
             self._columns["key"].append(buf, rows.key_at, rows.key_bytes, first, end)
-        if "value" in self._wanted:
+        if "value" in self._columns_selected:
             self._columns["value"].append(buf, rows.value_at, rows.value_bytes, first, end)
-        if "headers" in self._wanted:
+        if "headers" in self._columns_selected:
             bad = self._headers.append(buf, rows, first, end)
             if bad >= 0:
                 offset = int(rows.offsets[bad])
@@ -320,7 +326,7 @@ def with_slack(data: bytes | bytearray | memoryview) -> Bytes:
     return buffer
 
 
-def _position_of(buf: Bytes, begin: int, offset: int) -> int:
+def _batch_position(buf: Bytes, begin: int, offset: int) -> int:
     """Where the batch of `offset` begins; the batches from `begin` on to there were walked."""
     for position, header in walk_headers(buf.data, begin):
         if header.last_offset >= offset:
@@ -335,31 +341,13 @@ def _damaged(buf: Bytes, code: int, position: int) -> CorruptBatchError:
 
 
 def decode_batches(
-    data: bytes | bytearray | memoryview,
-    *,
-    topic: str,
-    partition: int,
-    columns: Sequence[str] = COLUMNS,
-    first_offset: int | None = None,
-    end_offset: int | None = None,
-    keep: Keep | None = None,
-    aborted: Sequence[TxnIndexEntry] = (),
-    batch_rows: int = BATCH_ROWS,
+    data: bytes | bytearray | memoryview, selection: Selection
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the record batches in `data`; one that is cut short ends it, as in Fetch.
+    """Yield the rows of the record batches in `data`; stop at a truncated batch, as in Fetch.
 
     Raises CorruptBatchError with the position in `data`.
     """
-    decoder = BatchDecoder(
-        topic=topic,
-        partition=partition,
-        columns=columns,
-        first_offset=first_offset,
-        end_offset=end_offset,
-        keep=keep,
-        aborted=aborted,
-        batch_rows=batch_rows,
-    )
+    decoder = BatchDecoder(selection)
     yield from decoder.decode(with_slack(data), 0, len(data))
     yield from decoder.finish()
 
@@ -367,36 +355,18 @@ def decode_batches(
 def decode_segment(
     env: Env,
     path: str,
+    selection: Selection,
     *,
-    topic: str,
-    partition: int,
-    columns: Sequence[str] = COLUMNS,
-    first_offset: int | None = None,
-    end_offset: int | None = None,
-    keep: Keep | None = None,
-    aborted: Sequence[TxnIndexEntry] = (),
-    batch_rows: int = BATCH_ROWS,
     size_bytes: int | None = None,
     next_base_offset: int = LARGEST_BASE_OFFSET,
-    unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a closed segment, of its first `size_bytes` if given.
+    """Yield the rows of the first `size_bytes` of a closed segment (None: of all of it).
 
-    `path` ends in the segment's name, which says its base offset; an offset index beside it is used
-    to begin near `first_offset`. Raises DamagedSegmentError (path, position in the file, reason),
-    FileNotFoundError, OSError, ValueError for a name of no segment or an unknown column.
+    The file name gives the base offset. An offset index next to the file is used to start near
+    `first_offset`. Raises DamagedSegmentError (path, position in the file, reason),
+    FileNotFoundError, OSError, and ValueError for an invalid file name or an unknown column.
     """
-    decoder = BatchDecoder(
-        topic=topic,
-        partition=partition,
-        columns=columns,
-        first_offset=first_offset,
-        end_offset=end_offset,
-        keep=keep,
-        aborted=aborted,
-        batch_rows=batch_rows,
-        unpacked_bytes_max=unpacked_bytes_max,
-    )
+    decoder = BatchDecoder(selection)
     folder, _, name = path.rpartition("/")
     base_offset = _base_offset(name)
     source = SourceSegment(
@@ -409,7 +379,7 @@ def decode_segment(
     decoder.expect(base_offset, next_base_offset)
     reader = SourceReader(env, folder, READ_BYTES)
     try:
-        begin = _begin_at(env, path, source, first_offset or 0)
+        begin = _start_position(env, path, source, selection.first_offset)
         reader.open(source, begin)
         if reader.is_gone:
             raise FileNotFoundError(path)
@@ -436,7 +406,7 @@ def _base_offset(name: str) -> int:
     return parsed.base_offset
 
 
-def _begin_at(env: Env, path: str, source: SourceSegment, first_offset: int) -> int:
+def _start_position(env: Env, path: str, source: SourceSegment, first_offset: int) -> int:
     """The position of a batch that begins at or before `first_offset`, by the offset index.
 
     The index is a hint: 0 where it is missing, damaged, or contradicted by the log.
@@ -465,14 +435,14 @@ def warm_up() -> None:
     """Compile the kernels of this package, or load them from the cache (seconds when cold)."""
     batch = bytes(build_batch([Record(n, 0, b"k", b"v", (("h", b"1"),)) for n in range(3)]))
     for rows in (2, 16):  # a batch that does not fit into the table takes another way
-        result = decode_batches(
-            batch,
+        selection = Selection(
             topic="t",
             partition=0,
             columns=ALL_COLUMNS,
             keep=lambda offsets: offsets >= 0,
             batch_rows=rows,
         )
+        result = decode_batches(batch, selection)
         assert sum(part.num_rows for part in result) == 3
     offset_behind(with_slack(batch), len(batch))
     fingerprints(pa.array([b"k"], pa.binary()), bytes(16))

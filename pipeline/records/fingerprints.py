@@ -6,8 +6,7 @@ import pyarrow as pa
 
 from cleaner.engine.kernels.codecs.hashing import siphash128
 from cleaner.engine.kernels.codecs.memory import SLACK_BYTES
-from cleaner.engine.kernels.compile import Bytes, Ints
-from pipeline.records.compile import kernel
+from cleaner.engine.kernels.compile import Bytes, Ints, kernel
 
 Words = npt.NDArray[np.uint64]
 

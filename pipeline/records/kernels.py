@@ -27,7 +27,7 @@ from cleaner.engine.kernels.codecs.memory import (
     read_varint,
     store_be64,
 )
-from cleaner.engine.kernels.compile import Bytes, Ints, int64
+from cleaner.engine.kernels.compile import Bytes, Ints, inlined, int64, kernel
 from cleaner.engine.kernels.layout import (
     ATTR_CODEC,
     ATTR_CONTROL,
@@ -38,7 +38,6 @@ from cleaner.engine.kernels.layout import (
     Code,
 )
 from cleaner.engine.kernels.passes.walk import aborted_row, check_content, check_header, read_record
-from pipeline.records.compile import inlined, kernel
 
 Ints32 = npt.NDArray[np.int32]
 

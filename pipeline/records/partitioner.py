@@ -6,8 +6,7 @@ Null keys have no such partition: producers spread them as they like.
 import numpy as np
 import pyarrow as pa
 
-from cleaner.engine.kernels.compile import Bytes
-from pipeline.records.compile import kernel
+from cleaner.engine.kernels.compile import Bytes, kernel
 from pipeline.records.kernels import Ints32
 
 _SEED = np.uint32(0x9747B28C)

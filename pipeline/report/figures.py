@@ -11,7 +11,7 @@ Rules
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipeline.stages.histories import HistoriesResult, edge_of
+from pipeline.stages.histories import HistoriesResult, bin_edge
 from pipeline.stages.tasks import SegmentCounts
 
 Curve = list[tuple[float, float]]  # (age in ms or distance in offsets, share still live)
@@ -194,7 +194,7 @@ def whole_from(counts: Sequence[SegmentCounts], log_start_offset: int) -> int:
     return first_whole
 
 
-def survival_of(results: Sequence[HistoriesResult]) -> Survival:
+def merge_survival(results: Sequence[HistoriesResult]) -> Survival:
     """The lives of a topic's records, partitions together. Sampled ones count for all they stand
     for."""
 
@@ -230,7 +230,7 @@ def survival_curve(ended: Mapping[int, float], cut: Mapping[int, float]) -> Curv
         if died:
             share *= max(1 - died / max(at_risk - gone / 2, died), 0.0)
         if died or gone:
-            curve.append((edge_of(place + 1), share))
+            curve.append((bin_edge(place + 1), share))
         at_risk -= died + gone
     return curve
 
@@ -257,7 +257,7 @@ def level_at(curve: Curve, at: float) -> float:
     return level
 
 
-def skew_of(results: Sequence[HistoriesResult], top: int) -> KeySkew:
+def merge_skew(results: Sequence[HistoriesResult], top: int) -> KeySkew:
     """The keys of a topic, partitions together: a key in two of them counts as two."""
     records = sum(histories_result.records for histories_result in results)
     named = sorted(
@@ -278,7 +278,7 @@ def skew_of(results: Sequence[HistoriesResult], top: int) -> KeySkew:
         is_exact=missed == 0,
         shares=_shares(bins, records),
         top=[(key, count, count / records) for key, count in named[:top]],
-        by_records=[(edge_of(place), bins[place][0], bins[place][1]) for place in sorted(bins)],
+        by_records=[(bin_edge(place), bins[place][0], bins[place][1]) for place in sorted(bins)],
     )
 
 

@@ -20,7 +20,7 @@ from cleaner.engine.spilling_map import SpillingMap
 from cleaner.engine.two_pass.index_pass import index_segment
 from cleaner.job import Damage, SourceSegment
 from pipeline.stages.counting import KeysDoNotFitError, survey_job, survey_segment
-from pipeline.stages.planning import sources_of
+from pipeline.stages.planning import source_segments
 from pipeline.stages.rows import RowWriter
 from pipeline.stages.tasks import (
     CombineResult,
@@ -44,7 +44,7 @@ def combine(env: Env, task: CombineTask) -> CombineResult:
     """Write the rows of the task's segments. Raises StorageError, InputsGoneError, OSError."""
     started = env.monotonic()
     with open_task_files(env, task.source, task.job) as place:
-        bases = [source.base_offset for source in sources_of(task.job)]
+        bases = [source.base_offset for source in source_segments(task.job)]
         local = place.job_over(bases)
         name, path = place.folder("combine", scratch=True)
         work = _Combination(env, replace(task, job=local), path)
@@ -84,7 +84,7 @@ class _Combination:
     def run(self) -> tuple[SegmentCounts, ...]:
         """Take the keys of all segments -> what they hold, if that is wanted."""
         counted: list[SegmentCounts] = []
-        for source in sources_of(self._job):
+        for source in source_segments(self._job):
             try:
                 if self._task.survey:
                     counted.append(survey_segment(self.context, source, self.damaged))

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from cleaner.engine.kernels.compile import Ints
 from cleaner.job import CleanJob, SourceSegment
-from pipeline.records.decode import decode_segment
+from pipeline.records.decode import Selection, decode_segment
 from pipeline.records.fingerprints import Words, fingerprints
-from pipeline.stages.planning import sources_of
+from pipeline.stages.planning import source_segments
 from pipeline.stages.tasks import decode, encode
 from pipeline.stages.workplace import open_task_files
 from storage.env import Env, RealEnv
@@ -58,8 +58,8 @@ class TopKey:
 
 @dataclass(frozen=True, slots=True)
 class HistoriesResult:
-    """Lives by bin (see `bin_of`), of ages in ms and of distances in offsets: how many ended there,
-    and how many were cut off. They are those of one key in 2 ** `sampled_bits`.
+    """Lifetimes by bin (see `age_bin`), in ms and in offsets: how many ended in it, and how many
+    were cut off by the end of the log. They belong to one key in 2 ** `sampled_bits`.
 
     `by_records`: bin of a key's number of records -> (keys, records). `missed_max`: a key that is
     not counted has no more records. `ranks`: rank -> records of so many keys with the most.
@@ -79,14 +79,14 @@ class HistoriesResult:
     seconds: float = 0.0
 
 
-def bin_of(values: npt.NDArray[Any]) -> Ints:
+def age_bin(values: npt.NDArray[Any]) -> Ints:
     """The bins of numbers from 0 on: BINS_PER_OCTAVE to each doubling."""
     scaled = np.log2(np.maximum(values, 0).astype(np.float64) + 1) * BINS_PER_OCTAVE
     bins: Ints = np.floor(scaled).astype(np.int64)
     return bins
 
 
-def edge_of(place: int) -> float:
+def bin_edge(place: int) -> float:
     """The number at which a bin begins."""
     return float(2.0 ** (place / BINS_PER_OCTAVE) - 1)
 
@@ -100,7 +100,9 @@ def follow_partition(env: Env, task: HistoriesTask) -> HistoriesResult:
     """Raises InputsGoneError, TransportError, OSError."""
     started = env.monotonic()
     sources = [
-        source for source in sources_of(task.job) if source.next_base_offset > task.first_offset
+        source
+        for source in source_segments(task.job)
+        if source.next_base_offset > task.first_offset
     ]
     lives = _Lives(task.memory_bytes // 2 // ROW_BYTES)
     keys = _Counts(task.memory_bytes // 2 // KEY_BYTES)
@@ -142,15 +144,17 @@ def _batches(
         yield from decode_segment(
             env,
             f"{directory}/{file_name(source.base_offset, LOG)}",
-            topic=task.job.partition.topic,
-            partition=task.job.partition.partition,
-            columns=_COLUMNS,
-            first_offset=task.first_offset if first is None else first,
-            end_offset=task.job.end_offset if end is None else end,
-            aborted=task.job.aborted,
+            Selection(
+                topic=task.job.partition.topic,
+                partition=task.job.partition.partition,
+                columns=_COLUMNS,
+                first_offset=task.first_offset if first is None else first,
+                end_offset=task.job.end_offset if end is None else end,
+                aborted=task.job.aborted,
+                unpacked_bytes_max=task.job.decompressed_batch_bytes,
+            ),
             size_bytes=source.size_bytes,
             next_base_offset=source.next_base_offset,
-            unpacked_bytes_max=task.job.decompressed_batch_bytes,
         )
     except DamagedSegmentError:
         return  # the survey of the same segments tells of it
@@ -242,7 +246,7 @@ class _Counts:
         return {str(rank): int(sums[min(rank, len(sums)) - 1]) for rank in RANKS if len(sums)}
 
     def by_records(self) -> dict[str, tuple[int, int]]:
-        bins = bin_of(self._counts)
+        bins = age_bin(self._counts)
         return {
             str(item): (int((bins == item).sum()), int(self._counts[bins == item].sum()))
             for item in np.unique(bins).tolist()
@@ -309,5 +313,5 @@ class _Lives:
 
 
 def _binned(values: Ints) -> dict[str, int]:
-    bins, counts = np.unique(bin_of(values), return_counts=True)
+    bins, counts = np.unique(age_bin(values), return_counts=True)
     return dict(zip(map(str, bins.tolist()), counts.tolist(), strict=True))

@@ -53,19 +53,19 @@ def keys_bound(job: CleanJob, first_offset: int) -> int:
     """No more keys can be met from `first_offset` on than this."""
     return sum(
         source.next_base_offset - max(source.base_offset, first_offset)
-        for source in sources_of(job)
+        for source in source_segments(job)
         if source.next_base_offset > first_offset
     )
 
 
-def sources_of(job: CleanJob) -> list[SourceSegment]:
+def source_segments(job: CleanJob) -> list[SourceSegment]:
     """All segments of a job, in order."""
     return [source for group in job.groups for source in group]
 
 
-def bytes_of(job: CleanJob) -> int:
+def source_bytes(job: CleanJob) -> int:
     """Of all its segments."""
-    return sum(source.size_bytes for source in sources_of(job))
+    return sum(source.size_bytes for source in source_segments(job))
 
 
 def over_segments(job: CleanJob, bases: Collection[int]) -> CleanJob:
@@ -98,7 +98,7 @@ def is_one_task(job: CleanJob, limits: Limits, *, first_offset: int | None = Non
 
 def cut_up(job: CleanJob, limits: Limits, *, first_offset: int | None = None) -> Cut:
     """Cut a partition into tasks."""
-    sources = sources_of(job)
+    sources = source_segments(job)
     sized_segments = [(source.base_offset, source.size_bytes) for source in sources]
     sized_groups = [
         (place, sum(source.size_bytes for source in group))

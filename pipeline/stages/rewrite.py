@@ -16,7 +16,7 @@ from cleaner.engine.offset_map import OffsetMap
 from cleaner.engine.segment_scan import scan_segment
 from cleaner.engine.two_pass.rewrite_pass import RewritePass
 from cleaner.job import SourceSegment
-from pipeline.stages.planning import sources_of
+from pipeline.stages.planning import source_segments
 from pipeline.stages.survivors import SegmentSurvivors, Survivors, SurvivorsFile, read_survivors
 from pipeline.stages.tasks import DamageFound, RewriteResult, RewriteTask, decode, encode
 from pipeline.stages.workplace import GroupCollector, TaskFiles, delivered_names, open_task_files
@@ -31,7 +31,7 @@ def run_task(task: bytes) -> bytes:
 def rewrite(env: Env, task: RewriteTask) -> RewriteResult:
     """Rewrite groups into a folder of their own. Raises StorageError, InputsGoneError, OSError."""
     started = env.monotonic()
-    segments = sources_of(task.job)
+    segments = source_segments(task.job)
     bases = [source.base_offset for source in segments]
     with open_task_files(env, task.source, task.job) as place:
         local = place.job_over(bases)

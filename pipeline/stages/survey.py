@@ -15,7 +15,7 @@ from cleaner.engine.kernels.passes.shards import list_entries
 from cleaner.engine.offset_map import OffsetMap
 from cleaner.job import Damage
 from pipeline.stages.counting import KeysDoNotFitError, survey_job, survey_segment
-from pipeline.stages.planning import sources_of
+from pipeline.stages.planning import source_segments
 from pipeline.stages.survivors import Kind, Survivors, cut, write_survivors
 from pipeline.stages.tasks import (
     SegmentCounts,
@@ -41,7 +41,7 @@ def run_task(task: bytes) -> bytes:
 def survey_partition(env: Env, task: SurveyTask) -> SurveyResult:
     """Index all of a partition. Raises TransactionIndexError, InputsGoneError, OSError."""
     started = env.monotonic()
-    sources = sources_of(task.job)
+    sources = source_segments(task.job)
     bases = [source.base_offset for source in sources]
     with open_task_files(env, task.source, task.job) as place:
         local = survey_job(place.job_over(bases))

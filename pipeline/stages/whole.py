@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from cleaner.engine.clean import run_clean
 from cleaner.engine.outcome import MapFullError
-from pipeline.stages.planning import sources_of
+from pipeline.stages.planning import source_segments
 from pipeline.stages.tasks import WholeResult, WholeTask, decode, encode
 from pipeline.stages.workplace import GroupCollector, delivered_names, open_task_files
 from storage.env import Env, RealEnv
@@ -18,7 +18,7 @@ def run_task(task: bytes) -> bytes:
 def clean_whole(env: Env, task: WholeTask) -> WholeResult:
     """Clean the partition into a folder of its own. Raises StorageError, OSError."""
     with open_task_files(env, task.source, task.job) as place:
-        bases = [source.base_offset for source in sources_of(task.job)]
+        bases = [source.base_offset for source in source_segments(task.job)]
         job = place.job_over(bases)
         name, path = place.folder("whole")
         control = GroupCollector()

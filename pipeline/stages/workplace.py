@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cleaner.job import CleanedGroup, CleanJob, CleanReport, Damage
 from pipeline.stages.tasks import DamageFound
-from pipeline.transport import SCRATCH, InputsGoneError, Transport, transport_of
+from pipeline.transport import SCRATCH, InputsGoneError, Transport, open_transport
 from storage.env import Env
 from storage.format import filenames
 
@@ -99,7 +99,7 @@ class TaskFiles:
 @contextmanager
 def open_task_files(env: Env, source: Mapping[str, Any], job: CleanJob) -> Iterator[TaskFiles]:
     """Where to run one task. What it has written goes if it fails."""
-    transport = transport_of(env, source)
+    transport = open_transport(env, source)
     try:
         place = TaskFiles(env, transport, job)
         try:

@@ -20,8 +20,8 @@ from pipeline.client.kafka_client import NO_OFFSET, Isolation, WireClient
 from pipeline.client.topics import TopicBounds, read_offsets
 from pipeline.compaction.indexing import index_partitions
 from pipeline.errors import JobError
-from pipeline.stages.planning import sources_of
-from pipeline.tables.state import Reading, below, cleaned_offset, lacks_offsets
+from pipeline.stages.planning import source_segments
+from pipeline.tables.state import Reading, below, fetch_cleaned_offset, lacks_offsets
 from storage.model import TopicPartition
 
 TIME_DIGITS: Final = 18  # of ms, which are 64 bits
@@ -71,7 +71,9 @@ def parse_time(text: str) -> int:
     return (result - _EPOCH) // timedelta(milliseconds=1)  # as whole numbers: not a ms is lost
 
 
-def offsets_at(bootstrap: str, topic: str, bounds: TopicBounds, time_ms: int) -> dict[int, int]:
+def offsets_as_of_time(
+    bootstrap: str, topic: str, bounds: TopicBounds, time_ms: int
+) -> dict[int, int]:
     """The first offset of each partition whose record is later; its end where none is. Raises
     WireError."""
     places = [TopicPartition(topic, number) for number in bounds.end]
@@ -133,11 +135,11 @@ def _earliest(
     if job is None or not job.groups:
         return offset
     topic = reading.run.plan.topic
-    cleaned = cleaned_offset(client, topic, number)
+    cleaned = fetch_cleaned_offset(client, topic, number)
     if cleaned is not None and cleaned <= offset:
         return offset
     # The segments with any of the offsets below: where they lack none, nothing was removed.
-    edges = [source.next_base_offset for source in sources_of(job)]
+    edges = [source.next_base_offset for source in source_segments(job)]
     edge = next((edge for edge in edges if edge >= offset), edges[-1])
     prefix = below(job, edge)
     if prefix is None or offset <= job.log_start_offset:

@@ -94,7 +94,7 @@ class Forms:
             )
         if form.kind == "string":
             return text
-        schema = schema_of(form.schema)
+        schema = parse_schema(form.schema)
         marked = type(schema)([*schema.fields]).add(_MARK, "string")
         options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MARK}
         result = sql.from_json(text, marked, options)
@@ -115,7 +115,7 @@ def _where(name: str, subject: str) -> "Column":
     return sql.format_string(text, sql.col("partition"), sql.col("offset"))
 
 
-def schema_of(text: str) -> "StructType":
+def parse_schema(text: str) -> "StructType":
     """The schema that a text names. Raises ValueError, PySparkException."""
     from pyspark.sql.types import StructType
 

@@ -62,7 +62,7 @@ def safe_time_id(topic: str) -> str:
     return f"varve-safe-ms:{topic}"
 
 
-def safe_ms_in(table: "DeltaTable", topic: str) -> int:
+def read_safe_ms(table: "DeltaTable", topic: str) -> int:
     """Return the safe time that a table states; UNKNOWN_MS where it states none."""
     version = table.transaction_version(safe_time_id(topic))
     return UNKNOWN_MS if version is None else int(version)

@@ -41,13 +41,13 @@ def state_number(topic: str) -> int:
     return 1 + int.from_bytes(digest[:7], "big")
 
 
-def is_state_of(table: "DeltaTable", topic: str) -> bool:
+def holds_state(table: "DeltaTable", topic: str) -> bool:
     """Return whether the table may be the state of a topic; tables of older releases may."""
     number = table.transaction_version(STATE_ID)
     return number is None or number == state_number(topic)
 
 
-def commit_of(notes: Mapping[str, Any], versions: Mapping[str, int]) -> "CommitProperties":
+def commit_properties(notes: Mapping[str, Any], versions: Mapping[str, int]) -> "CommitProperties":
     """What goes into a commit beside the data."""
     from deltalake import CommitProperties, Transaction
 
@@ -64,7 +64,7 @@ def publish_delta(
     from deltalake import convert_to_deltalake, write_deltalake
     from deltalake.exceptions import DeltaError
 
-    commit = commit_of(notes, versions)
+    commit = commit_properties(notes, versions)
     try:
         if place.exists:
             import pyarrow.dataset as ds

@@ -20,7 +20,7 @@ CATALOG: Final = "catalog.db"
 TABLE: Final = "table"
 
 
-def catalog_of(path: Path) -> Any:
+def open_catalog(path: Path) -> Any:
     """The catalog of a table's folder; its one table is NAMESPACE.TABLE."""
     from pyiceberg.catalog.sql import SqlCatalog
 
@@ -40,7 +40,7 @@ def publish_iceberg(data: Path, place: Target, notes: Mapping[str, Any]) -> None
     files = [path.as_uri() for path in sorted(folder.glob("*.parquet"))]
     schema = pq.read_schema(next(folder.glob("*.parquet")))
     properties = {"varve": json.dumps(dict(notes))}
-    catalog = catalog_of(path)
+    catalog = open_catalog(path)
     try:
         if place.exists:
             table = catalog.load_table((NAMESPACE, TABLE))

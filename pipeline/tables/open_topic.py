@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from admin.client import ApiClient
 from cleaner.remote_compaction import Purpose
 from pipeline.client.lease import LeaseClient, LeaseRequestError
-from pipeline.client.leased_work import choose_transport, interrupts_wait
-from pipeline.client.topics import TopicBounds, bounds_of
+from pipeline.client.leased_work import choose_transport, interrupts_deferred
+from pipeline.client.topics import TopicBounds, fetch_bounds
 from pipeline.progress import ProgressReporter
 from pipeline.stages.planning import TASK_BYTES, TASK_MEMORY_BYTES, Limits
 from pipeline.tables.state import Reading
@@ -48,16 +48,16 @@ def opened(
     """
     from pipeline.engines.spark_engine import SparkEngine
 
-    bounds = bounds_of(broker.bootstrap, topic, partitions=partitions)
+    bounds = fetch_bounds(broker.bootstrap, topic, partitions=partitions)
     reporter.note("the broker leases segments")
     with ExitStack() as stack:
-        with interrupts_wait():
+        with interrupts_deferred():
             runs = LeaseClient.of(broker.client)
             run = stack.enter_context(
                 runs.open(topic, sorted(bounds.end), purpose=Purpose.READ, roll=True)
             )
         engine = SparkEngine(spark)
-        way = choose_transport(transport, engine.name, master or master_of(spark), run)
+        way = choose_transport(transport, engine.name, master or session_master(spark), run)
         limits = Limits(task_memory, task_bytes, engine.parallelism)
         reading = Reading(spark, engine, run, way, limits, reporter, broker.bootstrap)
         try:
@@ -70,6 +70,6 @@ def opened(
             raise
 
 
-def master_of(spark: "SparkSession") -> str:
+def session_master(spark: "SparkSession") -> str:
     """The master of a session."""
     return str(spark.conf.get("spark.master", ""))

@@ -9,14 +9,14 @@ Rules
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from cleaner.job import CleanJob, SourceSegment
 from pipeline.records.columns import arrow_schema
-from pipeline.records.decode import decode_segment
-from pipeline.stages.planning import TASK_BYTES, sources_of, stretches
+from pipeline.records.decode import Keep, Selection, decode_segment
+from pipeline.stages.planning import TASK_BYTES, source_segments, stretches
 from pipeline.stages.survivors import SurvivorsFile, read_survivors
 from pipeline.stages.tasks import SurvivorFiles, decode, encode
 from pipeline.stages.workplace import TaskFiles, open_task_files
@@ -54,7 +54,7 @@ def row_tasks(
     task_bytes: int = TASK_BYTES,
 ) -> list[RowTask]:
     """Cut what a job covers into tasks; segments with a base offset in `skip` have no rows."""
-    sources = [source for source in sources_of(job) if source.base_offset not in skip]
+    sources = [source for source in source_segments(job) if source.base_offset not in skip]
     return [
         RowTask(
             source=source,
@@ -97,7 +97,7 @@ def _read_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def read_rows(env: Env, task: RowTask) -> Iterator[pa.RecordBatch]:
     """The rows of one task. Raises DamagedSegmentError, CorruptSurvivorsError, InputsGoneError,
     TransportError, OSError."""
-    sources = sources_of(task.job)
+    sources = source_segments(task.job)
     with open_task_files(env, task.source, task.job) as place:
         local = place.job_over(source.base_offset for source in sources)
         files = None if task.survivors is None else list(_files(env, place, task.survivors))
@@ -121,22 +121,25 @@ def _segment_rows(
     directory: str,
     files: list[SurvivorsFile] | None,
 ) -> Iterator[pa.RecordBatch]:
-    options: dict[str, Any] = {"aborted": task.job.aborted}
+    keep: Keep | None = None
     if files is not None:
         live = read_survivors(files, source.base_offset, source.next_base_offset)
         if live.count == 0:
             return
-        options = {"keep": live.contains}
+        keep = live.contains
     yield from decode_segment(
         env,
         f"{directory}/{file_name(source.base_offset, LOG)}",
-        topic=task.job.partition.topic,
-        partition=task.job.partition.partition,
-        columns=task.columns,
-        first_offset=max(task.first_offset, source.base_offset),
-        end_offset=min(task.end_offset, source.next_base_offset),
+        Selection(
+            topic=task.job.partition.topic,
+            partition=task.job.partition.partition,
+            columns=task.columns,
+            first_offset=max(task.first_offset, source.base_offset),
+            end_offset=min(task.end_offset, source.next_base_offset),
+            keep=keep,
+            aborted=() if keep is not None else task.job.aborted,
+            unpacked_bytes_max=task.job.decompressed_batch_bytes,
+        ),
         size_bytes=source.size_bytes,
         next_base_offset=source.next_base_offset,
-        unpacked_bytes_max=task.job.decompressed_batch_bytes,
-        **options,
     )

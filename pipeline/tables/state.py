@@ -22,7 +22,7 @@ from pipeline.compaction.indexing import PartitionIndex, index_partitions
 from pipeline.engines.engine import Engine
 from pipeline.errors import JobError
 from pipeline.progress import ProgressReporter
-from pipeline.stages.planning import Limits, sources_of
+from pipeline.stages.planning import Limits, source_segments
 from pipeline.stages.tasks import SegmentCounts
 from pipeline.tables.delete_guard import UNKNOWN_MS
 from pipeline.tables.rows import RowTask, row_tasks, rows_of
@@ -79,7 +79,7 @@ class Reading:
     bootstrap: str
 
 
-def state_of(
+def open_state(
     reading: Reading,
     bounds: TopicBounds,
     columns: Sequence[str],
@@ -144,7 +144,7 @@ def all_records(
     *,
     as_of: Mapping[int, int] | None = None,
 ) -> TopicState:
-    """Every committed record, with and without a key, below `as_of`; see `state_of`."""
+    """Every committed record, with and without a key, below `as_of`; see `open_state`."""
     ends = dict(bounds.end if as_of is None else as_of)
     jobs = _jobs(reading, bounds)
     source = reading.run.source(reading.transport)
@@ -197,7 +197,7 @@ def _part(job: CleanJob, first: int, end: int) -> CleanJob:
     """The job of the segments that hold offsets of [first, end), and ends there."""
     sources = tuple(
         source
-        for source in sources_of(job)
+        for source in source_segments(job)
         if source.next_base_offset > first and source.base_offset < end
     )
     start = max(first, job.log_start_offset)
@@ -274,7 +274,7 @@ def last_by_key(frame: "DataFrame", columns: Sequence[str]) -> "DataFrame":
     )
 
 
-def cleaned_offset(client: ApiClient, topic: str, partition: int) -> int | None:
+def fetch_cleaned_offset(client: ApiClient, topic: str, partition: int) -> int | None:
     """Below it the cleaner has been; None where the broker does not say. To be asked after the run
     was opened: then it is no less than it was when the segments were pinned. Raises
     ApiRefusedError, UnreachableError."""
@@ -289,7 +289,7 @@ def check_open_part(client: ApiClient, topic: str, state: TopicState) -> None:
     Raises JobError (STALE).
     """
     for partition, end in state.tails.items():
-        cleaned = cleaned_offset(client, topic, partition)
+        cleaned = fetch_cleaned_offset(client, topic, partition)
         if cleaned is not None and cleaned > end:
             raise JobError(
                 f"{topic}-{partition} was cleaned up to {cleaned} while it was read up to {end}:"

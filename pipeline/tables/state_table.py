@@ -24,14 +24,14 @@ from pipeline.tables.delete_guard import safe_time_id
 from pipeline.tables.delta import STATE_ID, state_number, version_id
 from pipeline.tables.open_topic import Broker, opened
 from pipeline.tables.publish import Published, publish
-from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, state_of
+from pipeline.tables.state import COLUMNS, PartitionState, TopicState, check_open_part, open_state
 from pipeline.tables.target import Target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # What `latest` pins, by the id of its frame; which is kept, so that no other gets its id.
-_HELD: Final[dict[int, "tuple[DataFrame, ExitStack]"]] = {}
+_PINNED: Final[dict[int, "tuple[DataFrame, ExitStack]"]] = {}
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ def open_latest(
         reading,
         bounds,
     ):
-        state = state_of(reading, bounds, columns)
+        state = open_state(reading, bounds, columns)
         if forms is not None:
             state.frame = forms.applied(state.frame)
         yield state, reading.transport
@@ -96,7 +96,7 @@ def latest(
         state, _ = stack.enter_context(manager)
         frame = state.frame
         exit_stack = stack.pop_all()
-    _HELD[id(frame)] = frame, exit_stack
+    _PINNED[id(frame)] = frame, exit_stack
     atexit.register(exit_stack.close)
     return frame
 
@@ -104,7 +104,7 @@ def latest(
 def release(frame: "DataFrame") -> None:
     """Let go of what `latest` keeps for a frame; it, and what was made of it, cannot be read any
     more."""
-    _, stack = _HELD.pop(id(frame), (None, None))
+    _, stack = _PINNED.pop(id(frame), (None, None))
     if stack is not None:
         atexit.unregister(stack.close)
         stack.close()
@@ -129,8 +129,8 @@ def make_table(
         made = publish(
             state.frame,
             place,
-            notes_of("latest", topic, state),
-            versions=versions_of(topic, state),
+            table_notes("latest", topic, state),
+            versions=table_versions(topic, state),
             before=lambda: check_open_part(broker.client, topic, state),
         )
     seconds = {"index": indexed - started, "table": time.monotonic() - indexed}
@@ -158,13 +158,13 @@ def result_of(
     )
 
 
-def notes_of(job: str, topic: str, state: TopicState, **more: object) -> Mapping[str, Any]:
+def table_notes(job: str, topic: str, state: TopicState, **more: object) -> Mapping[str, Any]:
     """What is kept with a table: of what it is the state."""
     ends = {str(number): end for number, end in state.end_offsets.items()}
     return {"job": job, "topic": topic, "end_offsets": ends, **more}
 
 
-def versions_of(topic: str, state: TopicState) -> dict[str, int]:
+def table_versions(topic: str, state: TopicState) -> dict[str, int]:
     """How far the topic is in the table, and its safe time, as a stream into it wants to know."""
     reach = {version_id(topic, number): end for number, end in state.end_offsets.items()}
     return {**reach, safe_time_id(topic): state.safe_ms, STATE_ID: state_number(topic)}

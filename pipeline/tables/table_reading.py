@@ -17,7 +17,7 @@ from config import exit_codes
 from pipeline.engines.spark_session import first_line
 from pipeline.errors import JobError
 from pipeline.tables.target import NOTES
-from pipeline.tables.upsert import versions_in
+from pipeline.tables.upsert import read_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,7 +47,9 @@ def read_table(spark: "SparkSession", path: str, table_format: str) -> "DataFram
         raise JobError(f"{path} cannot be read as {table_format}: {first_line(error)}") from error
 
 
-def reach_of(path: str, table_format: str, topic: str, partitions: Sequence[int]) -> dict[int, int]:
+def read_reach(
+    path: str, table_format: str, topic: str, partitions: Sequence[int]
+) -> dict[int, int]:
     """How far a topic is in a table that was made of it, by partition, as the table itself says.
 
     Empty where it says nothing of that topic.
@@ -55,7 +57,7 @@ def reach_of(path: str, table_format: str, topic: str, partitions: Sequence[int]
     if table_format == "delta":
         from deltalake import DeltaTable
 
-        return versions_in(DeltaTable(path), topic, partitions)
+        return read_versions(DeltaTable(path), topic, partitions)
     notes: Any = {}
     if table_format == "parquet" and (Path(path) / NOTES).is_file():
         notes = json.loads((Path(path) / NOTES).read_text())

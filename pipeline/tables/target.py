@@ -35,7 +35,7 @@ def target(out: str, table_format: Format, *, overwrite: bool) -> Target:
         _need_iceberg()
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return Target(path, table_format, exists=False)
-    there = format_of(path)
+    there = detect_format(path)
     if not overwrite:
         raise JobError(f"{path} is there already; --overwrite replaces it", exit_codes.USAGE)
     if there is None:
@@ -48,7 +48,7 @@ def target(out: str, table_format: Format, *, overwrite: bool) -> Target:
     return Target(path, table_format, exists=True)
 
 
-def format_of(path: Path) -> Format | None:
+def detect_format(path: Path) -> Format | None:
     """The format of the table in a folder; None: it is none of ours."""
     if not path.is_dir():
         return None

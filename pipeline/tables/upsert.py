@@ -21,7 +21,7 @@ from pipeline.client.lease import with_retries
 from pipeline.errors import JobError
 from pipeline.tables.columns import Forms
 from pipeline.tables.delete_guard import UNKNOWN_MS, DeleteGuard, safe_time_id
-from pipeline.tables.delta import commit_of, is_state_of, version_id
+from pipeline.tables.delta import commit_properties, holds_state, version_id
 from pipeline.tables.publish import write_beside
 from pipeline.tables.state import last_by_key
 
@@ -36,15 +36,15 @@ PLANNING_MS_MAX: Final = 3 * round(1000 * TIMEOUT_SECONDS)
 _IS_NEWER: Final = "s.`offset` > t.`offset`"
 
 
-def versions_in(table: "DeltaTable", topic: str, partitions: Sequence[int]) -> dict[int, int]:
+def read_versions(table: "DeltaTable", topic: str, partitions: Sequence[int]) -> dict[int, int]:
     """How far these partitions are in a table; those that it knows nothing of are left out."""
-    if not is_state_of(table, topic):
+    if not holds_state(table, topic):
         return {}
     results = {n: table.transaction_version(version_id(topic, n)) for n in partitions}
     return {number: int(version) for number, version in results.items() if version is not None}
 
 
-def ends_of(checkpoint: Path, topic: str, batch_id: int) -> dict[int, int]:
+def read_batch_ends(checkpoint: Path, topic: str, batch_id: int) -> dict[int, int]:
     """Where a micro-batch ends, as Spark noted before it began. Raises JobError."""
     path = checkpoint / "offsets" / str(batch_id)
     try:
@@ -55,7 +55,7 @@ def ends_of(checkpoint: Path, topic: str, batch_id: int) -> dict[int, int]:
         raise JobError(f"{path} is no list of offsets of {topic}: {error!r}") from error
 
 
-def planned_ms_of(checkpoint: Path, batch_id: int) -> int:
+def read_planned_ms(checkpoint: Path, batch_id: int) -> int:
     """Return a time before the end of a micro-batch was asked for. Raises JobError."""
     path = checkpoint / "offsets" / str(batch_id)
     try:
@@ -70,7 +70,7 @@ def last_ends(checkpoint: Path, topic: str) -> dict[int, int]:
     """Where the last micro-batch that is done ended; {} where none is. Raises JobError."""
     commits = checkpoint / "commits"
     done = [int(name) for name in os.listdir(commits) if name.isdigit()] if commits.is_dir() else []
-    return ends_of(checkpoint, topic, max(done)) if done else {}
+    return read_batch_ends(checkpoint, topic, max(done)) if done else {}
 
 
 class Upserts:
@@ -105,7 +105,7 @@ class Upserts:
         from deltalake.exceptions import DeltaError
 
         table = DeltaTable(str(self.path))
-        before = versions_in(table, self._topic, list(ends))
+        before = read_versions(table, self._topic, list(ends))
         if all(number in before and before[number] >= end for number, end in ends.items()):
             return False
         rows = self._last(batch, before)
@@ -118,7 +118,7 @@ class Upserts:
                 if guard is not None:  # all has been read now, and nothing is committed
                     safe_ms = with_retries(lambda: guard.checked_safe_ms(reach, planned_ms))
                     versions[safe_time_id(self._topic)] = safe_ms
-                self._merge(table, data, commit_of(notes, versions))
+                self._merge(table, data, commit_properties(notes, versions))
         except DeltaError as error:
             raise JobError(f"{self.path}: {error}", exit_codes.FAILED) from error
         if self._guard is not None:

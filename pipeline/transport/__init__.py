@@ -22,7 +22,7 @@ __all__ = [
     "InputsGoneError",
     "Transport",
     "TransportError",
-    "transport_of",
+    "open_transport",
 ]
 
 SCRATCH: Final = SCRATCH_PREFIX
@@ -69,7 +69,7 @@ class Transport(Protocol):
         """Give back what is only this host's."""
 
 
-def transport_of(env: Env, descriptor: Mapping[str, Any]) -> Transport:
+def open_transport(env: Env, descriptor: Mapping[str, Any]) -> Transport:
     """The transport that a task's descriptor names. Raises ValueError for one that is none."""
     if descriptor.get("kind") == "disk":
         from pipeline.transport.disk import DiskTransport

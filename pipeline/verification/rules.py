@@ -232,7 +232,7 @@ def _chosen(checks: "Sequence[tuple[Column, str]]") -> "Column":
     return result
 
 
-def faults_of(rows: "DataFrame") -> "DataFrame":
+def select_faults(rows: "DataFrame") -> "DataFrame":
     """The faults among `classified` rows; a record that is in another partition is one of them.
 
     Columns: partition, key, found, wanted_offset, served_offset.
@@ -266,10 +266,10 @@ def faults_of(rows: "DataFrame") -> "DataFrame":
     )
 
 
-def faults_alone(records: "DataFrame") -> "DataFrame":
+def select_faults_alone(records: "DataFrame") -> "DataFrame":
     """What is wrong with records that were compacted by offset: those below where it is clean.
 
-    Columns as those of `faults_of`; of several records of a key, each but the last is a fault.
+    Columns as those of `select_faults`; of several records of a key, each but the last is a fault.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f

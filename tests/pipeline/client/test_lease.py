@@ -24,7 +24,7 @@ from pipeline.client.lease import (
     LeaseRequestError,
     OutputsRefusedError,
 )
-from pipeline.transport import InputsGoneError, TransportError, transport_of
+from pipeline.transport import InputsGoneError, TransportError, open_transport
 from pipeline.transport.http import HttpTransport
 from storage.env import RealEnv
 from storage.format import filenames
@@ -70,7 +70,7 @@ def clean_elsewhere(run: Lease, index: int = 0) -> tuple[CleanJob, list[CleanedG
     """Play the executor without the broker's disk, and hand back."""
     job = run.plan.partitions[index].job
     env = RealEnv()
-    transport = transport_of(env, run.source("http"))
+    transport = open_transport(env, run.source("http"))
     try:
         bases = [source.base_offset for group in job.groups for source in group]
         local = transport.inputs(job, bases)
@@ -153,7 +153,7 @@ async def test_files_larger_than_a_range_come_in_pieces_and_a_damaged_one_again(
             Path(transport.outputs(job, "scratch-1"), "rows").write_bytes(b"x" * 250)
             transport.deliver(job, "scratch-1", ["rows"])
             transport.close()
-            other = transport_of(RealEnv(), source)
+            other = open_transport(RealEnv(), source)
             fetched = Path(other.fetch(job, "scratch-1", ["rows"]), "rows")
             assert fetched.read_bytes() == b"x" * 250
             other.close()
@@ -167,7 +167,7 @@ async def test_a_task_of_a_run_that_is_over_is_told_so_at_once(env: MemoryEnv) -
     def work(runs: LeaseClient) -> None:
         with runs.open("orders") as run:
             job = run.plan.partitions[0].job
-            transport = transport_of(RealEnv(), run.source("http"))
+            transport = open_transport(RealEnv(), run.source("http"))
             Path(transport.outputs(job, "scratch-1"), "rows").write_bytes(b"x")
             run.abandon()
             with pytest.raises(InputsGoneError):
@@ -202,7 +202,7 @@ def test_files_kept_by_a_task_lie_where_what_a_killed_one_leaves_is_removed(
 
 def test_a_descriptor_of_no_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="no transport of kind 'pigeon'"):
-        transport_of(RealEnv(), {"kind": "pigeon"})
+        open_transport(RealEnv(), {"kind": "pigeon"})
 
 
 # --- the lease ------------------------------------------------------------------------------------

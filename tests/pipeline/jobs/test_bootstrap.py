@@ -14,7 +14,7 @@ from pyspark.sql import Row
 
 from admin.client import ApiClient
 from config import exit_codes
-from pipeline.client.topics import bounds_of, read_topic
+from pipeline.client.topics import fetch_bounds, read_topic
 from pipeline.errors import JobError
 from pipeline.jobs import bootstrap
 from pipeline.jobs.bootstrap import WriteTarget, bootstrap_topic
@@ -45,7 +45,7 @@ JAVA_MURMUR2 = {
 
 
 def records(spark: "SparkSession", broker: VarveBroker, topic: str) -> list[Row]:
-    bounds = bounds_of(broker.bootstrap, topic)
+    bounds = fetch_bounds(broker.bootstrap, topic)
     result = read_topic(spark, broker.bootstrap, topic, bounds.first, bounds.end, columns=COLUMNS)
     rows: list[Row] = result.orderBy("partition", "offset").collect()
     return rows
@@ -114,7 +114,7 @@ def test_a_topic_can_be_written_as_it_was_read(
         for n in range(50)
     ]
     write(broker, topic, rows)
-    bounds = bounds_of(broker.bootstrap, topic)
+    bounds = fetch_bounds(broker.bootstrap, topic)
     table = read_topic(spark, broker.bootstrap, topic, bounds.first, bounds.end, columns=COLUMNS)
     mapping = RowMapping(
         keys=("key",), values=("value",), headers_column="headers", timestamp="timestamp"
@@ -270,7 +270,7 @@ def test_a_load_is_not_resumed_where_records_are_undecided_or_gone(
     table = spark.createDataFrame([("k0", "v0")], "k string, v string")
     mapping = RowMapping(keys=("k",), values=("v",))
     write(broker, topic, [(0, b"k1", b"v1", START_MS, None)])
-    bounds = bounds_of(broker.bootstrap, topic)
+    bounds = fetch_bounds(broker.bootstrap, topic)
     options = {"since": None, "end": {0: 2}}  # an uncommitted reader sees a record more
     with pytest.raises(JobError, match=r"transaction is open in .* from offset 1 on") as undecided:
         remaining(spark, table, broker.bootstrap, topic, **options)

@@ -21,7 +21,7 @@ from pipeline.cli import JOBS, pipeline
 from pipeline.client.topics import as_job_errors
 from pipeline.errors import JobError
 from pipeline.jobs import compact
-from pipeline.jobs.adopt import exit_code_of
+from pipeline.jobs.adopt import worst_exit_code
 from pipeline.jobs.compact import CompactResult, PartitionResult, lines
 from pipeline.progress import SilentReporter
 from pipeline.stages.planning import Limits
@@ -146,11 +146,11 @@ runpy.run_module("pipeline", run_name="__main__")
 
 def test_the_worst_outcome_is_the_exit_code() -> None:
     every = list(AdoptOutcome)
-    assert exit_code_of(every) == exit_codes.UNVERIFIED
-    assert exit_code_of([AdoptOutcome.ADOPTED, AdoptOutcome.STALE]) == exit_codes.STALE
-    assert exit_code_of([AdoptOutcome.EXPIRED]) == exit_codes.STALE
-    assert exit_code_of([AdoptOutcome.NOTHING, AdoptOutcome.STALE]) == exit_codes.FAILED
-    assert exit_code_of([AdoptOutcome.ADOPTED]) == exit_code_of([]) == exit_codes.DONE
+    assert worst_exit_code(every) == exit_codes.UNVERIFIED
+    assert worst_exit_code([AdoptOutcome.ADOPTED, AdoptOutcome.STALE]) == exit_codes.STALE
+    assert worst_exit_code([AdoptOutcome.EXPIRED]) == exit_codes.STALE
+    assert worst_exit_code([AdoptOutcome.NOTHING, AdoptOutcome.STALE]) == exit_codes.FAILED
+    assert worst_exit_code([AdoptOutcome.ADOPTED]) == worst_exit_code([]) == exit_codes.DONE
 
 
 def result(**changes: Any) -> CompactResult:

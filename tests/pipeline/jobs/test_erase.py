@@ -15,7 +15,7 @@ from config import exit_codes
 from pipeline.client.lease import LeaseClient
 from pipeline.client.topics import now_ms
 from pipeline.erasure.files import scan_files
-from pipeline.erasure.keys import keys_of_lines, keys_of_table
+from pipeline.erasure.keys import read_keys_from_file, read_keys_from_table
 from pipeline.erasure.receipt import COMPLETE, DRY_RUN, PENDING, PartitionErased, Receipt, lines
 from pipeline.errors import JobError
 from pipeline.jobs import erase
@@ -280,25 +280,25 @@ def test_keys_are_read_as_they_are(spark: "SparkSession", tmp_path: Path) -> Non
     path = str(tmp_path / "keys")
     table = spark.createDataFrame([("b", 1), ("a", 2), ("b", 3)], "key string, n int")
     table.write.parquet(path)
-    assert keys_of_table(spark, path, "parquet", "key") == [b"a", b"b"]
+    assert read_keys_from_table(spark, path, "parquet", "key") == [b"a", b"b"]
     with pytest.raises(JobError, match="keys are bytes or text, not int"):
-        keys_of_table(spark, path, "parquet", "n")
+        read_keys_from_table(spark, path, "parquet", "n")
     with pytest.raises(JobError, match="has no column x; there are key, n"):
-        keys_of_table(spark, path, "parquet", "x")
+        read_keys_from_table(spark, path, "parquet", "x")
     nulls = spark.createDataFrame([(None,)], "key binary")
     nulls.write.mode("overwrite").parquet(path)
     with pytest.raises(JobError, match="a row without a key"):
-        keys_of_table(spark, path, "parquet", "key")
+        read_keys_from_table(spark, path, "parquet", "key")
     file_path = tmp_path / "lines"
     file_path.write_bytes("ü\r\nb\n\nb".encode())
-    assert keys_of_lines(str(file_path), "utf8") == [b"", b"b", "ü".encode()]
+    assert read_keys_from_file(str(file_path), "utf8") == [b"", b"b", "ü".encode()]
     file_path.write_text("/wA=\n")
-    assert keys_of_lines(str(file_path), "base64") == [b"\xff\x00"]
+    assert read_keys_from_file(str(file_path), "base64") == [b"\xff\x00"]
     file_path.write_text("ff00\nzz\n")
     with pytest.raises(JobError, match="a line is not hex"):
-        keys_of_lines(str(file_path), "hex")
+        read_keys_from_file(str(file_path), "hex")
     with pytest.raises(JobError, match="No such file"):
-        keys_of_lines(str(tmp_path / "no"), "utf8")
+        read_keys_from_file(str(tmp_path / "no"), "utf8")
 
 
 # The command line ---------------------------------------------------------------------------

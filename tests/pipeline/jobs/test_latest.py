@@ -58,9 +58,9 @@ def read_table(path: Path, table_format: str) -> pa.Table:
 
         return pa.table(DeltaTable(str(path)).to_pyarrow_dataset().to_table())
     if table_format == "iceberg":
-        from pipeline.tables.iceberg import NAMESPACE, TABLE, catalog_of
+        from pipeline.tables.iceberg import NAMESPACE, TABLE, open_catalog
 
-        return catalog_of(path).load_table((NAMESPACE, TABLE)).scan().to_arrow()
+        return open_catalog(path).load_table((NAMESPACE, TABLE)).scan().to_arrow()
     return ds.dataset(str(path), format="parquet").to_table()
 
 

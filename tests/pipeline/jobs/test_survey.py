@@ -29,7 +29,7 @@ from pipeline.report.figures import (
     whole_from,
 )
 from pipeline.report.page import page
-from pipeline.stages.histories import bin_of, edge_of
+from pipeline.stages.histories import age_bin, bin_edge
 from pipeline.stages.planning import Limits
 from pipeline.stages.tasks import SegmentCounts
 from pipeline.tables.open_topic import Broker
@@ -178,7 +178,7 @@ def test_lives_are_looked_for_where_nothing_was_cleaned(
 def test_survival_of_lives_that_all_end_is_their_distribution() -> None:
     rng = np.random.default_rng(3)
     lives = rng.integers(0, 1000, 5000)
-    bins, counts = np.unique(bin_of(lives), return_counts=True)
+    bins, counts = np.unique(age_bin(lives), return_counts=True)
     curve = survival_curve(dict(zip(bins.tolist(), counts.tolist(), strict=True)), {})
     for at, share in curve[1:]:
         assert share == pytest.approx(float((lives >= at - 1e-9).mean()), abs=1e-9)
@@ -189,7 +189,7 @@ def test_lives_that_are_cut_off_are_no_deaths() -> None:
     assert survival_curve({}, {4: 10})[-1][1] == 1
     curve = survival_curve({8: 5}, {0: 5})  # half were cut off long before
     assert curve[-1][1] == 0
-    assert reached(curve, 0.5) == pytest.approx((edge_of(1) + edge_of(9)) / 2)
+    assert reached(curve, 0.5) == pytest.approx((bin_edge(1) + bin_edge(9)) / 2)
     assert survival_curve({}, {}) == []
     assert reached([], 0.5) is None
 

@@ -14,7 +14,13 @@ from crc32c import crc32c
 from pipeline.records import columns as columns_module
 from pipeline.records import decode as decode_module
 from pipeline.records.columns import ALL_COLUMNS, COLUMNS, arrow_schema
-from pipeline.records.decode import BatchDecoder, decode_batches, decode_segment, with_slack
+from pipeline.records.decode import (
+    BatchDecoder,
+    Selection,
+    decode_batches,
+    decode_segment,
+    with_slack,
+)
 from storage.env import RealEnv
 from storage.errors import CorruptBatchError, DamagedSegmentError, UnsupportedMagicError
 from storage.format.batch import (
@@ -101,7 +107,7 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> list[Row]:
 
 def decoded(data: bytes, **options: Any) -> list[Row]:
     options.setdefault("columns", ALL_COLUMNS)
-    return rows_of(decode_batches(data, topic="orders", partition=3, **options))
+    return rows_of(decode_batches(data, Selection("orders", 3, **options)))
 
 
 class Author:
@@ -226,21 +232,21 @@ def test_every_codec_of_kafka_itself_is_read() -> None:
 def test_only_the_columns_asked_for_come_in_their_order(columns: tuple[str, ...]) -> None:
     data = Author(3).write(20)
     expected = [{name: row[name] for name in columns} for row in model(data)]
-    for batch in decode_batches(data, topic="orders", partition=3, columns=columns):
+    for batch in decode_batches(data, Selection("orders", 3, columns)):
         assert batch.schema.equals(arrow_schema(columns))
     assert decoded(data, columns=columns) == expected
 
 
 def test_a_column_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="no column 'kee'"):
-        list(decode_batches(b"", topic="t", partition=0, columns=("kee",)))
+        list(decode_batches(b"", Selection("t", 0, ("kee",))))
     with pytest.raises(ValueError, match="named twice"):
         arrow_schema(("key", "key"))
 
 
 def test_what_was_handed_out_is_not_written_to_again() -> None:
     data = Author(8).write(60)
-    batches = list(decode_batches(data, topic="orders", partition=3, batch_rows=11))
+    batches = list(decode_batches(data, Selection("orders", 3, batch_rows=11)))
     assert [value for batch in batches for value in batch.column("value").to_pylist()] == [
         row["value"] for row in model(data)
     ]
@@ -271,7 +277,7 @@ def test_a_malformed_record_is_an_error_with_its_place(body: bytes, codec: int) 
 
 @pytest.mark.parametrize("codec", [name for name in hostile_batches.CODECS if name != "none"])
 def test_a_batch_that_unpacks_without_end_is_refused(codec: str) -> None:
-    decoder = BatchDecoder(topic="t", partition=0, unpacked_bytes_max=1 << 20)
+    decoder = BatchDecoder(Selection("t", 0, unpacked_bytes_max=1 << 20))
     data = hostile_batches.with_body(
         hostile_batches.bomb(codec), codec=hostile_batches.CODECS[codec]
     )
@@ -336,7 +342,7 @@ def test_large_values_do_not_add_up_in_one_batch(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(decode_module, "BATCH_BYTES", 1000)
     records = [Record(n, START_MS, b"k", bytes(n * 100)) for n in range(30)]
     data = bytes(build_batch(records))
-    batches = list(decode_batches(data, topic="t", partition=0))
+    batches = list(decode_batches(data, Selection("t", 0)))
     assert len(batches) > 20
     assert [v for b in batches for v in b.column("value").to_pylist()] == [
         record.value for record in records
@@ -352,9 +358,13 @@ def _segment(folder: Path, data: bytes, base: int = 0) -> str:
     return str(path)
 
 
+FILE_OPTIONS = ("size_bytes", "next_base_offset")
+
+
 def _of_segment(path: str, **options: Any) -> list[Row]:
-    options.setdefault("columns", ALL_COLUMNS)
-    return rows_of(decode_segment(RealEnv(), path, topic="orders", partition=3, **options))
+    file_options = {name: options.pop(name) for name in FILE_OPTIONS if name in options}
+    selection = Selection("orders", 3, **{"columns": ALL_COLUMNS, **options})
+    return rows_of(decode_segment(RealEnv(), path, selection, **file_options))
 
 
 def test_a_segment_is_read_through_a_small_buffer(

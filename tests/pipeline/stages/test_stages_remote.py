@@ -71,7 +71,7 @@ def test_stages_need_nothing_but_what_they_ask_their_transport_for(
         damage(env, job, rng)
     failed = outcome(env, job)
     assert failed is None
-    with patch.object(workplace, "transport_of", lambda env, _: CopyingTransport(env)):
+    with patch.object(workplace, "open_transport", lambda env, _: CopyingTransport(env)):
         for limits in limits_for(rng):
             (cleaned,) = clean_partitions(DirectEngine(env), [job], source_of, limits)
             assert_same(env, cleaned, job)

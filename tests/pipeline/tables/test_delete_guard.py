@@ -14,10 +14,10 @@ from pipeline.tables.delete_guard import (
     UNKNOWN_MS,
     CleanerProgress,
     DeleteGuard,
-    safe_ms_in,
+    read_safe_ms,
     safe_time_id,
 )
-from pipeline.tables.delta import commit_of, version_id
+from pipeline.tables.delta import commit_properties, version_id
 
 HOUR_MS = 3_600_000
 START_MS = 1_700_000_000_000
@@ -158,15 +158,15 @@ def test_the_safe_time_is_that_of_the_reading_whoever_commits_and_when(tmp_path:
     path = str(tmp_path / "t")
     rows = pa.table({"key": [b"a"]})
     write_deltalake(path, rows)
-    assert safe_ms_in(DeltaTable(path), "t") == UNKNOWN_MS
-    commit = commit_of({}, {version_id("t", 0): 10, safe_time_id("t"): START_MS})
+    assert read_safe_ms(DeltaTable(path), "t") == UNKNOWN_MS
+    commit = commit_properties({}, {version_id("t", 0): 10, safe_time_id("t"): START_MS})
     write_deltalake(path, rows, mode="append", commit_properties=commit)
     write_deltalake(path, rows, mode="append")
     DeltaTable(path).optimize.compact()
     DeltaTable(path).create_checkpoint()
-    assert safe_ms_in(DeltaTable(path), "t") == START_MS
-    assert safe_ms_in(DeltaTable(path), "other") == UNKNOWN_MS
+    assert read_safe_ms(DeltaTable(path), "t") == START_MS
+    assert read_safe_ms(DeltaTable(path), "other") == UNKNOWN_MS
     # A table that is made anew of other offsets knows its own time, be it none.
-    commit = commit_of({}, {version_id("t", 0): 5, safe_time_id("t"): UNKNOWN_MS})
+    commit = commit_properties({}, {version_id("t", 0): 5, safe_time_id("t"): UNKNOWN_MS})
     write_deltalake(path, rows, mode="overwrite", commit_properties=commit)
-    assert safe_ms_in(DeltaTable(path), "t") == UNKNOWN_MS
+    assert read_safe_ms(DeltaTable(path), "t") == UNKNOWN_MS

@@ -19,8 +19,8 @@ from pipeline.tables.delta import (
     version_id,
 )
 from pipeline.tables.publish import Target
-from pipeline.tables.table_reading import reach_of
-from pipeline.tables.upsert import versions_in
+from pipeline.tables.table_reading import read_reach
+from pipeline.tables.upsert import read_versions
 
 
 def publish(folder: Path, versions: Mapping[str, int]) -> Path:
@@ -46,7 +46,7 @@ def test_a_table_that_was_overwritten_with_all_records_is_not_followed(tmp_path:
     with pytest.raises(JobError, match="is not a table of t that was made by") as caught:
         check_table("t", path, tmp_path / "checkpoint", [0])
     assert caught.value.code == exit_codes.FAILED
-    assert reach_of(str(path), "delta", "t", [0]) == {}
+    assert read_reach(str(path), "delta", "t", [0]) == {}
     publish(tmp_path, state_of("t", 9))
     assert check_table("t", path, tmp_path / "checkpoint", [0]) == {0: 9}
 
@@ -54,13 +54,13 @@ def test_a_table_that_was_overwritten_with_all_records_is_not_followed(tmp_path:
 def test_a_table_that_was_overwritten_with_another_topic_is_not_followed(tmp_path: Path) -> None:
     path = publish(tmp_path, state_of("t", 7))
     publish(tmp_path, state_of("u", 3))
-    assert versions_in(DeltaTable(str(path)), "t", [0]) == {}
-    assert versions_in(DeltaTable(str(path)), "u", [0]) == {0: 3}
+    assert read_versions(DeltaTable(str(path)), "t", [0]) == {}
+    assert read_versions(DeltaTable(str(path)), "u", [0]) == {0: 3}
 
 
 def test_a_table_of_an_earlier_release_is_followed_as_before(tmp_path: Path) -> None:
     path = publish(tmp_path, {version_id("t", 0): 7})
-    assert versions_in(DeltaTable(str(path)), "t", [0]) == {0: 7}
+    assert read_versions(DeltaTable(str(path)), "t", [0]) == {0: 7}
 
 
 def test_no_topic_has_the_number_of_a_table_that_is_no_state() -> None:
