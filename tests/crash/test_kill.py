@@ -14,12 +14,13 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.support.draws import cases
 from tests.support.ports import free_port
 from tests.support.reading import SeenRecord, View, read_topics
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
-KILLS = 4
+KILLS = cases(few=2, many=4)
 KEYS = 200
 UNDER_WAY = 2000  # records a producer holds at most: what a restart has to take at once
 LOG, TABLE = "log", "table"
@@ -31,6 +32,10 @@ SETTINGS: dict[str, Any] = {
     # Short, so that recovery points lie in the middle of what is written.
     "checkpoint_interval_ms": 100,
     "retention_check_interval_ms": 100,
+}
+CONFIGS: dict[str, dict[str, str]] = {
+    "default": {},
+    "flush-on-ack": {"varve.flush.on.ack": "true"},
 }
 TABLE_CONFIG = {
     "cleanup.policy": "compact",
@@ -162,18 +167,14 @@ def assert_each_once_and_in_order(view: View, writer: Writer) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "config", [{}, {"varve.flush.on.ack": "true"}], ids=["default", "flush-on-ack"]
-)
+@pytest.mark.parametrize("name", list(CONFIGS)[: cases(few=1, many=2)])
 @pytest.mark.parametrize("seed", [1])
-def test_a_kill_loses_nothing_that_was_acknowledged(
-    tmp_path: Path, config: dict[str, str], seed: int
-) -> None:
+def test_a_kill_loses_nothing_that_was_acknowledged(tmp_path: Path, name: str, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     port = free_port()
     broker = start_varve(tmp_path, SETTINGS, port=port)
-    create_topics(broker, config)
+    create_topics(broker, CONFIGS[name])
     writers = [Writer(name, name == "once", random.Random(seed)) for name in ("once", "again")]
     for writer in writers:
         writer.start(broker.bootstrap)

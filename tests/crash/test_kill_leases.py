@@ -17,12 +17,12 @@ from cleaner.remote_compaction import RUNS_PATH, AdoptOutcome
 from pipeline.client.lease import Lease, LeaseClient, LeaseLostError
 from storage.env import RealEnv
 from tests.support.cleaner.cleaning import Recorder
-from tests.support.draws import seed_of_test
+from tests.support.draws import cases, seed_of_test
 from tests.support.ports import free_port
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
-ROUNDS = 5
+ROUNDS = cases(few=4, many=5)
 KEYS = 300
 TOPIC = "orders"
 SECONDS = 120

@@ -15,7 +15,7 @@ from tests.support.ports import free_port
 from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
-KILLS = 6
+KILLS = cases(few=3, many=6)
 KEYS = 500
 TOPIC = "orders"
 SECONDS = 120
@@ -125,6 +125,7 @@ def test_a_view_survives_kills_at_any_moment_of_its_compaction(
             assert views.horizon >= horizon, "a published view is not lost"
             horizon = views.horizon
             assert read_view(broker) == {k: v for k, v in latest.items() if v is not None}
+        views = Views(broker)
         views.begin()
         wait_until(views.has_ended, "the run ends", SECONDS)
         wait_until(lambda: views.runs() == 1, "what was left is swept", SECONDS)

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
+from tests.support.fork_server import Process, start_forked
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ class VarveBroker:
     directory: Path
     port: int
     http_port: int
-    process: subprocess.Popen[bytes]
+    process: Process
 
     @property
     def bootstrap(self) -> str:
@@ -92,18 +93,9 @@ def start_varve(
         **(settings or {}),
     }
     (directory / "varve.yaml").write_text(yaml.safe_dump(config))
-    command = [
-        sys.executable,
-        "-m",
-        "broker.cli",
-        "serve",
-        "--config",
-        str(directory / "varve.yaml"),
-    ]
+    arguments = ["serve", "--config", str(directory / "varve.yaml")]
     with (directory / "varve.log").open("ab") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, cwd=ROOT, env=environment, start_new_session=True
-        )
+        process = _start(arguments, output, environment)
     broker = VarveBroker(directory, port, http_port, process)
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
@@ -125,6 +117,16 @@ def start_varve(
         return broker
     broker.kill()
     raise AssertionError(f"varve was not ready in {START_SECONDS} s: {broker.log_text[-3000:]}")
+
+
+def _start(arguments: list[str], output: IO[bytes], environment: dict[str, str] | None) -> Process:
+    """Start quickly, or with a new interpreter where the environment is another one."""
+    if environment is None:
+        return start_forked(arguments, output.fileno())
+    command = [sys.executable, "-m", "broker.cli", *arguments]
+    return subprocess.Popen(
+        command, stdout=output, stderr=output, cwd=ROOT, env=environment, start_new_session=True
+    )
 
 
 @contextmanager
