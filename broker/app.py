@@ -1,10 +1,9 @@
-"""The composition root: builds every part, starts them in order, stops them in reverse.
+"""The composition root: constructs and connects the parts, starts them, stops them in reverse.
 
-Start: lock the data directories, answer health checks, open the logs (in a thread: after a crash it
-takes its time, and may be stopped), take over topics, create those of the YAML, listen, say that we
-are ready; then what may take its time: groups are loaded, workers are started. Stop: take
-no new connections, let requests finish, stop the cleaner and the timers, flush and close every
-log, leave the clean-shutdown marker, release the locks.
+Start: lock the data directories, answer health checks, open the logs (in a thread, because recovery
+may take minutes, and stoppable), register topics, create those of the settings file, listen, load
+groups, start workers. Stop: refuse new connections, finish requests, stop the cleaner and the
+timers, flush and close every log, write the clean-shutdown marker, release the locks.
 """
 
 import asyncio
@@ -59,8 +58,12 @@ from broker.network.listener import (
 )
 from broker.network.request_context import Services
 from broker.reload import Reloader
+from broker.topics.effective_settings import EffectiveSettings
 from broker.topics.log_maintenance import CONFIRM_MS, ClockWatch, Housekeeping, Periods
+from broker.topics.metadata_service import MetadataService
+from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
+from broker.topics.producer_ids import ProducerIds
 from broker.topics.topics import TopicError, Topics
 from broker.version import installed_version
 from broker.views.compaction import StartWorker, ViewTools
@@ -70,11 +73,13 @@ from cleaner.scheduler.cleaner_pool import CleanerPool
 from cleaner.workers.budget_share import Share, own_share
 from cleaner.workers.dedicated_worker import JobRunner, solo_worker
 from cleaner.workers.process import Spawn, spawn_process
+from config import exit_codes
 from config.address import Address
 from config.broker_keys import BrokerLimits
 from config.settings import Settings
 from config.token import TokenFileError, read_token
 from protocol.limits import RequestLimits
+from storage.directory.cluster_metadata import ClusterMetadata
 from storage.env import Env, RealEnv
 from storage.errors import (
     LogDirectoryError,
@@ -89,18 +94,17 @@ from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.app")
 
-# A broker that stood still for longer waits with deleting until its clock has held for a while.
+# After a longer pause between stop and start, the wall clock may be wrong: retention waits.
 PLAUSIBLE_PAUSE_MS = 86_400_000
-PROGRESS_SECONDS = 5.0  # between two lines about a long recovery
-VIEW_WORKER = -1  # its number among those that share the cleaner's budgets
-LEASE_WORKER = -2  # likewise
+PROGRESS_SECONDS = 5.0  # between two log lines of a long recovery
+# Indexes of dedicated workers among the workers that share the cleaner's budgets.
+VIEW_WORKER = -1
+LEASE_WORKER = -2
 UNSERVED_LISTED_MAX = 20  # partitions named in the answer of /readyz
-EXIT_OK = 0
-EXIT_CANNOT_START = 1
 
 
 class Broker:
-    """Every part of the running daemon, and their order."""
+    """The parts of the running daemon, and the order in which they start and stop."""
 
     def __init__(
         self,
@@ -112,27 +116,27 @@ class Broker:
         view_worker: StartWorker | None = None,
         spawn: Spawn = spawn_process,
     ) -> None:
-        """`token`: of the HTTP API. `load` reads the settings file anew, if there is one.
+        """Construct the parts; those that need the open logs follow in `_connect`.
 
-        `view_worker` compacts views, and compares what comes from outside, where a process would
-        not find the files. `spawn` starts every other worker.
+        `token` protects the HTTP API. `load` reads the settings file again, if there is one.
+        `view_worker` replaces the processes that compact views and verify leased work, where a
+        process would not find the files. `spawn` starts every other worker.
         """
-        self._spawn = spawn
         self.settings = settings
         self._token = token
-        self.stats = BrokerStats()
         self._env = env
+        self._spawn = spawn
+        self.stats = BrokerStats()
         self._stopping = asyncio.Event()
         self._ready = False
+        self._failed: set[str] = set()  # data directories whose failure was logged
+        self.addresses: list[Address] = []
+        self.http_address = settings.http
+
         self.manager = LogManager(env, settings.log_dirs)
-        self.topics = Topics(
-            self.manager,
-            settings,
-            self._make_partition,
-            cleaner=lambda: self.pool,
-            apply_limits=self._apply_limits,
-        )
-        wall_ms, monotonic_ms = env.wall_ms(), env.monotonic() * 1000
+        self.topics = Topics()
+        self.effective_settings = EffectiveSettings(settings, self.manager)
+        self.metadata_writer = MetadataWriter(self.manager)
         self.housekeeping = Housekeeping(
             env,
             self.manager,
@@ -143,8 +147,8 @@ class Broker:
                 checkpoint=settings.checkpoint_interval_ms / 1000,
             ),
             producer_expiration_ms=settings.producer_id_expiration_ms,
-            clock=ClockWatch(wall_ms, monotonic_ms),
-            note_time=self.topics.note_time,
+            clock=ClockWatch(env.wall_ms(), env.monotonic() * 1000),
+            note_time=self.metadata_writer.note_time,
             damage_gone=self._damage_removed,
             broker_stats=self.stats,
         )
@@ -158,69 +162,137 @@ class Broker:
             foreground=self.stats.foreground,
             limit=self.views.limit_of,
         )
-        self.pool = self._make_pool(spawn)
-        self.view_runs = self._make_view_runs(view_worker or self._view_worker)
-        self.leases = self._make_leases(view_worker or self._lease_worker)
-        self.spark = self._make_spark()
-        self.damage = DamageWatch(env, self.stats, lambda: self.groups)
+        self.pool = CleanerPool(
+            self.cleaning,
+            settings.cleaner,
+            env,
+            spawn=spawn,
+            measured=partial(self.stats.measured, "cleaner"),
+        )
+        self.metadata_service = MetadataService(
+            self.manager,
+            self.metadata_writer,
+            self.effective_settings,
+            self.topics,
+            self.pool,
+            open_partition=self._open_partition,
+            apply_limits=self._apply_limits,
+        )
+        self.offsets_topic = OffsetsTopic(
+            self.topics,
+            self.metadata_service,
+            env,
+            settings.groups,
+            clock_trusted=self.housekeeping.clock_trusted,
+        )
+        self.view_compactions = self._build_view_compactions(view_worker or self._view_worker)
+        self.leases = self._build_leases(view_worker or self._lease_worker)
+        self.spark = SparkRunner(
+            env,
+            self.pool,
+            self.cleaning,
+            settings=self.effective_settings.cleaner,
+            url=self._own_url,
+            token_file=self._token_file,
+        )
+        self.damage = DamageWatch(env, self.stats)
         self.reloader: Reloader | None = None
         if load is not None:
             self.reloader = Reloader(
-                load, self._reload, lambda: self.settings, lambda: self.manager.metadata
+                load, self._reload, self._current_settings, self._current_metadata
             )
-        self._services: Services
-        self.offsets_topic: OffsetsTopic
-        self.groups: GroupCoordinator  # once it is ready, and so the API is open
+        self.http: HttpServer  # set by `start`
+        self.groups: GroupCoordinator  # this and the following: set by `_connect`
         self.listener: Listener
-        self.http: HttpServer
-        self.addresses: list[Address] = []
-        self.http_address = settings.http
-        self._failed: set[str] = set()  # data directories that are known to be offline
+        self._services: Services
 
-    def _make_view_runs(self, worker: StartWorker) -> ViewCompactions:
-        return ViewCompactions(
-            self._env,
-            self.topics,
-            self.views,
-            ViewTools(
-                worker=worker,
-                share=self._view_share,
-                pause=self.pool.paused,
-                cleaning=self.cleaning,
-                fail_directory=self.fail_directory,
-                hash_key=lambda: self.manager.metadata.hash_key,
-                settings=lambda: self.topics.cleaner_settings,
-                clock_trusted=self.housekeeping.clock_trusted,
-            ),
+    def _build_view_compactions(self, worker: StartWorker) -> ViewCompactions:
+        tools = ViewTools(
+            worker=worker,
+            share=self._view_share,
+            pause=self.pool.paused,
+            cleaning=self.cleaning,
+            fail_directory=self.fail_directory,
+            hash_key=self._hash_key,
+            settings=self.effective_settings.cleaner,
+            clock_trusted=self.housekeeping.clock_trusted,
         )
+        return ViewCompactions(self._env, self.topics, self.views, tools)
 
-    def _make_leases(self, worker: StartWorker) -> Leases:
+    def _build_leases(self, worker: StartWorker) -> Leases:
         issuer = LeaseIssuer(
             self._env,
             self.topics,
             self.cleaning,
             self.pool,
-            settings=lambda: self.topics.cleaner_settings,
+            settings=self.effective_settings.cleaner,
             fail_directory=self.fail_directory,
         )
         adopter = Adopter(self._env, self.cleaning, self.pool, worker)
         return Leases(self._env, self.topics, issuer, adopter, hold=self.pool.paused)
 
-    def _make_spark(self) -> SparkRunner:
-        return SparkRunner(
-            self._env,
-            self.pool,
-            self.cleaning,
-            settings=lambda: self.topics.cleaner_settings,
-            url=lambda: f"http://{self.http_address.here}",
-            token_file=lambda: self.settings.http_token_file,
+    def _connect(self) -> None:
+        """Construct and connect the parts that need the topics on disk."""
+        self.groups = self.damage.groups = self.offsets_topic.coordinator = self._build_groups()
+        self._services = self._build_services()
+        limits = self.settings.limits
+        self.listener = Listener(
+            make_dispatcher(self._services),
+            ConnectionLimits(
+                max_connections=limits.connections,  # `_apply_limits` adds dynamic settings
+                max_connections_per_ip=limits.connections_per_ip,
+                max_request_bytes=limits.request_bytes,
+                max_queued_bytes=limits.queued_request_bytes,
+                max_idle_seconds=limits.connection_idle_ms / 1000,
+                max_first_request_seconds=limits.first_request_ms / 1000,
+                requests=self._services.limits,
+            ),
+        )
+
+    def _build_groups(self) -> GroupCoordinator:
+        groups = self.settings.groups
+        rules = GroupRules(
+            initial_rebalance_delay_ms=groups.initial_rebalance_delay_ms,
+            max_group_size=groups.members,
+        )
+        return GroupCoordinator(
+            OffsetsStore(self.offsets_topic.partition_count, self.offsets_topic.append),
+            LoopClock(self._env.wall_ms),
+            CoordinatorSettings(
+                rules=rules,
+                group_min_session_timeout_ms=groups.min_session_timeout_ms,
+                group_max_session_timeout_ms=groups.max_session_timeout_ms,
+                offsets_retention_ms=groups.offsets_retention_minutes * 60_000,
+                offset_metadata_max_bytes=groups.offset_metadata_bytes,
+            ),
+        )
+
+    def _build_services(self) -> Services:
+        limits = self.settings.limits
+        return Services(
+            settings=self.settings,
+            env=self._env,
+            manager=self.manager,
+            topics=self.topics,
+            effective_settings=self.effective_settings,
+            metadata_service=self.metadata_service,
+            producer_ids=ProducerIds(self.metadata_writer),
+            views=self.views,
+            groups=self.groups,
+            offsets_topic=self.offsets_topic,
+            sessions=FetchSessions(limits.fetch_sessions),
+            stats=self.stats,
+            limits=RequestLimits(limits.request_bytes, limits.partitions),
+            damage=self.damage,
+            cluster_id=self.manager.metadata.cluster_id,
+            node_id=self.manager.metadata.node_id,
         )
 
     # Start --------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Open, listen, be ready. Raises StorageError, OSError, TopicError when that cannot be."""
-        warm_up()  # importing the compiler later would hold up the loop
+        """Open the logs and serve clients. Raises StorageError, OSError or TopicError."""
+        warm_up()  # here, because importing the compiler later would block the loop
         await asyncio.to_thread(self.manager.lock)
         try:
             await self._start_http()
@@ -230,9 +302,9 @@ class Broker:
         try:
             report = await self._open_logs()
             try:
-                await self._start(report)
+                await self._serve_clients(report)
             except BaseException:
-                # So that the next start, on a free port perhaps, has nothing to recover.
+                # Close the logs, so that the next start, perhaps on a free port, recovers nothing.
                 await asyncio.to_thread(self.manager.close)
                 raise
         except BaseException:
@@ -240,17 +312,15 @@ class Broker:
             raise
 
     async def _open_logs(self) -> OpenReport:
-        """In a thread, with a line now and then that says how far it is.
-
-        Raises OpeningStoppedError after `request_stop`.
-        """
+        """Open the logs in a thread and report progress. Raises OpeningStoppedError if stopped."""
         unclean = self.manager.unclean_directories
         if unclean:
             logger.warning(
-                "last stop was not orderly; logs are recovered from their recovery points",
+                "unclean shutdown found; recovering logs from their recovery points",
                 directories=list(unclean),
             )
-        opening = asyncio.create_task(asyncio.to_thread(self.manager.load, self.topics.config_of))
+        config_of = self.effective_settings.topic_config
+        opening = asyncio.create_task(asyncio.to_thread(self.manager.load, config_of))
         stopping = asyncio.create_task(self._stopping.wait())
         try:
             while not opening.done():
@@ -266,39 +336,22 @@ class Broker:
                     systemd.notify(f"STATUS=recovering {done} of {total} partitions")
         finally:
             stopping.cancel()
-            self.manager.stop_opening()  # nobody waits any more
+            self.manager.stop_opening()  # also if this task was cancelled
         return await opening
 
-    async def _start(self, report: OpenReport) -> None:
-        self._failed.update(report.offline_directories)
-        for event, fields in report.routine_lines():
-            logger.info(event, **fields)
-        for event, fields in report.lines():
-            logger.warning(event, **fields)
+    async def _serve_clients(self, report: OpenReport) -> None:
+        self._log_opening(report)
         self._distrust_jumped_clock()
-        self.topics.load()
-        self.pool.configure(self.topics.cleaner_settings)
-        await self.topics.finish_interrupted()
-        await self.topics.apply_yaml()
-        await asyncio.to_thread(list, self.views)  # opened before clients ask for them
-        await self.leases.start()  # before anybody appends
-        services = self._services = self._make_services()
-        limits = self.settings.limits
-        self.listener = Listener(
-            make_dispatcher(services),
-            ConnectionLimits(
-                max_connections=limits.connections,  # until `_apply_limits`
-                max_connections_per_ip=limits.connections_per_ip,
-                max_request_bytes=limits.request_bytes,
-                max_queued_bytes=limits.queued_request_bytes,
-                max_idle_seconds=limits.connection_idle_ms / 1000,
-                max_first_request_seconds=limits.first_request_ms / 1000,
-                requests=services.limits,
-            ),
-        )
-        self._apply_limits(self.topics.limits)
+        self.metadata_service.load()
+        self._connect()
+        self.pool.configure(self.effective_settings.cleaner())
+        await self.metadata_service.finish_interrupted()
+        await self.metadata_service.apply_yaml()
+        await asyncio.to_thread(list, self.views)  # open them before clients read them
+        await self.leases.start()  # before clients append
+        self._apply_limits(self.effective_settings.limits())
         await self.housekeeping.measure_disks()
-        self._open_http(services)
+        self._open_http()
         for address in self.settings.listeners:
             host, port = await self.listener.start(address.host, address.port)
             self.addresses.append(Address(host, port))
@@ -306,67 +359,29 @@ class Broker:
         self.offsets_topic.start()
         await self.pool.start()
         self.spark.start()
-        self.view_runs.start()
+        self.view_compactions.start()
         self._ready = True
         gc.collect()
-        gc.freeze()  # what was built until here lives as long as the process
+        gc.freeze()  # what exists now lives as long as the process
 
-    def _make_pool(self, spawn: Spawn) -> CleanerPool:
-        return CleanerPool(
-            self.cleaning,
-            self.settings.cleaner,
-            self._env,
-            spawn=spawn,
-            measured=partial(self.stats.measured, "cleaner"),
-        )
-
-    def _make_services(self) -> Services:
-        groups = self.settings.groups
-        self.offsets_topic = OffsetsTopic(
-            self.topics, self._env, groups, self.housekeeping.clock_trusted
-        )
-        store = OffsetsStore(self.offsets_topic.partition_count, self.offsets_topic.append)
-        rules = GroupRules(
-            initial_rebalance_delay_ms=groups.initial_rebalance_delay_ms,
-            max_group_size=groups.members,
-        )
-        self.groups = GroupCoordinator(
-            store,
-            LoopClock(self._env.wall_ms),
-            CoordinatorSettings(
-                rules=rules,
-                group_min_session_timeout_ms=groups.min_session_timeout_ms,
-                group_max_session_timeout_ms=groups.max_session_timeout_ms,
-                offsets_retention_ms=groups.offsets_retention_minutes * 60_000,
-                offset_metadata_max_bytes=groups.offset_metadata_bytes,
-            ),
-        )
-        self.offsets_topic.coordinator = self.groups
-        return Services(
-            settings=self.settings,
-            env=self._env,
-            manager=self.manager,
-            topics=self.topics,
-            views=self.views,
-            groups=self.groups,
-            offsets_topic=self.offsets_topic,
-            sessions=FetchSessions(self.settings.limits.fetch_sessions),
-            stats=self.stats,
-            limits=RequestLimits(
-                self.settings.limits.request_bytes, self.settings.limits.partitions
-            ),
-            damage=self.damage,
-            cluster_id=self.manager.metadata.cluster_id,
-            node_id=self.manager.metadata.node_id,
-        )
+    def _log_opening(self, report: OpenReport) -> None:
+        self._failed.update(report.offline_directories)
+        for event, fields in report.routine_lines():
+            logger.info(event, **fields)
+        for event, fields in report.lines():
+            logger.warning(event, **fields)
 
     async def _start_http(self) -> None:
-        """Health checks; all else is refused until `_open_http`."""
+        """Answer health checks; the server refuses everything else until `_open_http`."""
         address = self.settings.http
-        api = CleanerApi(self._env, self.topics, self.pool, self.fail_directory, self.damage)
-        views = ViewApi(self.topics, self.view_runs)
-        offline = LeasesApi(self.leases, Transfers(self._env, self.leases))
-        documents = openapi.routes(installed_version())
+        cleaner = CleanerApi(
+            self._env,
+            self.topics,
+            self.pool,
+            self.fail_directory,
+            self.damage,
+            settings=self.effective_settings.cleaner,
+        )
         logs = LogApi(
             self.manager,
             self.topics,
@@ -375,7 +390,13 @@ class Broker:
             skipped=self._damage_removed,
             fail_directory=self.fail_directory,
         )
-        routes = [*api.routes(), *logs.routes(), *views.routes(), *offline.routes(), *documents]
+        routes = [
+            *cleaner.routes(),
+            *logs.routes(),
+            *ViewApi(self.topics, self.view_compactions).routes(),
+            *LeasesApi(self.leases, Transfers(self._env, self.leases)).routes(),
+            *openapi.routes(installed_version()),
+        ]
         guard = Guard.of(address, self._token)
         early = StartMetrics(self.manager)
         self.http = HttpServer(
@@ -384,33 +405,32 @@ class Broker:
         host, port = await self.http.start(address.host, address.port)
         self.http_address = Address(host, port)
 
-    def _open_http(self, services: Services) -> None:
+    def _open_http(self) -> None:
         cleaner = CleanerMetrics(
             self._env, self.manager, self.topics, self.pool, self._wanted_workers
         )
+        consumers = ConsumerMetrics(self.groups, self.topics)
+        views = partial(view_families, self.view_compactions)
+        leases = partial(lease_families, self.leases)
         self.http.open(
             BrokerMetrics(
-                services,
+                self._services,
                 self.listener,
                 self.housekeeping,
                 cleaner,
-                [
-                    ConsumerMetrics(self.groups, self.topics).steps,
-                    lambda: view_families(self.view_runs),
-                    lambda: lease_families(self.leases),
-                ],
+                [consumers.steps, views, leases],
             )
         )
 
     def _distrust_jumped_clock(self) -> None:
-        """A wall clock behind the last time that was written down was set back, and one far ahead
-        of it may have been set: for a while nothing is deleted by it.
+        """Suspend retention for a while if the wall clock is behind, or far ahead of, the time that
+        the metadata noted last.
         """
         passed_ms = self._env.wall_ms() - self.manager.metadata.last_wall_ms
         if not 0 <= passed_ms <= PLAUSIBLE_PAUSE_MS:
             self.housekeeping.clock.distrust(self._env.monotonic() * 1000)
             logger.warning(
-                "wall clock is far from that of the last run; retention suspended",
+                "wall clock differs from last run; retention suspended",
                 passed_ms=passed_ms,
                 for_ms=CONFIRM_MS,
             )
@@ -418,34 +438,34 @@ class Broker:
     # Stop ---------------------------------------------------------------------
 
     def request_stop(self) -> None:
-        """Begin an orderly stop; `run` goes on from there."""
+        """Begin an orderly stop."""
         self._ready = False
         self._stopping.set()
 
     def request_reload(self) -> None:
-        """SIGHUP: read the settings file anew. Without one it means what it says: stop."""
+        """Read the settings file again (SIGHUP); stop if there is none."""
         if self.reloader is None:
             self.request_stop()
         elif self._ready:
             self.reloader.request()
 
     async def wait_stopped(self) -> None:
-        """Until somebody asks for a stop."""
+        """Wait for `request_stop`."""
         await self._stopping.wait()
 
     async def stop(self) -> None:
-        """Stop every part, flush, leave the marker. Takes each step, whatever failed."""
+        """Stop every part, close the logs, write the marker. No failed step ends the stop."""
         self._ready = False
         budget = self.settings.shutdown_timeout_ms / 1000
         steps: list[tuple[str, Callable[[], Awaitable[None]]]] = [
-            ("listener", lambda: self.listener.stop(budget)),
+            ("listener", partial(self.listener.stop, budget)),
             ("groups", self.groups.close),
             ("reload", self._stop_reloading),
-            ("topics", lambda: self.topics.wait_idle(budget)),
+            ("metadata changes", partial(self.metadata_writer.wait_idle, budget)),
             ("offsets topic", self.offsets_topic.stop),
             ("spark", self.spark.stop),
-            ("views", self.view_runs.stop),
-            ("offline runs", self.leases.stop),
+            ("views", self.view_compactions.stop),
+            ("leases", self.leases.stop),
             ("cleaner", self.pool.stop),
             ("cleaner checkpoints", self.cleaning.stop),
             ("housekeeping", self.housekeeping.stop),
@@ -461,7 +481,7 @@ class Broker:
         await asyncio.to_thread(self.manager.close)
 
     def banner(self) -> str:
-        """What a person reads when the broker is ready."""
+        """Return the text for a person when the broker is ready."""
         text = ready_text(
             version=installed_version(),
             listeners=self.addresses,
@@ -473,7 +493,7 @@ class Broker:
         return f"{text}\n"
 
     def summary(self) -> dict[str, object]:
-        """The banner's facts as fields of a log line."""
+        """Return the facts of the banner as fields of a log line."""
         return {
             "version": installed_version(),
             "listeners": [str(address) for address in self.addresses],
@@ -486,10 +506,10 @@ class Broker:
     def _partition_count(self) -> int:
         return sum(topic.partition_count for topic in self.topics)
 
-    # What the parts ask of each other -------------------------------------------
+    # Health ---------------------------------------------------------------------
 
     def not_ready_because(self) -> str | None:
-        """For /readyz: None if every partition that should be served is."""
+        """Return why /readyz fails; None if the broker serves every partition."""
         if self._stopping.is_set():
             return "stopping"
         if self._ready:
@@ -500,7 +520,7 @@ class Broker:
         return "starting"
 
     def _unserved(self) -> str | None:
-        """What should be served and is not, a line each; None if all of it is."""
+        """Return a line for each directory and partition that is not served; None if all are."""
         lines = [
             f"data directory {directory.path} is offline: {directory.offline_reason}"
             for directory in self.manager.directories
@@ -515,13 +535,15 @@ class Broker:
         return "\n".join(lines) or None
 
     def unhealthy_because(self) -> str | None:
-        """For /healthz: the process works as long as one data directory does."""
+        """Return why /healthz fails; None as long as one data directory is online."""
         if any(directory.is_online for directory in self.manager.directories):
             return None
         return "no data directory is online"
 
+    # Calls between the parts ------------------------------------------------------
+
     async def _reload(self, settings: Settings, token: bytes | None) -> None:
-        await self.topics.reload(settings)
+        await self.metadata_service.reload(settings)
         self.settings = self._services.settings = settings
         self._token = token
         self.http.guard = Guard.of(self.settings.http, token)
@@ -538,7 +560,7 @@ class Broker:
         warn_low_file_limit(limits.connections, self.manager.logs.values())
 
     def fail_directory(self, error: LogDirectoryError) -> None:
-        """Take a data directory, or one partition of it, offline; log it once. The rest goes on."""
+        """Take a data directory, or one partition of it, offline and log it once."""
         lost = self.manager.fail(error)
         if isinstance(error, PartitionFolderError):
             for partition in lost:
@@ -551,70 +573,82 @@ class Broker:
                 reason=error.reason,
                 partitions=len(lost),
             )
-        self.topics.fail(lost, error.reason)
+        self.topics.take_offline(lost, error.reason)
         self.offsets_topic.fail(lost)
         for partition in lost:
             self.pool.abort(partition, f"it is offline: {error.reason}")
 
-    def _make_partition(self, opened: Log) -> Partition:
-        stats = self.stats.topics[opened.partition.topic]
-        opened.on_roll = self._cleaner_waker(opened)
-        return Partition(opened, stats, self._flush_in_thread, self.fail_directory)
+    def _open_partition(self, log: Log) -> Partition:
+        stats = self.stats.topics[log.partition.topic]
+        log.on_roll = partial(self._wake_cleaner, log)
+        return Partition(log, stats, self._flush_in_thread, self.fail_directory)
 
-    async def _flush_in_thread(self, opened: Log) -> None:
-        task = opened.flush_begin()
+    async def _flush_in_thread(self, log: Log) -> None:
+        task = log.flush_begin()
         began = self._env.monotonic()
-        await run_in_thread(task.run, opened.directory)
+        await run_in_thread(task.run, log.directory)
         self.stats.flushes.add(int(1e6 * (self._env.monotonic() - began)))
-        opened.flush_done(task)
+        log.flush_done(task)
+
+    def _wake_cleaner(self, log: Log) -> None:
+        if log.config.compacts:
+            self.pool.wake()
 
     def _damage_removed(self, partition: TopicPartition) -> None:
         self.offsets_topic.damage_gone(partition)
-        self.pool.retry(partition)  # it may have been in quarantine for it
+        self.pool.retry(partition)  # the damage may have put it in quarantine
         self.pool.wake()
 
-    def _cleaner_waker(self, opened: Log) -> Callable[[], None]:
-        def wake() -> None:
-            if opened.config.compacts:
-                self.pool.wake()
-
-        return wake
-
     def _view_worker(self) -> AbstractAsyncContextManager[JobRunner]:
-        """A worker beside the pool's, under the same budgets."""
+        """Return a worker outside the pool that shares the pool's budgets."""
         return self._solo_worker(VIEW_WORKER)
 
     def _lease_worker(self) -> AbstractAsyncContextManager[JobRunner]:
-        """Likewise: it compares what comes from outside."""
+        """Return a worker that verifies leased work."""
         return self._solo_worker(LEASE_WORKER)
 
     def _solo_worker(self, index: int) -> AbstractAsyncContextManager[JobRunner]:
         return solo_worker(
             self._spawn,
-            self.topics.cleaner_settings.nice,
+            self.effective_settings.cleaner().nice,
             index=index,
             budgets=self.pool.throttle,
             top_up=self.pool.top_up,
         )
 
     def _view_share(self) -> AbstractAsyncContextManager[Share]:
-        """What that worker's budget is, for what is copied before there is one."""
+        """Return the view worker's budget, for copies that are made before it starts."""
         return own_share(index=VIEW_WORKER, budgets=self.pool.throttle, top_up=self.pool.top_up)
 
     def _wanted_workers(self) -> int:
-        settings = self.topics.cleaner_settings
+        settings = self.effective_settings.cleaner()
         return settings.workers if settings.enabled else 0
+
+    def _current_settings(self) -> Settings:
+        return self.settings
+
+    def _current_metadata(self) -> ClusterMetadata:
+        return self.manager.metadata
+
+    def _hash_key(self) -> bytes:
+        return self.manager.metadata.hash_key
+
+    def _own_url(self) -> str:
+        return f"http://{self.http_address.here}"
+
+    def _token_file(self) -> str | None:
+        return self.settings.http_token_file
 
 
 def run(settings: Settings, load: Callable[[], Settings] | None = None) -> int:
-    """Run the daemon until SIGTERM or SIGINT; returns the exit code.
+    """Run the daemon until SIGTERM or SIGINT; return the exit code.
 
-    `load` reads the settings file anew at SIGHUP; without it SIGHUP is one more way to stop.
+    `load` reads the settings file again at SIGHUP; without it SIGHUP stops the broker.
     """
     raise_file_limit()
     try:
         import uvloop
-    except ImportError:  # not on this platform: the loop of the standard library serves as well
+    except ImportError:  # not available on this platform
         return asyncio.run(_serve(settings, load))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings, load))
@@ -631,14 +665,14 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
         loop.add_signal_handler(signal.SIGHUP, broker.request_reload)
         await broker.start()
     except OpeningStoppedError:
-        logger.info("stopped while logs were being opened")
-        return EXIT_OK
+        logger.info("stopped during recovery")
+        return exit_codes.DONE
     except (StorageError, OSError, TopicError, TokenFileError) as error:
         reason = str(error) or repr(error)  # an OSError without arguments has no text
         if writes_text(settings.logging.format, sys.stderr.isatty()):
             sys.stderr.write(f"varve: cannot start: {reason}\n")
         logger.error("cannot start", reason=reason)
-        return EXIT_CANNOT_START
+        return exit_codes.FAILED
     if may_print(settings.logging.format, output=sys.stdout, errors=sys.stderr):
         sys.stdout.write(broker.banner())
         sys.stdout.flush()
@@ -649,4 +683,4 @@ async def _serve(settings: Settings, load: Callable[[], Settings] | None) -> int
     logger.info("stopping")
     await broker.stop()
     logger.info("stopped")
-    return EXIT_OK
+    return exit_codes.DONE

@@ -4,7 +4,7 @@ Rules: each damaged range is logged at most once a minute, whatever the readers 
 bounded by a number of partitions, and of clients for each; the oldest entries are dropped.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import structlog
@@ -40,12 +40,10 @@ class RefusedFetch(NamedTuple):
 class DamageWatch:
     """Refused fetches of damaged offsets by client, and when each damage was last logged."""
 
-    def __init__(
-        self, env: Env, stats: BrokerStats, groups: Callable[[], GroupCoordinator]
-    ) -> None:
+    def __init__(self, env: Env, stats: BrokerStats) -> None:
         self._env = env
         self._stats = stats
-        self._groups = groups
+        self.groups: GroupCoordinator  # set before requests are served
         self._refused: dict[TopicPartition, dict[str, RefusedFetch]] = {}
         self._logged: dict[tuple[TopicPartition, int], float] = {}  # by position in the file
 
@@ -110,7 +108,7 @@ class DamageWatch:
         self, partition: TopicPartition, damage: DamagedSegment
     ) -> Iterator[tuple[str, int]]:
         """Yield the consumer groups whose committed offset is damaged, each with that offset."""
-        for group_id, offset in self._groups().committed_in(*partition):
+        for group_id, offset in self.groups.committed_in(*partition):
             if _blocks(damage, offset):
                 yield group_id, offset
 

@@ -11,6 +11,7 @@ import structlog
 
 from broker.groups.coordinator import GroupCoordinator, PartitionState
 from broker.groups.offsets_store import OFFSETS_TOPIC, LogRecord, load
+from broker.topics.metadata_service import MetadataService
 from broker.topics.partition import Partition
 from broker.topics.topics import TopicError, Topics
 from config.settings import GroupSettings
@@ -29,9 +30,16 @@ class OffsetsTopic:
     """Creates, loads and appends to the topic on the coordinator's behalf."""
 
     def __init__(
-        self, topics: Topics, env: Env, settings: GroupSettings, clock_trusted: Callable[[], bool]
+        self,
+        topics: Topics,
+        metadata_service: MetadataService,
+        env: Env,
+        settings: GroupSettings,
+        *,
+        clock_trusted: Callable[[], bool],
     ) -> None:
         self._topics = topics
+        self._metadata_service = metadata_service
         self._env = env
         self._configured = settings.offsets_partitions
         self._check_seconds = settings.offsets_retention_check_interval_ms / 1000
@@ -70,7 +78,9 @@ class OffsetsTopic:
 
     async def _create(self) -> ErrorCode:
         try:
-            await self._topics.ensure_internal(OFFSETS_TOPIC, self._configured)
+            await self._metadata_service.ensure(
+                OFFSETS_TOPIC, self._configured, created_by="broker"
+            )
         except TopicError as error:
             return error.code
         except StorageError as error:

@@ -143,7 +143,7 @@ async def _look_up(
     topic = services.topic(name)
     if topic is None:
         try:
-            services.topics.check_name(name)
+            services.metadata_service.check_name(name)
             if not (create and services.settings.auto_create_topics):
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 return MetadataResponseTopic(error_code=code, name=name)
@@ -153,7 +153,7 @@ async def _look_up(
                 if topic is None:
                     return MetadataResponseTopic(error_code=code, name=name)
             else:
-                topic = await services.topics.ensure(name)
+                topic = await services.metadata_service.ensure(name)
         except TopicError as error:
             return MetadataResponseTopic(error_code=error.code, name=name)
         except StorageError as error:

@@ -6,7 +6,8 @@ from typing import Final
 from broker.handlers.topics import check_size, parse_setting, refuse_view
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
-from broker.topics.topics import Change, TopicError
+from broker.topics.metadata_service import Change
+from broker.topics.topics import TopicError
 from config.broker_keys import describe_broker, parse_broker_value
 from config.topic_keys import (
     TOPIC_KEYS,
@@ -203,13 +204,13 @@ async def _outcome(change: Awaitable[None]) -> tuple[ErrorCode, str | None]:
 async def _alter(
     context: RequestContext, kind: int, name: str, change: Change, *, validate_only: bool
 ) -> None:
-    topics = context.services.topics
+    metadata_service = context.services.metadata_service
     if kind == TOPIC:
         refuse_view(context, name)
-        await topics.alter(name, change, validate_only=validate_only)
+        await metadata_service.alter(name, change, validate_only=validate_only)
     elif kind == BROKER:
         _check_broker(context, name)
-        await topics.alter_broker(change, validate_only=validate_only)
+        await metadata_service.alter_broker(change, validate_only=validate_only)
     else:
         raise TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
 

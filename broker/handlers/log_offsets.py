@@ -203,46 +203,28 @@ def _epoch_end(
     return result
 
 
-class ProducerIds:
-    """Hands out producer ids from durable blocks, so that a restart repeats none."""
+async def init_producer_id(
+    context: RequestContext, _header: RequestHeader, body: InitProducerIdRequest
+) -> InitProducerIdResponse:
+    """Return a new producer id, or the next epoch of the producer's own id (KIP-360).
 
-    BLOCK: Final = 1000
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._end = 0
-
-    async def init_producer_id(
-        self, context: RequestContext, _header: RequestHeader, body: InitProducerIdRequest
-    ) -> InitProducerIdResponse:
-        """A new id, or the next epoch of the one that the producer has (KIP-360).
-
-        A transactional id is refused for good: there are no transactions yet, and a retriable
-        answer would leave the producer waiting for ever.
-        """
-        if body.transactional_id is not None:
-            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            if not body.transactional_id:
-                code = ErrorCode.INVALID_REQUEST
-            return InitProducerIdResponse(error_code=code)
-        if body.producer_id >= 0 and 0 <= body.producer_epoch < MAX_EPOCH:
-            return InitProducerIdResponse(
-                producer_id=body.producer_id, producer_epoch=body.producer_epoch + 1
-            )
-        try:
-            used = await self._take(context)
-        except StorageError as error:
-            return InitProducerIdResponse(error_code=code_of(error))
-        return InitProducerIdResponse(producer_id=used, producer_epoch=0)
-
-    async def _take(self, context: RequestContext) -> int:
-        while self._next == self._end:
-            first = await context.services.topics.take_producer_ids(self.BLOCK)
-            if self._next == self._end:
-                self._next, self._end = first, first + self.BLOCK
-        used = self._next
-        self._next += 1
-        return used
+    A transactional id gets a final error: transactions are not supported, and a producer would
+    repeat the request for ever after a retriable one.
+    """
+    if body.transactional_id is not None:
+        code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        if not body.transactional_id:
+            code = ErrorCode.INVALID_REQUEST
+        return InitProducerIdResponse(error_code=code)
+    if body.producer_id >= 0 and 0 <= body.producer_epoch < MAX_EPOCH:
+        return InitProducerIdResponse(
+            producer_id=body.producer_id, producer_epoch=body.producer_epoch + 1
+        )
+    try:
+        producer_id = await context.services.producer_ids.take()
+    except StorageError as error:
+        return InitProducerIdResponse(error_code=code_of(error))
+    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
 
 
 async def describe_producers(

@@ -18,13 +18,12 @@ from protocol.api import ApiKey, advertised
 
 def make_dispatcher(services: Services) -> Dispatcher:
     """Every API with its handler; ApiVersions says exactly these."""
-    producer_ids = log_offsets.ProducerIds()
     fast: dict[int, FastPath] = {ApiKey.PRODUCE: produce, ApiKey.FETCH: fetch}
     handlers: dict[int, Handler] = {
         ApiKey.LIST_OFFSETS: log_offsets.OffsetLookups().list_offsets,
         ApiKey.OFFSET_FOR_LEADER_EPOCH: log_offsets.offset_for_leader_epoch,
         ApiKey.DESCRIBE_PRODUCERS: log_offsets.describe_producers,
-        ApiKey.INIT_PRODUCER_ID: producer_ids.init_producer_id,
+        ApiKey.INIT_PRODUCER_ID: log_offsets.init_producer_id,
         ApiKey.METADATA: cluster.metadata,
         ApiKey.DESCRIBE_CLUSTER: cluster.describe_cluster,
         ApiKey.DESCRIBE_TOPIC_PARTITIONS: cluster.describe_topic_partitions,

@@ -70,7 +70,7 @@ async def create_topics(
 async def _create(
     context: RequestContext, request: CreateTopicsRequestTopic, *, validate_only: bool
 ) -> CreateTopicsResponseTopic:
-    topics = context.services.topics
+    services = context.services
     _refuse_internal(request.name)
     count = _partition_count(context, request)
     dynamic = {}
@@ -79,12 +79,12 @@ async def _create(
         if config.value is None:
             raise TopicError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
         dynamic[config.name] = parse_setting(config.name, config.value)
-    topics.check_new(request.name, count, dynamic)
+    resolved = services.metadata_service.check_new(request.name, count, dynamic)
     if validate_only:
-        layers = topics.layers_of(request.name, dynamic, adopted=False)
-        topic = Topic(request.name, NO_ID, layers, topics.config_of(request.name))
+        layers = services.effective_settings.layers(request.name, dynamic, adopted=False)
+        topic = Topic(request.name, NO_ID, layers, resolved)
     else:
-        topic = await topics.create(request.name, count, dynamic)
+        topic = await services.metadata_service.create(request.name, count, dynamic)
     return CreateTopicsResponseTopic(
         name=topic.name,
         topic_id=topic.topic_id,
@@ -172,7 +172,7 @@ async def _delete(
         if not services.settings.delete_topics:
             raise TopicError(ErrorCode.TOPIC_DELETION_DISABLED, "delete_topics is off")
         _refuse_internal(topic.name)
-        await services.topics.delete(topic.name)
+        await services.metadata_service.delete(topic.name)
         services.stats.drop_topic(topic.name)  # at once: the next topic of this name has its own
         services.stats.drop_topic(view_name(topic.name))
         await services.groups.forget_topic(topic.name)
@@ -198,9 +198,9 @@ async def create_partitions(
             refuse_view(context, request.name)
             _check_assignment(context, request)
             if body.validate_only:
-                context.services.topics.check_growth(request.name, request.count)
+                context.services.metadata_service.check_growth(request.name, request.count)
             else:
-                await context.services.topics.add_partitions(request.name, request.count)
+                await context.services.metadata_service.add_partitions(request.name, request.count)
         except (TopicError, StorageError) as error:
             result.error_code, result.error_message = _code(error), str(error)
         results.append(result)

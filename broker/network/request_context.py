@@ -7,7 +7,10 @@ from broker.damage.damaged_reads import DamageWatch
 from broker.groups.coordinator import GroupCoordinator
 from broker.groups.offsets_topic import OffsetsTopic
 from broker.network.fetch_sessions import FetchSessions
+from broker.topics.effective_settings import EffectiveSettings
+from broker.topics.metadata_service import MetadataService
 from broker.topics.partition import Partition
+from broker.topics.producer_ids import ProducerIds
 from broker.topics.topics import Topic, Topics
 from broker.views.views import Cursors, ViewPartition, Views, ViewTopic
 from config.address import Address
@@ -26,6 +29,9 @@ class Services:
     env: Env
     manager: LogManager
     topics: Topics
+    effective_settings: EffectiveSettings
+    metadata_service: MetadataService
+    producer_ids: ProducerIds
     views: Views
     groups: GroupCoordinator
     offsets_topic: OffsetsTopic

@@ -73,7 +73,7 @@ async def test_a_start_without_a_free_port_leaves_the_data_as_an_orderly_stop(
     env: MemoryEnv,
 ) -> None:
     async with broker_in_memory(env) as broker:
-        await broker.topics.create("orders", 1, {})
+        await broker.metadata_service.create("orders", 1, {})
     with socket.create_server(("127.0.0.1", 0)) as sock:
         address = f"127.0.0.1:{sock.getsockname()[1]}"
         second = Broker(broker_settings(listeners=[address]), env)
@@ -89,7 +89,7 @@ async def test_a_start_without_a_free_port_leaves_the_data_as_an_orderly_stop(
 async def test_a_topic_of_the_file_that_cannot_be_made_ends_the_start(env: MemoryEnv) -> None:
     limits = {"partitions": 2}
     async with broker_in_memory(env, limits=limits) as broker:
-        await broker.topics.create("large", 2, {})
+        await broker.metadata_service.create("large", 2, {})
     settings = broker_settings(topics={"orders": {}}, limits=limits)
     with pytest.raises(TopicError, match="partitions"):
         await Broker(settings, env).start()
@@ -119,10 +119,10 @@ async def test_a_directory_that_fails_in_a_thread_is_noticed_and_told_of_once(
     env: MemoryEnv,
 ) -> None:
     async with broker_in_memory(env, "/disk1", "/disk2") as broker:
-        topic = await broker.topics.create("orders", 2, {})
+        topic = await broker.metadata_service.create("orders", 2, {})
         env.fail_on(lambda op, path: op == "rename" and path.startswith("/disk2/"), errno.EIO)
         with capture_logs() as lines:
-            await broker.topics.take_producer_ids(1)  # writes the metadata everywhere
+            await broker.metadata_writer.note_time()  # writes the metadata everywhere
             await broker.housekeeping.watch_directories()
             await broker.housekeeping.watch_directories()
         reported = [line for line in lines if line["event"] == "data directory is offline"]
@@ -156,14 +156,14 @@ async def test_a_folder_removed_by_hand_is_the_fault_of_its_partition_alone(env:
         assert list(topic.partitions) == [1]
         assert topic.partitions[1].log.segment_count == 2
         assert broker.unhealthy_because() is None
-        await broker.topics.delete("orders")
-        again = await broker.topics.create("orders", 2, {})
+        await broker.metadata_service.delete("orders")
+        again = await broker.metadata_service.create("orders", 2, {})
         assert list(again.partitions) == [0, 1]
 
 
 async def test_a_topic_deleted_during_a_flush_does_not_end_the_flushing(env: MemoryEnv) -> None:
     async with broker_in_memory(env) as broker:
-        topic = await broker.topics.create("orders", 1, {"flush.messages": "1"})
+        topic = await broker.metadata_service.create("orders", 1, {"flush.messages": "1"})
         client = client_of(broker)
         with client:
             await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"value")))
@@ -245,7 +245,7 @@ async def test_a_look_into_a_batch_for_a_time_does_not_hold_the_loop(
 
     monkeypatch.setattr(TimestampScan, "run", noted)
     async with broker_in_memory(env) as broker:
-        topic = await broker.topics.create("timed", 1, {})
+        topic = await broker.metadata_service.create("timed", 1, {})
         batch = memoryview(batch_of(b"a", b"b", timestamps=[10, 20]))
         topic.partitions[0].append(batch, read_header(batch), 0)
         with client_of(broker) as client:

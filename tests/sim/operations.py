@@ -89,7 +89,7 @@ class Operations:
         ):
             return  # it is there, or is being made
         model = self._world.models[name] = PartitionModel(TopicPartition(name, 0), b"")
-        topic = await self._world.broker.topics.create(name, 1, config)
+        topic = await self._world.broker.metadata_service.create(name, 1, config)
         model.topic_id = topic.topic_id
         model.log = self._world.broker.manager.logs.get(model.where)
         self._world.note_config(name)
@@ -101,7 +101,9 @@ class Operations:
         retention = changes.get("delete.retention.ms")
         if retention is not None:  # in force some time from now on
             self._world.models[name].retention.append((self._world.env.wall_ms(), int(retention)))
-        await self._world.broker.topics.alter(name, lambda dynamic: {**dynamic, **changes})
+        await self._world.broker.metadata_service.alter(
+            name, lambda dynamic: {**dynamic, **changes}
+        )
 
     async def _replace(self, name: str, *, waits: bool, config: dict[str, str]) -> None:
         model = self._world.models.get(name)
@@ -115,7 +117,7 @@ class Operations:
             self._world.begin(work)
 
     async def _delete_and_create(self, name: str, config: dict[str, str]) -> None:
-        await self._world.broker.topics.delete(name)
+        await self._world.broker.metadata_service.delete(name)
         self._world.models.pop(name, None)
         self._open.pop(name, None)
         await self._create(name, config)
@@ -243,7 +245,7 @@ class Operations:
             from_scratch = False  # what expired would be lost, as the operator is told
         topic_partition = TopicPartition(name, 0)
         work = functools.partial(
-            self._world.broker.view_runs.compact, topic_partition, from_scratch=from_scratch
+            self._world.broker.view_compactions.compact, topic_partition, from_scratch=from_scratch
         )
         if waits:
             await work()

@@ -40,6 +40,7 @@ from broker.topics.end_transaction import NoTransactionError, end_transaction
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
 from cleaner.scheduler.cleaner_pool import CleanerPool
+from config.settings import CleanerSettings
 from storage.env import Env
 from storage.errors import LogDirectoryError, StorageError
 from storage.model import TopicPartition
@@ -65,12 +66,15 @@ class CleanerApi:
         pool: CleanerPool,
         fail_directory: Callable[[LogDirectoryError], None],
         damage: DamageWatch,
+        *,
+        settings: Callable[[], CleanerSettings],
     ) -> None:
         self._env = env
         self._damage = damage
         self._topics = topics
         self._pool = pool
         self._fail_directory = fail_directory
+        self._settings = settings
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Every route, for the server."""
@@ -106,9 +110,7 @@ class CleanerApi:
             await turns.take()
         return json_response(
             {
-                **status_json(
-                    self._pool.status(), self._pool.stats, self._topics.cleaner_settings, counts
-                ),
+                **status_json(self._pool.status(), self._pool.stats, self._settings(), counts),
                 "spark": spark_json(self._pool.offload.status()),
             }
         )
@@ -236,7 +238,7 @@ class CleanerApi:
             raise ApiError(
                 400, f"{topic_partition} is not compacted: its cleanup.policy is {policy}"
             )
-        if not self._topics.cleaner_settings.enabled:
+        if not self._settings().enabled:
             raise ApiError(409, "the cleaner is switched off (cleaner.enabled)")
         if self._pool.is_paused(topic_partition):
             raise ApiError(409, f"{topic_partition} is paused by an operator: resume it first")

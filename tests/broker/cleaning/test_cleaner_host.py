@@ -216,7 +216,7 @@ async def test_a_change_of_policy_makes_a_job_void(env: MemoryEnv) -> None:
         fill(env, broker, 2)
         job, groups, _ = cleaned(env, broker)
         for policy in ("delete", "compact,delete"):
-            await broker.topics.alter(
+            await broker.metadata_service.alter(
                 "orders", lambda now, to=policy: {**now, "cleanup.policy": to}
             )
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.STALE,)
@@ -226,8 +226,8 @@ async def test_a_partition_that_was_made_anew_gets_nothing_of_the_old_one(env: M
     async with broker_in_memory(env, topics=BOTH) as broker:
         fill(env, broker, 2)
         job, groups, _ = cleaned(env, broker)
-        await broker.topics.delete("orders")
-        await broker.topics.create("orders", 1, {"cleanup.policy": "compact"})
+        await broker.metadata_service.delete("orders")
+        await broker.metadata_service.create("orders", 1, {"cleanup.policy": "compact"})
         partition = fill(env, broker, 2)
         assert await broker.cleaning.publish(job, groups) == (PublishOutcome.STALE,)
         broker.cleaning.checkpoint(ORDERS, job.generation, 20)
@@ -414,7 +414,9 @@ async def test_a_closed_segment_wakes_the_cleaner_of_a_compacted_topic(
         env.advance_ms(2000)
         await broker.housekeeping.roll()
         assert wakes == ["woken"]
-        await broker.topics.alter("orders", lambda now: {**now, "cleanup.policy": "delete"})
+        await broker.metadata_service.alter(
+            "orders", lambda now: {**now, "cleanup.policy": "delete"}
+        )
         wakes.clear()
         partition.append(batch, read_header(batch), env.wall_ms())
         partition.log.roll(env.wall_ms())
@@ -424,17 +426,19 @@ async def test_a_closed_segment_wakes_the_cleaner_of_a_compacted_topic(
 async def test_dynamic_settings_of_the_cleaner_hold_after_a_restart(env: MemoryEnv) -> None:
     dynamic = {"log.cleaner.threads": "3", "log.cleaner.io.max.bytes.per.second": "20000000.0"}
     async with broker_in_memory(env) as broker:
-        await broker.topics.alter_broker(lambda now: {**now, **dynamic})
+        await broker.metadata_service.alter_broker(lambda now: {**now, **dynamic})
         assert broker.pool.status().rates == (10_000_000, 10_000_000)
     async with broker_in_memory(env) as broker:
         assert broker.pool.status().rates == (10_000_000, 10_000_000)
-        assert broker.topics.cleaner_settings.workers == 3
+        assert broker.effective_settings.cleaner().workers == 3
     # The file contradicts them by now: then it holds, and the broker starts.
     env_settings = {"workers": 64, "enabled": False}
     async with broker_in_memory(env) as broker:
-        await broker.topics.alter_broker(lambda _: {"log.cleaner.dedupe.buffer.size": str(4 << 20)})
+        await broker.metadata_service.alter_broker(
+            lambda _: {"log.cleaner.dedupe.buffer.size": str(4 << 20)}
+        )
     async with broker_in_memory(env, cleaner=env_settings) as broker:
-        assert broker.topics.cleaner_settings.workers == 64
+        assert broker.effective_settings.cleaner().workers == 64
 
 
 async def test_a_quarantine_ends_when_retention_took_the_damage(

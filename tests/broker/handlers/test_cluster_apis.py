@@ -34,7 +34,7 @@ NODE = 1
 @pytest.fixture
 async def broker() -> AsyncIterator[Broker]:
     async with broker_in_memory(MemoryEnv(seed=11)) as broker:
-        await broker.topics.create("orders", 2, {})
+        await broker.metadata_service.create("orders", 2, {})
         yield broker
 
 

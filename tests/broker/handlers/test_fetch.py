@@ -152,7 +152,7 @@ async def test_a_fetch_of_a_topic_that_is_deleted_is_told_at_once(
         reader, _ = two_clients(broker, clients)
         waiting = asyncio.create_task(reader.fetch(request(0, max_wait_ms=LONG_MS)))
         await until_waiting(broker)
-        await broker.topics.delete("orders")
+        await broker.metadata_service.delete("orders")
         async with asyncio.timeout(LONG_MS / 2000):
             answer = await waiting
         code = answer.responses[0].partitions[0].error_code
@@ -198,7 +198,7 @@ async def test_a_fetch_whose_client_goes_away_in_any_turn_is_waited_for_no_longe
     clock = itertools.count()
     monkeypatch.setattr(loop_turns, "perf_counter", lambda: next(clock))  # a turn for each row
     async with broker_in_memory(MemoryEnv(seed=3)) as broker:
-        topic = await broker.topics.create("t", 1, {})
+        topic = await broker.metadata_service.create("t", 1, {})
         partition = topic.partitions[0]
         rows = [
             FetchRequestPartition(partition=index, partition_max_bytes=1) for index in range(20)

@@ -99,7 +99,7 @@ async def test_explain_answers_with_sentences_and_findings(env: MemoryEnv) -> No
 
 async def test_an_offline_partition_is_explained_and_not_steered(env: MemoryEnv) -> None:
     async with broker_in_memory(env, "/disk1", topics=TOPICS) as broker:
-        broker.topics.fail([TopicPartition("orders", 1)], "its disk is gone")
+        broker.topics.take_offline([TopicPartition("orders", 1)], "its disk is gone")
         status, result = await asked(broker, "GET", f"{ROOT}/partitions/orders/1")
         assert (status, result["state"]) == (200, "offline")
         assert "its disk is gone" in result["sentences"][1]

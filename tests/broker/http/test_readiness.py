@@ -18,8 +18,8 @@ LOG = filenames.file_name(0, filenames.LOG)
 
 async def topics_in(env: MemoryEnv, *directories: str, partitions: int = 2) -> MemoryEnv:
     async with broker_in_memory(env, *directories) as broker:
-        await broker.topics.create("orders", partitions, {})
-        await broker.topics.create("views", 1, {"varve.view": "compacted"})
+        await broker.metadata_service.create("orders", partitions, {})
+        await broker.metadata_service.create("views", 1, {"varve.view": "compacted"})
         with client_of(broker) as client:
             await asyncio.to_thread(client.produce, "orders", bytes(batch_of(b"value")))
     return env
@@ -35,7 +35,7 @@ async def test_an_offline_partition_makes_the_broker_unready_until_it_is_deleted
         assert text.startswith("partition orders-1 is not served: ")
         assert LOG in text
         assert await asyncio.to_thread(get, broker, "/healthz") == (200, "ok\n")
-        await broker.topics.delete("orders")
+        await broker.metadata_service.delete("orders")
         assert await asyncio.to_thread(get, broker, "/readyz") == (200, "ok\n")
 
 

@@ -335,16 +335,16 @@ async def truncated(env: MemoryEnv, broker: Broker) -> None:
 
 
 async def another_policy(_env: MemoryEnv, broker: Broker) -> None:
-    await broker.topics.alter("orders", lambda now: {**now, "cleanup.policy": "delete"})
+    await broker.metadata_service.alter("orders", lambda now: {**now, "cleanup.policy": "delete"})
 
 
 async def deleted(_env: MemoryEnv, broker: Broker) -> None:
-    await broker.topics.delete("orders")
+    await broker.metadata_service.delete("orders")
 
 
 async def deleted_and_made_again(env: MemoryEnv, broker: Broker) -> None:
-    await broker.topics.delete("orders")
-    await broker.topics.create("orders", 1, {"cleanup.policy": "compact"})
+    await broker.metadata_service.delete("orders")
+    await broker.metadata_service.create("orders", 1, {"cleanup.policy": "compact"})
     fill(env, broker, 4)
 
 
@@ -428,7 +428,7 @@ async def test_whoever_changes_the_topic_waits_for_a_publication(
         deletion: list[asyncio.Task[None]] = []
 
         async def slowly(*args: object) -> object:
-            deletion.append(asyncio.create_task(broker.topics.delete("orders")))
+            deletion.append(asyncio.create_task(broker.metadata_service.delete("orders")))
             for _ in range(50):
                 await asyncio.sleep(0)
             assert not deletion[0].done()

@@ -121,7 +121,7 @@ async def test_the_job_is_the_one_that_the_pool_would_give_a_worker(env: MemoryE
         verdict = broker.pool._scanner.assess(facts)
         assert verdict is not None
         inputs = broker.cleaning.job_inputs(ORDERS, 0, facts.log_end_offset)
-        settings = broker.topics.cleaner_settings
+        settings = broker.effective_settings.cleaner()
         plan = await opened(broker)
         job = only(plan).job
         clean_job = plan_job(
@@ -145,7 +145,7 @@ async def test_what_cannot_be_leased_is_refused_in_words(
     env: MemoryEnv, lease_request: LeaseRequest, status: int, reason: str
 ) -> None:
     async with offline_broker(env) as broker:
-        await broker.topics.create("audit", 1, {"cleanup.policy": "delete"})
+        await broker.metadata_service.create("audit", 1, {"cleanup.policy": "delete"})
         error = await refusal(broker.leases.open(lease_request))
         assert (error.status, reason in error.reason) == (status, True), error.reason
         assert broker.pool.registry.in_progress() == {}
@@ -313,12 +313,14 @@ async def an_append(env: MemoryEnv, broker: Broker) -> None:
 
 async def a_deletion(_env: MemoryEnv, broker: Broker) -> None:
     async with asyncio.timeout(10):
-        await broker.topics.delete("orders")
+        await broker.metadata_service.delete("orders")
 
 
 async def another_setting(_env: MemoryEnv, broker: Broker) -> None:
     async with asyncio.timeout(10):
-        await broker.topics.alter("orders", lambda now: {**now, "cleanup.policy": "delete"})
+        await broker.metadata_service.alter(
+            "orders", lambda now: {**now, "cleanup.policy": "delete"}
+        )
 
 
 async def a_view_of_it(env: MemoryEnv, broker: Broker) -> None:

@@ -207,8 +207,8 @@ async def test_another_topic_of_that_name_gets_nothing_of_a_run(env: MemoryEnv) 
         fill(env, broker, 2)
         plan = await opened(broker)
         await broker.leases.stop()
-        await broker.topics.delete("orders")
-        await broker.topics.create("orders", 1, {"cleanup.policy": "compact"})
+        await broker.metadata_service.delete("orders")
+        await broker.metadata_service.create("orders", 1, {"cleanup.policy": "compact"})
         fill(env, broker, 2)
     async with offline_broker(env) as broker:
         assert staged(env) == []

@@ -374,7 +374,7 @@ async def test_cleaner_metrics_stay_through_a_reconfiguration() -> None:
     async with broker_in_memory(MemoryEnv(seed=3), topics={"orders": {}}) as running:
         before = names_of(await scraped(running))
         changed = {"log.cleaner.threads": "3", "log.cleaner.io.max.bytes.per.second": "1e7"}
-        await running.topics.alter_broker(lambda present: {**present, **changed})
+        await running.metadata_service.alter_broker(lambda present: {**present, **changed})
         assert names_of(await scraped(running)) == before
 
 

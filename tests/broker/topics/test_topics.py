@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from broker.counters import TopicStats
+from broker.topics.effective_settings import EffectiveSettings
+from broker.topics.metadata_service import MetadataService
+from broker.topics.metadata_writer import MetadataWriter
 from broker.topics.partition import Partition
 from broker.topics.topics import TopicError, Topics
 from config.settings import CleanerSettings, Settings
@@ -23,31 +26,37 @@ COMPACT = {"cleanup.policy": "compact"}
 
 
 class TopicsOnDisk:
-    """Topics over an in-memory disk, opened as the broker does; remembers who was held."""
+    """Topics over an in-memory disk, opened as the broker does; records paused partitions."""
 
     def __init__(self, env: MemoryEnv, *directories: str, **settings: Any) -> None:
         self.env = env
-        self.held: list[TopicPartition] = []
-        self.forgiven: list[TopicPartition] = []
+        self.paused_partitions: list[TopicPartition] = []
+        self.retried: list[TopicPartition] = []
         self.wakes = 0
         self.cleaner: list[CleanerSettings] = []
         loaded = Settings.model_validate({"log_dirs": list(directories or ["/disk1"]), **settings})
         self.manager = LogManager(env, loaded.log_dirs)
-        self.topics = Topics(
+        self.topics = Topics()
+        self.writer = MetadataWriter(self.manager)
+        self.settings = EffectiveSettings(loaded, self.manager)
+        self.service = MetadataService(
             self.manager,
-            loaded,
-            self._partition,
-            cleaner=lambda: self,
+            self.writer,
+            self.settings,
+            self.topics,
+            self,
+            open_partition=self._partition,
+            apply_limits=lambda _limits: None,
         )
 
-    async def open(self) -> Topics:
-        self.manager.open(self.topics.config_of)
-        self.topics.load()
-        await self.topics.finish_interrupted()
-        await self.topics.apply_yaml()
-        return self.topics
+    async def open(self) -> "TopicsOnDisk":
+        self.manager.open(self.settings.topic_config)
+        self.service.load()
+        await self.service.finish_interrupted()
+        await self.service.apply_yaml()
+        return self
 
-    async def reopen(self, **settings: Any) -> Topics:
+    async def reopen(self, **settings: Any) -> "TopicsOnDisk":
         self.manager.close()
         return await TopicsOnDisk(self.env, *self._directories(), **settings).open()
 
@@ -64,11 +73,11 @@ class TopicsOnDisk:
 
     @asynccontextmanager
     async def paused(self, partition: TopicPartition, reason: str) -> AsyncIterator[None]:
-        self.held.append(partition)
+        self.paused_partitions.append(partition)
         yield
 
     def retry(self, partition: TopicPartition) -> None:
-        self.forgiven.append(partition)
+        self.retried.append(partition)
 
     def configure(self, settings: CleanerSettings) -> None:
         self.cleaner.append(settings)
@@ -104,53 +113,50 @@ async def test_a_creation_that_a_crash_cut_off_is_undone_at_the_next_start() -> 
     while "created" not in outcomes:
         crash_at += 1
         env = MemoryEnv(seed=crash_at)
-        disk = TopicsOnDisk(env)
-        topics = await disk.open()
+        disk = await TopicsOnDisk(env).open()
         env.settle()
         env.crash_at = env.operations + crash_at
         try:
-            await topics.create("orders", 3, COMPACT)
+            await disk.service.create("orders", 3, COMPACT)
             outcomes.add("created")
             env = env.kill()
         except SimulatedCrash:
             env = env.crash()
         again = await TopicsOnDisk(env).open()
-        topic = again.get("orders")
+        topic = again.topics.get("orders")
         if topic is not None:
             assert sorted(topic.partitions) == [0, 1, 2], f"seed and step {crash_at}"
             assert topic.config.compacts
             outcomes.add("whole")
         else:
             assert folders(env) == [], f"seed and step {crash_at}"
-            await again.create("orders", 3, COMPACT)
+            await again.service.create("orders", 3, COMPACT)
             outcomes.add("undone")
     assert outcomes == {"created", "whole", "undone"}
 
 
 async def test_a_creation_that_fails_can_be_tried_again(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env, "/disk1", "/disk2")
-    topics = await disk.open()
+    disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
     env.mkdir("/disk1/orders-2/of-somebody-else")
     env.open("/disk1/orders-2/00000000000000000000.log", create=True).pwrite(b"records", 0)
     env.mkdir("/disk2/orders-2")
     env.open("/disk2/orders-2/00000000000000000000.log", create=True).pwrite(b"records", 0)
     for _ in range(2):
         with pytest.raises(InconsistentDirectoryError, match="topic id"):
-            await topics.create("orders", 3, {})
-    assert topics.get("orders") is None
+            await disk.service.create("orders", 3, {})
+    assert disk.topics.get("orders") is None
     assert "orders" not in disk.manager.metadata.topics
     env.remove_tree("/disk1/orders-2")
     env.remove_tree("/disk2/orders-2")
-    assert (await topics.create("orders", 3, {})).partition_count == 3
+    assert (await disk.service.create("orders", 3, {})).partition_count == 3
 
 
 async def test_a_growth_that_fails_leaves_the_topic_as_it_was(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env)
-    topics = await disk.open()
-    await topics.create("orders", 1, {})
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 1, {})
     full = env.fail_on(lambda op, path: op == "mkdir" and "orders-2" in path, errno.ENOSPC)
     with pytest.raises(NoRoomError):
-        await topics.add_partitions("orders", 3)
+        await disk.service.add_partitions("orders", 3)
     full.remove()
     assert all(directory.is_online for directory in disk.manager.directories)
     assert sorted(disk.manager.metadata.topics["orders"].partitions) == [0]
@@ -160,29 +166,31 @@ async def test_a_growth_that_fails_leaves_the_topic_as_it_was(env: MemoryEnv) ->
 async def test_a_topic_for_whose_metadata_there_is_no_room_can_be_created_later(
     env: MemoryEnv, save: int
 ) -> None:
-    topics = await TopicsOnDisk(env).open()
+    disk = await TopicsOnDisk(env).open()
     saves = iter(range(10))
     full = env.fail_on(
         lambda op, path: op == "pwrite" and "varve.metadata" in path and next(saves) == save,
         errno.ENOSPC,
     )
     with pytest.raises(NoRoomError):
-        await topics.create("orders", 3, {})
+        await disk.service.create("orders", 3, {})
     full.remove()
-    assert (await topics.create("orders", 3, {})).partition_count == 3
+    assert (await disk.service.create("orders", 3, {})).partition_count == 3
 
 
 async def test_a_topic_is_created_once_whoever_uses_it_first(env: MemoryEnv) -> None:
-    topics = await TopicsOnDisk(env).open()
-    first, second = await asyncio.gather(topics.ensure("orders"), topics.ensure("orders"))
+    disk = await TopicsOnDisk(env).open()
+    first, second = await asyncio.gather(
+        disk.service.ensure("orders"), disk.service.ensure("orders")
+    )
     assert first is second
 
 
 async def test_there_is_a_limit_of_partitions(env: MemoryEnv) -> None:
-    topics = await TopicsOnDisk(env, limits={"partitions": 3}).open()
-    await topics.create("orders", 2, {})
-    for refused in (topics.create("more", 2, {}), topics.add_partitions("orders", 4)):
-        with pytest.raises(TopicError, match=r"limits\.partitions is 3"):
+    disk = await TopicsOnDisk(env, limits={"partitions": 3}).open()
+    await disk.service.create("orders", 2, {})
+    for refused in (disk.service.create("more", 2, {}), disk.service.add_partitions("orders", 4)):
+        with pytest.raises(TopicError, match=r"limits\.partitions allows 3"):
             await refused
 
 
@@ -190,76 +198,70 @@ async def test_there_is_a_limit_of_partitions(env: MemoryEnv) -> None:
 
 
 async def test_the_file_creates_and_grows_and_never_takes_away(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env, topics={"orders": {"partitions": 2, "keys": COMPACT}})
-    topics = await disk.open()
-    assert topics.get("orders").partition_count == 2  # type: ignore[union-attr]
+    disk = await TopicsOnDisk(env, topics={"orders": {"partitions": 2, "keys": COMPACT}}).open()
+    assert disk.topics.existing("orders").partition_count == 2
     for settings in ({"topics": {"orders": {"partitions": n}}} for n in (3, 1)):
         disk.manager.close()
-        disk = TopicsOnDisk(env, **settings)
-        topics = await disk.open()
-        assert topics.get("orders").partition_count == 3  # type: ignore[union-attr]
-    assert (await disk.reopen()).get("orders").partition_count == 3  # type: ignore[union-attr]
+        disk = await TopicsOnDisk(env, **settings).open()
+        assert disk.topics.existing("orders").partition_count == 3
+    assert (await disk.reopen()).topics.existing("orders").partition_count == 3
 
 
 # --- settings -----------------------------------------------------------------------------------
 
 
 async def test_a_change_of_policy_holds_the_cleaner_and_others_do_not(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env)
-    topics = await disk.open()
-    topic = await topics.create("orders", 2, {})
+    disk = await TopicsOnDisk(env).open()
+    topic = await disk.service.create("orders", 2, {})
     before = topic.partitions[0].log.generation
-    await topics.alter("orders", setting("retention.ms", "1000"))
-    assert disk.held == []
+    await disk.service.alter("orders", setting("retention.ms", "1000"))
+    assert disk.paused_partitions == []
     assert topic.partitions[0].log.config.retention_ms == 1000
-    await topics.alter("orders", setting("cleanup.policy", "compact"))
-    assert disk.held == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+    await disk.service.alter("orders", setting("cleanup.policy", "compact"))
+    assert disk.paused_partitions == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
     assert topic.partitions[0].log.generation != before
 
 
 async def test_retention_beside_compaction_does_not_hold_the_cleaner(env: MemoryEnv) -> None:
-    running = TopicsOnDisk(env)
-    topics = await running.open()
-    log = (await topics.create("orders", 1, COMPACT)).partitions[0].log
+    disk = await TopicsOnDisk(env).open()
+    log = (await disk.service.create("orders", 1, COMPACT)).partitions[0].log
     generation = log.generation
     for policy in ("compact,delete", "compact") * 20:
-        await topics.alter("orders", setting("cleanup.policy", policy))
-        await topics.alter("orders", setting("min.cleanable.dirty.ratio", "0.3"))
-    assert running.held == []
+        await disk.service.alter("orders", setting("cleanup.policy", policy))
+        await disk.service.alter("orders", setting("min.cleanable.dirty.ratio", "0.3"))
+    assert disk.paused_partitions == []
     assert log.generation == generation
-    await topics.alter("orders", setting("cleanup.policy", "delete"))
-    assert running.held == [TopicPartition("orders", 0)]
+    await disk.service.alter("orders", setting("cleanup.policy", "delete"))
+    assert disk.paused_partitions == [TopicPartition("orders", 0)]
     assert log.generation != generation
 
 
 async def test_a_change_of_the_brokers_policy_holds_the_cleaner_too(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env)
-    topics = await disk.open()
-    await topics.create("follows", 1, {})
-    await topics.create("has-its-own", 1, COMPACT)
-    await topics.alter_broker(setting("log.cleanup.policy", "compact"))
-    assert disk.held == [TopicPartition("follows", 0)]
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("follows", 1, {})
+    await disk.service.create("has-its-own", 1, COMPACT)
+    await disk.service.alter_broker(setting("log.cleanup.policy", "compact"))
+    assert disk.paused_partitions == [TopicPartition("follows", 0)]
     assert len(disk.cleaner) == 1
 
 
 async def test_two_changes_at_once_are_both_made(env: MemoryEnv) -> None:
-    topics = await TopicsOnDisk(env).open()
-    await topics.create("orders", 1, {})
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 1, {})
     await asyncio.gather(
-        topics.alter("orders", setting("retention.ms", "1000")),
-        topics.alter("orders", setting("segment.ms", "2000")),
+        disk.service.alter("orders", setting("retention.ms", "1000")),
+        disk.service.alter("orders", setting("segment.ms", "2000")),
     )
-    config = topics.get("orders").config  # type: ignore[union-attr]
+    config = disk.topics.existing("orders").config
     assert (config.retention_ms, config.segment_ms) == (1000, 2000)
 
 
 async def test_a_change_that_is_only_checked_changes_nothing(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env)
-    topics = await disk.open()
-    topic = await topics.create("orders", 1, {})
+    disk = await TopicsOnDisk(env).open()
+    topic = await disk.service.create("orders", 1, {})
     before = disk.manager.metadata
-    await topics.alter("orders", setting("retention.ms", "1000"), validate_only=True)
-    await topics.alter_broker(setting("log.cleaner.threads", "2"), validate_only=True)
+    await disk.service.alter("orders", setting("retention.ms", "1000"), validate_only=True)
+    await disk.service.alter_broker(setting("log.cleaner.threads", "2"), validate_only=True)
     assert disk.manager.metadata is before
     assert topic.config.retention_ms != 1000
     assert disk.cleaner == []
@@ -268,49 +270,45 @@ async def test_a_change_that_is_only_checked_changes_nothing(env: MemoryEnv) -> 
 async def test_the_offsets_topic_stays_compacted_when_something_else_is_set(
     env: MemoryEnv,
 ) -> None:
-    disk = TopicsOnDisk(env)
-    topics = await disk.open()
-    topic = await topics.ensure_internal("__consumer_offsets", 2)
-    await topics.alter("__consumer_offsets", setting("min.cleanable.dirty.ratio", "0.3"))
+    disk = await TopicsOnDisk(env).open()
+    topic = await disk.service.ensure("__consumer_offsets", 2)
+    await disk.service.alter("__consumer_offsets", setting("min.cleanable.dirty.ratio", "0.3"))
     assert topic.config.cleanup_policy == ("compact",)
     assert topic.config.min_cleanable_dirty_ratio == 0.3
     again = await disk.reopen()
-    assert again.get("__consumer_offsets").config == topic.config  # type: ignore[union-attr]
+    assert again.topics.existing("__consumer_offsets").config == topic.config
 
 
 async def test_settings_of_a_client_survive_a_restart_and_win_over_the_file(
     env: MemoryEnv,
 ) -> None:
-    disk = TopicsOnDisk(env, topics={"orders": {"keys": {"retention.ms": "5000"}}})
-    topics = await disk.open()
-    await topics.alter("orders", setting("retention.ms", "1000"))
+    disk = await TopicsOnDisk(env, topics={"orders": {"keys": {"retention.ms": "5000"}}}).open()
+    await disk.service.alter("orders", setting("retention.ms", "1000"))
     again = await disk.reopen(topics={"orders": {"keys": {"retention.ms": "7000"}}})
-    assert again.get("orders").config.retention_ms == 1000  # type: ignore[union-attr]
+    assert again.topics.existing("orders").config.retention_ms == 1000
 
 
 # --- deletion and failure -----------------------------------------------------------------------
 
 
 async def test_a_deleted_topic_stays_deleted_and_its_name_is_free(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env)
-    topics = await disk.open()
-    old = await topics.create("orders", 2, {})
-    await topics.delete("orders")
-    assert disk.held == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
-    new = await topics.create("orders", 1, {})
+    disk = await TopicsOnDisk(env).open()
+    old = await disk.service.create("orders", 2, {})
+    await disk.service.delete("orders")
+    assert disk.paused_partitions == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+    new = await disk.service.create("orders", 1, {})
     assert new.topic_id != old.topic_id
-    await topics.delete("orders")
+    await disk.service.delete("orders")
     again = await disk.reopen()
-    assert again.get("orders") is None
+    assert again.topics.get("orders") is None
 
 
 async def test_a_deletion_goes_on_where_one_directory_fails(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env, "/disk1", "/disk2")
-    topics = await disk.open()
-    topic = await topics.create("orders", 4, {})
+    disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
+    topic = await disk.service.create("orders", 4, {})
     waiting = [partition.wait_flushed(1) for partition in topic.partitions.values()]
     env.fail_on(lambda op, path: op == "rename" and path.startswith("/disk1/orders"), errno.EIO)
-    await topics.delete("orders")
+    await disk.service.delete("orders")
     assert folders(env, "/disk2") == []
     assert [key for key in disk.manager.logs if key.topic == "orders"] == []
     for future in waiting:
@@ -320,33 +318,30 @@ async def test_a_deletion_goes_on_where_one_directory_fails(env: MemoryEnv) -> N
 
 
 async def test_partitions_of_a_failed_directory_are_known_and_not_served(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env, "/disk1", "/disk2")
-    topics = await disk.open()
-    topic = await topics.create("orders", 2, {})
-    topics.fail(disk.manager.fail_directory("/disk1", "burnt"), "burnt")
+    disk = await TopicsOnDisk(env, "/disk1", "/disk2").open()
+    topic = await disk.service.create("orders", 2, {})
+    disk.topics.take_offline(disk.manager.fail_directory("/disk1", "burnt"), "burnt")
     assert topic.partition_count == 2
     assert list(topic.offline.values()) == ["burnt"]
     assert len(topic.partitions) == 1
 
 
 async def test_a_change_goes_on_to_its_end_though_its_client_leaves(env: MemoryEnv) -> None:
-    disk = TopicsOnDisk(env)
-    topics = await disk.open()
+    disk = await TopicsOnDisk(env).open()
     for change in (
-        lambda: topics.create("left", 3, {}),
-        lambda: topics.add_partitions("left", 5),
-        lambda: topics.alter("left", setting("retention.ms", "1")),
-        lambda: topics.delete("left"),
-        lambda: topics.create("left", 2, {}),
+        lambda: disk.service.create("left", 3, {}),
+        lambda: disk.service.add_partitions("left", 5),
+        lambda: disk.service.alter("left", setting("retention.ms", "1")),
+        lambda: disk.service.delete("left"),
+        lambda: disk.service.create("left", 2, {}),
     ):
         task = asyncio.create_task(change())
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await topics.wait_idle(10)
-    topic = topics.get("left")
-    assert topic is not None
+        await disk.writer.wait_idle(10)
+    topic = disk.topics.existing("left")
     assert topic.partition_count == 2
     assert disk.manager.metadata.topics["left"].topic_id == topic.topic_id
     assert folders(env) == ["left-0", "left-1"]
@@ -367,47 +362,43 @@ async def test_a_reload_replaces_the_files_layers_and_leaves_the_dynamic_one(
     env: MemoryEnv,
 ) -> None:
     before = {"orders": keyed(cleanup_policy="compact", retention_ms="5"), "audit": {}}
-    running = TopicsOnDisk(env, topics=before)
-    topics = await running.open()
-    await topics.alter("orders", setting("segment.ms", "7"))
-    running.held.clear()
+    disk = await TopicsOnDisk(env, topics=before).open()
+    await disk.service.alter("orders", setting("segment.ms", "7"))
+    disk.paused_partitions.clear()
     after = {"orders": {"partitions": 2} | keyed(segment_ms="9"), "fresh": {"partitions": 2}}
-    await topics.reload(file_of(topics=after, topic_defaults=keyed(retention_bytes="11")))
-    orders = topics.get("orders")
-    assert orders is not None
+    await disk.service.reload(file_of(topics=after, topic_defaults=keyed(retention_bytes="11")))
+    orders = disk.topics.existing("orders")
     config = orders.config
     assert (config.cleanup_policy, config.segment_ms) == (("delete",), 7)
     assert (config.retention_ms, config.retention_bytes) == (7 * 86_400_000, 11)
     assert orders.partitions[0].log.config == orders.partitions[1].log.config == config
-    assert running.held == [TopicPartition("orders", 0)]  # its policy changed; audit's did not
-    fresh = topics.get("fresh")
-    assert fresh is not None
+    assert disk.paused_partitions == [
+        TopicPartition("orders", 0)
+    ]  # its policy changed; audit's did not
+    fresh = disk.topics.existing("fresh")
     assert fresh.partition_count == 2
-    assert running.cleaner
-    assert running.wakes > 0
-    assert topics.get("audit") is not None
+    assert disk.cleaner
+    assert disk.wakes > 0
+    assert disk.topics.get("audit") is not None
 
 
 async def test_a_reload_that_contradicts_what_a_client_set_changes_nothing(env: MemoryEnv) -> None:
-    running = TopicsOnDisk(env, topics={"a": {}, "orders": keyed(cleanup_policy="compact")})
-    topics = await running.open()
-    await topics.alter("orders", setting("max.compaction.lag.ms", "1000"))
+    disk = await TopicsOnDisk(
+        env, topics={"a": {}, "orders": keyed(cleanup_policy="compact")}
+    ).open()
+    await disk.service.alter("orders", setting("max.compaction.lag.ms", "1000"))
     file = {"a": keyed(retention_ms="1"), "orders": keyed(min_compaction_lag_ms="2000")}
     with pytest.raises(TopicError, match=r"topics\.orders: .*min\.compaction\.lag\.ms"):
-        await topics.reload(file_of(topics=file, cleaner={"workers": 3}))
-    a, orders = topics.get("a"), topics.get("orders")
-    assert a is not None
-    assert orders is not None
-    assert a.config.retention_ms == 7 * 86_400_000
-    assert orders.config.compacts
-    assert running.cleaner == []
+        await disk.service.reload(file_of(topics=file, cleaner={"workers": 3}))
+    assert disk.topics.existing("a").config.retention_ms == 7 * 86_400_000
+    assert disk.topics.existing("orders").config.compacts
+    assert disk.cleaner == []
 
 
 async def test_a_deleted_topic_leaves_no_quarantine_to_the_next_of_its_name(
     env: MemoryEnv,
 ) -> None:
-    running = TopicsOnDisk(env)
-    topics = await running.open()
-    await topics.create("orders", 2, {})
-    await topics.delete("orders")
-    assert running.forgiven == [TopicPartition("orders", 0), TopicPartition("orders", 1)]
+    disk = await TopicsOnDisk(env).open()
+    await disk.service.create("orders", 2, {})
+    await disk.service.delete("orders")
+    assert disk.retried == [TopicPartition("orders", 0), TopicPartition("orders", 1)]

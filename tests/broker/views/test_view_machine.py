@@ -138,7 +138,7 @@ class World:
             return
         self.gate.close()
         self.compaction = asyncio.create_task(
-            self.broker.view_runs.compact(WHERE, from_scratch=self.rng.random() < 0.2)
+            self.broker.view_compactions.compact(WHERE, from_scratch=self.rng.random() < 0.2)
         )
         reached = asyncio.create_task(self.gate.reached.wait())
         await asyncio.wait({self.compaction, reached}, return_when=asyncio.FIRST_COMPLETED)
@@ -153,11 +153,13 @@ class World:
     async def switch(self) -> None:
         self.is_on = not self.is_on
         view = "compacted" if self.is_on else "none"
-        await self.broker.topics.alter("orders", lambda _: {**COMPACTED, "varve.view": view})
+        await self.broker.metadata_service.alter(
+            "orders", lambda _: {**COMPACTED, "varve.view": view}
+        )
 
     async def tidy(self) -> None:
         if self.compaction is None:  # it waits for one
-            await self.broker.view_runs.tidy()
+            await self.broker.view_compactions.tidy()
 
     async def fail(self) -> None:
         if self.fault is not None:

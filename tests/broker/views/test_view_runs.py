@@ -38,7 +38,7 @@ THREE = {"orders": {"partitions": 3, "keys": {**ON, **ANY_TIME}}}
 
 async def asked(broker: Broker, partition: TopicPartition) -> asyncio.Task[ViewStatus]:
     """A compaction that was asked for, and is in line."""
-    task = asyncio.create_task(broker.view_runs.compact(partition))
+    task = asyncio.create_task(broker.view_compactions.compact(partition))
     await asyncio.sleep(0)
     return task
 
@@ -48,7 +48,7 @@ async def test_compactions_wait_in_line_and_say_at_which_place() -> None:
     gate = Gate(env)
     async with broker_with_view(env, worker=gate.worker, topics=THREE) as broker:
         await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
-        runs = broker.view_runs
+        runs = broker.view_compactions
         tasks = [await asked(broker, WHERE)]
         await gate.reached.wait()
         # The third waits already, and is not put in twice.
@@ -77,7 +77,7 @@ async def test_a_second_request_sees_what_was_produced_after_the_first() -> None
     gate = Gate(env)
     async with broker_with_view(env, worker=gate.worker) as broker:
         await produce(broker, (b"a", b"1"))
-        broker.view_runs.begin(WHERE)
+        broker.view_compactions.begin(WHERE)
         await gate.reached.wait()
         await produce(broker, (b"a", b"2"))
         second = await asked(broker, WHERE)
@@ -90,10 +90,10 @@ async def test_who_waits_when_the_broker_stops_is_told() -> None:
     gate = Gate(env)
     async with broker_with_view(env, worker=gate.worker, topics=THREE) as broker:
         await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
-        broker.view_runs.begin(WHERE)
+        broker.view_compactions.begin(WHERE)
         await gate.reached.wait()
         waiting = await asked(broker, OTHERS[0])
-        stopping = asyncio.create_task(broker.view_runs.stop())
+        stopping = asyncio.create_task(broker.view_compactions.stop())
         await asyncio.sleep(0)
         gate.let_go()
         with pytest.raises(ViewError, match="stopping"):
@@ -113,10 +113,10 @@ async def test_a_compaction_that_fails_after_its_caller_left_is_no_unhandled_err
         await gate.reached.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert broker.view_runs.abort(WHERE)
+        assert broker.view_compactions.abort(WHERE)
         gate.let_go()
         del task
-        await broker.view_runs.compact(WHERE)  # this one waits for the first to end
+        await broker.view_compactions.compact(WHERE)  # this one waits for the first to end
         gc.collect()
     assert unhandled == []
 
@@ -128,7 +128,7 @@ async def test_the_status_tells_how_far_a_run_is() -> None:
         await produce(broker, (b"a", b"1"), (b"b", b"1"))
         task = await asked(broker, WHERE)
         await gate.reached.wait()
-        row = broker.view_runs.status()[0]
+        row = broker.view_compactions.status()[0]
         size = row.backlog_bytes
         assert (row.state, row.stage, row.round) == ("running", "rewrite", 1)
         assert (row.done_bytes, row.total_bytes) == (size + 5, size + 10)
@@ -136,7 +136,7 @@ async def test_the_status_tells_how_far_a_run_is() -> None:
         assert f"running {share}%" in view_lines([status_json(row)])[1]
         gate.let_go()
         await task
-        row = broker.view_runs.status()[0]
+        row = broker.view_compactions.status()[0]
         assert (row.state, row.stage, row.done_bytes, row.total_bytes) == ("done", "", 0, 0)
 
 
@@ -149,11 +149,11 @@ async def test_a_view_is_compacted_before_its_backlog_goes_by_size() -> None:
         await produce(broker, (b"a", b"1"))
         partition.log.roll(env.wall_ms())
         await produce(broker, (b"b", b"x" * 500))
-        await broker.view_runs.tidy()
-        assert broker.view_runs.status()[0].horizon == 0
+        await broker.view_compactions.tidy()
+        assert broker.view_compactions.status()[0].horizon == 0
         await produce(broker, (b"b", b"x" * 500))
-        await broker.view_runs.tidy()
-        assert broker.view_runs.status()[0].horizon == 1
+        await broker.view_compactions.tidy()
+        assert broker.view_compactions.status()[0].horizon == 1
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EXDEV, errno.EMLINK, errno.EOPNOTSUPP])
@@ -166,9 +166,9 @@ async def test_where_nothing_can_be_linked_sources_are_copied_and_that_is_said_o
         with capture_logs() as lines:
             for value in (b"1", None, b"3"):
                 await produce(broker, (b"a", value), (b"b", b"1"))
-                await broker.view_runs.compact(WHERE)
+                await broker.view_compactions.compact(WHERE)
         assert [key for _, key, _ in await read_all(broker)] == [b"a", b"b"]
-        status = broker.view_runs.status()[0]
+        status = broker.view_compactions.status()[0]
         assert status.bytes_copied > 0
         reported = [line for line in lines if "copied" in line["event"]]
         assert len(reported) == 1
@@ -182,21 +182,21 @@ async def test_a_run_that_a_restart_cuts_off_leaves_the_view_and_nothing_else() 
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_runs.compact(WHERE)
+        await broker.view_compactions.compact(WHERE)
     gate = Gate(env)
     with suppress(SimulatedCrash):
         async with broker_with_view(env, worker=gate.worker) as broker:
             await produce(broker, (b"a", b"2"))
-            broker.view_runs.begin(WHERE)
+            broker.view_compactions.begin(WHERE)
             await gate.reached.wait()
             after = env.crash()  # in the midst of the run: what still goes on reaches no disk
             gate.let_go()
     async with broker_with_view(after) as broker:
-        assert broker.view_runs.status()[0].horizon == 1
-        await broker.view_runs.tidy()
+        assert broker.view_compactions.status()[0].horizon == 1
+        await broker.view_compactions.tidy()
         assert len(after.listdir(view_path(f"/disk1/{WHERE}"))) == 2, "manifest and ledger"
         assert await read_all(broker) == [(0, b"a", b"1"), (1, b"a", b"2")]
-        await broker.view_runs.compact(WHERE)
+        await broker.view_compactions.compact(WHERE)
         assert await read_all(broker) == [(1, b"a", b"2")]
 
 
@@ -209,7 +209,7 @@ async def test_a_slow_reader_comes_to_the_end_over_many_publications_and_expired
         rows = [(b"%d" % n, b"0") for n in range(8)]
         await produce(broker, *rows)
         latest.update(rows)
-        await broker.view_runs.compact(WHERE)
+        await broker.view_compactions.compact(WHERE)
         partition = broker.topics.partition(WHERE)
         assert partition is not None
         seen: dict[bytes | None, bytes | None] = {}
@@ -221,10 +221,10 @@ async def test_a_slow_reader_comes_to_the_end_over_many_publications_and_expired
                 change = [(b"%d" % number, b"%d" % (number + 1)), (b"x", b"%d" % number)]
                 await produce(broker, *change)
                 latest.update(change)
-                status = await broker.view_runs.compact(WHERE)
+                status = await broker.view_compactions.compact(WHERE)
                 partition.log.delete_records(status.horizon)
                 partition.log.expire(env.wall_ms())
-                await broker.view_runs.tidy()
+                await broker.view_compactions.tidy()
             seen.update({key: value for _, key, value in await read_on(consumer)})
         assert seen == latest
 
@@ -233,7 +233,7 @@ async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else()
     env = MemoryEnv()
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
-        await broker.view_runs.compact(WHERE)
+        await broker.view_compactions.compact(WHERE)
         await produce(broker, (b"a", b"2"))
         fault = env.fail_on(
             lambda operation, path: operation == "pwrite" and "manifest" in path, errno.ENOSPC
@@ -241,11 +241,11 @@ async def test_a_full_disk_at_the_publication_leaves_the_view_and_nothing_else()
         folder = view_path(f"/disk1/{WHERE}")
         before = set(env.listdir(folder))
         with pytest.raises(ViewError, match="No space"):
-            await broker.view_runs.compact(WHERE)
+            await broker.view_compactions.compact(WHERE)
         assert set(env.listdir(folder)) == before
         assert await read_all(broker) == [(0, b"a", b"1"), (1, b"a", b"2")]
         fault.remove()
-        await broker.view_runs.compact(WHERE)
+        await broker.view_compactions.compact(WHERE)
         assert await read_all(broker) == [(1, b"a", b"2")]
 
 

@@ -112,7 +112,7 @@ async def test_a_topic_that_is_not_compacted_is_an_error_of_usage(env: MemoryEnv
         assert refused.value.code == exit_codes.USAGE
 
     async with offline_broker(env) as broker:
-        await broker.topics.create("audit", 1, {"cleanup.policy": "delete"})
+        await broker.metadata_service.create("audit", 1, {"cleanup.policy": "delete"})
         await driven(broker, work)
 
 

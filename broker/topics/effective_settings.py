@@ -1,0 +1,91 @@
+"""Settings in effect: the settings file with the dynamic settings of clients over it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from broker.topics.topics import TopicError
+from config.broker_keys import BrokerLimits, broker_limits, cleaner_settings
+from config.settings import CleanerSettings, Settings
+from config.topic_keys import InvalidTopicConfigError, TopicConfig, TopicLayers, resolve
+from protocol.errors import ErrorCode
+from storage.directory.partition_placement import ADOPTED
+from storage.manager.log_manager import LogManager
+
+logger = structlog.get_logger("broker.topics")
+
+# Kafka's own topics are compacted whatever the defaults are; small segments let them shrink.
+INTERNAL_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    name: {"cleanup.policy": "compact", "segment.bytes": str(100 << 20)}
+    for name in ("__consumer_offsets", "__transaction_state")
+}
+
+
+class EffectiveSettings:
+    """Settings of topics, of the cleaner and of connections, by layer and resolved."""
+
+    def __init__(self, file: Settings, manager: LogManager) -> None:
+        self.file = file  # replaced by a reload
+        self._manager = manager
+
+    def layers(self, topic: str, dynamic: Mapping[str, str], *, adopted: bool) -> TopicLayers:
+        """Return the layers of a topic's settings; the topic need not exist."""
+        return replace(
+            self.file.layers(topic),
+            dynamic={**INTERNAL_SETTINGS.get(topic, {}), **dynamic},
+            broker_dynamic=self._manager.metadata.broker_dynamic,
+            adopted=adopted and topic not in INTERNAL_SETTINGS,
+        )
+
+    def topic_config(self, topic: str) -> TopicConfig:
+        """Return the settings of a topic; a topic that is not in the metadata counts as adopted.
+
+        If the settings contradict each other by now (a default changed), return the defaults with
+        an unknown cleanup policy, so that this mistake deletes nothing.
+        """
+        entry = self._manager.metadata.topics.get(topic)
+        dynamic = entry.dynamic if entry else {}
+        adopted = entry is None or entry.created_by == ADOPTED
+        try:
+            return resolve(self.layers(topic, dynamic, adopted=adopted))
+        except InvalidTopicConfigError as error:
+            logger.error(
+                "topic settings contradict each other; cleaning and retention disabled",
+                topic=topic,
+                reason=str(error),
+            )
+            return TopicConfig(policy_known=False)
+
+    def limits(self) -> BrokerLimits:
+        """Return the broker's limits."""
+        return broker_limits(self.file, self._manager.metadata.broker_dynamic)
+
+    def cleaner(self) -> CleanerSettings:
+        """Return the cleaner's settings.
+
+        If file and dynamic settings contradict each other by now (the file changed between two
+        starts), return the file's: a broker that does not start cannot be reconfigured.
+        """
+        try:
+            return self.check_cleaner(self.file, self._manager.metadata.broker_dynamic)
+        except TopicError as error:
+            logger.error("dynamic cleaner settings ignored", reason=str(error))
+            return self.file.cleaner
+
+    @staticmethod
+    def check_cleaner(file: Settings, dynamic: Mapping[str, str]) -> CleanerSettings:
+        """Return the cleaner's settings of a file and dynamic settings. Raises TopicError."""
+        try:
+            return cleaner_settings(file, dynamic)
+        except InvalidTopicConfigError as error:
+            raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+
+def resolve_layers(layers: TopicLayers) -> TopicConfig:
+    """Return the settings that the layers amount to. Raises TopicError."""
+    try:
+        return resolve(layers)
+    except InvalidTopicConfigError as error:
+        raise TopicError(ErrorCode.INVALID_CONFIG, str(error)) from error

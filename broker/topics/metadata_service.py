@@ -1,0 +1,408 @@
+"""Creates, changes and deletes topics, and changes dynamic settings of the broker.
+
+Rules. Changes are serialised and durable (broker/topics/metadata_writer.py). A change saves its
+intent first, then makes the folders, then saves the metadata that names them; a start undoes a
+creation that was cut off. Settings have layers (config/topic_keys.py): AlterConfigs changes the
+dynamic layer only. The settings file never deletes a topic and never removes partitions.
+"""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import structlog
+
+from broker.loop_turns import Turns
+from broker.topics.effective_settings import INTERNAL_SETTINGS, EffectiveSettings, resolve_layers
+from broker.topics.metadata_writer import MetadataWriter
+from broker.topics.partition import Partition
+from broker.topics.topics import Topic, TopicError, Topics
+from config.broker_keys import BrokerLimits
+from config.settings import PARTITIONS_PER_TOPIC_MAX, CleanerSettings, Settings
+from config.topic_keys import TopicConfig, TopicLayers
+from config.topic_names import InvalidTopicNameError, check_new_name, view_conflict
+from protocol.errors import ErrorCode
+from storage.directory.cluster_metadata import ClusterMetadata, TopicEntry
+from storage.directory.partition_placement import ADOPTED
+from storage.errors import StorageError
+from storage.log.log import Log
+from storage.manager.log_manager import LogManager
+from storage.model import TopicPartition
+
+logger = structlog.get_logger("broker.topics")
+
+# Maps the present dynamic settings to the new ones. Raises TopicError.
+Change = Callable[[Mapping[str, str]], Mapping[str, str]]
+
+
+class CleanerControl(Protocol):
+    """The methods of cleaner/scheduler/cleaner_pool.py that changes of topics call."""
+
+    def paused(self, partition: TopicPartition, reason: str) -> AbstractAsyncContextManager[None]:
+        """Pause cleaning during the block; entering waits until the worker releases the files."""
+        ...
+
+    def retry(self, partition: TopicPartition) -> None:
+        """Forget earlier failures: the partition is a new one."""
+
+    def configure(self, settings: CleanerSettings) -> None:
+        """Apply new settings; running jobs continue."""
+
+    def wake(self) -> None:
+        """Look for work: settings changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NewSettings:
+    """A topic with the settings that it is about to get."""
+
+    topic: Topic
+    layers: TopicLayers
+    config: TopicConfig
+
+    @property
+    def voids_cleans(self) -> bool:
+        """Whether a running clean is void because compaction begins or ends with this change.
+
+        All other keys wait for the next job, so that a client that alters a topic all the time
+        does not keep it from being cleaned.
+        """
+        old, new = self.topic.config, self.config
+        return (old.compacts, old.policy_known) != (new.compacts, new.policy_known)
+
+
+class MetadataService:
+    """Carries out changes of topics and dynamic settings."""
+
+    def __init__(
+        self,
+        manager: LogManager,
+        writer: MetadataWriter,
+        settings: EffectiveSettings,
+        topics: Topics,
+        cleaner: CleanerControl,
+        *,
+        open_partition: Callable[[Log], Partition],
+        apply_limits: Callable[[BrokerLimits], None],
+    ) -> None:
+        """`open_partition` serves a log; `apply_limits` applies limits that a client changed."""
+        self._manager = manager
+        self._writer = writer
+        self._settings = settings
+        self._topics = topics
+        self._cleaner = cleaner
+        self._open_partition = open_partition
+        self._apply_limits = apply_limits
+
+    # Start ------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Register the topics whose logs the manager has opened."""
+        for name, entry in self._manager.metadata.topics.items():
+            if not entry.partitions:
+                continue  # its creation was cut off; `finish_interrupted` undoes it
+            topic = self._register(name, entry, {})
+            if not topic.config.policy_known:
+                logger.warning(
+                    "cleanup.policy unknown; cleaning and retention disabled", topic=name
+                )
+
+    async def finish_interrupted(self) -> None:
+        """Undo creations that a crash cut off; opening the logs has removed their folders."""
+        metadata = self._manager.metadata
+        for name, entry in metadata.topics.items():
+            if not entry.partitions:
+                logger.warning("interrupted topic creation undone", topic=name)
+                await self._writer.save(metadata.without_topic(name))
+
+    async def apply_yaml(self) -> None:
+        """Create the topics that the settings file names, and add the partitions it adds."""
+        for name in self._settings.file.topics:
+            requested = self._settings.file.partitions(name)
+            topic = self._topics.get(name)
+            if topic is None:
+                await self.create(name, requested, {}, created_by="yaml")
+            elif topic.partition_count < requested:
+                await self.add_partitions(name, requested)
+            elif topic.partition_count > requested:
+                logger.warning(
+                    "topic has more partitions than configured; partitions are never removed",
+                    topic=name,
+                    partitions=topic.partition_count,
+                    configured=requested,
+                )
+
+    # Topics -----------------------------------------------------------------------
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name that no topic may have. Raises TopicError."""
+        if name not in INTERNAL_SETTINGS:
+            try:
+                check_new_name(name)
+            except InvalidTopicNameError as error:
+                raise TopicError(ErrorCode.INVALID_TOPIC_EXCEPTION, str(error)) from error
+
+    def check_new(self, name: str, partitions: int, dynamic: Mapping[str, str]) -> TopicConfig:
+        """Return the settings of a topic to create. Raises TopicError if it may not exist."""
+        self.check_name(name)
+        if name in self._topics:
+            raise TopicError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name} exists already")
+        self._check_count(partitions, added=partitions)
+        config = resolve_layers(self._settings.layers(name, dynamic, adopted=False))
+        self._check_view(name, config)
+        return config
+
+    def check_growth(self, name: str, total: int) -> Topic:
+        """Refuse a number of partitions that is not larger than the present. Raises TopicError."""
+        topic = self._topics.existing(name)
+        if total <= topic.partition_count:
+            raise TopicError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {name} has {topic.partition_count} partitions; {total} would not be more",
+            )
+        self._check_count(total, added=total - topic.partition_count)
+        return topic
+
+    async def create(
+        self, name: str, partitions: int, dynamic: Mapping[str, str], *, created_by: str = "client"
+    ) -> Topic:
+        """Create a topic; -1 partitions means the default. Raises TopicError, StorageError."""
+        if partitions == -1:
+            partitions = self._settings.file.partitions(name)
+        return await self._writer.run(self._create, name, partitions, dynamic, created_by)
+
+    async def _create(
+        self, name: str, partitions: int, dynamic: Mapping[str, str], created_by: str
+    ) -> Topic:
+        self.check_new(name, partitions, dynamic)
+        entry = TopicEntry(uuid.uuid4().bytes, {}, dict(dynamic), created_by)
+        await self._writer.save(self._manager.metadata.with_topic(name, entry))
+        try:
+            entry = await self._make_folders(name, entry, range(partitions))
+        except StorageError:
+            await self._writer.save(self._manager.metadata.without_topic(name))
+            raise
+        topic = await self._register_created(name, entry)
+        logger.info("topic created", topic=name, partitions=partitions, created_by=created_by)
+        return topic
+
+    async def ensure(
+        self, name: str, partitions: int = -1, *, created_by: str = "first use"
+    ) -> Topic:
+        """Return the topic, creating it if there is none. Raises TopicError, StorageError."""
+        topic = self._topics.get(name)
+        if topic is None:
+            try:
+                topic = await self.create(name, partitions, {}, created_by=created_by)
+            except TopicError as error:
+                topic = self._topics.get(name)  # another client may have been quicker
+                if topic is None or error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                    raise
+        return topic
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        """Grow a topic to `total` partitions. Raises TopicError, StorageError."""
+        await self._writer.run(self._add_partitions, name, total)
+
+    async def _add_partitions(self, name: str, total: int) -> None:
+        topic = self.check_growth(name, total)
+        entry = self._manager.metadata.topics[name]
+        await self._make_folders(name, entry, range(topic.partition_count, total))
+        await self._register_created(name, self._manager.metadata.topics[name])
+        logger.info("partitions added", topic=name, partitions=total)
+
+    async def delete(self, name: str) -> None:
+        """Delete a topic. Raises TopicError, StorageError."""
+        await self._writer.run(self._delete, name)
+
+    async def _delete(self, name: str) -> None:
+        topic = self._topics.existing(name)
+        partitions = [partition.partition for partition in topic.partitions.values()]
+        async with self._cleaning_paused(partitions, "the topic is being deleted"):
+            await self._writer.save(self._manager.metadata.without_topic(name))
+            self._topics.remove(topic)
+            await self._remove_folders(name, topic.partitions.keys() | topic.offline.keys())
+        for partition in partitions:
+            self._cleaner.retry(partition)  # a new topic of this name starts without failures
+        logger.info("topic deleted", topic=name)
+
+    # Settings -----------------------------------------------------------------------
+
+    async def alter(self, name: str, change: Change, *, validate_only: bool = False) -> None:
+        """Change a topic's dynamic settings. Raises TopicError, StorageError."""
+        await self._writer.run(self._alter, name, change, validate_only=validate_only)
+
+    async def _alter(self, name: str, change: Change, *, validate_only: bool) -> None:
+        topic = self._topics.existing(name)
+        entry = self._manager.metadata.topics[name]
+        dynamic = dict(change(entry.dynamic))
+        layers = self._settings.layers(name, dynamic, adopted=topic.layers.adopted)
+        new_settings = _NewSettings(topic, layers, resolve_layers(layers))
+        if not topic.config.has_view:
+            self._check_view(name, new_settings.config)
+        if validate_only:
+            return
+        entry = replace(entry, dynamic=dynamic)
+        await self._apply([new_settings], self._manager.metadata.with_topic(name, entry))
+        logger.info("topic settings changed", topic=name, dynamic=dynamic)
+
+    async def alter_broker(self, change: Change, *, validate_only: bool = False) -> None:
+        """Change the broker's dynamic settings (Kafka's names). Raises TopicError, StorageError."""
+        await self._writer.run(self._alter_broker, change, validate_only=validate_only)
+
+    async def _alter_broker(self, change: Change, *, validate_only: bool) -> None:
+        metadata = self._manager.metadata
+        dynamic = dict(change(metadata.broker_dynamic))
+        new_settings, turns = [], Turns()
+        for topic in self._topics:
+            layers = replace(topic.layers, broker_dynamic=dynamic)
+            new_settings.append(_NewSettings(topic, layers, resolve_layers(layers)))
+            await turns.take()
+        cleaner = self._settings.check_cleaner(self._settings.file, dynamic)
+        if validate_only:
+            return
+        await self._apply(new_settings, replace(metadata, broker_dynamic=dynamic))
+        self._cleaner.configure(cleaner)
+        self._apply_limits(self._settings.limits())
+        logger.info("broker settings changed", dynamic=dynamic)
+
+    async def reload(self, file: Settings) -> None:
+        """Replace the settings file's layers, then create the topics that the file adds.
+
+        Raises TopicError, and changes nothing, if the file contradicts dynamic settings. Raises
+        TopicError or StorageError if a topic cannot be created; the new settings stay in effect.
+        """
+        await self._writer.run(self._reload, file)
+        await self.apply_yaml()
+
+    async def _reload(self, file: Settings) -> None:
+        new_settings, turns = [], Turns()
+        for topic in self._topics:
+            layers = replace(
+                topic.layers,
+                yaml=file.layers(topic.name).yaml,
+                topic_defaults=file.topic_defaults.keys,
+            )
+            if layers != topic.layers:
+                try:
+                    new_settings.append(_NewSettings(topic, layers, resolve_layers(layers)))
+                except TopicError as error:
+                    raise TopicError(error.code, f"topics.{topic.name}: {error}") from error
+            await turns.take()
+        cleaner = self._settings.check_cleaner(file, self._manager.metadata.broker_dynamic)
+        self._settings.file = file
+        await self._apply(new_settings, None)
+        self._cleaner.configure(cleaner)
+
+    # Steps ----------------------------------------------------------------------
+
+    async def _apply(self, changes: list[_NewSettings], metadata: ClusterMetadata | None) -> None:
+        """Save `metadata`, then apply new settings while no worker owns an affected log."""
+        partitions = [
+            partition.partition
+            for change in changes
+            if change.voids_cleans
+            for partition in change.topic.partitions.values()
+        ]
+        turns = Turns()
+        async with self._cleaning_paused(partitions, "cleanup.policy is being changed"):
+            if metadata is not None:
+                await self._writer.save(metadata)
+            for change in changes:
+                change.topic.layers, change.topic.config = change.layers, change.config
+                for partition in tuple(change.topic.partitions.values()):
+                    partition.log.update_config(change.config)
+                    await turns.take()
+        self._cleaner.wake()
+
+    @asynccontextmanager
+    async def _cleaning_paused(
+        self, partitions: Iterable[TopicPartition], reason: str
+    ) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for partition in partitions:
+                await stack.enter_async_context(self._cleaner.paused(partition, reason))
+            yield
+
+    async def _make_folders(self, name: str, entry: TopicEntry, indexes: range) -> TopicEntry:
+        """Create the folders of new partitions and save their placement, or remove all of them."""
+        config = resolve_layers(self._settings.layers(name, entry.dynamic, adopted=False))
+        placement, turns = dict(entry.partitions), Turns()
+        new = [TopicPartition(name, index) for index in indexes]
+        try:
+            await asyncio.to_thread(self._manager.create_all, new, entry.topic_id, config)
+            for partition in new:
+                placement[partition.partition] = self._manager.directory_id_of(partition)
+                await turns.take()
+            entry = replace(entry, partitions=placement)
+            await self._writer.save(self._manager.metadata.with_topic(name, entry))
+        except StorageError:
+            await self._remove_folders(name, indexes)
+            raise
+        return entry
+
+    async def _remove_folders(self, name: str, indexes: Iterable[int]) -> None:
+        """Remove folders; the next start removes those that cannot be removed now."""
+        for index in sorted(indexes):
+            try:
+                await asyncio.to_thread(self._manager.delete, TopicPartition(name, index))
+            except StorageError as error:
+                logger.error(
+                    "folder not removed; the next start removes it",
+                    topic=name,
+                    partition=index,
+                    reason=str(error),
+                )
+
+    async def _register_created(self, name: str, entry: TopicEntry) -> Topic:
+        """Open new partitions in turns, for there may be thousands; then register them at once."""
+        partitions: dict[int, Partition] = {}
+        topic, turns = self._topics.get(name), Turns()
+        for index in entry.partitions:
+            log = self._manager.logs.get(TopicPartition(name, index))
+            if log is not None and (topic is None or index not in topic.partitions):
+                partitions[index] = self._open_partition(log)
+            await turns.take()
+        return self._register(name, entry, partitions)
+
+    def _register(self, name: str, entry: TopicEntry, opened: Mapping[int, Partition]) -> Topic:
+        """Register the partitions of a topic; those in `opened` have been opened already."""
+        topic = self._topics.get(name)
+        if topic is None:
+            adopted = entry.created_by == ADOPTED
+            layers = self._settings.layers(name, entry.dynamic, adopted=adopted)
+            topic = Topic(name, entry.topic_id, layers, self._settings.topic_config(name))
+        for index in entry.partitions:
+            topic_partition = TopicPartition(name, index)
+            log = self._manager.logs.get(topic_partition)
+            if log is None:
+                topic.offline[index] = self._manager.offline.get(
+                    topic_partition, "its folder is missing"
+                )
+            elif index not in topic.partitions:
+                topic.partitions[index] = opened.get(index) or self._open_partition(log)
+        self._topics.add(topic)
+        return topic
+
+    def _check_view(self, name: str, config: TopicConfig) -> None:
+        """Refuse a compacted view that no client could read. Raises TopicError."""
+        conflict = view_conflict(name, self._topics) if config.has_view else None
+        if conflict is not None:
+            raise TopicError(ErrorCode.INVALID_CONFIG, f"varve.view: {conflict}")
+
+    def _check_count(self, partitions: int, *, added: int) -> None:
+        if not (partitions == -1 or 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX):
+            raise TopicError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"a topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {partitions}",
+            )
+        present = len(self._manager.logs) + len(self._manager.offline)
+        limit = self._settings.file.limits.partitions
+        if present + added > limit:
+            raise TopicError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"this broker has {present} partitions; limits.partitions allows {limit}",
+            )

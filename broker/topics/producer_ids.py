@@ -1,0 +1,31 @@
+"""Producer ids: each one is given out once, also across restarts."""
+
+from typing import Final
+
+from broker.topics.metadata_writer import MetadataWriter
+
+BLOCK: Final = 1000  # ids reserved by one write of the metadata; a restart skips what is left
+
+
+class ProducerIds:
+    """Gives out producer ids from blocks that the metadata reserves."""
+
+    def __init__(self, writer: MetadataWriter) -> None:
+        self._writer = writer
+        self._next_id = 0
+        self._end_id = 0
+
+    async def take(self) -> int:
+        """Return an id that no producer has had. Raises StorageError."""
+        while self._next_id == self._end_id:
+            first = await self._writer.run(self._reserve_block)
+            if self._next_id == self._end_id:  # else another request has reserved one meanwhile
+                self._next_id, self._end_id = first, first + BLOCK
+        producer_id = self._next_id
+        self._next_id += 1
+        return producer_id
+
+    async def _reserve_block(self) -> int:
+        first, metadata = self._writer.metadata.take_producer_ids(BLOCK)
+        await self._writer.save(metadata)
+        return first
