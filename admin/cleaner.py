@@ -358,7 +358,7 @@ def reason_to_stop_waiting(now: Json, began: Json) -> str:
     if now["state"] == "offline" or now["paused"]:
         return str(now["sentences"][0])
     job, before = now.get("last_job"), began.get("last_job")
-    is_new = job is not None and (before is None or job["run_id"] != before["run_id"])
+    is_new = job is not None and (before is None or job["job_id"] != before["job_id"])
     if job is not None and is_new:
         if job["outcome"] == "failed":
             return f"the job failed: {job['reason']}"

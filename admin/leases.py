@@ -1,4 +1,4 @@
-"""`varve leases`: list and end the leases of offline runs, over the HTTP API. See admin/command.py.
+"""`varve leases`: list and end leases of partitions, over the HTTP API. See admin/command.py.
 
 A remote compaction (docs/reference/remote-compaction.md) leases partitions of one topic to a
 process outside the broker, such as `varve pipeline compact`. If that process dies, the lease
@@ -17,88 +17,95 @@ from admin.client import ApiClient, Json
 from admin.command import api_command, show
 from config.units import about_size
 
-ROOT: Final = "/api/v1/offline-runs"
+ROOT: Final = "/api/v1/remote-compactions"
 ALIVE: Final = ("open", "adopting")  # states of a partition that is still leased
 
 
-@click.group(short_help="List and end the leases of offline runs.")
+@click.group(short_help="List and end leases of partitions to remote compactions.")
 def leases() -> None:
-    """List and end leases of partitions to offline runs, such as `varve pipeline compact`.
+    """List and end leases of partitions to remote compactions, such as `varve pipeline compact`.
 
     Talks to the broker's HTTP address: --http, or VARVE_HTTP, or 127.0.0.1:9644.
     """
 
 
-@leases.command("list", short_help="List leased partitions, their runs and expiry times.")
-@click.option("--topic", help="Only runs of this topic.")
-@click.option("--ended", is_flag=True, help="Include runs that ended recently, with the reason.")
+@leases.command("list", short_help="List leased partitions, their owners and expiry times.")
+@click.option("--topic", help="List this topic only.")
+@click.option("--ended", is_flag=True, help="Include leases that ended recently, with the reason.")
 @api_command
 def list_leases(client: ApiClient, topic: str | None, ended: bool, as_json: bool) -> None:
-    """List the leased partitions, the run that leases them, and when each lease expires.
+    """List the leased partitions, the remote compaction that leases them, and when leases expire.
 
-    A run that is alive renews its lease long before it expires.
+    A process that is alive renews its lease long before it expires.
     """
-    runs = [
-        run
-        for run in client.below(ROOT).get("")["runs"]
-        if topic in (None, run["topic"]) and (ended or leased_partitions(run))
+    compactions = [
+        compaction
+        for compaction in client.below(ROOT).get("")["remote_compactions"]
+        if topic in (None, compaction["topic"]) and (ended or leased_partitions(compaction))
     ]
-    show({"runs": runs}, as_json, lambda answer: lease_lines(answer["runs"]))
+    show(
+        {"remote_compactions": compactions},
+        as_json,
+        lambda answer: lease_lines(answer["remote_compactions"]),
+    )
 
 
-@leases.command("end", short_help="End the lease of a run whose process was killed.")
-@click.argument("run_id", metavar="RUN")
+@leases.command("end", short_help="End the lease of a process that was killed.")
+@click.argument("compaction_id", metavar="ID")
 @api_command
-def end_lease(client: ApiClient, run_id: str, as_json: bool) -> None:
-    """End the lease of a run: release its partitions and remove its files.
+def end_lease(client: ApiClient, compaction_id: str, as_json: bool) -> None:
+    """End the lease of remote compaction ID: release its partitions and remove its files.
 
-    Use this if the process of the run was killed. It does not change the log. If the process is
-    still alive, it ends with exit code 3.
+    `varve leases list` shows the ID. Use this if the process of the remote compaction was killed.
+    The log does not change. If the process is still alive, it ends with exit code 3.
     """
-    run = client.below(ROOT).delete(f"/{quote(run_id, safe='')}")
-    show(run, as_json, lambda answer: [end_text(answer)])
+    compaction = client.below(ROOT).delete(f"/{quote(compaction_id, safe='')}")
+    show(compaction, as_json, lambda answer: [end_text(answer)])
 
 
-def leased_partitions(run: Json) -> list[int]:
-    """Return the partitions that are still leased to a run."""
-    return [entry["partition"] for entry in run["partitions"] if entry["state"] in ALIVE]
+def leased_partitions(compaction: Json) -> list[int]:
+    """Return the partitions that are still leased to a remote compaction."""
+    return [entry["partition"] for entry in compaction["partitions"] if entry["state"] in ALIVE]
 
 
-def lease_lines(runs: Sequence[Json]) -> list[str]:
-    """Return a table of runs and, below it, why runs ended."""
-    if not runs:
+def lease_lines(compactions: Sequence[Json]) -> list[str]:
+    """Return a table of remote compactions and, below it, why they ended."""
+    if not compactions:
         return ["No partition is leased."]
-    table = [("RUN", "TOPIC", "PARTITIONS", "PURPOSE", "STATE", "PINNED", "LEASED UNTIL")]
+    table = [("ID", "TOPIC", "PARTITIONS", "PURPOSE", "STATE", "PINNED", "LEASED UNTIL")]
     notes = []
-    for run in runs:
-        leased = leased_partitions(run)
-        numbers = leased or [entry["partition"] for entry in run["partitions"]]
+    for compaction in compactions:
+        leased = leased_partitions(compaction)
+        numbers = leased or [entry["partition"] for entry in compaction["partitions"]]
         pinned = sum(
-            entry["inputs_bytes"] for entry in run["partitions"] if entry["state"] in ALIVE
+            entry["inputs_bytes"] for entry in compaction["partitions"] if entry["state"] in ALIVE
         )
-        until = datetime.fromtimestamp(run["expires_ms"] / 1000).astimezone()
+        until = datetime.fromtimestamp(compaction["expires_ms"] / 1000).astimezone()
         table.append(
             (
-                run["run_id"],
-                run["topic"],
+                compaction["compaction_id"],
+                compaction["topic"],
                 ",".join(map(str, numbers)) or "-",
-                run["purpose"],
-                run["state"],
+                compaction["purpose"],
+                compaction["state"],
                 about_size(pinned),
                 f"{until:%Y-%m-%d %H:%M:%S}" if leased else "-",
             )
         )
-        reasons = {entry["reason"] for entry in run["partitions"] if entry["reason"]}
-        notes += [f"{run['run_id']}: {reason}" for reason in sorted(reasons)]
+        reasons = {entry["reason"] for entry in compaction["partitions"] if entry["reason"]}
+        notes += [f"{compaction['compaction_id']}: {reason}" for reason in sorted(reasons)]
     return [*columns(table, right={5}), *([""] if notes else []), *notes]
 
 
-def end_text(run: Json) -> str:
+def end_text(compaction: Json) -> str:
     """Return one line on the result of ending a lease."""
-    if leased := leased_partitions(run):
-        names = ", ".join(f"{run['topic']}-{number}" for number in leased)
+    if leased := leased_partitions(compaction):
+        names = ", ".join(f"{compaction['topic']}-{number}" for number in leased)
         return (
-            f"the output of run {run['run_id']} is being published; the lease of {names} ends "
-            "after that"
+            f"The broker is publishing the output of {compaction['compaction_id']}. The lease of "
+            f"{names} ends after that."
         )
-    return f"run {run['run_id']} has ended; its partitions of {run['topic']} are released"
+    return (
+        f"{compaction['compaction_id']} has ended. Its partitions of {compaction['topic']} are "
+        "released."
+    )

@@ -136,7 +136,7 @@ def clean(directory: str, sources: tuple[SourceSegment, ...], args: argparse.Nam
     end = sources[-1].next_base_offset
     groups = tuple(sources[i : i + 4] for i in range(0, len(sources), 4))
     job = CleanJob(
-        partition=TopicPartition("bench", 0), directory=directory, generation="g", run_id="bench",
+        partition=TopicPartition("bench", 0), directory=directory, generation="g", job_id="bench",
         groups=groups, first_dirty_offset=int(end * args.clean_share) if args.clean_share else 0,
         end_offset=end, log_start_offset=0,
         log_end_offset_is_end=True, now_ms=TIME_MS, delete_retention_ms=86_400_000,

@@ -34,7 +34,7 @@ def job_of(directory: str, sources: tuple[SourceSegment, ...], partition: int) -
     end = sources[-1].next_base_offset
     return CleanJob(
         partition=TopicPartition("bench", partition), directory=directory, generation="g",
-        run_id="bench", groups=tuple(sources[i : i + 4] for i in range(0, len(sources), 4)),
+        job_id="bench", groups=tuple(sources[i : i + 4] for i in range(0, len(sources), 4)),
         first_dirty_offset=0, end_offset=end, log_start_offset=0, log_end_offset_is_end=False,
         now_ms=1_800_000_000_000, delete_retention_ms=86_400_000, drop_expired_tombstones=True,
         hash_key=bytes(range(16)), dedupe_buffer_bytes=1 << 30, read_buffer_bytes=1 << 20,

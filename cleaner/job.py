@@ -50,7 +50,7 @@ class CleanJob:
     partition: TopicPartition
     directory: str  # the partition's folder
     generation: str  # a report with another generation than the log's present one is discarded
-    run_id: str  # names this run's .cleaned files
+    job_id: str  # names this run's .cleaned files
     groups: tuple[tuple[SourceSegment, ...], ...]  # oldest first; covers [log start, end)
     first_dirty_offset: int
     end_offset: int  # first uncleanable offset: a segment base, exclusive
@@ -184,7 +184,7 @@ class CleanReport(CleanFigures):
 
     partition: TopicPartition
     generation: str
-    run_id: str
+    job_id: str
     next_dirty_offset: int
     groups: int
     bytes_read: int

@@ -21,10 +21,12 @@ from storage.errors import CorruptCheckpointError, NewerFormatError
 from storage.format import filenames, sealed_json
 from storage.model import TopicPartition
 
-RUNS_PATH: Final = "/api/v1/offline-runs"  # below it a run's files and manifests travel by HTTP
+COMPACTIONS_PATH: Final = (
+    "/api/v1/remote-compactions"  # below it a run's files and manifests travel by HTTP
+)
 CRC_HEADER: Final = "X-Varve-Crc32c"  # of what travels, in hexadecimal digits
 MANIFEST_NAME: Final = "manifest"  # in the folder of a run
-MANIFEST_MAGIC: Final = "varve-offline-manifest"
+MANIFEST_MAGIC: Final = "varve-output-manifest"
 MANIFEST_VERSION: Final = 1
 MANIFEST_BYTES_MAX: Final = 64 << 20  # of a hundred thousand groups
 # What one may take of a job: reading it takes 30 times as much memory, and holds others up.
@@ -58,10 +60,10 @@ class PartitionPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlan:
+class LeasePlan:
     """A run as it was leased. Times are wall ms of the broker."""
 
-    run_id: str
+    compaction_id: str
     topic: str
     purpose: Purpose
     created_ms: int
@@ -71,10 +73,10 @@ class RunPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class RunManifest:
+class OutputManifest:
     """What was made of one partition: the files of each group lie in a folder below `out/`."""
 
-    run_id: str
+    compaction_id: str
     partition: TopicPartition
     topic_id: bytes
     generation: str
@@ -124,56 +126,56 @@ def is_scratch_folder(name: str) -> bool:
     return is_folder(name) and name.startswith(SCRATCH_PREFIX)
 
 
-def is_file_of(folder: str, name: str, run_id: str) -> bool:
+def is_file_of(folder: str, name: str, compaction_id: str) -> bool:
     """Whether a file in such a folder may be called so: a cleaned file of the run, unless the
     folder is for scratch, where any plain name will do.
     """
     if is_scratch_folder(folder):
         return _SCRATCH_FILE.fullmatch(name) is not None
-    return is_folder(folder) and is_cleaned_name(name, run_id)
+    return is_folder(folder) and is_cleaned_name(name, compaction_id)
 
 
-def is_cleaned_name(name: str, run_id: str) -> bool:
+def is_cleaned_name(name: str, compaction_id: str) -> bool:
     """Whether it is the name of a cleaned segment's file of this run."""
     parsed = filenames.parse_file_name(name)
     return (
         parsed is not None
         and parsed.kind in filenames.SEGMENT_KINDS
-        and (parsed.temporary, parsed.run_id) == (filenames.CLEANED, run_id)
+        and (parsed.temporary, parsed.job_id) == (filenames.CLEANED, compaction_id)
     )
 
 
-def encode_plan(plan: RunPlan) -> bytes:
+def encode_plan(plan: LeasePlan) -> bytes:
     """A plan as JSON."""
     return typed_json.dumps(plan)
 
 
-def decode_plan(data: bytes) -> RunPlan:
+def decode_plan(data: bytes) -> LeasePlan:
     """Raises MalformedHandoffError."""
     try:
-        return typed_json.loads(RunPlan, data)
+        return typed_json.loads(LeasePlan, data)
     except MalformedJsonError as error:
         raise MalformedHandoffError(f"no plan of a run: {error}") from error
 
 
-def plan_of(value: object) -> RunPlan:
+def plan_of(value: object) -> LeasePlan:
     """A plan from decoded JSON. Raises MalformedHandoffError."""
     try:
-        return typed_json.from_json(RunPlan, value)
+        return typed_json.from_json(LeasePlan, value)
     except MalformedJsonError as error:
         raise MalformedHandoffError(f"no plan of a run: {error}") from error
 
 
-def encode_manifest(manifest: RunManifest) -> bytes:
+def encode_manifest(manifest: OutputManifest) -> bytes:
     """A manifest as it stands in its file."""
     return sealed_json.seal_body(MANIFEST_MAGIC, MANIFEST_VERSION, typed_json.dumps(manifest))
 
 
-def decode_manifest(data: bytes, path: str = MANIFEST_NAME) -> RunManifest:
+def decode_manifest(data: bytes, path: str = MANIFEST_NAME) -> OutputManifest:
     """Raises MalformedHandoffError; also for one that is torn, or of a later version."""
     try:
         results = sealed_json.unseal(MANIFEST_MAGIC, MANIFEST_VERSION, data, path)
-        return typed_json.from_json(RunManifest, results)
+        return typed_json.from_json(OutputManifest, results)
     except (CorruptCheckpointError, NewerFormatError) as error:
         raise MalformedHandoffError(str(error)) from error
     except (MalformedJsonError, RecursionError, ValueError) as error:

@@ -198,10 +198,10 @@ class BrokerCleanerHost:
         """
         sources = tuple(base for group in groups for base in group.source_base_offsets)
         partition = self._topics.partition(job.partition)
-        is_first = self._flushed_for.get(job.partition) != job.run_id
+        is_first = self._flushed_for.get(job.partition) != job.job_id
         if partition is not None and (is_first or not partition.log.are_flushed(sources)):
             await partition.flush()
-            self._flushed_for[job.partition] = job.run_id
+            self._flushed_for[job.partition] = job.job_id
         if partition is None or partition.log.generation != job.generation:
             return (PublishOutcome.STALE,) * len(groups)
         if job.is_late(self._env.wall_ms()):
@@ -380,7 +380,7 @@ def job_fields(job: CleanJob, report: CleanReport) -> dict[str, object]:
     seconds = report.map_seconds + report.rewrite_seconds
     return {
         "partition": str(job.partition),
-        "run_id": job.run_id,
+        "job_id": job.job_id,
         "first_dirty_offset": job.first_dirty_offset,
         "next_dirty_offset": report.next_dirty_offset,
         "bytes_before": report.bytes_before,

@@ -303,7 +303,7 @@ class SparkRunner:
             return  # it was deleted meanwhile
         record = JobRecord(
             partition=partition,
-            run_id="",
+            job_id="",
             started_ms=began_ms,
             finished_ms=self._env.wall_ms(),
             outcome=outcome,

@@ -183,7 +183,7 @@ class LogRepair:
             base_offset=damage.base_offset,
             size_bytes=facts.size_bytes,
             damage=damage,
-            run_id=f"skip-{self._env.random_bytes(RUN_ID_BYTES).hex()}",
+            job_id=f"skip-{self._env.random_bytes(RUN_ID_BYTES).hex()}",
             other_files=tuple(n for n in facts.files if n.endswith(filenames.TXN_INDEX)),
         )
         async with self._pinned(opened, damage.base_offset):
@@ -191,7 +191,7 @@ class LogRepair:
                 output = await asyncio.to_thread(write_without_damage, self._env, plan)
             except OSError as error:
                 for kind in filenames.SEGMENT_KINDS:
-                    name = filenames.cleaned_name(plan.base_offset, kind, plan.run_id)
+                    name = filenames.cleaned_name(plan.base_offset, kind, plan.job_id)
                     remove_if_there(self._env, f"{plan.directory}/{name}")
                 raise SkipRefusedError(f"the segment cannot be copied: {error}") from error
             swap = plan_swap(opened.directory, [facts], [] if output is None else [output])

@@ -1,1 +1,1 @@
-"""Runs outside of the broker: leased, staged, and adopted or swept. docs/decisions/0017."""
+"""Leases of partitions to remote compactions: staging, adoption, sweeping. docs/decisions/0017."""

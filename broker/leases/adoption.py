@@ -37,7 +37,7 @@ from cleaner.remote_compaction import (
     AdoptOutcome,
     AdoptResult,
     MalformedHandoffError,
-    RunManifest,
+    OutputManifest,
     is_cleaned_name,
     is_folder,
     is_scratch_folder,
@@ -97,7 +97,7 @@ class Adopter:
             logger.warning(
                 "outputs of a run not adopted",
                 partition=str(part.where),
-                run_id=part.record.run_id,
+                compaction_id=part.record.compaction_id,
                 outcome=error.outcome.value,
                 reason=error.reason,
             )
@@ -146,7 +146,7 @@ class Adopter:
     # Comparing ------------------------------------------------------------------------------
 
     async def _verify(
-        self, part: LeasedPartition, manifest: RunManifest, check: CheckFolders
+        self, part: LeasedPartition, manifest: OutputManifest, check: CheckFolders
     ) -> VerifyReport:
         """Raises _RefusedError, AdoptionFailedError."""
         job = replace(part.job, directory=check.sources)
@@ -224,14 +224,20 @@ class Adopter:
 
     async def _restore_staged(self, part: LeasedPartition) -> None:
         """Remove outputs that were not published from the partition's folder."""
-        run_id = part.record.run_id
+        compaction_id = part.record.compaction_id
         try:
-            await asyncio.to_thread(discard_outputs, self._env, part.directory, run_id)
+            await asyncio.to_thread(discard_outputs, self._env, part.directory, compaction_id)
         except OSError as error:  # the next start removes them
-            logger.warning("files of a run not removed", run_id=run_id, reason=str(error))
+            logger.warning(
+                "files of a run not removed", compaction_id=compaction_id, reason=str(error)
+            )
 
     def _settle(
-        self, part: LeasedPartition, manifest: RunManifest, verified: VerifyReport, published: int
+        self,
+        part: LeasedPartition,
+        manifest: OutputManifest,
+        verified: VerifyReport,
+        published: int,
     ) -> None:
         """It is in the log: the checkpoint, what was learnt, history, and one line."""
         facts = self._cleaning.facts_of(part.where)
@@ -268,7 +274,7 @@ def _check_stale(why_stale: Callable[[], str]) -> None:
         raise _RefusedError(AdoptOutcome.STALE, reason)
 
 
-def _check_claims(part: LeasedPartition, manifest: RunManifest) -> None:
+def _check_claims(part: LeasedPartition, manifest: OutputManifest) -> None:
     """Hold what a manifest says against the lease. Raises _RefusedError."""
     job = part.job
     if manifest.generation != job.generation:
@@ -279,12 +285,12 @@ def _check_claims(part: LeasedPartition, manifest: RunManifest) -> None:
         raise _RefusedError(AdoptOutcome.INVALID, f"its manifest is wrong: {reason}")
 
 
-def why_wrong(part: LeasedPartition, manifest: RunManifest) -> str:
+def why_wrong(part: LeasedPartition, manifest: OutputManifest) -> str:
     """Why a manifest is not one of this lease; empty if it is. Pure."""
     job, claimed = part.job, chain.from_iterable(g.source_base_offsets for g in manifest.groups)
     planned = {tuple(source.base_offset for source in group) for group in job.groups}
     for subject, reported, leased in (
-        ("run", manifest.run_id, job.run_id),
+        ("remote compaction", manifest.compaction_id, job.job_id),
         ("partition", manifest.partition, job.partition),
         ("topic id", manifest.topic_id.hex(), part.record.plan.topic_id.hex()),
         ("end offset", manifest.end_offset, job.end_offset),
@@ -305,11 +311,11 @@ def why_wrong(part: LeasedPartition, manifest: RunManifest) -> str:
         if output is None:
             continue
         first = group.source_base_offsets[0]
-        if (output.base_offset, output.run_id) != (first, job.run_id):
+        if (output.base_offset, output.job_id) != (first, job.job_id):
             return f"the output of segment {first} is that of another segment or run"
         for file in output.files:
             prefix = f"{first:020d}."
-            if not is_cleaned_name(file.name, job.run_id) or not file.name.startswith(prefix):
+            if not is_cleaned_name(file.name, job.job_id) or not file.name.startswith(prefix):
                 return f"{file.name[:100]!r} is no file of the output of segment {first}"
     return ""
 

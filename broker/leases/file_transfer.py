@@ -67,9 +67,9 @@ class _PendingUpload:
 class Transfers:
     """Moves files of runs that are alive."""
 
-    def __init__(self, env: Env, runs: Leases) -> None:
+    def __init__(self, env: Env, compactions: Leases) -> None:
         self._env = env
-        self._leases = runs
+        self._leases = compactions
         self._pending: set[_PendingUpload] = set()
 
     # Out --------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Transfers:
     def _check_names(self, part: LeasedPartition, folder: str, name: str) -> None:
         if not is_folder(folder):
             raise LeaseError(400, f"{folder[:100]!r} is no name of a folder")
-        if not is_file_of(folder, name, part.record.run_id):
+        if not is_file_of(folder, name, part.record.compaction_id):
             raise LeaseError(400, f"{name[:100]!r} is no name of an output of this run")
 
     def _check_open(self, part: LeasedPartition) -> None:

@@ -1,6 +1,6 @@
 """The folder of a leased partition: its inputs, what comes back, and how both go away.
 
-    <partition>/varve.offline/<run id>/
+    <partition>/varve.leases/<run id>/
         lease          what was leased, sealed; durable before anybody is told
         in/            hard links of the closed segments
         out/<folder>/  what comes back, a folder for each attempt
@@ -28,9 +28,9 @@ from cleaner.job import CleanedGroup, CleanJob
 from cleaner.remote_compaction import (
     MANIFEST_NAME,
     MalformedHandoffError,
+    OutputManifest,
     PartitionPlan,
     Purpose,
-    RunManifest,
     decode_manifest,
     manifest_bytes_max,
 )
@@ -40,9 +40,9 @@ from storage.env import Env, write_file_atomically
 from storage.errors import CorruptCheckpointError, NewerFormatError
 from storage.format import filenames, sealed_json
 
-OFFLINE_FOLDER: Final = "varve.offline"
+LEASES_FOLDER: Final = "varve.leases"
 LEASE_NAME: Final = "lease"
-LEASE_MAGIC: Final = "varve-offline-lease"
+LEASE_MAGIC: Final = "varve-lease"
 LEASE_VERSION: Final = 1
 IN: Final = "in"
 OUT: Final = "out"
@@ -53,7 +53,7 @@ CHECK: Final = "check"
 class LeaseRecord:
     """One partition of a leased run, as it stands on the disk."""
 
-    run_id: str
+    compaction_id: str
     topic: str
     purpose: Purpose
     created_ms: int
@@ -76,14 +76,14 @@ def is_token(token: str, digest: bytes) -> bool:
     return hmac.compare_digest(digest_of(token), digest)
 
 
-def runs_path(partition_directory: str) -> str:
+def leases_path(partition_directory: str) -> str:
     """The folder of all runs of a partition."""
-    return f"{partition_directory}/{OFFLINE_FOLDER}"
+    return f"{partition_directory}/{LEASES_FOLDER}"
 
 
-def run_path(partition_directory: str, run_id: str) -> str:
+def lease_path(partition_directory: str, compaction_id: str) -> str:
     """The folder of a run."""
-    return f"{runs_path(partition_directory)}/{run_id}"
+    return f"{leases_path(partition_directory)}/{compaction_id}"
 
 
 def sources_of(job: CleanJob) -> list[tuple[int, int]]:
@@ -130,9 +130,9 @@ def write_lease(env: Env, folder: str, record: LeaseRecord) -> None:
     env.sync_dir(f"{folder}/{IN}")
     data = sealed_json.seal_body(LEASE_MAGIC, LEASE_VERSION, typed_json.dumps(record))
     write_file_atomically(env, f"{folder}/{LEASE_NAME}", data)
-    runs = os.path.dirname(folder)
-    env.sync_dir(runs)
-    env.sync_dir(os.path.dirname(runs))
+    compactions = os.path.dirname(folder)
+    env.sync_dir(compactions)
+    env.sync_dir(os.path.dirname(compactions))
 
 
 def read_lease(env: Env, folder: str) -> LeaseRecord | str:
@@ -188,7 +188,7 @@ def write_manifest(env: Env, folder: str, data: bytes) -> None:
     write_file_atomically(env, f"{folder}/{MANIFEST_NAME}", data)
 
 
-def read_manifest(env: Env, folder: str, job: CleanJob) -> RunManifest | None:
+def read_manifest(env: Env, folder: str, job: CleanJob) -> OutputManifest | None:
     """What was handed back; None if nothing was. Raises MalformedHandoffError, OSError."""
     path = f"{folder}/{MANIFEST_NAME}"
     if env.is_link(path):
@@ -275,10 +275,10 @@ def move_outputs(
 # Going away -----------------------------------------------------------------------------------
 
 
-def run_folders(env: Env, partition_directory: str) -> list[str]:
+def list_lease_folders(env: Env, partition_directory: str) -> list[str]:
     """Names of what stands among the runs of a partition. Raises OSError."""
-    runs = runs_path(partition_directory)
-    return env.listdir(runs) if env.is_dir(runs) else []
+    compactions = leases_path(partition_directory)
+    return env.listdir(compactions) if env.is_dir(compactions) else []
 
 
 def remove_run(env: Env, folder: str) -> None:
@@ -297,9 +297,9 @@ def remove_run(env: Env, folder: str) -> None:
 
 def remove_if_empty(env: Env, partition_directory: str) -> None:
     """Remove the folder of all runs if there is none. At the start only. Raises OSError."""
-    runs = runs_path(partition_directory)
-    if env.is_dir(runs) and not env.listdir(runs):
-        env.rmdir(runs)
+    compactions = leases_path(partition_directory)
+    if env.is_dir(compactions) and not env.listdir(compactions):
+        env.rmdir(compactions)
 
 
 def discard_check(env: Env, folder: str) -> None:

@@ -26,24 +26,24 @@ from broker.leases.adoption import Adopter, AdoptionFailedError
 from broker.leases.lease_folder import (
     LeaseRecord,
     is_token,
+    leases_path,
+    list_lease_folders,
     remove_if_empty,
     remove_run,
-    run_folders,
-    runs_path,
     write_lease,
 )
 from broker.leases.leasing import LeaseIssuer, LeaseRequest, PausePartition, lease_pause_reason
-from broker.leases.model import ENDS, LeasedPartition, LeasedWork, LeaseError, LeaseState
+from broker.leases.model import ENDS, LeasedPartition, LeaseError, LeaseState, RemoteCompaction
 from broker.leases.resumption import StagedLease, find_staged_leases, why_not_resumed
 from broker.topics.partition import Partition
 from broker.topics.topics import Topics
-from cleaner.remote_compaction import AdoptOutcome, AdoptResult, Purpose, RunPlan
+from cleaner.remote_compaction import AdoptOutcome, AdoptResult, LeasePlan, Purpose
 from storage.env import Env
 from storage.model import TopicPartition
 
 WATCH_SECONDS: Final = 1.0  # between two looks for leases that are over
 SWEEP_SECONDS: Final = 60.0  # between two looks for what nobody owns
-RUNS_MAX: Final = 32  # at the same time; each pins as much as its topic has
+COMPACTIONS_MAX: Final = 32  # at the same time; each pins as much as its topic has
 ENDED_MAX: Final = 200  # that are remembered
 TTL_SECONDS_MIN: Final = 1
 TTL_SECONDS_MAX: Final = 3600
@@ -92,8 +92,8 @@ class Leases:
         self._issuer = issuer
         self._adopter = adopter
         self._pause = hold
-        self._leases: dict[str, LeasedWork] = {}
-        self._ended: OrderedDict[str, LeasedWork] = OrderedDict()
+        self._leases: dict[str, RemoteCompaction] = {}
+        self._ended: OrderedDict[str, RemoteCompaction] = OrderedDict()
         self._leased: dict[TopicPartition, str] = {}  # to runs that compact
         self._opening: set[str] = set()  # whose folders are being made
         self._begun = 0  # that are being opened, or are about to
@@ -112,23 +112,27 @@ class Leases:
         """
         for partition in tuple(self._topics.partitions()):
             await self._resume_partition(partition)
-        for run in tuple(self._leases.values()):
-            logger.info("run taken up", run_id=run.run_id, partitions=len(run.parts))
-        self._watcher = asyncio.create_task(self._watch(), name="offline-runs")
+        for compaction in tuple(self._leases.values()):
+            logger.info(
+                "lease resumed",
+                compaction_id=compaction.compaction_id,
+                partitions=len(compaction.parts),
+            )
+        self._watcher = asyncio.create_task(self._watch(), name="leases")
 
     async def stop(self) -> None:
         """Give adoptions up that only compare; leases stay for the next start."""
         self._stopping = True
-        for run in self._leases.values():
-            for part in run.parts.values():
+        for compaction in self._leases.values():
+            for part in compaction.parts.values():
                 if part.runner is not None:
                     part.runner.abort()
         await asyncio.gather(*self._adoptions.values(), *self._tasks, return_exceptions=True)
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-        for run in self._leases.values():
-            for part in run.parts.values():
+        for compaction in self._leases.values():
+            for part in compaction.parts.values():
                 await part.pauses.aclose()
 
     async def _resume_partition(self, partition: Partition) -> None:
@@ -145,11 +149,11 @@ class Leases:
                     continue
                 await asyncio.to_thread(remove_run, self._env, staged.folder)
                 self.stats.swept += 1
-                logger.warning("run not taken up", folder=staged.folder, reason=reason)
+                logger.warning("lease not resumed", folder=staged.folder, reason=reason)
             await asyncio.to_thread(remove_if_empty, self._env, directory)
         except OSError as error:
             where = str(partition.partition)
-            logger.error("runs not looked at", partition=where, reason=str(error))
+            logger.error("leases not loaded", partition=where, reason=str(error))
 
     def _conflict(self, record: LeaseRecord) -> str:
         other = self._leased.get(record.plan.job.partition)
@@ -160,10 +164,10 @@ class Leases:
     async def _resume(self, staged: StagedLease, partition: Partition) -> None:
         record = staged.record
         assert record is not None
-        run = self._leases.get(record.run_id)
-        if run is None:
-            run = LeasedWork(
-                run_id=record.run_id,
+        compaction = self._leases.get(record.compaction_id)
+        if compaction is None:
+            compaction = RemoteCompaction(
+                compaction_id=record.compaction_id,
                 topic=record.topic,
                 purpose=record.purpose,
                 created_ms=record.created_ms,
@@ -172,55 +176,55 @@ class Leases:
                 deadline=self._env.monotonic() + record.ttl_seconds,
                 expires_ms=self._env.wall_ms() + 1000 * record.ttl_seconds,
             )
-            self._leases[run.run_id] = run
+            self._leases[compaction.compaction_id] = compaction
             self.stats.resumed += 1
         part = LeasedPartition(partition, record, staged.folder, partition.log.generation)
         part.takes_files = not staged.has_manifest
         part.staged_bytes = staged.staged_bytes
-        if run.purpose is Purpose.COMPACT:
-            self._leased[part.where] = run.run_id
+        if compaction.purpose is Purpose.COMPACT:
+            self._leased[part.where] = compaction.compaction_id
             await part.pauses.enter_async_context(
-                self._pause(part.where, lease_pause_reason(run.run_id))
+                self._pause(part.where, lease_pause_reason(compaction.compaction_id))
             )
-        run.parts[part.where.partition] = part
+        compaction.parts[part.where.partition] = part
 
     # Opening ----------------------------------------------------------------------------------
 
-    async def open(self, request: LeaseRequest) -> RunPlan:
+    async def open(self, request: LeaseRequest) -> LeasePlan:
         """Lease partitions. Raises LeaseError."""
         if self._stopping:
             raise LeaseError(503, "the broker is stopping")
         if not TTL_SECONDS_MIN <= request.ttl_seconds <= TTL_SECONDS_MAX:
             bounds = f"{TTL_SECONDS_MIN} to {TTL_SECONDS_MAX}"
             raise LeaseError(400, f"ttl_seconds: expected {bounds}, not {request.ttl_seconds}")
-        if len(self._leases) + self._begun >= RUNS_MAX:
-            raise LeaseError(429, f"there are {RUNS_MAX} runs already")
+        if len(self._leases) + self._begun >= COMPACTIONS_MAX:
+            raise LeaseError(429, f"there are {COMPACTIONS_MAX} runs already")
         task = asyncio.create_task(self._open(request), name=f"lease {request.topic}")
         self._begun += 1
         self._tasks.add(task)
         task.add_done_callback(self._open_done)
         return await asyncio.shield(task)  # to its end though whoever asked leaves
 
-    def _open_done(self, task: asyncio.Task[RunPlan]) -> None:
+    def _open_done(self, task: asyncio.Task[LeasePlan]) -> None:
         self._begun -= 1
         self._tasks.discard(task)
 
-    async def _open(self, request: LeaseRequest) -> RunPlan:
+    async def _open(self, request: LeaseRequest) -> LeasePlan:
         partitions = self._issuer.find(request)
-        run_id = self._issuer.new_run_id()
+        compaction_id = self._issuer.new_compaction_id()
         compacts = request.purpose is Purpose.COMPACT
         if compacts:
             for partition in partitions:
                 other = self._leased.get(partition.partition)
                 if other is not None:
                     raise LeaseError(409, self._leased_text(partition.partition, other))
-            self._leased.update((partition.partition, run_id) for partition in partitions)
-        self._opening.add(run_id)
+            self._leased.update((partition.partition, compaction_id) for partition in partitions)
+        self._opening.add(compaction_id)
         parts: list[LeasedPartition] = []
-        run, token = self._issuer.begin(request, run_id)
+        compaction, token = self._issuer.begin(request, compaction_id)
         try:
             for partition in partitions:
-                part = await self._issuer.lease(request, run, partition)
+                part = await self._issuer.lease(request, compaction, partition)
                 if part is not None:
                     parts.append(part)
                 elif compacts:
@@ -230,21 +234,21 @@ class Leases:
                 await self._release(part)
                 await self._remove(part)
             for partition in partitions:
-                if self._leased.get(partition.partition) == run_id:
+                if self._leased.get(partition.partition) == compaction_id:
                     del self._leased[partition.partition]
             raise
         finally:
-            self._opening.discard(run_id)
-        run.parts = {part.where.partition: part for part in parts}
-        self._renew(run, request.ttl_seconds)
+            self._opening.discard(compaction_id)
+        compaction.parts = {part.where.partition: part for part in parts}
+        self._renew(compaction, request.ttl_seconds)
         self.stats.opened += 1
         if parts:
-            self._leases[run_id] = run
+            self._leases[compaction_id] = compaction
         else:
-            self._keep_ended(run)
+            self._keep_ended(compaction)
         logger.info(
-            "run opened",
-            run_id=run_id,
+            "lease granted",
+            compaction_id=compaction_id,
             topic=request.topic,
             purpose=request.purpose.value,
             partitions=len(parts),
@@ -252,47 +256,50 @@ class Leases:
             ttl_seconds=request.ttl_seconds,
         )
         plans = tuple(part.record.plan for part in parts)
-        return self._issuer.plan_of(run, token, plans)
+        return self._issuer.plan_of(compaction, token, plans)
 
-    def _leased_text(self, partition: TopicPartition, run_id: str) -> str:
+    def _leased_text(self, partition: TopicPartition, compaction_id: str) -> str:
         """Say who has a partition, until when, and how it becomes free."""
-        run = self._leases.get(run_id)
-        if run is None:
-            return f"{partition} is being leased to run {run_id}: try again in a moment"
-        remaining = max(round(run.deadline - self._env.monotonic()), 0)
-        until = f"{datetime.fromtimestamp(run.expires_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        compaction = self._leases.get(compaction_id)
+        if compaction is None:
+            return (
+                f"{partition} is being leased to remote compaction {compaction_id}: try again in a "
+                "moment"
+            )
+        remaining = max(round(compaction.deadline - self._env.monotonic()), 0)
+        until = f"{datetime.fromtimestamp(compaction.expires_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
         return (
-            f"{partition} is leased to run {run_id} until {until} ({remaining} s from now), "
-            f"unless that run"
-            f" renews its lease. If its process is gone, `varve leases end {run_id}` frees it"
+            f"{partition} is leased to remote compaction {compaction_id} until {until} "
+            f"({remaining} s from now), and longer if its process renews the lease. If that "
+            f"process is gone, end the lease with `varve leases end {compaction_id}`"
         )
 
     # Looking ----------------------------------------------------------------------------------
 
-    def all(self) -> list[LeasedWork]:
+    def all(self) -> list[RemoteCompaction]:
         """Every run, those that ended lately included, oldest first."""
         return [*self._ended.values(), *self._leases.values()]
 
-    def alive(self) -> list[LeasedWork]:
+    def alive(self) -> list[RemoteCompaction]:
         """Every run that has not ended."""
         return list(self._leases.values())
 
-    def find(self, run_id: str) -> LeasedWork:
+    def find(self, compaction_id: str) -> RemoteCompaction:
         """A run, also one that ended lately. Raises LeaseError 404."""
-        run = self._leases.get(run_id) or self._ended.get(run_id)
-        if run is None:
-            raise LeaseError(404, f"there is no run {run_id[:100]}")
-        return run
+        compaction = self._leases.get(compaction_id) or self._ended.get(compaction_id)
+        if compaction is None:
+            raise LeaseError(404, f"there is no remote compaction {compaction_id[:100]}")
+        return compaction
 
-    def files_of(self, run_id: str, partition: int, token: str) -> LeasedPartition:
+    def files_of(self, compaction_id: str, partition: int, token: str) -> LeasedPartition:
         """A partition whose files may be moved by whoever has the token. Raises LeaseError."""
-        run = self._leases.get(run_id) or self._ended.get(run_id)
-        if run is None or not is_token(token, run.token_digest):
+        compaction = self._leases.get(compaction_id) or self._ended.get(compaction_id)
+        if compaction is None or not is_token(token, compaction.token_digest):
             # Who has no token learns not even which runs there are.
             raise LeaseError(401 if not token else 404, "there is no such run with this token")
-        part = run.parts.get(partition)
+        part = compaction.parts.get(partition)
         if part is None:
-            raise LeaseError(404, f"run {run_id} has no partition {partition}")
+            raise LeaseError(404, f"run {compaction_id} has no partition {partition}")
         self.check_alive(part)
         return part
 
@@ -301,8 +308,8 @@ class Leases:
         self._notice(part)
         if not part.is_alive:
             status = 409 if part.state is LeaseState.STALE else 410
-            run_id = part.record.run_id
-            raise LeaseError(status, f"run {run_id} is over for {part.where}: {part.reason}")
+            compaction_id = part.record.compaction_id
+            raise LeaseError(status, f"run {compaction_id} is over for {part.where}: {part.reason}")
 
     def _notice(self, part: LeasedPartition) -> None:
         """End a partition whose log went on without it."""
@@ -330,33 +337,33 @@ class Leases:
 
     # Keeping ----------------------------------------------------------------------------------
 
-    def renew(self, run_id: str, ttl_seconds: int | None) -> LeasedWork:
+    def renew(self, compaction_id: str, ttl_seconds: int | None) -> RemoteCompaction:
         """Give a run all of its time again. Raises LeaseError."""
-        run = self.find(run_id)
-        requested = run.ttl_seconds if ttl_seconds is None else ttl_seconds
+        compaction = self.find(compaction_id)
+        requested = compaction.ttl_seconds if ttl_seconds is None else ttl_seconds
         if not TTL_SECONDS_MIN <= requested <= TTL_SECONDS_MAX:
             raise LeaseError(400, f"ttl_seconds: expected up to {TTL_SECONDS_MAX}, not {requested}")
-        for part in run.parts.values():
+        for part in compaction.parts.values():
             self._notice(part)
-        if not run.is_alive:
-            raise self._ended_error(run)
-        self._renew(run, requested)
-        return run
+        if not compaction.is_alive:
+            raise self._ended_error(compaction)
+        self._renew(compaction, requested)
+        return compaction
 
-    def _renew(self, run: LeasedWork, ttl_seconds: int) -> None:
-        if run.ttl_seconds != ttl_seconds:
-            task = asyncio.create_task(self._save_ttl(run, ttl_seconds), name="lease ttl")
+    def _renew(self, compaction: RemoteCompaction, ttl_seconds: int) -> None:
+        if compaction.ttl_seconds != ttl_seconds:
+            task = asyncio.create_task(self._save_ttl(compaction, ttl_seconds), name="lease ttl")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        run.ttl_seconds = ttl_seconds
-        run.deadline = self._env.monotonic() + ttl_seconds
-        run.expires_ms = self._env.wall_ms() + 1000 * ttl_seconds
+        compaction.ttl_seconds = ttl_seconds
+        compaction.deadline = self._env.monotonic() + ttl_seconds
+        compaction.expires_ms = self._env.wall_ms() + 1000 * ttl_seconds
 
-    async def _save_ttl(self, run: LeasedWork, ttl_seconds: int) -> None:
+    async def _save_ttl(self, compaction: RemoteCompaction, ttl_seconds: int) -> None:
         """For the next start, which gives the run so much time again."""
-        for part in run.parts.values():
+        for part in compaction.parts.values():
             async with part.writing:
-                if part.state is not LeaseState.OPEN or run.ttl_seconds != ttl_seconds:
+                if part.state is not LeaseState.OPEN or compaction.ttl_seconds != ttl_seconds:
                     continue  # a later renewal writes its own
                 part.record = replace(part.record, ttl_seconds=ttl_seconds)
                 try:
@@ -366,42 +373,46 @@ class Leases:
                         "lease not written", partition=str(part.where), reason=str(error)
                     )
 
-    def _ended_error(self, run: LeasedWork) -> LeaseError:
-        is_stale = any(part.state is LeaseState.STALE for part in run.parts.values())
-        return LeaseError(409 if is_stale else 410, f"run {run.run_id} is over: {run.reason}")
+    def _ended_error(self, compaction: RemoteCompaction) -> LeaseError:
+        is_stale = any(part.state is LeaseState.STALE for part in compaction.parts.values())
+        return LeaseError(
+            409 if is_stale else 410, f"run {compaction.compaction_id} is over: {compaction.reason}"
+        )
 
-    def abandon(self, run_id: str) -> LeasedWork:
+    def abandon(self, compaction_id: str) -> RemoteCompaction:
         """End a run at once, but for what is being adopted. Raises LeaseError."""
-        run = self.find(run_id)
-        if not run.is_alive and run.parts:
-            raise self._ended_error(run)
-        for part in run.parts.values():
+        compaction = self.find(compaction_id)
+        if not compaction.is_alive and compaction.parts:
+            raise self._ended_error(compaction)
+        for part in compaction.parts.values():
             if part.state is LeaseState.OPEN:
                 self._end(part, LeaseState.ABANDONED, "its lease was ended by a request")
-        logger.info("run abandoned", run_id=run_id)
-        return run
+        logger.info("run abandoned", compaction_id=compaction_id)
+        return compaction
 
     # Adopting ---------------------------------------------------------------------------------
 
     async def adopt(
-        self, run_id: str, partition: int | None
-    ) -> tuple[bool, list[AdoptResult], LeasedWork]:
+        self, compaction_id: str, partition: int | None
+    ) -> tuple[bool, list[AdoptResult], RemoteCompaction]:
         """Adopt what was handed back; joins an adoption that is under way.
 
         Whether all is done, what is done so far, and the run. Raises LeaseError.
         """
-        run = self.find(run_id)
-        if run.purpose is not Purpose.COMPACT:
-            raise LeaseError(409, f"run {run_id} is for reading: nothing of it comes back")
-        if partition is not None and partition not in run.parts:
-            raise LeaseError(404, f"run {run_id} has no partition {partition}")
+        compaction = self.find(compaction_id)
+        if compaction.purpose is not Purpose.COMPACT:
+            raise LeaseError(409, f"run {compaction_id} is for reading: nothing of it comes back")
+        if partition is not None and partition not in compaction.parts:
+            raise LeaseError(404, f"run {compaction_id} has no partition {partition}")
         parts = [
-            part for number, part in run.parts.items() if partition is None or number == partition
+            part
+            for number, part in compaction.parts.items()
+            if partition is None or number == partition
         ]
         for part in parts:
             self._notice(part)
         if parts and all(part.state in _GIVEN_UP for part in parts):
-            raise self._ended_error(run)
+            raise self._ended_error(compaction)
         tasks = [self._adoption(part) for part in parts if part.is_alive]
         if tasks:
             await asyncio.wait(tasks, timeout=ADOPT_ANSWER_SECONDS)
@@ -414,10 +425,10 @@ class Leases:
         if failures:
             raise LeaseError(503, "; ".join(failures))
         results += [part.result for part in parts if part.result is not None]
-        return all(task.done() for task in tasks), results, run
+        return all(task.done() for task in tasks), results, compaction
 
     def _adoption(self, part: LeasedPartition) -> asyncio.Task[AdoptResult]:
-        key = part.record.run_id, part.where.partition
+        key = part.record.compaction_id, part.where.partition
         task = self._adoptions.get(key)
         if task is None:
             task = asyncio.create_task(self._adopt(part), name=f"adopt {part.where}")
@@ -474,17 +485,17 @@ class Leases:
 
     def _mark(self, part: LeasedPartition, state: LeaseState, reason: str) -> None:
         part.state, part.reason, part.takes_files = state, reason, False
-        run_id = part.record.run_id
-        if self._leased.get(part.where) == run_id:
+        compaction_id = part.record.compaction_id
+        if self._leased.get(part.where) == compaction_id:
             del self._leased[part.where]
-        run = self._leases.get(run_id)
-        if run is not None and not run.is_alive:
-            del self._leases[run_id]
-            self._keep_ended(run)
+        compaction = self._leases.get(compaction_id)
+        if compaction is not None and not compaction.is_alive:
+            del self._leases[compaction_id]
+            self._keep_ended(compaction)
         logger.info(
             "lease ended",
             partition=str(part.where),
-            run_id=run_id,
+            compaction_id=compaction_id,
             state=state.value,
             reason=reason,
         )
@@ -504,8 +515,8 @@ class Leases:
             except OSError as error:  # the sweeper tries again
                 logger.warning("files of a run not removed", folder=part.folder, reason=str(error))
 
-    def _keep_ended(self, run: LeasedWork) -> None:
-        self._ended[run.run_id] = run
+    def _keep_ended(self, compaction: RemoteCompaction) -> None:
+        self._ended[compaction.compaction_id] = compaction
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
 
@@ -527,9 +538,9 @@ class Leases:
     def expire_due(self) -> None:
         """End leases that ran out, or whose log went on without them."""
         now = self._env.monotonic()
-        for run in tuple(self._leases.values()):
-            ran_out = now >= run.deadline
-            for part in run.parts.values():
+        for compaction in tuple(self._leases.values()):
+            ran_out = now >= compaction.deadline
+            for part in compaction.parts.values():
                 self._notice(part)
                 if ran_out and part.state is LeaseState.OPEN:
                     self._end(part, LeaseState.EXPIRED, "its lease was not renewed in time")
@@ -540,10 +551,10 @@ class Leases:
         for partition in tuple(self._topics.partitions()):
             directory = partition.log.directory
             try:
-                for name in await asyncio.to_thread(run_folders, self._env, directory):
+                for name in await asyncio.to_thread(list_lease_folders, self._env, directory):
                     if name in self._opening or self._owns(name, partition.partition):
                         continue
-                    folder = f"{runs_path(directory)}/{name}"
+                    folder = f"{leases_path(directory)}/{name}"
                     await asyncio.to_thread(remove_run, self._env, folder)
                     self.stats.swept += 1
                     logger.info("folder of no run removed", folder=folder)
@@ -551,9 +562,9 @@ class Leases:
                 where = str(partition.partition)
                 logger.warning("runs not swept", partition=where, reason=str(error))
 
-    def _owns(self, run_id: str, partition: TopicPartition) -> bool:
-        run = self._leases.get(run_id)
-        part = None if run is None else run.parts.get(partition.partition)
+    def _owns(self, compaction_id: str, partition: TopicPartition) -> bool:
+        compaction = self._leases.get(compaction_id)
+        part = None if compaction is None else compaction.parts.get(partition.partition)
         return part is not None and part.is_alive and part.where == partition
 
 

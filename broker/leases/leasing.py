@@ -21,20 +21,20 @@ from broker.leases.lease_folder import (
     IN,
     LeaseRecord,
     digest_of,
+    lease_path,
     link_inputs,
     make_folders,
     remove_run,
-    run_path,
     sources_of,
     write_lease,
 )
-from broker.leases.model import LeasedPartition, LeasedWork, LeaseError
+from broker.leases.model import LeasedPartition, LeaseError, RemoteCompaction
 from broker.topics.partition import OfflinePartitionError, Partition
 from broker.topics.topics import TopicError, Topics
 from cleaner.host import LogFacts
 from cleaner.job import CleanJob
 from cleaner.planning.remote_plan import reading_job
-from cleaner.remote_compaction import PartitionPlan, Purpose, RunPlan
+from cleaner.remote_compaction import LeasePlan, PartitionPlan, Purpose
 from cleaner.scheduler.cleaner_pool import CleanerPool
 from config.settings import CleanerSettings
 from storage.env import Env
@@ -82,7 +82,7 @@ class LeaseIssuer:
         self._settings = settings
         self._fail_directory = fail_directory
 
-    def new_run_id(self) -> str:
+    def new_compaction_id(self) -> str:
         """One that no other run has, and that may be part of a file's name."""
         return f"{self._env.wall_ms():x}-{self._env.random_bytes(4).hex()}"
 
@@ -125,11 +125,11 @@ class LeaseIssuer:
         if self._pool.is_paused(topic_partition):
             raise LeaseError(409, f"{topic_partition} is paused by an operator: resume it first")
 
-    def begin(self, request: LeaseRequest, run_id: str) -> tuple[LeasedWork, str]:
+    def begin(self, request: LeaseRequest, compaction_id: str) -> tuple[RemoteCompaction, str]:
         """A run without partitions, and its token."""
         token = secrets.token_hex(TOKEN_BYTES)
-        run = LeasedWork(
-            run_id=run_id,
+        compaction = RemoteCompaction(
+            compaction_id=compaction_id,
             topic=request.topic,
             purpose=request.purpose,
             created_ms=self._env.wall_ms(),
@@ -138,16 +138,24 @@ class LeaseIssuer:
             deadline=0.0,
             expires_ms=0,
         )
-        return run, token
+        return compaction, token
 
-    def plan_of(self, run: LeasedWork, token: str, plans: tuple[PartitionPlan, ...]) -> RunPlan:
+    def plan_of(
+        self, compaction: RemoteCompaction, token: str, plans: tuple[PartitionPlan, ...]
+    ) -> LeasePlan:
         """What whoever asked is told."""
-        return RunPlan(
-            run.run_id, run.topic, run.purpose, run.created_ms, run.expires_ms, token, plans
+        return LeasePlan(
+            compaction.compaction_id,
+            compaction.topic,
+            compaction.purpose,
+            compaction.created_ms,
+            compaction.expires_ms,
+            token,
+            plans,
         )
 
     async def lease(
-        self, request: LeaseRequest, run: LeasedWork, partition: Partition
+        self, request: LeaseRequest, compaction: RemoteCompaction, partition: Partition
     ) -> LeasedPartition | None:
         """Lease one partition; None where there is nothing to do. Raises LeaseError.
 
@@ -156,10 +164,12 @@ class LeaseIssuer:
         topic_partition = partition.partition
         async with AsyncExitStack() as holds:
             if request.purpose is Purpose.COMPACT:
-                hold = self._pool.paused(topic_partition, lease_pause_reason(run.run_id))
+                hold = self._pool.paused(
+                    topic_partition, lease_pause_reason(compaction.compaction_id)
+                )
                 await holds.enter_async_context(hold)
             try:
-                part = await self._staged(request, run, partition)
+                part = await self._staged(request, compaction, partition)
             except OfflinePartitionError as error:
                 raise LeaseError(409, str(error)) from error
             except LogDirectoryError as error:
@@ -176,7 +186,7 @@ class LeaseIssuer:
             return part
 
     async def _staged(
-        self, request: LeaseRequest, run: LeasedWork, partition: Partition
+        self, request: LeaseRequest, compaction: RemoteCompaction, partition: Partition
     ) -> LeasedPartition | None:
         self._check_there(partition)
         if request.roll:
@@ -186,13 +196,15 @@ class LeaseIssuer:
             await self._wait_for_swap(partition)
             facts = self._cleaning.facts_of(partition.partition)
             assert facts is not None, partition.partition
-            job, dirty_bytes = self._plan(request.purpose, facts, partition, run.run_id)
+            job, dirty_bytes = self._plan(
+                request.purpose, facts, partition, compaction.compaction_id
+            )
             if job is None:
                 return None
-            folder = run_path(partition.log.directory, run.run_id)
+            folder = lease_path(partition.log.directory, compaction.compaction_id)
             make_folders(self._env, folder)
             try:
-                return await self._link(run, partition, facts, job, dirty_bytes=dirty_bytes)
+                return await self._link(compaction, partition, facts, job, dirty_bytes=dirty_bytes)
             except BaseException as error:
                 await asyncio.to_thread(remove_run, self._env, folder)
                 is_passing = isinstance(error, FileNotFoundError | _SwappedError)
@@ -209,14 +221,14 @@ class LeaseIssuer:
 
     async def _link(
         self,
-        run: LeasedWork,
+        compaction: RemoteCompaction,
         partition: Partition,
         facts: LogFacts,
         job: CleanJob,
         *,
         dirty_bytes: int,
     ) -> LeasedPartition:
-        folder = run_path(facts.directory, run.run_id)
+        folder = lease_path(facts.directory, compaction.compaction_id)
         sources = sources_of(job)
         bases = [base for base, _ in sources]
         swaps = self._cleaning.swaps_begun(facts.partition)
@@ -225,12 +237,12 @@ class LeaseIssuer:
         if self._cleaning.swaps_begun(facts.partition) != swaps:
             raise _SwappedError(f"{facts.partition} is cleaned all the time: ask again")
         record = LeaseRecord(
-            run_id=run.run_id,
-            topic=run.topic,
-            purpose=run.purpose,
-            created_ms=run.created_ms,
-            ttl_seconds=run.ttl_seconds,
-            token_digest=run.token_digest,
+            compaction_id=compaction.compaction_id,
+            topic=compaction.topic,
+            purpose=compaction.purpose,
+            created_ms=compaction.created_ms,
+            ttl_seconds=compaction.ttl_seconds,
+            token_digest=compaction.token_digest,
             plan=PartitionPlan(
                 job=replace(job, directory=f"{folder}/{IN}"),
                 topic_id=facts.topic_id,
@@ -248,10 +260,10 @@ class LeaseIssuer:
         return LeasedPartition(partition, record, folder, facts.generation)
 
     def _plan(
-        self, purpose: Purpose, facts: LogFacts, partition: Partition, run_id: str
+        self, purpose: Purpose, facts: LogFacts, partition: Partition, compaction_id: str
     ) -> tuple[CleanJob | None, int]:
         if purpose is Purpose.COMPACT:
-            return self._pool.job_for_lease(facts, run_id)
+            return self._pool.job_for_lease(facts, compaction_id)
         inputs = self._cleaning.job_inputs(
             facts.partition, facts.log_start_offset, facts.log_end_offset
         )
@@ -261,7 +273,7 @@ class LeaseIssuer:
             self._settings(),
             decided_offset=min(partition.log.high_watermark, partition.log.last_stable_offset),
             now_ms=self._env.wall_ms(),
-            run_id=run_id,
+            job_id=compaction_id,
         )
         return job, 0
 
@@ -270,6 +282,6 @@ class LeaseIssuer:
             raise LeaseError(404, f"{partition.partition} has just gone away")
 
 
-def lease_pause_reason(run_id: str) -> str:
+def lease_pause_reason(compaction_id: str) -> str:
     """Why the pool gave up what it was doing with a partition, for its history."""
-    return f"run {run_id} took it"
+    return f"run {compaction_id} took it"

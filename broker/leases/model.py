@@ -109,10 +109,10 @@ class LeasedPartition:
 
 
 @dataclass(slots=True, eq=False)
-class LeasedWork:
+class RemoteCompaction:
     """A run and its partitions. `deadline` is the environment's monotonic clock, seconds."""
 
-    run_id: str
+    compaction_id: str
     topic: str
     purpose: Purpose
     created_ms: int
@@ -142,7 +142,7 @@ class LeasedWork:
     def to_json(self) -> dict[str, Any]:
         """For the API."""
         return {
-            "run_id": self.run_id,
+            "compaction_id": self.compaction_id,
             "topic": self.topic,
             "purpose": self.purpose.value,
             "state": self.state,

@@ -15,10 +15,10 @@ from broker.leases.lease_folder import (
     OUT,
     LeaseRecord,
     discard_check,
+    leases_path,
+    list_lease_folders,
     read_lease,
     remove_run,
-    run_folders,
-    runs_path,
     why_changed,
 )
 from cleaner.host import LogFacts
@@ -40,8 +40,8 @@ class StagedLease:
 def find_staged_leases(env: Env, partition_directory: str) -> list[StagedLease]:
     """Look at every run of a partition; in a thread. Raises OSError."""
     result = []
-    for name in run_folders(env, partition_directory):
-        folder = f"{runs_path(partition_directory)}/{name}"
+    for name in list_lease_folders(env, partition_directory):
+        folder = f"{leases_path(partition_directory)}/{name}"
         if env.is_link(folder) or not env.is_dir(folder):
             remove_run(env, folder)
             continue
@@ -50,8 +50,8 @@ def find_staged_leases(env: Env, partition_directory: str) -> list[StagedLease]:
             result.append(StagedLease(folder, None, record, has_manifest=False, staged_bytes=0))
             continue
         reason = why_changed(env, partition_directory, folder, record)
-        if record.run_id != name:
-            reason = f"its lease is that of run {record.run_id[:100]}"
+        if record.compaction_id != name:
+            reason = f"its lease is that of run {record.compaction_id[:100]}"
         discard_check(env, folder)
         has_manifest = env.exists(f"{folder}/{MANIFEST_NAME}")
         staged_bytes = _bytes_below(env, f"{folder}/{OUT}")

@@ -1,4 +1,4 @@
-"""Runs outside of the broker in numbers. Counters begin with the broker."""
+"""Metrics of remote compactions and their leases. Counters start at zero with the broker."""
 
 from collections.abc import Iterator
 
@@ -10,32 +10,38 @@ from broker.metrics.families import counter
 from cleaner.remote_compaction import Purpose
 
 
-def lease_families(runs: Leases) -> Iterator[Metric]:
-    """Few: what is pinned now, and how runs ended."""
-    alive = runs.alive()
-    count = GaugeMetricFamily("varve_offline_runs", "Runs that hold a lease.", labels=["purpose"])
+def lease_families(leases: Leases) -> Iterator[Metric]:
+    """Yield the metrics of leases now, and counters of how they ended."""
+    alive = leases.alive()
+    count = GaugeMetricFamily(
+        "varve_remote_compactions",
+        "Number of remote compactions that hold a lease.",
+        labels=["purpose"],
+    )
     pinned = GaugeMetricFamily(
-        "varve_offline_pinned_bytes", "Bytes of segments that runs pin.", labels=["purpose"]
+        "varve_lease_pinned_bytes", "Bytes of segments that leases pin.", labels=["purpose"]
     )
     for purpose in Purpose:
-        own = [run for run in alive if run.purpose is purpose]
-        parts = [part for run in own for part in run.parts.values() if part.is_alive]
-        count.add_metric([purpose.value], len(own))
-        size_bytes = sum(part.record.plan.inputs_bytes for part in parts)
+        compactions = [compaction for compaction in alive if compaction.purpose is purpose]
+        count.add_metric([purpose.value], len(compactions))
+        size_bytes = sum(
+            part.record.plan.inputs_bytes
+            for compaction in compactions
+            for part in compaction.parts.values()
+            if part.is_alive
+        )
         pinned.add_metric([purpose.value], size_bytes)
     yield count
     yield pinned
-    stats = runs.stats
+    stats = leases.stats
     outcomes = CounterMetricFamily(
-        "varve_offline_adoptions",
-        "Partitions that were handed back, by what became of them.",
+        "varve_remote_compaction_adoptions",
+        "Number of leased partitions whose output was adopted or refused.",
         labels=["outcome"],
     )
     for outcome, number in stats.outcomes.items():
         outcomes.add_metric([outcome.value], number)
     yield outcomes
-    yield counter("varve_offline_leases_expired", "Leases that ran out.", stats.expired)
-    yield counter("varve_offline_sent_bytes", "Bytes of files sent to runs.", stats.bytes_sent)
-    yield counter(
-        "varve_offline_received_bytes", "Bytes of files taken from runs.", stats.bytes_received
-    )
+    yield counter("varve_lease_expirations", "Number of leases that expired.", stats.expired)
+    yield counter("varve_lease_sent_bytes", "Bytes of leased files downloaded.", stats.bytes_sent)
+    yield counter("varve_lease_received_bytes", "Bytes of output uploaded.", stats.bytes_received)

@@ -42,7 +42,7 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
     ),
 )
 _COUNTERS: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
-    ("compactions", "Compactions that were published.", lambda status: status.runs),
+    ("compactions", "Compactions that were published.", lambda status: status.compactions),
     ("compaction_failures", "Compactions that failed.", lambda status: status.failed),
     ("read_bytes", "Bytes that compactions read.", lambda status: status.bytes_read),
     ("written_bytes", "Bytes that compactions wrote.", lambda status: status.bytes_written),
@@ -60,11 +60,11 @@ _COUNTERS: Final[tuple[tuple[str, str, Callable[[ViewStatus], float]], ...]] = (
 _LABELS: Final = ("topic", "partition")
 
 
-def view_families(runs: ViewCompactions) -> Iterator[Metric]:
+def view_families(compactions: ViewCompactions) -> Iterator[Metric]:
     """One family for each number, one sample for each partition of a view."""
     rows = [
         ((str(view_status.partition.topic), str(view_status.partition.partition)), view_status)
-        for view_status in runs.status()
+        for view_status in compactions.status()
     ]
     for name, text, value in _GAUGES:
         gauge = GaugeMetricFamily(f"varve_view_{name}", text, labels=_LABELS)

@@ -56,7 +56,7 @@ from storage.view.ledger import (
     LinkedSource,
     Source,
     describe_segment,
-    make_run_folder,
+    make_staging_folder,
     publish,
     remove_run,
     settle_deleted_keys,
@@ -106,7 +106,7 @@ class _ViewCompaction:
 
     view: ViewPartition
     config: TopicConfig  # as it was when it began
-    run_id: str
+    compaction_id: str
     now_ms: int  # of all its rounds
     clock_trusted: bool
     section: ViewSection
@@ -174,20 +174,20 @@ class ViewCompactor:
         generation = partition_log.generation
         is_wanted = from_scratch or is_anew
         try:
-            run = await self._staged(view, config, last, previous, is_wanted=is_wanted)
-            if run is None:
+            compaction = await self._staged(view, config, last, previous, is_wanted=is_wanted)
+            if compaction is None:
                 return
             try:
-                await self._rounds(run, last, generation)
+                await self._rounds(compaction, last, generation)
                 self._check_wanted(view, generation)
-                manifest = await asyncio.to_thread(self._describe, run, previous)
+                manifest = await asyncio.to_thread(self._describe, compaction, previous)
                 self._check_wanted(view, generation)
             except BaseException:
-                await self._discard(run)
+                await self._discard(compaction)
                 raise
             finally:
                 self._compaction = None
-            await self._publish(run, manifest, last)
+            await self._publish(compaction, manifest, last)
         finally:
             self._views.unstage(base.partition)
         logger.info(
@@ -197,7 +197,7 @@ class ViewCompactor:
             horizon=manifest.horizon,
             records=manifest.records,
             bytes=manifest.size_bytes,
-            backlog_bytes=run.section.size_bytes,
+            backlog_bytes=compaction.section.size_bytes,
             missed=len(manifest.missed),
         )
 
@@ -237,33 +237,33 @@ class ViewCompactor:
                 if section.horizon <= view.log.horizon and not is_wanted:
                     return None
                 self._views.stage(partition, section.horizon)
-                run = self._compaction = self._begin(view, config, section, previous)
+                compaction = self._compaction = self._begin(view, config, section, previous)
                 try:
-                    await self._stage(run, last)
+                    await self._stage(compaction, last)
                 except BaseException as error:
                     self._compaction = None
-                    await self._discard(run)
+                    await self._discard(compaction)
                     if is_last or not isinstance(error, FileNotFoundError | _SwappedError):
                         raise
                 else:
-                    return run
+                    return compaction
         raise AssertionError
 
-    async def _stage(self, run: _ViewCompaction, last: LastCompaction) -> None:
-        partition = run.view.base.partition
+    async def _stage(self, compaction: _ViewCompaction, last: LastCompaction) -> None:
+        partition = compaction.view.base.partition
         swaps = self._tools.cleaning.swaps_begun(partition)
         async with self._tools.share() as share:
-            run.share = share
-            if run.is_aborted:
+            compaction.share = share
+            if compaction.is_aborted:
                 raise CleanAbortedError
-            run.progress = ViewProgress(0, "stage", 0, 0)
+            compaction.progress = ViewProgress(0, "stage", 0, 0)
             try:
                 done = await asyncio.to_thread(
-                    stage, self._env, run.directory, run.staged, share.charge
+                    stage, self._env, compaction.directory, compaction.staged, share.charge
                 )
             except InvalidViewError as error:
                 raise ViewError(f"{error}; {ANEW}") from error
-        run.share = None
+        compaction.share = None
         last.bytes_copied += done.copied_bytes
         if done.reason and partition not in self._logged_copies:
             self._logged_copies.add(partition)
@@ -290,7 +290,7 @@ class ViewCompactor:
         crcs: dict[int, int] = {}
         deleted = None if previous is None else previous.manifest.deleted
         if previous is not None:
-            folder = f"{view_path(log.directory)}/{previous.manifest.run_id}"
+            folder = f"{view_path(log.directory)}/{previous.manifest.compaction_id}"
             staged += [LinkedSource(folder, s.base_offset) for s in previous.manifest.segments]
             sources += previous.facts()
             crcs = {s.base_offset: s.crc for s in previous.manifest.segments}
@@ -304,15 +304,15 @@ class ViewCompactor:
                 staged.append(tail)
                 sources.append(facts_of_tail(segment, tail))
         now_ms = self._env.wall_ms()
-        run_id = f"{now_ms:x}-{self._env.random_bytes(4).hex()}"
+        compaction_id = f"{now_ms:x}-{self._env.random_bytes(4).hex()}"
         return _ViewCompaction(
             view=view,
             config=config,
-            run_id=run_id,
+            compaction_id=compaction_id,
             now_ms=now_ms,
             clock_trusted=self._tools.clock_trusted(),
             section=section,
-            directory=make_run_folder(self._env, log.directory, run_id),
+            directory=make_staging_folder(self._env, log.directory, compaction_id),
             staged=staged,
             sources=joined(sources, section),
             crcs=crcs,
@@ -322,134 +322,151 @@ class ViewCompactor:
 
     # Rounds -------------------------------------------------------------------------------
 
-    async def _rounds(self, run: _ViewCompaction, last: LastCompaction, generation: str) -> None:
+    async def _rounds(
+        self, compaction: _ViewCompaction, last: LastCompaction, generation: str
+    ) -> None:
         """Jobs until all of the section was indexed: a full map makes more than one."""
-        first = run.section.first_dirty_offset
-        if not run.sources:
+        first = compaction.section.first_dirty_offset
+        if not compaction.sources:
             return
         async with self._tools.worker() as runner:
-            run.runner = runner
+            compaction.runner = runner
             for number in range(ROUNDS_MAX):
-                if run.is_aborted:
+                if compaction.is_aborted:
                     raise CleanAbortedError
-                done = await self._round(run, runner, number, first, generation)
+                done = await self._round(compaction, runner, number, first, generation)
                 last.bytes_read += done.report.bytes_read
                 last.bytes_written += done.report.bytes_written
                 last.without_version += done.report.records_without_version
                 for path, position, why in done.report.damaged:
                     raise ViewError(f"{path} is damaged at byte {position}: {why}")
-                await asyncio.to_thread(self._settle, run, done)
-                run.records = done.report.records_after
-                if done.report.next_dirty_offset >= run.section.horizon:
+                await asyncio.to_thread(self._settle, compaction, done)
+                compaction.records = done.report.records_after
+                if done.report.next_dirty_offset >= compaction.section.horizon:
                     return
                 first = done.report.next_dirty_offset
         raise ViewError(f"not done after {ROUNDS_MAX} rounds; raise cleaner.dedupe_buffer_bytes")
 
     async def _round(
-        self, run: _ViewCompaction, runner: JobRunner, number: int, first: int, generation: str
+        self,
+        compaction: _ViewCompaction,
+        runner: JobRunner,
+        number: int,
+        first: int,
+        generation: str,
     ) -> CleanedJob:
-        log, deleted = run.view.base.log, run.deleted
+        log, deleted = compaction.view.base.log, compaction.deleted
         saved_state = None
         if deleted is not None:
             saved_state = CleanedFile(DELETED_KEYS_NAME, deleted.size_bytes, deleted.crc)
-        aborted = log.aborted_transactions(run.section.first_dirty_offset, run.section.horizon)
+        aborted = log.aborted_transactions(
+            compaction.section.first_dirty_offset, compaction.section.horizon
+        )
         part = ViewRound(
-            partition=run.view.base.partition,
-            directory=run.directory,
+            partition=compaction.view.base.partition,
+            directory=compaction.directory,
             generation=generation,
-            run_id=f"{run.run_id}-{number}",
-            sources=run.sources,
+            job_id=f"{compaction.compaction_id}-{number}",
+            sources=compaction.sources,
             first_dirty_offset=first,
-            horizon=run.section.horizon,
-            log_start_offset=run.log_start_offset,
-            now_ms=run.now_ms,
+            horizon=compaction.section.horizon,
+            log_start_offset=compaction.log_start_offset,
+            now_ms=compaction.now_ms,
             hash_key=self._tools.hash_key(),
             aborted=tuple(aborted),
             deleted_keys=saved_state,
-            clock_trusted=run.clock_trusted,
+            clock_trusted=compaction.clock_trusted,
         )
-        job = view_job(part, run.config, self._tools.settings())
+        job = view_job(part, compaction.config, self._tools.settings())
         stages = stages_of(job)
-        run.progress = ViewProgress(number + 1, "map", 0, sum(stages.values()))
+        compaction.progress = ViewProgress(number + 1, "map", 0, sum(stages.values()))
 
         def on_progress(name: str, done_bytes: int, total_bytes: int) -> None:
-            run.progress = progress_of(number + 1, stages, name, done_bytes, total_bytes)
+            compaction.progress = progress_of(number + 1, stages, name, done_bytes, total_bytes)
 
         return await runner.run(job, on_progress)
 
-    def _settle(self, run: _ViewCompaction, done: CleanedJob) -> None:
+    def _settle(self, compaction: _ViewCompaction, done: CleanedJob) -> None:
         """Put a round's outputs in the place of their sources; in a thread."""
-        all_facts = {source.base_offset: source for source in run.sources}
+        all_facts = {source.base_offset: source for source in compaction.sources}
         for group in done.groups:
-            self._settle_group(run, group, all_facts)
-        run.sources = joined([all_facts[base] for base in sorted(all_facts)], run.section)
-        run.deleted = settle_deleted_keys(self._env, run.directory, done.report.deleted_keys)
+            self._settle_group(compaction, group, all_facts)
+        compaction.sources = joined(
+            [all_facts[base] for base in sorted(all_facts)], compaction.section
+        )
+        compaction.deleted = settle_deleted_keys(
+            self._env, compaction.directory, done.report.deleted_keys
+        )
 
     def _settle_group(
-        self, run: _ViewCompaction, group: CleanedGroup, all_facts: dict[int, SegmentFacts]
+        self, compaction: _ViewCompaction, group: CleanedGroup, all_facts: dict[int, SegmentFacts]
     ) -> None:
-        settle_group(self._env, run.directory, group.source_base_offsets, group.output)
+        settle_group(self._env, compaction.directory, group.source_base_offsets, group.output)
         gone = [all_facts.pop(base) for base in group.source_base_offsets]
         for base in group.source_base_offsets:
-            run.crcs.pop(base, None)
+            compaction.crcs.pop(base, None)
         if group.output is not None:
             made = facts_of_output(gone, group.output)
             all_facts[made.base_offset] = made
-            run.crcs[made.base_offset] = group.output.files[0].crc
+            compaction.crcs[made.base_offset] = group.output.files[0].crc
 
     # Publication --------------------------------------------------------------------------
 
-    def _describe(self, run: _ViewCompaction, previous: Ledger | None) -> ViewManifest:
+    def _describe(self, compaction: _ViewCompaction, previous: Ledger | None) -> ViewManifest:
         """The manifest of a finished run; in a thread."""
-        config, log = run.config, run.view.base.log
+        config, log = compaction.config, compaction.view.base.log
         missed: tuple[tuple[int, int], ...] = ()
-        first_offset = run.section.first_dirty_offset
+        first_offset = compaction.section.first_dirty_offset
         if previous is not None:
             missed = previous.manifest.missed
             first_offset = previous.manifest.first_offset
-        if run.section.missed is not None:
-            missed = (*missed, run.section.missed)[-MISSED_MAX:]
+        if compaction.section.missed is not None:
+            missed = (*missed, compaction.section.missed)[-MISSED_MAX:]
         return ViewManifest(
             topic_id=log.topic_id,
-            run_id=run.run_id,
-            horizon=run.section.horizon,
+            compaction_id=compaction.compaction_id,
+            horizon=compaction.section.horizon,
             segments=tuple(
                 describe_segment(
                     self._env,
-                    run.directory,
+                    compaction.directory,
                     source.base_offset,
                     source.next_base_offset,
-                    run.crcs.get(source.base_offset),
+                    compaction.crcs.get(source.base_offset),
                 )
-                for source in run.sources
+                for source in compaction.sources
                 if source.size_bytes
             ),
-            records=run.records,
+            records=compaction.records,
             made_ms=self._env.wall_ms(),
             null_key=config.varve_view_null_key,
             strategy=config.varve_view_strategy,
             missed=missed,
             version_header=_header_of(config),
             first_offset=first_offset,
-            deleted=run.deleted,
+            deleted=compaction.deleted,
         )
 
-    async def _discard(self, run: _ViewCompaction) -> None:
+    async def _discard(self, compaction: _ViewCompaction) -> None:
         try:
-            await asyncio.to_thread(remove_run, self._env, run.directory)
+            await asyncio.to_thread(remove_run, self._env, compaction.directory)
         except OSError as error:
-            logger.warning("run not removed", directory=run.directory, reason=str(error))
+            logger.warning(
+                "view compaction files not removed",
+                directory=compaction.directory,
+                reason=str(error),
+            )
 
     async def _publish(
-        self, run: _ViewCompaction, manifest: ViewManifest, last: LastCompaction
+        self, compaction: _ViewCompaction, manifest: ViewManifest, last: LastCompaction
     ) -> None:
         """Make a finished run the view. From here on its folder belongs to the manifest."""
-        view, partition = run.view, run.view.base.partition
+        view, partition = compaction.view, compaction.view.base.partition
         try:
             try:
                 await asyncio.to_thread(publish, self._env, view.log.directory, manifest)
             except NoRoomError:  # the old manifest stands; each attempt would leave a folder
-                await self._discard(run)
+                await self._discard(compaction)
                 raise
             except BaseException as error:
                 view.log.is_known = False
@@ -485,7 +502,7 @@ class ViewCompactor:
             raise ViewError("what was published is not there")
         view.log.ledger, view.log.failure, view.log.is_known = ledger, None, True
         if replaced is not None:
-            last.retired.append((replaced.manifest.run_id, weakref.ref(replaced)))
+            last.retired.append((replaced.manifest.compaction_id, weakref.ref(replaced)))
 
 
 def _header_of(config: TopicConfig) -> str:

@@ -151,22 +151,28 @@ class ViewUpkeep:
             return  # somebody may want to look at it, or it is read again
         async with self._lock:
             last = self._last.setdefault(partition, LastCompaction())
-            alive = [(run_id, ledger) for run_id, ledger in last.retired if ledger() is not None]
+            alive = [
+                (compaction_id, ledger)
+                for compaction_id, ledger in last.retired
+                if ledger() is not None
+            ]
             for _, ledger in alive[:-RETIRED_MAX]:
                 result = ledger()
                 if result is not None:
                     result.is_revoked = True
             last.retired = alive[-RETIRED_MAX:]
-            keep = [run_id for run_id, _ in last.retired]
+            keep = [compaction_id for compaction_id, _ in last.retired]
             if view.log.ledger is not None:
-                keep.append(view.log.ledger.manifest.run_id)
+                keep.append(view.log.ledger.manifest.compaction_id)
             try:
                 gone = await asyncio.to_thread(sweep, self._env, directory, keep)
             except (InvalidViewError, OSError) as error:
                 logger.warning("old views not removed", partition=str(partition), reason=str(error))
             else:
                 if gone:
-                    logger.debug("old views removed", partition=str(partition), runs=len(gone))
+                    logger.debug(
+                        "old views removed", partition=str(partition), compactions=len(gone)
+                    )
 
 
 def _is_off(partition: Partition) -> bool:

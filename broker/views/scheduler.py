@@ -113,12 +113,12 @@ class ViewCompactions:
         for queued in waiting:
             queued.is_dropped = True
             self._queue.remove(queued)
-        runs = self._maker.partition == partition
-        if runs:
+        is_current = self._maker.partition == partition
+        if is_current:
             self._maker.abort()
         elif waiting:
             self._last.setdefault(partition, LastCompaction()).state = ViewState.ABORTED
-        return runs or bool(waiting)
+        return is_current or bool(waiting)
 
     async def compact(self, partition: TopicPartition, *, from_scratch: bool = False) -> ViewStatus:
         """Compact one view up to the log's end, as far as that is decided.
@@ -207,7 +207,7 @@ class ViewCompactions:
             started_ms=last.started_ms,
             ended_ms=last.ended_ms,
             error=str(log.failure) if log.failure is not None else last.reason,
-            runs=last.runs,
+            compactions=last.compactions,
             failed=last.failed,
             bytes_read=last.bytes_read,
             bytes_written=last.bytes_written,
@@ -258,7 +258,7 @@ class ViewCompactions:
             raise error if isinstance(error, ViewError) else ViewError(str(error)) from error
         else:
             last.state, last.failures = ViewState.DONE, 0
-            last.runs += 1
+            last.compactions += 1
         finally:
             last.ended_ms = self._env.wall_ms()
 

@@ -31,7 +31,7 @@ class LastCompaction:
     reason: str = ""  # of a failure
     failures: int = 0  # since the last success
     failed: int = 0
-    runs: int = 0
+    compactions: int = 0
     retry_at: float = 0.0  # monotonic; not tried again by itself before
     bytes_read: int = 0
     bytes_written: int = 0
@@ -95,7 +95,7 @@ class ViewStatus:
     started_ms: int
     ended_ms: int
     error: str
-    runs: int  # that were published, since the start of the broker
+    compactions: int  # that were published, since the start of the broker
     failed: int  # and those that failed
     bytes_read: int
     bytes_written: int

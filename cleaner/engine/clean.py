@@ -136,7 +136,7 @@ def make_report(
     return CleanReport(
         partition=job.partition,
         generation=job.generation,
-        run_id=job.run_id,
+        job_id=job.job_id,
         next_dirty_offset=next_dirty_offset,
         groups=totals.groups,
         bytes_read=bytes_read,

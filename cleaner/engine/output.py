@@ -94,7 +94,7 @@ class CleanedOutput:
         directory: str,
         *,
         base_offset: int,
-        run_id: str,
+        job_id: str,
         index_interval_bytes: int,
         buffers: OutputBuffers,
         state: Ints,
@@ -108,7 +108,7 @@ class CleanedOutput:
         self._env = env
         self._directory = directory
         self._base_offset = base_offset
-        self._run_id = run_id
+        self._run_id = job_id
         self._buffers = buffers
         self.state = state
         self._charge = charge

@@ -32,7 +32,7 @@ def plan_job(
     inputs: JobInputs,
     settings: CleanerSettings,
     *,
-    run_id: str,
+    job_id: str,
     now_ms: int,
     work_ms_min: int = 0,
 ) -> CleanJob | None:
@@ -58,7 +58,7 @@ def plan_job(
         first_dirty_offset=first_dirty,
         clean_below=section.clean_below,
         expired_only=expired is not None,
-        run_id=run_id,
+        job_id=job_id,
         now_ms=now_ms,
         work_ms=max(work_ms_min, expected_work_ms(groups, settings.read_bytes_per_second)),
     )
@@ -84,7 +84,7 @@ def build_job(
     first_dirty_offset: int,
     clean_below: int | None,
     expired_only: bool,
-    run_id: str,
+    job_id: str,
     now_ms: int,
     work_ms: int = 0,
 ) -> CleanJob:
@@ -98,7 +98,7 @@ def build_job(
         partition=facts.partition,
         directory=facts.directory,
         generation=facts.generation,
-        run_id=run_id,
+        job_id=job_id,
         groups=tuple(tuple(source_of(segment) for segment in group) for group in groups),
         first_dirty_offset=first_dirty_offset,
         end_offset=end,

@@ -34,7 +34,7 @@ def compaction_job(
     *,
     now: Moment,
     cleaner_state: PartitionCleanerState,
-    run_id: str,
+    job_id: str,
 ) -> tuple[CleanJob | None, int]:
     """The job of cleaning all that may be cleaned, and how many bytes of it are dirty.
 
@@ -53,7 +53,7 @@ def compaction_job(
         first_dirty_offset=section.first_dirty_offset,
         clean_below=section.clean_below,
         expired_only=False,
-        run_id=run_id,
+        job_id=job_id,
         now_ms=now.wall_ms,
         work_ms=settings.offload.timeout_ms + verify_ms,
     )
@@ -67,7 +67,7 @@ def reading_job(
     *,
     decided_offset: int,
     now_ms: int,
-    run_id: str,
+    job_id: str,
 ) -> CleanJob | None:
     """The job that covers all closed segments below the offset from which on nothing is decided.
 
@@ -85,6 +85,6 @@ def reading_job(
         first_dirty_offset=facts.log_start_offset,
         clean_below=None,
         expired_only=False,
-        run_id=run_id,
+        job_id=job_id,
         now_ms=now_ms,
     )

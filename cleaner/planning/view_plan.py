@@ -65,7 +65,7 @@ class ViewRound:
     partition: TopicPartition
     directory: str  # the folder of the run, which holds all sources
     generation: str
-    run_id: str
+    job_id: str
     sources: tuple[SegmentFacts, ...]  # neighbours, oldest first
     first_dirty_offset: int
     horizon: int
@@ -105,7 +105,7 @@ def view_job(part: ViewRound, config: TopicConfig, settings: CleanerSettings) ->
         partition=part.partition,
         directory=part.directory,
         generation=part.generation,
-        run_id=part.run_id,
+        job_id=part.job_id,
         groups=tuple(tuple(source_of(segment) for segment in group) for group in groups),
         first_dirty_offset=part.first_dirty_offset,
         end_offset=part.horizon,

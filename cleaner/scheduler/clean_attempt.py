@@ -186,7 +186,7 @@ class WorkerStatus:
     pid: int
     ready: bool
     partition: TopicPartition | None = None
-    run_id: str = ""
+    job_id: str = ""
     stage: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
@@ -204,7 +204,7 @@ def worker_status(worker: PoolWorker, run: CleanAttempt | None, now: float) -> W
         worker.link.pid,
         worker.ready,
         run.job.partition,
-        run.job.run_id,
+        run.job.job_id,
         run.stage,
         run.done_bytes,
         run.total_bytes,

@@ -153,7 +153,7 @@ class CleanerPool:
         for partition, run in list(self._control.attempts.items()):
             # Its journal hangs on a dead disk: the next start will see to what is left.
             logger.error(
-                "clean given up: its journal hangs", partition=str(partition), run_id=run.job.run_id
+                "clean given up: its journal hangs", partition=str(partition), job_id=run.job.job_id
             )
             run.disarm()
         self._scanner.stop()
@@ -189,7 +189,7 @@ class CleanerPool:
         async with self._control.paused(partition, reason):
             yield
 
-    def job_for_lease(self, facts: LogFacts, run_id: str) -> tuple[CleanJob | None, int]:
+    def job_for_lease(self, facts: LogFacts, job_id: str) -> tuple[CleanJob | None, int]:
         """The job of cleaning all that may be cleaned now, and its dirty bytes; None: nothing is
         dirty. For whoever carries it out elsewhere, inside of `paused`.
         """
@@ -201,7 +201,7 @@ class CleanerPool:
             self._settings,
             now=Moment(wall_ms, int(asyncio.get_running_loop().time() * 1000)),
             cleaner_state=self._state_store.state_of(facts, wall_ms),
-            run_id=run_id,
+            job_id=job_id,
         )
 
     @contextmanager

@@ -154,7 +154,7 @@ class JobDispatcher:
         self._attempts[partition] = run
         if self._ticker is None:
             self._tick()
-        logger.debug("clean started", partition=str(partition), run_id=run.job.run_id)
+        logger.debug("clean started", partition=str(partition), job_id=run.job.job_id)
 
     def _start(self, worker: PoolWorker, facts: LogFacts, verdict: Verdict) -> CleanAttempt:
         now_ms = self._env.wall_ms()
@@ -163,7 +163,7 @@ class JobDispatcher:
             verdict,
             self._host.job_inputs(facts.partition, facts.log_start_offset, facts.log_end_offset),
             self.settings,
-            run_id=f"{now_ms:x}-{self._env.random_bytes(4).hex()}",
+            job_id=f"{now_ms:x}-{self._env.random_bytes(4).hex()}",
             now_ms=now_ms,
             work_ms_min=self._work_ms.get(facts.partition, 0),
         )
@@ -238,7 +238,7 @@ class JobDispatcher:
                 await self._end_attempt(run, unasked)
             case JobFailed(_, reason, traceback, file_missing):
                 if traceback:
-                    where = {"partition": str(run.job.partition), "run_id": run.job.run_id}
+                    where = {"partition": str(run.job.partition), "job_id": run.job.job_id}
                     logger.error("clean raised", **where, reason=reason, traceback=traceback)
                 if file_missing and self._is_outdated(run.job):
                     run.stale_reason = "its sources have gone"
@@ -329,8 +329,8 @@ class JobDispatcher:
     async def _done(self, run: CleanAttempt, report: CleanReport) -> None:
         """The job came to its end. What it could not do is told like a failure."""
         job = run.job
-        if (report.partition, report.run_id) != (job.partition, job.run_id):
-            raise ChannelError(f"a report of {report.partition}, run {report.run_id}")
+        if (report.partition, report.job_id) != (job.partition, job.job_id):
+            raise ChannelError(f"a report of {report.partition}, run {report.job_id}")
         run.report = report
         reason = ""
         if report.damaged and not self._is_known_damage(job, report):
@@ -436,13 +436,13 @@ class JobDispatcher:
         if run.keep_files:
             return
         try:
-            gone = await asyncio.to_thread(discard_outputs, self._env, job.directory, job.run_id)
+            gone = await asyncio.to_thread(discard_outputs, self._env, job.directory, job.job_id)
         except OSError as error:
             # The next start removes them; until then they only take room.
-            logger.warning("files of a clean not removed", run_id=job.run_id, reason=str(error))
+            logger.warning("files of a clean not removed", job_id=job.job_id, reason=str(error))
             return
         if gone:
-            logger.debug("files of a clean removed", run_id=job.run_id, files=len(gone))
+            logger.debug("files of a clean removed", job_id=job.job_id, files=len(gone))
 
     def _failure(
         self, partition: TopicPartition, reason: str, reached: int | None = None

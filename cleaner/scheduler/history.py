@@ -37,7 +37,7 @@ class JobRecord(CleanFigures):
     """
 
     partition: TopicPartition
-    run_id: str
+    job_id: str
     started_ms: int
     finished_ms: int
     outcome: Outcome
@@ -122,7 +122,7 @@ def build_record(
     damaged = () if report is None else report.damaged
     return JobRecord(
         partition=job.partition,
-        run_id=job.run_id,
+        job_id=job.job_id,
         started_ms=started_ms,
         finished_ms=finished_ms,
         outcome=outcome,

@@ -18,13 +18,13 @@ from typing import Any, Final, TypeVar
 from admin.client import ApiClient, ApiRefusedError, UnreachableError
 from cleaner.job import CleanedGroup, CleanJob, CleanReport
 from cleaner.remote_compaction import (
-    RUNS_PATH,
+    COMPACTIONS_PATH,
     AdoptOutcome,
     AdoptResult,
+    LeasePlan,
     MalformedHandoffError,
+    OutputManifest,
     Purpose,
-    RunManifest,
-    RunPlan,
     encode_manifest,
     plan_of,
     result_of,
@@ -102,13 +102,13 @@ class LeaseClient:
 
     def __init__(self, url: str, token: str | None = None) -> None:
         """`url` is the broker's HTTP address, `token` the operator's. Raises ValueError."""
-        self._client = ApiClient(url, token).below(RUNS_PATH)
+        self._client = ApiClient(url, token).below(COMPACTIONS_PATH)
 
     @classmethod
     def of(cls, client: ApiClient) -> "LeaseClient":
         """With a client that is there."""
         made = cls(client.url)
-        made._client = client.below(RUNS_PATH)
+        made._client = client.below(COMPACTIONS_PATH)
         return made
 
     def open(
@@ -145,20 +145,20 @@ class LeaseClient:
             plan = plan_of(answer)
         except MalformedHandoffError as error:
             raise LeaseRequestError(f"the broker answered something else: {error}") from error
-        run = Lease(self._client, plan, ttl_seconds)
+        lease = Lease(self._client, plan, ttl_seconds)
         if not plan.partitions:  # there is nothing to do, and no lease
-            run.end()
-        return run
+            lease.end()
+        return lease
 
-    def reopen(self, run_id: str) -> "Lease":
+    def reopen(self, compaction_id: str) -> "Lease":
         """A run that was left (`Run.leave`), to be adopted or abandoned; its plan tells nothing."""
-        plan = RunPlan(run_id, "", Purpose.COMPACT, 0, 0, "", ())
+        plan = LeasePlan(compaction_id, "", Purpose.COMPACT, 0, 0, "", ())
         return Lease(self._client, plan, TTL_SECONDS)
 
     def list(self) -> list[dict[str, Any]]:
         """The runs there are. Raises LeaseRequestError."""
         try:
-            answer: list[dict[str, Any]] = self._client.get("")["runs"]
+            answer: list[dict[str, Any]] = self._client.get("")["remote_compactions"]
         except (ApiRefusedError, UnreachableError) as error:
             raise _as_lease_error(error) from error
         return answer
@@ -167,15 +167,17 @@ class LeaseClient:
 class Lease:
     """A leased run; a context manager. Made by LeaseClient.open."""
 
-    def __init__(self, client: ApiClient, plan: RunPlan, ttl_seconds: int) -> None:
+    def __init__(self, client: ApiClient, plan: LeasePlan, ttl_seconds: int) -> None:
         self.plan = plan
-        self._client = client.below(f"{RUNS_PATH}/{plan.run_id}")
-        self._files = ApiClient(client.url, plan.token).below(f"{RUNS_PATH}/{plan.run_id}")
+        self._client = client.below(f"{COMPACTIONS_PATH}/{plan.compaction_id}")
+        self._files = ApiClient(client.url, plan.token).below(
+            f"{COMPACTIONS_PATH}/{plan.compaction_id}"
+        )
         self._ttl_seconds = ttl_seconds
         self._lost: LeaseRequestError | None = None
         self._is_over = threading.Event()
         self._renewal_thread = threading.Thread(
-            target=self._keep_alive, name=f"lease-{plan.run_id}", daemon=True
+            target=self._keep_alive, name=f"lease-{plan.compaction_id}", daemon=True
         )
         self._renewal_thread.start()
 
@@ -203,7 +205,7 @@ class Lease:
         return {
             "kind": "http",
             "url": self._client.url,
-            "run": self.plan.run_id,
+            "compaction_id": self.plan.compaction_id,
             "token": self.plan.token,
         }
 
@@ -224,8 +226,8 @@ class Lease:
             for planned in self.plan.partitions
             if planned.job.partition == job.partition
         )
-        manifest = RunManifest(
-            run_id=self.plan.run_id,
+        manifest = OutputManifest(
+            compaction_id=self.plan.compaction_id,
             partition=job.partition,
             topic_id=topic_id,
             generation=job.generation,

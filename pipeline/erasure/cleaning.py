@@ -109,9 +109,9 @@ def _clean_below(row: dict[str, Any]) -> int:
 def pinned_leases(client: ApiClient, topic: str) -> list[str] | None:
     """Runs outside of the broker that have files of the topic; None where it cannot tell."""
     try:
-        result = client.below("/api/v1/offline-runs").get("")["runs"]
+        result = client.below("/api/v1/remote-compactions").get("")["remote_compactions"]
     except (ApiRefusedError, UnreachableError):
         return None
     # Those that ended lately are told of, too.
     alive = [run for run in result if run["state"] in _ALIVE]
-    return [str(run["run_id"]) for run in alive if run["topic"] == topic]
+    return [str(run["compaction_id"]) for run in alive if run["topic"] == topic]

@@ -45,24 +45,27 @@ def result_line(result: AdoptResult) -> str:
 
 @click.command("adopt", short_help="Publish what `compact --no-adopt` has made.")
 @exit_on_error
-@click.argument("run_id", metavar="RUN")
+@click.argument("compaction_id", metavar="ID")
 @click.option("--abandon", is_flag=True, help="Give it up instead.")
 @with_broker
 @json_option
-def command(*, run_id: str, abandon: bool, client: ApiClient, as_json: bool) -> None:
-    """Have the broker check and publish what a run has handed back, or give the run up."""
-    if re.fullmatch(r"[0-9A-Za-z-]+", run_id, re.ASCII) is None:
-        raise click.BadParameter("expected the id of a run", param_hint="RUN")
-    with LeaseClient.of(client).reopen(run_id) as run:
-        run.status()  # raises where there is none
+def command(*, compaction_id: str, abandon: bool, client: ApiClient, as_json: bool) -> None:
+    """Publish the output of the remote compaction ID after the broker verified it, or end it."""
+    if re.fullmatch(r"[0-9A-Za-z-]+", compaction_id, re.ASCII) is None:
+        raise click.BadParameter("expected the ID of a remote compaction", param_hint="ID")
+    with LeaseClient.of(client).reopen(compaction_id) as lease:
+        lease.status()  # raises where there is none
         if abandon:
-            run.abandon()
-            show({"abandoned": run_id}, as_json, lambda _: [f"{run_id} is given up"])
+            lease.abandon()
+            show({"abandoned": compaction_id}, as_json, lambda _: [f"{compaction_id} is given up"])
             return
-        results = run.try_adopt()
+        results = lease.try_adopt()
     if not results:
-        raise LeaseLostError(f"run {run_id} has nothing that waits for adoption")
-    matches = {"run_id": run_id, "partitions": [result_json(result) for result in results]}
+        raise LeaseLostError(f"remote compaction {compaction_id} has no output to adopt")
+    matches = {
+        "compaction_id": compaction_id,
+        "partitions": [result_json(result) for result in results],
+    }
     show(matches, as_json, lambda _: [result_line(result) for result in results])
     if (code := worst_exit_code({result.outcome for result in results})) != exit_codes.DONE:
         raise SystemExit(code)

@@ -71,7 +71,7 @@ class PartitionResult:
 class CompactResult:
     """What a run came to. `seconds` by what they were spent on."""
 
-    run_id: str
+    compaction_id: str
     topic: str
     engine: str
     transport: str
@@ -103,7 +103,7 @@ def compact(
     LeaseRequestError.
     """
     plan = run.plan
-    result = CompactResult(plan.run_id, plan.topic, engine.name, transport, dry_run=False)
+    result = CompactResult(plan.compaction_id, plan.topic, engine.name, transport, dry_run=False)
     started = time.monotonic()
     jobs = [planned.job for planned in plan.partitions]
     source = run.source(transport)
@@ -121,7 +121,7 @@ def compact(
         except KeyboardInterrupt as error:  # what is handed back is the broker's matter
             raise JobError(
                 "interrupted while the broker checks what was handed back, which it may publish all"
-                f" the same: varve pipeline adopt {plan.run_id} tells",
+                f" the same: varve pipeline adopt {plan.compaction_id} tells",
                 exit_codes.INTERRUPTED,
             ) from error
         adopted = {result.partition.partition: result for result in results}
@@ -161,7 +161,7 @@ def dry_run_compact(
     Raises StageFailedError, LeaseRequestError.
     """
     plan = run.plan
-    result = CompactResult(plan.run_id, plan.topic, engine.name, transport, dry_run=True)
+    result = CompactResult(plan.compaction_id, plan.topic, engine.name, transport, dry_run=True)
     started = time.monotonic()
     source = run.source(transport)
     jobs = [planned.job for planned in plan.partitions]
@@ -224,7 +224,7 @@ def lines(result: CompactResult) -> list[str]:
             for subject in map(_damage, partition.damaged)
         ]
     if any(result.outcome == HANDED_BACK for result in result.partitions):
-        match.append(f"for an hour: varve pipeline adopt {result.run_id}")
+        match.append(f"for an hour: varve pipeline adopt {result.compaction_id}")
     spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.seconds.items())
     return [*match, f"by {result.engine} over {result.transport}: {spent}"]
 

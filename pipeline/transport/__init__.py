@@ -2,8 +2,8 @@
 
 Rules
 - A task is told by a descriptor: {"kind": "disk"} where the run's folders can be reached by their
-  paths; {"kind": "http", "url", "run", "token"} where files are fetched from the broker and put
-  back.
+  paths; {"kind": "http", "url", "compaction_id", "token"} where files are fetched from the broker
+  and put back.
 - What was delivered is durable, in the folder of the run, under names that the manifest may name.
 - A transport belongs to one attempt of one task. What it keeps on this host goes with `close`.
 """
@@ -78,5 +78,7 @@ def open_transport(env: Env, descriptor: Mapping[str, Any]) -> Transport:
     if descriptor.get("kind") == "http":
         from pipeline.transport.http import HttpTransport
 
-        return HttpTransport(env, descriptor["url"], descriptor["run"], descriptor["token"])
+        return HttpTransport(
+            env, descriptor["url"], descriptor["compaction_id"], descriptor["token"]
+        )
     raise ValueError(f"no transport of kind {descriptor.get('kind')!r}")

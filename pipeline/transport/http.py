@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from admin.client import ApiClient, ApiRefusedError, UnreachableError
 from cleaner.job import CleanJob
-from cleaner.remote_compaction import CRC_HEADER, RUNS_PATH
+from cleaner.remote_compaction import COMPACTIONS_PATH, CRC_HEADER
 from pipeline.transport import SCRATCH_VARIABLE, InputsGoneError, TransportError
 from storage.env import Env
 from storage.format import filenames
@@ -55,7 +55,7 @@ class HttpTransport:
         self._env = env
         self._run = run
         self._nap = nap
-        self._client = ApiClient(url, token).below(f"{RUNS_PATH}/{run}")
+        self._client = ApiClient(url, token).below(f"{COMPACTIONS_PATH}/{run}")
         self._scratch: str | None = None
 
     def inputs(self, job: CleanJob, bases: Sequence[int]) -> CleanJob:

@@ -76,12 +76,12 @@ class SegmentFile(NamedTuple):
     base_offset: int
     kind: str
     temporary: str = ""
-    run_id: str = ""
+    job_id: str = ""
 
     @property
     def name(self) -> str:
         """The file name this was parsed from."""
-        run = f".{self.run_id}" if self.run_id else ""
+        run = f".{self.job_id}" if self.job_id else ""
         return f"{self.base_offset:020d}{self.kind}{run}{self.temporary}"
 
 
@@ -112,19 +112,19 @@ def file_name(base_offset: int, kind: str) -> str:
     return f"{base_offset:020d}{kind}"
 
 
-def cleaned_name(base_offset: int, kind: str, run_id: str) -> str:
+def cleaned_name(base_offset: int, kind: str, job_id: str) -> str:
     """The name of a cleaned file before its publication."""
-    assert _RUN_ID.fullmatch(run_id)
-    return f"{file_name(base_offset, kind)}.{run_id}{CLEANED}"
+    assert _RUN_ID.fullmatch(job_id)
+    return f"{file_name(base_offset, kind)}.{job_id}{CLEANED}"
 
 
-def scratch_name(base_offset: int, run_id: str) -> str:
+def scratch_name(base_offset: int, job_id: str) -> str:
     """The name of what a clean only needs meanwhile: never synced, never published.
 
     It is that of a cleaned file of the one kind that no cleaned segment has, so that whatever
     removes a run's cleaned files removes it, too.
     """
-    return cleaned_name(base_offset, SNAPSHOT, run_id)
+    return cleaned_name(base_offset, SNAPSHOT, job_id)
 
 
 def parse_file_name(name: str) -> SegmentFile | None:

@@ -48,7 +48,7 @@ def finish_kafka_swap(env: Env, directory: str) -> KafkaSwapRecovery:
     changed) for a `.swap` log that cannot be read whole, OSError as it comes.
     """
     files = filenames.classify(env.listdir(directory))
-    cleaned = [file for file in files.cleaned if not file.run_id]
+    cleaned = [file for file in files.cleaned if not file.job_id]
     if not (files.deleted or cleaned or files.swaps):
         return KafkaSwapRecovery()
     completed, abandoned = _judge_swaps(env, directory, files, cleaned)

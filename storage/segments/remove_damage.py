@@ -27,7 +27,7 @@ class SkipPlan(NamedTuple):
     base_offset: int
     size_bytes: int
     damage: DamagedSegment
-    run_id: str
+    job_id: str
     other_files: tuple[str, ...]  # that go with the copy as they are: the transaction index
 
     @property
@@ -63,13 +63,13 @@ def write_without_damage(env: Env, plan: SkipPlan) -> CleanedSegment | None:
             files.append(_cleaned(env, plan, parsed.kind, other, whole))
         finally:
             other.close()
-    return CleanedSegment(plan.base_offset, plan.run_id, tuple(files))
+    return CleanedSegment(plan.base_offset, plan.job_id, tuple(files))
 
 
 def _cleaned(
     env: Env, plan: SkipPlan, kind: str, source: File, pieces: list[tuple[int, int]]
 ) -> CleanedFile:
-    name = filenames.cleaned_name(plan.base_offset, kind, plan.run_id)
+    name = filenames.cleaned_name(plan.base_offset, kind, plan.job_id)
     size_bytes, crc = _copy(env, source, pieces, f"{plan.directory}/{name}")
     return CleanedFile(name, size_bytes, crc)
 

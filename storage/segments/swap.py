@@ -62,7 +62,7 @@ class CleanedSegment:
     """A cleaned segment before its publication: the log and whichever indexes it has."""
 
     base_offset: int
-    run_id: str
+    job_id: str
     files: tuple[CleanedFile, ...]
 
 
@@ -95,7 +95,7 @@ class SwapPlan:
     """
 
     directory: str
-    run_id: str
+    job_id: str
     source_base_offsets: tuple[int, ...]
     outputs: tuple[CleanedSegment, ...]
     renames: tuple[Rename, ...]
@@ -122,8 +122,8 @@ def plan_swap(
     output_bases = [output.base_offset for output in outputs]
     assert output_bases == sorted(set(output_bases))
     assert not output_bases or front_is_gone or output_bases[0] >= bases[0]
-    run_ids = {output.run_id for output in outputs}
-    assert len(run_ids) <= 1
+    job_ids = {output.job_id for output in outputs}
+    assert len(job_ids) <= 1
     renames = tuple(_rename(output, file) for output in outputs for file in output.files)
     targets = {rename.target for rename in renames}
     scheduled = {name for source in sources for name in source.files}
@@ -135,7 +135,7 @@ def plan_swap(
     retained = {filenames.file_name(base, filenames.SNAPSHOT) for base in output_bases}
     return SwapPlan(
         directory=directory,
-        run_id=run_ids.pop() if run_ids else f"drop-{bases[0]}",
+        job_id=job_ids.pop() if job_ids else f"drop-{bases[0]}",
         source_base_offsets=bases,
         outputs=tuple(outputs),
         renames=renames,
@@ -147,7 +147,7 @@ def _rename(output: CleanedSegment, file: CleanedFile) -> Rename:
     parsed = filenames.parse_file_name(file.name)
     assert parsed is not None
     assert parsed.temporary == filenames.CLEANED
-    assert (parsed.base_offset, parsed.run_id) == (output.base_offset, output.run_id)
+    assert (parsed.base_offset, parsed.job_id) == (output.base_offset, output.job_id)
     target = filenames.file_name(parsed.base_offset, parsed.kind)
     return Rename(file.name, target, file.size_bytes, file.crc)
 
@@ -162,14 +162,14 @@ class Delete(NamedTuple):
 class Journal(NamedTuple):
     """What stands in the journal: all that is left to do once it is in place."""
 
-    run_id: str
+    job_id: str
     renames: tuple[Rename, ...]
     deletes: tuple[Delete, ...]
 
     @property
     def file_name(self) -> str:
         """Its name in the partition's folder."""
-        return f"{JOURNAL_PREFIX}{self.run_id}{JOURNAL_SUFFIX}"
+        return f"{JOURNAL_PREFIX}{self.job_id}{JOURNAL_SUFFIX}"
 
 
 def execute_swap(env: Env, plan: SwapPlan) -> None:
@@ -207,7 +207,7 @@ def finish_swap(env: Env, plan: SwapPlan) -> None:
     deletes = tuple(Delete(name, 0) for name in plan.deletes)
     try:
         env.sync_dir(plan.directory)  # the name of the journal
-        _carry_out(env, plan.directory, Journal(plan.run_id, plan.renames, deletes))
+        _carry_out(env, plan.directory, Journal(plan.job_id, plan.renames, deletes))
     except OSError as error:
         if not is_out_of_descriptors(error):
             raise
@@ -239,7 +239,7 @@ def _checked(env: Env, plan: SwapPlan) -> Journal:
         for name in plan.deletes
         if name in names
     )
-    return Journal(plan.run_id, plan.renames, deletes)
+    return Journal(plan.job_id, plan.renames, deletes)
 
 
 def _prepare(env: Env, directory: str, journal: Journal) -> None:
@@ -295,7 +295,7 @@ def encode_journal(journal: Journal) -> bytes:
     return sealed_json.seal(
         JOURNAL_MAGIC,
         JOURNAL_VERSION,
-        {"run_id": journal.run_id, "renames": journal.renames, "deletes": journal.deletes},
+        {"job_id": journal.job_id, "renames": journal.renames, "deletes": journal.deletes},
     )
 
 
@@ -304,7 +304,7 @@ def decode_journal(data: bytes, path: str) -> Journal:
     payload = sealed_json.unseal(JOURNAL_MAGIC, JOURNAL_VERSION, data, path)
     try:
         journal = Journal(
-            str(payload["run_id"]),
+            str(payload["job_id"]),
             tuple(Rename(str(s), str(t), int(n), int(c)) for s, t, n, c in payload["renames"]),
             tuple(Delete(str(name), int(size_bytes)) for name, size_bytes in payload["deletes"]),
         )
@@ -365,8 +365,8 @@ class SwapRecovery:
 
     def __str__(self) -> str:
         """In words, for the log."""
-        done = [f"run {run_id} carried out" for run_id in self.redone]
-        done += [f"run {run_id} undone, {why}" for run_id, why in self.rolled_back]
+        done = [f"run {job_id} carried out" for job_id in self.redone]
+        done += [f"run {job_id} undone, {why}" for job_id, why in self.rolled_back]
         done += [f"{name} {why}: it is built again" for name, why in self.distrusted]
         done += [f"{journal} not believed, {why}" for journal, why in self.refused]
         done += [f"{name} put in place" for name in self.completed]
@@ -404,11 +404,11 @@ def recover_swap(env: Env, directory: str) -> SwapRecovery:
         check = _check_redo(env, directory, journal)
         if check.rollback_reason:
             _remove_journal(env, directory, name)
-            rolled_back.append((journal.run_id, check.rollback_reason))
+            rolled_back.append((journal.job_id, check.rollback_reason))
         else:
             _remove_indexes(env, directory, [rename for rename, _ in check.damaged_indexes])
             _carry_out(env, directory, journal)
-            redone.append(journal.run_id)
+            redone.append(journal.job_id)
             distrusted += [(rename.target, fault) for rename, fault in check.damaged_indexes]
     removed = _remove_leftovers(env, directory, refused)
     kafka = finish_kafka_swap(env, directory)
@@ -490,7 +490,7 @@ def _remove_leftovers(
             leftovers.append(name)
         elif parsed is None:
             continue
-        elif (parsed.temporary == filenames.CLEANED and parsed.run_id) or (
+        elif (parsed.temporary == filenames.CLEANED and parsed.job_id) or (
             refused
             and not parsed.temporary
             and parsed.kind in (filenames.INDEX, filenames.TIME_INDEX)
@@ -510,7 +510,7 @@ def _remove(env: Env, directory: str, names: Sequence[str]) -> None:
         env.sync_dir(directory)
 
 
-def discard_outputs(env: Env, directory: str, run_id: str) -> tuple[str, ...]:
+def discard_outputs(env: Env, directory: str, job_id: str) -> tuple[str, ...]:
     """Delete the cleaned files of a run that will not be published; returns their names.
 
     No sync: should they come back with a crash, the next start deletes them.
@@ -518,7 +518,7 @@ def discard_outputs(env: Env, directory: str, run_id: str) -> tuple[str, ...]:
     scheduled = []
     for name in env.listdir(directory):
         parsed = filenames.parse_file_name(name)
-        if parsed is not None and parsed.temporary == filenames.CLEANED and parsed.run_id == run_id:
+        if parsed is not None and parsed.temporary == filenames.CLEANED and parsed.job_id == job_id:
             scheduled.append(name)
             env.unlink(os.path.join(directory, name))
     return tuple(scheduled)

@@ -143,7 +143,7 @@ def open_ledger(
     if manifest.topic_id != topic_id:
         raise InvalidViewError(path, f"it is of another topic, {manifest.topic_id.hex()}")
     segments = []
-    directory = f"{folder}/{manifest.run_id}"
+    directory = f"{folder}/{manifest.compaction_id}"
     for named in manifest.segments:
         try:
             segment = Segment(env, directory, named.base_offset, limits, create=False)
@@ -198,13 +198,13 @@ Source = LinkedSource | CopiedTail | LinkedKeys
 Charge = Callable[[int], None]
 
 
-def make_run_folder(env: Env, partition_directory: str, run_id: str) -> str:
+def make_staging_folder(env: Env, partition_directory: str, compaction_id: str) -> str:
     """Make the folder of a run; its path. Not durable before `publish`. Raises OSError.
 
     The caller knows that the partition's folder is there and stays meanwhile: it is not to be made
     anew under the name of a topic that was just deleted.
     """
-    directory = f"{view_path(partition_directory)}/{run_id}"
+    directory = f"{view_path(partition_directory)}/{compaction_id}"
     env.mkdir(directory)
     return directory
 
@@ -342,7 +342,7 @@ def publish(env: Env, partition_directory: str, manifest: ViewManifest) -> None:
     either of them.
     """
     folder = view_path(partition_directory)
-    env.sync_dir(f"{folder}/{manifest.run_id}")
+    env.sync_dir(f"{folder}/{manifest.compaction_id}")
     env.sync_dir(folder)
     env.sync_dir(partition_directory)
     write_file_atomically(env, f"{folder}/{MANIFEST_NAME}", encode_manifest(manifest))
@@ -363,7 +363,7 @@ def sweep(env: Env, partition_directory: str, keep: Iterable[str]) -> tuple[str,
     retained = {MANIFEST_NAME, *keep}
     manifest = read_manifest(env, partition_directory)
     if manifest is not None:
-        retained.add(manifest.run_id)
+        retained.add(manifest.compaction_id)
     gone = []
     for name in env.listdir(folder) if env.is_dir(folder) else ():
         if name in retained:

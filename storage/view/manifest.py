@@ -51,7 +51,7 @@ class ViewManifest:
     """One version of a view. Offsets below `horizon` are the ledger's, the others the log's."""
 
     topic_id: bytes  # 16 bytes, of the topic that is viewed
-    run_id: str  # names the folder
+    compaction_id: str  # names the folder
     horizon: int
     segments: tuple[LedgerSegment, ...]
     records: int  # in the ledger
@@ -73,7 +73,7 @@ def encode_manifest(manifest: ViewManifest) -> bytes:
     """The bytes of the file."""
     payload = {
         "topic_id": manifest.topic_id.hex(),
-        "run_id": manifest.run_id,
+        "compaction_id": manifest.compaction_id,
         "horizon": manifest.horizon,
         "segments": [
             [segment.base_offset, segment.next_base_offset, segment.size_bytes, segment.crc]
@@ -107,9 +107,9 @@ def decode_manifest(data: bytes, path: str) -> ViewManifest:
 
 
 def _manifest(payload: Mapping[str, Any]) -> ViewManifest:
-    run_id = str(payload["run_id"])
-    if not run_id or "/" in run_id or run_id.startswith("."):
-        raise ValueError(f"run id {run_id!r}")
+    compaction_id = str(payload["compaction_id"])
+    if not compaction_id or "/" in compaction_id or compaction_id.startswith("."):
+        raise ValueError(f"run id {compaction_id!r}")
     deleted = payload.get("deleted")
     if deleted is not None:
         deleted = DeletedKeys(*map(int, deleted))
@@ -117,7 +117,7 @@ def _manifest(payload: Mapping[str, Any]) -> ViewManifest:
             raise ValueError(f"deleted keys in {deleted.size_bytes} bytes")
     return ViewManifest(
         topic_id=bytes.fromhex(payload["topic_id"]),
-        run_id=run_id,
+        compaction_id=compaction_id,
         horizon=int(payload["horizon"]),
         segments=tuple(LedgerSegment(*map(int, row)) for row in payload["segments"]),
         records=int(payload["records"]),

@@ -264,7 +264,7 @@ def partition_status(**changes: object) -> dict[str, object]:
 
 
 def ended_job(outcome: str, reason: str) -> dict[str, object]:
-    return {"run_id": "r1", "outcome": outcome, "reason": reason}
+    return {"job_id": "r1", "outcome": outcome, "reason": reason}
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from cleaner.job import CleanedGroup, SegmentHorizon
 from cleaner.remote_compaction import (
     AdoptOutcome,
     AdoptResult,
+    LeasePlan,
     MalformedHandoffError,
+    OutputManifest,
     PartitionPlan,
     Purpose,
-    RunManifest,
-    RunPlan,
     decode_manifest,
     decode_plan,
     encode_manifest,
@@ -39,7 +39,7 @@ JOB = replace(
     aborted=(TxnIndexEntry(LARGE, 1, 2, 3),),
     output_directory="/elsewhere",
 )
-PLAN = RunPlan("run-1", "t", Purpose.COMPACT, 1, LARGE, "secret", (PartitionPlan(JOB, b"id", 9),))
+PLAN = LeasePlan("run-1", "t", Purpose.COMPACT, 1, LARGE, "secret", (PartitionPlan(JOB, b"id", 9),))
 OUTPUT = CleanedSegment(0, "run-1", (CleanedFile(f"{0:020d}.log.run-1.cleaned", LARGE, 2**32 - 1),))
 GROUPS = (replace(group_of(job()), output=OUTPUT), group_of(job()))
 REPORT = report_of(
@@ -49,7 +49,9 @@ REPORT = report_of(
     map_utilization=0.1,
     cleaned=((1, LARGE),),
 )
-MANIFEST = RunManifest("run-1", T0, bytes(16), "boot-1", LARGE, ("a", "b"), GROUPS, REPORT, "spark")
+MANIFEST = OutputManifest(
+    "run-1", T0, bytes(16), "boot-1", LARGE, ("a", "b"), GROUPS, REPORT, "spark"
+)
 
 
 def test_what_is_read_is_what_was_written() -> None:
@@ -63,7 +65,7 @@ def test_what_is_read_is_what_was_written() -> None:
 @pytest.mark.parametrize(
     ("where", "value", "output"),
     [
-        (("run_id",), 5, ".run_id: expected str"),
+        (("compaction_id",), 5, ".compaction_id: expected str"),
         (("created_ms",), 1.5, ".created_ms: expected int"),
         (("created_ms",), True, ".created_ms: expected int"),
         (("created_ms",), 10**400, "too large"),
@@ -92,8 +94,8 @@ def test_what_is_not_of_its_type_is_told_with_its_place(
 
 def test_a_field_that_is_missing_is_told() -> None:
     document = json.loads(encode_plan(PLAN))
-    del document["partitions"][0]["job"]["run_id"]
-    with pytest.raises(MalformedHandoffError, match="has no field run_id"):
+    del document["partitions"][0]["job"]["job_id"]
+    with pytest.raises(MalformedHandoffError, match="has no field job_id"):
         decode_plan(json.dumps(document).encode())
 
 
@@ -109,7 +111,7 @@ def test_no_number_that_is_none_becomes_a_float() -> None:
         document = json.loads(data)
         document["report"]["map_seconds"] = float(text)
         with pytest.raises(typed_json.MalformedJsonError):
-            typed_json.from_json(RunManifest, document)
+            typed_json.from_json(OutputManifest, document)
 
 
 def test_a_manifest_that_was_changed_by_one_byte_is_none() -> None:

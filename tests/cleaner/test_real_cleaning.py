@@ -179,13 +179,13 @@ async def test_workers_come_and_go_while_jobs_run_and_no_job_is_lost(tmp_path: P
         await shop.until(lambda: len(shop.pool.registry.in_progress()) == 1)
         shop.pool.configure(two)
         await shop.until(lambda: len(shop.pool.registry.in_progress()) == 2)
-        runs = {worker.run_id for worker in shop.pool.status().workers}
+        runs = {worker.job_id for worker in shop.pool.status().workers}
         shop.pool.configure(slow)
         shop.pool.configure(SETTINGS)  # one worker, and no limit any more: both jobs go on
         async with asyncio.timeout(90):
             for log in logs:
                 await shop.pool.wait_cleaned(log.partition, log.log_end_offset)
-        assert runs <= {job.run_id for job, _ in shop.host.done}
+        assert runs <= {job.job_id for job, _ in shop.host.done}
         assert shop.host.failures == []
         assert shop.pool.stats.aborted == 0
         await shop.until(lambda: len(shop.pool.status().workers) == 1)

@@ -138,7 +138,7 @@ class OurSide:
             verdict,
             JobInputs(HASH_KEY, last, aborted),
             CleanerSettings(),
-            run_id=f"run{self._runs}",
+            job_id=f"run{self._runs}",
             now_ms=self._now_ms,
         )
         assert job is not None

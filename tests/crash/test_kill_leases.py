@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from admin.client import ApiClient, UnreachableError
 from cleaner.engine.clean import run_clean
-from cleaner.remote_compaction import RUNS_PATH, AdoptOutcome
+from cleaner.remote_compaction import COMPACTIONS_PATH, AdoptOutcome
 from pipeline.client.lease import Lease, LeaseClient, LeaseLostError
 from storage.env import RealEnv
 from tests.support.cleaner.cleaning import Recorder
@@ -67,24 +67,24 @@ def read_all(broker: VarveBroker) -> tuple[Values, int]:
     return values, count
 
 
-def carry_out(run: Lease) -> None:
+def carry_out(lease: Lease) -> None:
     """On the broker's disk, and hand back."""
-    (part,) = run.plan.partitions
+    (part,) = lease.plan.partitions
     out = Path(part.job.directory).parent / "out" / "attempt"
     out.mkdir()
     recorder = Recorder()
     report = run_clean(RealEnv(), replace(part.job, output_directory=str(out)), recorder)
     folders = ["attempt"] * len(recorder.groups)
-    run.submit(part.job, recorder.groups, folders, report, engine="test")
+    lease.submit(part.job, recorder.groups, folders, report, engine="test")
 
 
 class Asking(threading.Thread):
     """Whoever asks for the adoption, and loses the broker over it."""
 
-    def __init__(self, broker: VarveBroker, run_id: str) -> None:
+    def __init__(self, broker: VarveBroker, compaction_id: str) -> None:
         super().__init__()
         self._client = ApiClient(f"http://127.0.0.1:{broker.http_port}").below(
-            f"{RUNS_PATH}/{run_id}"
+            f"{COMPACTIONS_PATH}/{compaction_id}"
         )
 
     def run(self) -> None:
@@ -92,16 +92,16 @@ class Asking(threading.Thread):
             self._client.post("/adopt")
 
 
-def adopted(broker: VarveBroker, run_id: str) -> AdoptOutcome:
+def adopted(broker: VarveBroker, compaction_id: str) -> AdoptOutcome:
     """What becomes of the run now that the broker is there again."""
-    run = LeaseClient(f"http://127.0.0.1:{broker.http_port}").reopen(run_id)
-    run.end()
+    lease = LeaseClient(f"http://127.0.0.1:{broker.http_port}").reopen(compaction_id)
+    lease.end()
     try:
-        (result,) = run.try_adopt()
+        (result,) = lease.try_adopt()
     except LeaseLostError:  # it was adopted before, and the log is another one since
         return AdoptOutcome.STALE
     if result.outcome is AdoptOutcome.NOTHING:
-        run.abandon()
+        lease.abandon()
     return result.outcome
 
 
@@ -114,16 +114,16 @@ def test_a_hand_back_survives_kills_of_the_broker_at_any_moment(tmp_path: Path) 
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         admin.create_topics([NewTopic(TOPIC, 1, 1, config=CONFIG)])[TOPIC].result(SECONDS)
         latest: Values = {}
-        staged = broker.data / f"{TOPIC}-0" / "varve.offline"
+        staged = broker.data / f"{TOPIC}-0" / "varve.leases"
         for number in range(ROUNDS):
             produce(broker, rng, latest, number)
-            runs = LeaseClient(f"http://127.0.0.1:{broker.http_port}")
-            run = runs.open(TOPIC, roll=True)
-            run.end()  # nobody keeps it alive: it has two minutes
-            asking = Asking(broker, run.plan.run_id)
+            leases = LeaseClient(f"http://127.0.0.1:{broker.http_port}")
+            lease = leases.open(TOPIC, roll=True)
+            lease.end()  # nobody keeps it alive: it has two minutes
+            asking = Asking(broker, lease.plan.compaction_id)
             # Before anything is made; before it is asked for; at once; and at any moment behind.
             if number > 0:
-                carry_out(run)
+                carry_out(lease)
             if number > 1:
                 asking.start()
             if number > 2:
@@ -133,7 +133,7 @@ def test_a_hand_back_survives_kills_of_the_broker_at_any_moment(tmp_path: Path) 
                 asking.join()
             broker = start_varve(tmp_path, SETTINGS, port=port)
             assert read_all(broker)[0] == latest
-            outcomes.append(adopted(broker, run.plan.run_id))
+            outcomes.append(adopted(broker, lease.plan.compaction_id))
             values, count = read_all(broker)
             assert values == latest
             assert count == len(latest) or outcomes[-1] is AdoptOutcome.NOTHING, outcomes

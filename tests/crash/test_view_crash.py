@@ -19,7 +19,7 @@ from storage.view.ledger import (
     Source,
     check_deleted_keys,
     describe_segment,
-    make_run_folder,
+    make_staging_folder,
     open_ledger,
     publish,
     settle_deleted_keys,
@@ -76,7 +76,7 @@ class Made:
 def sources_of(env: MemoryEnv, previous: Ledger | None, number: int) -> Made:
     made = Made([], [], None)
     if previous is not None:
-        folder = f"{view_path(FOLDER)}/{previous.manifest.run_id}"
+        folder = f"{view_path(FOLDER)}/{previous.manifest.compaction_id}"
         for segment in previous.manifest.segments:
             made.sources.append(LinkedSource(folder, segment.base_offset))
             made.segments.append(
@@ -102,16 +102,16 @@ def sources_of(env: MemoryEnv, previous: Ledger | None, number: int) -> Made:
 def make_run(env: MemoryEnv, number: int) -> None:
     """Bring the view from what is published to the end of segment `number`."""
     previous = opened(env)
-    run_id = f"run-{number}"
-    sweep(env, FOLDER, [] if previous is None else [previous.manifest.run_id])
-    directory = make_run_folder(env, FOLDER, run_id)
+    compaction_id = f"run-{number}"
+    sweep(env, FOLDER, [] if previous is None else [previous.manifest.compaction_id])
+    directory = make_staging_folder(env, FOLDER, compaction_id)
     made = sources_of(env, previous, number)
     stage(env, directory, made.sources)
     job = clean_job(
         [[segment] for segment in made.segments],
         directory=directory,
         first_dirty_offset=number * OFFSETS,
-        run_id=run_id,
+        job_id=compaction_id,
         latest_only=True,
         order=ViewOrder(None, made.deleted),
     )
@@ -128,11 +128,11 @@ def make_run(env: MemoryEnv, number: int) -> None:
         for source in sources.values()
     )
     manifest = ViewManifest(
-        TOPIC_ID, run_id, (number + 1) * OFFSETS, segments, 0, NOW_MS, "keep", "timestamp",
+        TOPIC_ID, compaction_id, (number + 1) * OFFSETS, segments, 0, NOW_MS, "keep", "timestamp",
         deleted=deleted,
     )  # fmt: skip
     publish(env, FOLDER, manifest)
-    sweep(env, FOLDER, [run_id])
+    sweep(env, FOLDER, [compaction_id])
 
 
 def content(ledger: Ledger) -> dict[bytes | None, bytes | None]:
@@ -155,7 +155,7 @@ def check_version(env: MemoryEnv) -> int:
     deleted = ledger.manifest.deleted
     assert deleted is not None
     assert deleted.keys == DELETED[number - 1]
-    check_deleted_keys(env, f"{view_path(FOLDER)}/{ledger.manifest.run_id}", deleted)
+    check_deleted_keys(env, f"{view_path(FOLDER)}/{ledger.manifest.compaction_id}", deleted)
     return number
 
 

@@ -63,7 +63,9 @@ def compact_view(broker: VarveBroker, topic: str, partition: int) -> int:
     def is_made() -> bool:
         now = client.get(path)
         assert not now["failed"], now
-        return bool(now["runs"] > before["runs"] or now["horizon"] == now["log_end_offset"])
+        return bool(
+            now["compactions"] > before["compactions"] or now["horizon"] == now["log_end_offset"]
+        )
 
     wait_until(is_made, "the view is compacted", SECONDS)
     return int(client.get(path)["horizon"])
@@ -130,14 +132,14 @@ def plant_in_ledgers(data: Path, topic: str, plant: Plant) -> None:
             row
             for ledger_segment in manifests[n].segments
             for row in decoded(
-                folder / manifests[n].run_id / f"{ledger_segment.base_offset:020d}.log"
+                folder / manifests[n].compaction_id / f"{ledger_segment.base_offset:020d}.log"
             )
         ]
         for n, folder in folders.items()
     }
     plant(rows)
     for n, folder in folders.items():
-        manifest, home = manifests[n], folder / manifests[n].run_id
+        manifest, home = manifests[n], folder / manifests[n].compaction_id
         for old in home.glob("0*"):
             old.unlink()
         content = encoded(sorted(rows[n], key=lambda row: row.offset), codec=4)

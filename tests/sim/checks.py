@@ -47,7 +47,7 @@ class Checks:
         for record in self._world.broker.pool.history(limit=20):
             # Changes of a topic, leases and operators give other reasons.
             if record.outcome == "aborted" and record.reason == BY_ITSELF:
-                raise RuleError("undisturbed", f"{record.run_id} was given up for no change")
+                raise RuleError("undisturbed", f"{record.job_id} was given up for no change")
         for name, model in self._world.models.items():
             topic = self._world.broker.topics.get(name)
             if topic is None or not topic.offline or model.deleting or faults:

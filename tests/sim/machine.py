@@ -348,7 +348,9 @@ class Machine:
             model = self.world.models.get(job.partition.topic)
             log = self.world.broker.manager.logs.get(job.partition)
             if model is not None and log is not None and log.topic_id == model.topic_id:
-                leased = any(job.run_id == run.run_id for run in self.world.broker.leases.all())
+                leased = any(
+                    job.job_id == run.compaction_id for run in self.world.broker.leases.all()
+                )
                 if not job.expired_only:
                     cleaned = Cleaned(job.now_ms, self.world.env.wall_ms(), leased)
                     model.published(job.log_start_offset, job.end_offset, cleaned)

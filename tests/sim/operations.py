@@ -8,7 +8,7 @@ from broker.handlers.produce import _produce_one
 from broker.leases.leasing import LeaseRequest
 from broker.topics.end_transaction import end_transaction
 from cleaner.engine.clean import run_clean
-from cleaner.remote_compaction import MANIFEST_NAME, Purpose, RunManifest, encode_manifest
+from cleaner.remote_compaction import MANIFEST_NAME, OutputManifest, Purpose, encode_manifest
 from protocol.codec import RequestHeader
 from protocol.produce_codec import ProducedPartition
 from storage.errors import LogDirectoryError
@@ -264,8 +264,8 @@ class Operations:
             call = functools.partial(run_clean, self._world.env, job, recorder)
             fiber = self._world.fibers.start(call, self._world.script.other_worker)
             report = await asyncio.wrap_future(fiber.future)
-            manifest = RunManifest(
-                run_id=plan.run_id,
+            manifest = OutputManifest(
+                compaction_id=plan.compaction_id,
                 partition=job.partition,
                 topic_id=part.topic_id,
                 generation=job.generation,
@@ -278,7 +278,7 @@ class Operations:
             await asyncio.sleep(seconds)
             put(self._world.env, f"{folder}/{MANIFEST_NAME}", encode_manifest(manifest))
             self._world.env.sync_dir(folder)
-        _, results, _ = await self._world.broker.leases.adopt(plan.run_id, None)
+        _, results, _ = await self._world.broker.leases.adopt(plan.compaction_id, None)
         self._world.note(
             f"    adopted: {[(result.outcome.value, result.reason) for result in results]}"
         )

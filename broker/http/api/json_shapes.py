@@ -89,7 +89,7 @@ def _job_json(worker: WorkerStatus | None) -> Json | None:
         return None
     return {
         **partition_fields(worker.partition),
-        "run_id": worker.run_id,
+        "job_id": worker.job_id,
         "stage": worker.stage,
         "done_bytes": worker.done_bytes,
         "total_bytes": worker.total_bytes,

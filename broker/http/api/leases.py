@@ -1,4 +1,4 @@
-"""/api/v1/offline-runs: work on logs outside of the broker. The paths: openapi.py.
+"""/api/v1/remote-compactions: work on logs outside of the broker. The paths: openapi.py.
 
 Rules
 - Opening, renewing, adopting and giving up are an operator's, guarded as the cleaner's API is.
@@ -30,15 +30,15 @@ from broker.leases.leases import Leases
 from broker.leases.leasing import LeaseRequest
 from broker.leases.model import LeasedPartition, LeaseError
 from cleaner.remote_compaction import (
+    COMPACTIONS_PATH,
     CRC_HEADER,
-    RUNS_PATH,
     Purpose,
     encode_plan,
     manifest_bytes_max,
     result_json,
 )
 
-FILES: Final = f"{RUNS_PATH}/{{run}}/partitions/{{partition}}"
+FILES: Final = f"{COMPACTIONS_PATH}/{{compaction_id}}/partitions/{{partition}}"
 INPUT: Final = f"{FILES}/inputs/{{name}}"
 OUTPUT: Final = f"{FILES}/outputs/{{folder}}/{{name}}"
 MANIFEST: Final = f"{FILES}/manifest"
@@ -55,18 +55,24 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class LeasesApi:
     """Answers for the runs."""
 
-    def __init__(self, runs: Leases, transfers: Transfers) -> None:
-        self._leases = runs
+    def __init__(self, leases: Leases, transfers: Transfers) -> None:
+        self._leases = leases
         self._transfers = transfers
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Every route, for the server."""
-        yield web.post(RUNS_PATH, _with_error_responses(self._open))
-        yield web.get(RUNS_PATH, _with_error_responses(self._list))
-        yield web.get(f"{RUNS_PATH}/{{run}}", _with_error_responses(self._get))
-        yield web.delete(f"{RUNS_PATH}/{{run}}", _with_error_responses(self._abandon))
-        yield web.post(f"{RUNS_PATH}/{{run}}/renew", _with_error_responses(self._renew))
-        yield web.post(f"{RUNS_PATH}/{{run}}/adopt", _with_error_responses(self._adopt))
+        yield web.post(COMPACTIONS_PATH, _with_error_responses(self._open))
+        yield web.get(COMPACTIONS_PATH, _with_error_responses(self._list))
+        yield web.get(f"{COMPACTIONS_PATH}/{{compaction_id}}", _with_error_responses(self._get))
+        yield web.delete(
+            f"{COMPACTIONS_PATH}/{{compaction_id}}", _with_error_responses(self._abandon)
+        )
+        yield web.post(
+            f"{COMPACTIONS_PATH}/{{compaction_id}}/renew", _with_error_responses(self._renew)
+        )
+        yield web.post(
+            f"{COMPACTIONS_PATH}/{{compaction_id}}/adopt", _with_error_responses(self._adopt)
+        )
         yield web.get(INPUT, _with_error_responses(self._get_input), allow_head=False)
         yield web.get(OUTPUT, _with_error_responses(self._get_output), allow_head=False)
         yield web.put(OUTPUT, _with_error_responses(self._put_output))
@@ -84,27 +90,33 @@ class LeasesApi:
 
     async def _list(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        return await rows_response("runs", (run.to_json() for run in self._leases.all()))
+        return await rows_response(
+            "remote_compactions", (compaction.to_json() for compaction in self._leases.all())
+        )
 
     async def _get(self, request: web.Request) -> web.Response:
         query_parameters(request, ())
-        return json_response(self._leases.find(request.match_info["run"]).to_json())
+        return json_response(self._leases.find(request.match_info["compaction_id"]).to_json())
 
     async def _renew(self, request: web.Request) -> web.Response:
         body = await _read_json_body(request, ("ttl_seconds",))
         requested = _integer(body, "ttl_seconds", None)
-        return json_response(self._leases.renew(request.match_info["run"], requested).to_json())
+        return json_response(
+            self._leases.renew(request.match_info["compaction_id"], requested).to_json()
+        )
 
     async def _abandon(self, request: web.Request) -> web.Response:
         await _read_json_body(request, ())
-        return json_response(self._leases.abandon(request.match_info["run"]).to_json())
+        return json_response(self._leases.abandon(request.match_info["compaction_id"]).to_json())
 
     async def _adopt(self, request: web.Request) -> web.Response:
         body = await _read_json_body(request, ("partition",))
         partition = _integer(body, "partition", None)
-        done, results, run = await self._leases.adopt(request.match_info["run"], partition)
+        done, results, compaction = await self._leases.adopt(
+            request.match_info["compaction_id"], partition
+        )
         answer = {"done": done, "results": [result_json(result) for result in results]}
-        return json_response({**answer, "run": run.to_json()})
+        return json_response({**answer, "remote_compaction": compaction.to_json()})
 
     # Files ------------------------------------------------------------------------------------
 
@@ -114,7 +126,7 @@ class LeasesApi:
         token = header[len(BEARER) :].strip() if header[: len(BEARER)].lower() == BEARER else ""
         query_parameters(request, ())
         return self._leases.files_of(
-            match["run"], parse_integer(match["partition"], "partition"), token
+            match["compaction_id"], parse_integer(match["partition"], "partition"), token
         )
 
     async def _get_input(self, request: web.Request) -> web.Response:

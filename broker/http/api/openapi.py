@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from cleaner.remote_compaction import RUNS_PATH
+from cleaner.remote_compaction import COMPACTIONS_PATH
 
 PATH: Final = "/api/v1/openapi.json"
 
@@ -37,7 +37,7 @@ def _query(name: str, kind: str, text: str, **bounds: int) -> dict[str, Any]:
 
 
 _LEASE: Final = {
-    "name": "run", "in": "path", "required": True, "schema": {"type": "string"},
+    "name": "compaction_id", "in": "path", "required": True, "schema": {"type": "string"},
 }  # fmt: skip
 _FOLDER: Final = {
     "name": "folder", "in": "path", "required": True, "schema": {"type": "string"},
@@ -45,9 +45,12 @@ _FOLDER: Final = {
 _FILE: Final = {
     "name": "name", "in": "path", "required": True, "schema": {"type": "string"},
 }  # fmt: skip
-_NO_LEASE: Final = (404, "There is no such run.")
-_LEASE_ENDED: Final = (410, "The lease is over.")
-_STALE: Final = (409, "The log went on without the run, or somebody else has the partition.")
+_NO_LEASE: Final = (404, "No remote compaction has this ID, or the token belongs to another one.")
+_LEASE_ENDED: Final = (410, "The lease has ended.")
+_STALE: Final = (
+    409,
+    "The lease is stale because the log changed, or another lease has the partition.",
+)
 
 
 def _responses(*codes: tuple[int, str]) -> dict[str, Any]:
@@ -122,15 +125,15 @@ def _log_paths() -> dict[str, Any]:
 
 
 def _lease_paths() -> dict[str, Any]:
-    """Work on logs outside of the broker."""
-    root = RUNS_PATH
-    files = f"{root}/{{run}}/partitions/{{partition}}"
+    """The paths of remote compactions and their leases."""
+    root = COMPACTIONS_PATH
+    files = f"{root}/{{compaction_id}}/partitions/{{partition}}"
     ttl = {"ttl_seconds": {"type": "integer", "minimum": 1, "maximum": 3600}}
     return {
-        root: _get("Runs, and those that ended lately.", [])
+        root: _get("List remote compactions, including those that ended recently.", [])
         | _change(
             "post",
-            "Lease partitions of a topic.",
+            "Start a remote compaction: lease partitions of a topic and return the plan.",
             [],
             _STALE,
             body={
@@ -141,22 +144,26 @@ def _lease_paths() -> dict[str, Any]:
                 **ttl,
             },
         ),
-        f"{root}/{{run}}": _get("One run.", [_LEASE], _NO_LEASE)
+        f"{root}/{{compaction_id}}": _get("Show one remote compaction.", [_LEASE], _NO_LEASE)
         | _change(
-            "delete", "Give it up; its files are removed.", [_LEASE], _NO_LEASE, _LEASE_ENDED
+            "delete",
+            "End a remote compaction: release its partitions and remove its files.",
+            [_LEASE],
+            _NO_LEASE,
+            _LEASE_ENDED,
         ),
-        f"{root}/{{run}}/renew": _change(
+        f"{root}/{{compaction_id}}/renew": _change(
             "post",
-            "Give it all of its time again.",
+            "Renew the leases of a remote compaction for `ttl_seconds` from now.",
             [_LEASE],
             _NO_LEASE,
             _STALE,
             _LEASE_ENDED,
             body=ttl,
         ),
-        f"{root}/{{run}}/adopt": _change(
+        f"{root}/{{compaction_id}}/adopt": _change(
             "post",
-            "Compare what was handed back, and publish it. To be repeated until `done`.",
+            "Verify the uploaded output and publish it. Repeat this request until `done`.",
             [_LEASE],
             _NO_LEASE,
             _STALE,
@@ -164,19 +171,22 @@ def _lease_paths() -> dict[str, Any]:
             body={"partition": {"type": "integer", "minimum": 0}},
         ),
         f"{files}/inputs/{{name}}": _get(
-            "A range of a pinned segment's file.",
+            "Download a range of a leased segment file.",
             [_LEASE, _PARTITION, _FILE],
             _NO_LEASE,
             _LEASE_ENDED,
         ),
         f"{files}/outputs/{{folder}}/{{name}}": _get(
-            "A range of a file that was put.",
+            "Download a range of an uploaded file.",
             [_LEASE, _PARTITION, _FOLDER, _FILE],
             _NO_LEASE,
             _LEASE_ENDED,
         )
-        | _put("Hand over a file.", [_LEASE, _PARTITION, _FOLDER, _FILE]),
-        f"{files}/manifest": _put("Say which files count; the last.", [_LEASE, _PARTITION]),
+        | _put("Upload a file.", [_LEASE, _PARTITION, _FOLDER, _FILE]),
+        f"{files}/manifest": _put(
+            "Upload the manifest, which lists the output files. No upload is accepted after it.",
+            [_LEASE, _PARTITION],
+        ),
     }
 
 
@@ -209,9 +219,9 @@ def _put(summary: str, parameters: list[dict[str, Any]]) -> dict[str, Any]:
                 _NO_LEASE,
                 _STALE,
                 _LEASE_ENDED,
-                (413, "It is too much."),
-                (422, "It is not what it claims to be."),
-                (507, "There is no room."),
+                (413, "The upload exceeds the limit of the lease."),
+                (422, "The checksum is wrong, or the manifest is malformed."),
+                (507, "The disk has too little free space."),
             ),
         }
     }

@@ -30,9 +30,9 @@ ROOT: Final = "/api/v1/view"
 class ViewApi:
     """Answers for the views."""
 
-    def __init__(self, topics: Topics, runs: ViewCompactions) -> None:
+    def __init__(self, topics: Topics, compactions: ViewCompactions) -> None:
         self._topics = topics
-        self._compactions = runs
+        self._compactions = compactions
 
     def routes(self) -> Iterator[web.RouteDef]:
         """Every route, for the server."""

@@ -28,7 +28,7 @@ PIECES: Final = 3
 class BufferedOutput:
     """Memory and scratch file, used by one group after the other."""
 
-    def __init__(self, env: Env, directory: str, run_id: str, background: BackgroundWrites) -> None:
+    def __init__(self, env: Env, directory: str, job_id: str, background: BackgroundWrites) -> None:
         self.piece_bytes = HELD_BYTES // PIECES
         self._free: list[Bytes] = [np.empty(self.piece_bytes, np.uint8) for _ in range(PIECES)]
         self._leaving: deque[tuple[Future[None], Bytes]] = deque()  # to be written
@@ -36,7 +36,7 @@ class BufferedOutput:
         self._background = background
         self._env = env
         self._directory = directory
-        self._run_id = run_id
+        self._run_id = job_id
         self._file: File | None = None
         self._spilled: list[int] = []  # sizes in bytes, newer than all that is closed
         self._spilled_bytes = 0

@@ -120,7 +120,7 @@ class NewestFirst:
         self.accounting = GroupAccounting(context, ())
         job = context.job
         self._background = BackgroundWrites()
-        self._buffered = BufferedOutput(context.env, job.outputs, job.run_id, self._background)
+        self._buffered = BufferedOutput(context.env, job.outputs, job.job_id, self._background)
         self._windows = Windows(context.env, job.directory, job.read_buffer_bytes)
         self._cleaner = WindowCleaner(context, self._buffered)
         self._buffers = OutputBuffers(self._buffered.piece_bytes)

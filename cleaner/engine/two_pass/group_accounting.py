@@ -59,7 +59,7 @@ class GroupAccounting:
             context.outputs,
             context.job.outputs,
             base_offset=group[0].base_offset,
-            run_id=context.job.run_id,
+            job_id=context.job.job_id,
             index_interval_bytes=context.job.index_interval_bytes,
             buffers=buffers,
             state=context.state,

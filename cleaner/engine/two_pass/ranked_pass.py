@@ -100,7 +100,7 @@ class RankedPass:
         Raises CleanAbortedError, CorruptCheckpointError, OSError; what was written is removed then.
         """
         env, job = self._context.env, self._context.job
-        name = f"{DELETED_KEYS_NAME}.{job.run_id}{CLEANED}"
+        name = f"{DELETED_KEYS_NAME}.{job.job_id}{CLEANED}"
         path = f"{job.directory}/{name}"
         file = env.open(path, create=True, write=True, truncate=True)
         try:

@@ -33,7 +33,7 @@ class Scratch:
 
     def __init__(self, env: Env, job: CleanJob, control: JobControl) -> None:
         base_offset = job.groups[0][0].base_offset
-        name = filenames.scratch_name(base_offset, job.run_id)
+        name = filenames.scratch_name(base_offset, job.job_id)
         self._env = env
         self._path = f"{job.outputs}/{name}"
         self._control = control

@@ -170,7 +170,7 @@ def test_a_run_that_was_given_up_ends_with_a_failure_and_says_who_did(tmp_path: 
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(varve, broker, "run", "customers", "0", "--roll", "--wait")
             wait_until(lambda: client.get(path)["state"] == "cleaning", "the clean")
-            assert client.get(path)["job"]["run_id"]
+            assert client.get(path)["job"]["job_id"]
             assert varve(broker, "abort", "customers", "0").stdout == "customers-0 is given up\n"
             done = running.result(60)
         assert (done.returncode, done.stdout) == (1, "")
@@ -276,21 +276,21 @@ def test_an_operator_lists_leases_and_ends_the_one_of_a_process_that_is_gone(
 ) -> None:
     produce(broker, 0, KEYS, "l")
     assert varve(broker, "list", group="leases").stdout == "No partition is leased.\n"
-    client = ApiClient(f"http://127.0.0.1:{broker.http_port}").below("/api/v1/offline-runs")
-    run = client.post("", {"topic": "customers", "partitions": [0], "roll": True})["run_id"]
+    client = ApiClient(f"http://127.0.0.1:{broker.http_port}").below("/api/v1/remote-compactions")
+    run = client.post("", {"topic": "customers", "partitions": [0], "roll": True})["compaction_id"]
     listed = varve(broker, "list", "--topic", "customers", group="leases").stdout.splitlines()
     assert listed[0].split()[:2] == ["RUN", "TOPIC"]
     assert listed[1].split()[:5] == [run, "customers", "0", "compact", "open"]
     ended = varve(broker, "end", run, group="leases")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert ended.stdout == f"run {run} has ended; its partitions of customers are released\n"
+    assert ended.stdout == f"{run} has ended. Its partitions of customers are released.\n"
     assert varve(broker, "list", group="leases").stdout == "No partition is leased.\n"
     listed = varve(broker, "list", "--ended", group="leases").stdout.splitlines()
     assert f"{run}: its lease was ended by a request" in listed
     again = varve(broker, "end", run, group="leases")
     assert (again.returncode, again.stdout) == (exit_codes.FAILED, "")
     assert "its lease was ended by a request" in again.stderr
-    client.delete(f"/{client.post('', {'topic': 'customers', 'partitions': [0]})['run_id']}")
+    client.delete(f"/{client.post('', {'topic': 'customers', 'partitions': [0]})['compaction_id']}")
 
 
 def test_a_client_tells_refusals_from_silence(broker: VarveBroker) -> None:

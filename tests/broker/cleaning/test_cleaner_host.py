@@ -68,7 +68,7 @@ def cleaned(
     assert verdict is not None
     inputs = broker.cleaning.job_inputs(ORDERS, facts.log_start_offset, facts.log_end_offset)
     settings = CleanerSettings(dedupe_buffer_bytes=1 << 20, **config)
-    job = plan_job(facts, verdict, inputs, settings, run_id="r1", now_ms=env.wall_ms())
+    job = plan_job(facts, verdict, inputs, settings, job_id="r1", now_ms=env.wall_ms())
     assert job is not None
     if group_size is not None:
         sources = [source for group in job.groups for source in group]
@@ -393,7 +393,7 @@ async def test_a_finished_job_is_one_line_with_kafkas_numbers_and_ours(env: Memo
     assert line["buffer_utilization_percent"] == round(100 * report.map_utilization, 1)
     assert (line["first_dirty_offset"], line["next_dirty_offset"]) == (0, 4 * RECORDS)
     assert line["keys"] == KEYS
-    assert line["run_id"] == "r1"
+    assert line["job_id"] == "r1"
 
 
 # --- what wakes the cleaner, and what it is told --------------------------------------------------

@@ -24,8 +24,8 @@ from tests.support.broker.leases import (
     carried_out,
     fill,
     latest,
+    leasing_broker,
     log_files,
-    offline_broker,
     opened,
     served,
     settled,
@@ -42,7 +42,7 @@ def env() -> MemoryEnv:
 
 
 async def test_what_was_made_outside_is_read_from_then_on(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 4)
         before, size_bytes = latest(partition), partition.log.size_bytes
         plan = await opened(broker)
@@ -57,7 +57,7 @@ async def test_what_was_made_outside_is_read_from_then_on(env: MemoryEnv) -> Non
         assert broker.manager.cleaner_offsets[ORDERS] == 4 * RECORDS
         assert staged(env) == []
         (line,) = (line for line in lines if line["event"] == "cleaned")
-        assert (line["engine"], line["run_id"]) == ("test", plan.run_id)
+        assert (line["engine"], line["job_id"]) == ("test", plan.compaction_id)
         (job,) = broker.pool.history(ORDERS)
         assert (job.engine, job.outcome, job.groups_published) == ("test", "finished", 1)
         assert broker.pool.stats.adoptions == 1
@@ -66,7 +66,7 @@ async def test_what_was_made_outside_is_read_from_then_on(env: MemoryEnv) -> Non
 
 
 async def test_the_broker_cleans_on_where_a_run_has_ended(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 2)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -81,7 +81,7 @@ async def test_the_broker_cleans_on_where_a_run_has_ended(env: MemoryEnv) -> Non
 
 
 async def test_what_is_appended_meanwhile_stays(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 2)
         plan = await opened(broker)
         made = carried_out(env, plan)
@@ -98,7 +98,7 @@ async def test_what_is_appended_meanwhile_stays(env: MemoryEnv) -> None:
 async def test_a_group_of_which_retention_took_the_front_replaces_the_rest(
     env: MemoryEnv, when: str
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 4)
         plan = await opened(broker)
         if when == "after":
@@ -118,7 +118,7 @@ async def test_a_group_of_which_retention_took_the_front_replaces_the_rest(
 
 
 async def test_a_group_that_retention_took_is_dropped(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 2)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -133,7 +133,7 @@ async def test_a_group_that_retention_took_is_dropped(env: MemoryEnv) -> None:
 
 
 async def test_a_manifest_without_groups_says_that_all_is_clean(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = served(broker)
         for _ in range(KEYS):  # nothing in it supersedes anything
             append(env, partition)
@@ -154,7 +154,7 @@ async def test_a_manifest_without_groups_says_that_all_is_clean(env: MemoryEnv) 
 async def test_where_there_is_nothing_to_do_the_plan_is_empty_and_so_is_the_adoption(
     env: MemoryEnv, purpose: Purpose, why: str
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         if why == "only the active segment":
             append(env, served(broker))
         if why == "all of it is clean":
@@ -168,7 +168,7 @@ async def test_where_there_is_nothing_to_do_the_plan_is_empty_and_so_is_the_adop
         assert staged(env) == []
         assert broker.pool.registry.in_progress() == {}
         if purpose is Purpose.COMPACT:
-            done, results, _ = await broker.leases.adopt(plan.run_id, None)
+            done, results, _ = await broker.leases.adopt(plan.compaction_id, None)
             assert (done, results) == (True, [])
 
 
@@ -262,7 +262,7 @@ async def of_another_partition(env: MemoryEnv, _broker: Broker, made: Made) -> N
 
 
 async def of_another_run(env: MemoryEnv, _broker: Broker, made: Made) -> None:
-    made.leave_manifest(env, run_id="other")
+    made.leave_manifest(env, compaction_id="other")
 
 
 async def out_of_its_folder(env: MemoryEnv, _broker: Broker, made: Made) -> None:
@@ -311,7 +311,7 @@ async def a_forged_input(env: MemoryEnv, broker: Broker, made: Made) -> None:
 async def test_what_the_job_does_not_leave_is_refused_and_the_log_unchanged(
     env: MemoryEnv, spoil: Spoil
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 4)
         plan = await opened(broker)
         made = carried_out(env, plan)
@@ -353,7 +353,7 @@ async def deleted_and_made_again(env: MemoryEnv, broker: Broker) -> None:
 async def test_a_lease_holds_up_no_change_and_is_stale_after_it(
     env: MemoryEnv, change: Callable[[MemoryEnv, Broker], Awaitable[None]], noticed: str
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 4)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -365,7 +365,7 @@ async def test_a_lease_holds_up_no_change_and_is_stale_after_it(
         result = await adopted(broker, plan)
         assert (result.outcome, result.groups_published) == (AdoptOutcome.STALE, 0)
         with pytest.raises(LeaseError) as refused:
-            broker.leases.renew(plan.run_id, None)
+            broker.leases.renew(plan.compaction_id, None)
         assert refused.value.status == 409
         await settled(broker)
         assert partition is None or offsets_in(partition.log) == before
@@ -376,7 +376,7 @@ async def test_a_lease_holds_up_no_change_and_is_stale_after_it(
 async def test_a_change_between_comparison_and_publication_makes_it_stale(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 4)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -396,7 +396,7 @@ async def test_a_change_between_comparison_and_publication_makes_it_stale(
 async def test_a_publication_that_is_refused_leaves_nothing_behind(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 4)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -420,7 +420,7 @@ async def test_whoever_changes_the_topic_waits_for_a_publication(
 ) -> None:
     import asyncio
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 4)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -447,14 +447,14 @@ async def test_nothing_is_published_while_an_operator_has_paused_the_partition(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.leases.adoption.BUSY_SECONDS", 0.1)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 4)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
         before = log_files(env)
         broker.pool.pause(ORDERS)
         with pytest.raises(LeaseError, match="paused by somebody else") as refused:
-            await broker.leases.adopt(plan.run_id, None)
+            await broker.leases.adopt(plan.compaction_id, None)
         assert refused.value.status == 503
         assert log_files(env) == before
         with pytest.raises(PartitionBusyError), broker.pool.adopting(ORDERS):
@@ -464,18 +464,18 @@ async def test_nothing_is_published_while_an_operator_has_paused_the_partition(
 
 
 async def test_without_a_manifest_the_run_goes_on(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 4)
         plan = await opened(broker)
         made = carried_out(env, plan)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.NOTHING
-        assert staged(env) == [plan.run_id]
+        assert staged(env) == [plan.compaction_id]
         made.leave_manifest(env)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
 
 
 async def test_partitions_of_a_run_are_judged_each_for_itself(env: MemoryEnv) -> None:
-    async with offline_broker(env, partitions=3) as broker:
+    async with leasing_broker(env, partitions=3) as broker:
         for number in range(3):
             fill(env, broker, 2, number)
         plan = await opened(broker)
@@ -483,20 +483,20 @@ async def test_partitions_of_a_run_are_judged_each_for_itself(env: MemoryEnv) ->
             carried_out(env, plan, index).leave_manifest(env)
         flip(env, carried_out(env, plan, 1, attempt=ATTEMPT).path())
         served(broker, 2).log.truncate_to(3, now_ms=env.wall_ms())
-        done, results, run = await broker.leases.adopt(plan.run_id, None)
+        done, results, compaction = await broker.leases.adopt(plan.compaction_id, None)
         assert done
         assert {r.partition.partition: r.outcome for r in results} == {
             0: AdoptOutcome.ADOPTED,
             1: AdoptOutcome.INVALID,
             2: AdoptOutcome.STALE,
         }
-        assert not run.is_alive
+        assert not compaction.is_alive
 
 
 async def test_of_a_run_for_reading_nothing_comes_back(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker, purpose=Purpose.READ)
         carried_out(env, plan).leave_manifest(env)
         with pytest.raises(LeaseError, match="for reading"):
-            await broker.leases.adopt(plan.run_id, None)
+            await broker.leases.adopt(plan.compaction_id, None)

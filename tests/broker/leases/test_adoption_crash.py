@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from broker.leases.lease_folder import write_manifest
 from broker.leases.model import LeaseError
-from cleaner.remote_compaction import AdoptOutcome, RunPlan, encode_manifest
+from cleaner.remote_compaction import AdoptOutcome, LeasePlan, encode_manifest
 from tests.support.broker.leases import (
     KEYS,
     RECORDS,
@@ -22,8 +22,8 @@ from tests.support.broker.leases import (
     carried_out,
     fill,
     latest,
+    leasing_broker,
     log_files,
-    offline_broker,
     opened,
     served,
     staged,
@@ -48,10 +48,10 @@ def remains(env: MemoryEnv, fate: Fate) -> MemoryEnv:
     return after
 
 
-async def crashed(seed: int, crash_at: int, fate: Fate) -> tuple[MemoryEnv, RunPlan, bool]:
+async def crashed(seed: int, crash_at: int, fate: Fate) -> tuple[MemoryEnv, LeasePlan, bool]:
     """The disk when the crash struck at that operation, and whether the adoption had returned."""
     env = MemoryEnv(seed)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, SEGMENTS)
         plan = await opened(broker)
         made = carried_out(env, plan)
@@ -68,9 +68,9 @@ async def crashed(seed: int, crash_at: int, fate: Fate) -> tuple[MemoryEnv, RunP
         return remains(env, fate), plan, returned
 
 
-async def judged(env: MemoryEnv, plan: RunPlan) -> str:
+async def judged(env: MemoryEnv, plan: LeasePlan) -> str:
     """Start on what was left; adopt what is still leased."""
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         log = served(broker).log
         results = offsets_in(log)
         assert results in (OLD, NEW), results
@@ -78,14 +78,14 @@ async def judged(env: MemoryEnv, plan: RunPlan) -> str:
         assert latest(served(broker)) == LATEST
         assert [name for name in log_files(env) if "cleaned" in name or "journal" in name] == []
         outcome = "old" if results == OLD else "new"
-        runs = [run.run_id for run in broker.leases.alive()]
-        assert staged(env) == runs
-        if not runs:
+        compactions = [compaction.compaction_id for compaction in broker.leases.alive()]
+        assert staged(env) == compactions
+        if not compactions:
             return f"{outcome}, swept"
         assert results == OLD
         result = await adopted(broker, plan)
         if result.outcome is AdoptOutcome.NOTHING:  # it crashed before the manifest was there
-            broker.leases.abandon(plan.run_id)
+            broker.leases.abandon(plan.compaction_id)
             return "old, to be handed back"
         assert result.outcome is AdoptOutcome.ADOPTED, result
         assert offsets_in(log) == NEW

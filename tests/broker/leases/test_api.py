@@ -9,13 +9,13 @@ import pytest
 from crc32c import crc32c
 
 from broker.app import Broker
-from cleaner.remote_compaction import RunPlan, encode_manifest, plan_of
+from cleaner.remote_compaction import LeasePlan, encode_manifest, plan_of
 from storage.format import filenames
-from tests.support.broker.leases import FOLDER, RECORDS, carried_out, fill, offline_broker, staged
+from tests.support.broker.leases import FOLDER, RECORDS, carried_out, fill, leasing_broker, staged
 from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import put
 
-ROOT = "/api/v1/offline-runs"
+ROOT = "/api/v1/remote-compactions"
 JSON = {"Content-Type": "application/json"}
 SECRET = "0123456789abcdef"
 NAME = filenames.file_name(0, filenames.LOG)
@@ -55,7 +55,7 @@ async def ask(
     return status, json.loads(document)
 
 
-async def opened(broker: Broker, **expected: object) -> RunPlan:
+async def opened(broker: Broker, **expected: object) -> LeasePlan:
     status, result = await ask(broker, "POST", ROOT, {"topic": "orders", **expected})
     assert status == 201, result
     return plan_of(result)
@@ -65,20 +65,22 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def files(plan: RunPlan, partition: int = 0) -> str:
-    return f"{ROOT}/{plan.run_id}/partitions/{partition}"
+def files(plan: LeasePlan, partition: int = 0) -> str:
+    return f"{ROOT}/{plan.compaction_id}/partitions/{partition}"
 
 
 # --- runs -----------------------------------------------------------------------------------------
 
 
 async def test_a_run_from_its_plan_to_its_adoption(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker, ttl_seconds=30)
         assert plan.expires_ms == env.wall_ms() + 30_000
         _, listed = await ask(broker, "GET", ROOT)
-        assert [run["run_id"] for run in listed["runs"]] == [plan.run_id]
+        assert [compaction["compaction_id"] for compaction in listed["remote_compactions"]] == [
+            plan.compaction_id
+        ]
         assert "token" not in json.dumps(listed)
         made = carried_out(env, plan)
         data = encode_manifest(made.manifest)
@@ -86,25 +88,25 @@ async def test_a_run_from_its_plan_to_its_adoption(env: MemoryEnv) -> None:
                                  **bearer(plan.token))  # fmt: skip
         assert status == 200
         env.advance_ms(20_000)
-        status, result = await ask(broker, "POST", f"{ROOT}/{plan.run_id}/renew", {})
+        status, result = await ask(broker, "POST", f"{ROOT}/{plan.compaction_id}/renew", {})
         assert (status, result["expires_ms"]) == (200, env.wall_ms() + 30_000)
-        status, result = await ask(broker, "POST", f"{ROOT}/{plan.run_id}/adopt", {})
+        status, result = await ask(broker, "POST", f"{ROOT}/{plan.compaction_id}/adopt", {})
         assert (status, result["done"]) == (200, True)
         assert [result["outcome"] for result in result["results"]] == ["adopted"]
-        status, result = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
+        status, result = await ask(broker, "GET", f"{ROOT}/{plan.compaction_id}")
         assert (status, result["state"]) == (200, "adopted")
-        status, _ = await ask(broker, "DELETE", f"{ROOT}/{plan.run_id}")
+        status, _ = await ask(broker, "DELETE", f"{ROOT}/{plan.compaction_id}")
         assert status == 410
 
 
 async def test_a_second_run_is_told_which_one_has_the_partition(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         status, result = await ask(broker, "POST", ROOT, {"topic": "orders"})
         assert status == 409
-        assert plan.run_id in result["error"]
-        status, _ = await ask(broker, "DELETE", f"{ROOT}/{plan.run_id}")
+        assert plan.compaction_id in result["error"]
+        status, _ = await ask(broker, "DELETE", f"{ROOT}/{plan.compaction_id}")
         assert status == 200
         await opened(broker)
 
@@ -113,18 +115,18 @@ async def test_whoever_waits_long_for_an_adoption_is_told_how_far_it_is(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.leases.leases.ADOPT_ANSWER_SECONDS", 0)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
         answers = []
         while not answers or not answers[-1]["done"]:
-            status, result = await ask(broker, "POST", f"{ROOT}/{plan.run_id}/adopt", {})
+            status, result = await ask(broker, "POST", f"{ROOT}/{plan.compaction_id}/adopt", {})
             assert status == 200
             answers.append(result)
         assert len(answers) > 1
         assert answers[0]["results"] == []
-        assert answers[0]["run"]["partitions"][0]["state"] == "adopting"
+        assert answers[0]["remote_compaction"]["partitions"][0]["state"] == "adopting"
 
 
 @pytest.mark.parametrize(
@@ -145,16 +147,16 @@ async def test_whoever_waits_long_for_an_adoption_is_told_how_far_it_is(
 async def test_a_request_that_makes_no_sense_is_refused(
     env: MemoryEnv, body: object, reason: str
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         status, result = await ask(broker, "POST", ROOT, body)
         assert (status, reason in result["error"]) == (400, True), result
 
 
 async def test_what_is_null_is_what_is_not_said(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker, ttl_seconds=None, partitions=None)
-        status, result = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
+        status, result = await ask(broker, "GET", f"{ROOT}/{plan.compaction_id}")
         assert (status, result["ttl_seconds"]) == (200, 120)
 
 
@@ -162,7 +164,7 @@ async def test_what_is_null_is_what_is_not_said(env: MemoryEnv) -> None:
 
 
 async def test_runs_are_an_operators_and_files_the_runs_own(env: MemoryEnv) -> None:
-    async with offline_broker(env, token=SECRET.encode()) as broker:
+    async with leasing_broker(env, token=SECRET.encode()) as broker:
         fill(env, broker, 2)
         body = json.dumps({"topic": "orders"}).encode()
         assert (await raw(broker, "POST", ROOT, body, **JSON_HEADER))[0] == 401
@@ -177,7 +179,7 @@ async def test_runs_are_an_operators_and_files_the_runs_own(env: MemoryEnv) -> N
             (bearer("é"), 404),
         ):
             assert (await raw(broker, "GET", path, **headers))[0] == status
-        renew = f"{ROOT}/{plan.run_id}/renew"
+        renew = f"{ROOT}/{plan.compaction_id}/renew"
         assert (await raw(broker, "POST", renew, b"{}", **JSON_HEADER, **bearer(plan.token)))[
             0
         ] == 401
@@ -201,12 +203,12 @@ JSON_HEADER = {"Content_Type": "application/json"}
 async def test_no_path_looks_like_a_transfer_to_the_guard_and_like_an_order_to_the_rest(
     env: MemoryEnv, path: str
 ) -> None:
-    async with offline_broker(env, token=SECRET.encode()) as broker:
+    async with leasing_broker(env, token=SECRET.encode()) as broker:
         assert (await raw(broker, "POST", path, b"{}", **JSON_HEADER))[0] == 401
 
 
 async def test_the_token_ends_with_the_lease(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker, ttl_seconds=10)
         path = f"{files(plan)}/inputs/{NAME}"
@@ -220,7 +222,7 @@ async def test_the_token_ends_with_the_lease(env: MemoryEnv) -> None:
 
 
 async def test_inputs_come_in_ranges_with_their_checksum(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         data = env.read_file(f"{FOLDER}/{NAME}")
@@ -254,7 +256,7 @@ async def test_a_large_file_is_given_in_ranges_only(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.leases.file_transfer.RANGE_BYTES_MAX", 100)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         path, token = f"{files(plan)}/inputs/{NAME}", bearer(plan.token)
@@ -278,7 +280,7 @@ async def test_a_large_file_is_given_in_ranges_only(
     ],
 )
 async def test_nothing_but_pinned_segments_is_given(env: MemoryEnv, name: str) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         status, data, _ = await raw(broker, "GET", f"{files(plan)}/inputs/{name}",
@@ -289,16 +291,16 @@ async def test_nothing_but_pinned_segments_is_given(env: MemoryEnv, name: str) -
 # --- files in -------------------------------------------------------------------------------------
 
 
-def cleaned(plan: RunPlan) -> str:
-    return filenames.cleaned_name(0, filenames.LOG, plan.run_id)
+def cleaned(plan: LeasePlan) -> str:
+    return filenames.cleaned_name(0, filenames.LOG, plan.compaction_id)
 
 
-def told(data: bytes, plan: RunPlan) -> dict[str, str]:
+def told(data: bytes, plan: LeasePlan) -> dict[str, str]:
     return {"X_Varve_Crc32c": f"{crc32c(data):08x}", **bearer(plan.token)}
 
 
 async def test_outputs_are_kept_and_given_back(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         data = bytes(range(256)) * 15_000  # some four pieces
@@ -306,12 +308,12 @@ async def test_outputs_are_kept_and_given_back(env: MemoryEnv) -> None:
             path = f"{files(plan)}/outputs/{folder}/{name}"
             status, _, _ = await raw(broker, "PUT", path, data, **told(data, plan))
             assert status == 200
-            retained = f"{FOLDER}/varve.offline/{plan.run_id}/out/{folder}"
+            retained = f"{FOLDER}/varve.leases/{plan.compaction_id}/out/{folder}"
             assert env.listdir(retained) == [name]
             assert env.read_file(f"{retained}/{name}") == data
             status, result, _ = await raw(broker, "GET", path, **bearer(plan.token))
             assert (status, result) == (200, data)
-        _, result = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
+        _, result = await ask(broker, "GET", f"{ROOT}/{plan.compaction_id}")
         assert result["partitions"][0]["staged_bytes"] == 2 * len(data)
 
 
@@ -335,7 +337,7 @@ async def test_outputs_are_kept_and_given_back(env: MemoryEnv) -> None:
 async def test_nothing_is_kept_under_another_name_than_an_outputs(
     env: MemoryEnv, folder: str, name: str
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         path = f"{files(plan)}/outputs/{folder}/{name.format(cleaned=cleaned(plan))}"
@@ -346,7 +348,7 @@ async def test_nothing_is_kept_under_another_name_than_an_outputs(
 
 
 async def test_what_is_not_what_it_claims_to_be_is_not_kept(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         path = f"{files(plan)}/outputs/attempt-1/{cleaned(plan)}"
@@ -355,13 +357,13 @@ async def test_what_is_not_what_it_claims_to_be_is_not_kept(env: MemoryEnv) -> N
         assert (await raw(broker, "PUT", path, b"data", **bearer(plan.token)))[0] == 400
         chunked = {**told(b"data", plan), "Transfer_Encoding": "chunked"}
         assert (await raw(broker, "PUT", path, b"4\r\ndata\r\n0\r\n\r\n", **chunked))[0] == 411
-        assert env.listdir(f"{FOLDER}/varve.offline/{plan.run_id}/out/attempt-1") == []
-        _, result = await ask(broker, "GET", f"{ROOT}/{plan.run_id}")
+        assert env.listdir(f"{FOLDER}/varve.leases/{plan.compaction_id}/out/attempt-1") == []
+        _, result = await ask(broker, "GET", f"{ROOT}/{plan.compaction_id}")
         assert result["partitions"][0]["staged_bytes"] == 0
 
 
 async def test_an_upload_that_breaks_off_leaves_nothing(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         path = f"{files(plan)}/outputs/attempt-1/{cleaned(plan)}"
@@ -377,7 +379,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(env: MemoryEnv) -> None:
             connection.close()
 
         await asyncio.to_thread(break_off)
-        folder = f"{FOLDER}/varve.offline/{plan.run_id}/out/attempt-1"
+        folder = f"{FOLDER}/varve.leases/{plan.compaction_id}/out/attempt-1"
         async with asyncio.timeout(20):
             while not env.is_dir(folder) or env.listdir(folder):  # noqa: ASYNC110 - of the server
                 await asyncio.sleep(0.01)
@@ -388,7 +390,7 @@ async def test_there_is_a_bound_to_what_comes(
 ) -> None:
     monkeypatch.setattr("broker.leases.model.STAGED_BYTES_MIN", 1000)
     monkeypatch.setattr("broker.leases.model.STAGED_FACTOR", 0)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         path = f"{files(plan)}/outputs/scratch-1/rows"
@@ -401,7 +403,7 @@ async def test_there_is_a_bound_to_what_comes(
 
 
 async def test_nothing_comes_behind_the_manifest(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         made = carried_out(env, plan)
@@ -417,24 +419,24 @@ async def test_nothing_comes_behind_the_manifest(env: MemoryEnv) -> None:
 
 
 async def test_metrics_tell_what_is_pinned_and_how_runs_ended(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         _, text, _ = await raw(broker, "GET", "/metrics")
         pinned = plan.partitions[0].inputs_bytes
-        assert b'varve_offline_runs{purpose="compact"} 1.0' in text
-        assert f'varve_offline_pinned_bytes{{purpose="compact"}} {float(pinned)}'.encode() in text
+        assert b'varve_remote_compactions{purpose="compact"} 1.0' in text
+        assert f'varve_lease_pinned_bytes{{purpose="compact"}} {float(pinned)}'.encode() in text
         carried_out(env, plan).leave_manifest(env)
-        await ask(broker, "POST", f"{ROOT}/{plan.run_id}/adopt", {})
+        await ask(broker, "POST", f"{ROOT}/{plan.compaction_id}/adopt", {})
         _, text, _ = await raw(broker, "GET", "/metrics")
-        assert b'varve_offline_adoptions_total{outcome="adopted"} 1.0' in text
-        assert b'varve_offline_runs{purpose="compact"} 0.0' in text
+        assert b'varve_remote_compaction_adoptions_total{outcome="adopted"} 1.0' in text
+        assert b'varve_remote_compactions{purpose="compact"} 0.0' in text
         assert staged(env) == []
 
 
 async def test_a_linked_input_is_no_way_around(env: MemoryEnv) -> None:
     """A folder in the place of a file, as an executor on the same disk could leave one."""
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         folder = plan.partitions[0].job.directory

@@ -14,7 +14,7 @@ from tests.support.broker.leases import (
     adopted,
     carried_out,
     fill,
-    offline_broker,
+    leasing_broker,
     opened,
     served,
 )
@@ -59,7 +59,7 @@ def has_expired(broker: Broker) -> bool:
 
 
 async def test_a_tombstone_stays_for_its_retention_after_the_adoption(env: MemoryEnv) -> None:
-    async with offline_broker(env, keys=SHORT) as broker:
+    async with leasing_broker(env, keys=SHORT) as broker:
         fill(env, broker, 2)
         delete_key(env, broker, b"k0")
         plan = await opened(broker, ttl_seconds=3600)
@@ -76,7 +76,7 @@ async def test_a_tombstone_stays_for_its_retention_after_the_adoption(env: Memor
 
 
 async def test_what_took_longer_than_its_horizons_allow_is_refused(env: MemoryEnv) -> None:
-    async with offline_broker(env, keys=SHORT) as broker:
+    async with leasing_broker(env, keys=SHORT) as broker:
         partition = fill(env, broker, 2)
         delete_key(env, broker, b"k0")
         before = [(r.key, r.value) for r in read_records(partition.log)]
@@ -94,7 +94,7 @@ async def test_what_took_longer_than_its_horizons_allow_is_refused(env: MemoryEn
 
 
 async def test_where_nothing_is_promised_work_outside_may_take_any_time(env: MemoryEnv) -> None:
-    async with offline_broker(env, keys={"delete.retention.ms": "0"}) as broker:
+    async with leasing_broker(env, keys={"delete.retention.ms": "0"}) as broker:
         fill(env, broker, 2)
         delete_key(env, broker, b"k0")
         plan = await opened(broker, ttl_seconds=3600)

@@ -24,8 +24,8 @@ from cleaner.remote_compaction import (
     MANIFEST_MAGIC,
     MANIFEST_VERSION,
     AdoptOutcome,
+    LeasePlan,
     Purpose,
-    RunPlan,
 )
 from storage.format.sealed_json import seal_body
 from tests.support.broker.leases import (
@@ -34,8 +34,8 @@ from tests.support.broker.leases import (
     adopted,
     carried_out,
     fill,
+    leasing_broker,
     log_files,
-    offline_broker,
     opened,
     served,
     settled,
@@ -57,7 +57,7 @@ def env() -> MemoryEnv:
 async def test_a_disk_that_was_full_for_a_moment_does_not_spoil_an_adoption(
     env: MemoryEnv, step: str
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -72,7 +72,7 @@ async def test_a_disk_that_was_full_for_a_moment_does_not_spoil_an_adoption(
 async def test_links_that_could_not_be_removed_do_not_spoil_the_next_adoption(
     env: MemoryEnv,
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -103,10 +103,10 @@ class SlowUpload:
         yield data
 
 
-async def both(broker: Broker, env: MemoryEnv, plan: RunPlan, size_bytes: int) -> list[int]:
+async def both(broker: Broker, env: MemoryEnv, plan: LeasePlan, size_bytes: int) -> list[int]:
     """The statuses of two uploads that begin at the same time."""
     transfers = Transfers(env, broker.leases)
-    part = broker.leases.files_of(plan.run_id, 0, plan.token)
+    part = broker.leases.files_of(plan.compaction_id, 0, plan.token)
     uploads = [SlowUpload(size_bytes) for _ in range(2)]
     tasks = [
         asyncio.ensure_future(
@@ -128,17 +128,17 @@ async def test_uploads_at_the_same_time_keep_to_one_bound(
 ) -> None:
     monkeypatch.setattr("broker.leases.model.STAGED_BYTES_MIN", 1000)
     monkeypatch.setattr("broker.leases.model.STAGED_FACTOR", 0)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         assert sorted(await both(broker, env, plan, 600)) == [200, 413]
-        assert broker.leases.files_of(plan.run_id, 0, plan.token).staged_bytes == 600
+        assert broker.leases.files_of(plan.compaction_id, 0, plan.token).staged_bytes == 600
 
 
 async def test_room_that_was_promised_to_one_upload_is_not_promised_to_another(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         monkeypatch.setattr("broker.leases.file_transfer.FREE_BYTES_MIN", 1000)
@@ -161,10 +161,10 @@ class Dripping:
 
 
 async def test_an_upload_that_never_ends_ends_with_its_run(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
-        part = broker.leases.files_of(plan.run_id, 0, plan.token)
+        part = broker.leases.files_of(plan.compaction_id, 0, plan.token)
         dripping = Dripping()
         upload = Upload(1000, 0, dripping.chunks())
         transfers = Transfers(env, broker.leases)
@@ -172,7 +172,7 @@ async def test_an_upload_that_never_ends_ends_with_its_run(env: MemoryEnv) -> No
         dripping.wanted.release()
         while not dripping.came:  # noqa: ASYNC110 - the folder is made in a thread
             await asyncio.sleep(0)
-        broker.leases.abandon(plan.run_id)
+        broker.leases.abandon(plan.compaction_id)
         dripping.wanted.release()
         with pytest.raises(LeaseError) as refused:
             await asyncio.wait_for(task, 20)
@@ -204,7 +204,7 @@ def without_groups(env: MemoryEnv, path: str) -> None:
 
 
 def nested(env: MemoryEnv, path: str) -> None:
-    put(env, path, sealed(b'{"run_id":' + b"[" * 200_000 + b"]" * 200_000 + b"}"))
+    put(env, path, sealed(b'{"compaction_id":' + b"[" * 200_000 + b"]" * 200_000 + b"}"))
 
 
 def folder(env: MemoryEnv, path: str) -> None:
@@ -216,11 +216,11 @@ def folder(env: MemoryEnv, path: str) -> None:
 async def test_a_lease_that_lies_is_swept_and_holds_up_no_start(
     env: MemoryEnv, lie: Callable[[MemoryEnv, str], None]
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker)
-    lie(env, f"{FOLDER}/varve.offline/{plan.run_id}/lease")
-    async with offline_broker(env) as broker:
+    lie(env, f"{FOLDER}/varve.leases/{plan.compaction_id}/lease")
+    async with leasing_broker(env) as broker:
         assert broker.leases.stats.resumed == 0
         assert staged(env) == []
         assert served(broker).log.log_end_offset == 30
@@ -236,10 +236,10 @@ def bomb(size_bytes: int) -> bytes:
 
 
 async def test_a_manifest_too_large_for_its_job_is_not_read(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker)
-        part = broker.leases.files_of(plan.run_id, 0, plan.token)
+        part = broker.leases.files_of(plan.compaction_id, 0, plan.token)
         with pytest.raises(LeaseError, match="its manifest has up to") as refused:
             await Transfers(env, broker.leases).receive_manifest(part, bomb(2 << 20))
         assert refused.value.status == 413
@@ -250,7 +250,7 @@ async def test_a_manifest_too_large_for_its_job_is_not_read(env: MemoryEnv) -> N
 
 
 async def test_who_made_it_is_told_in_plain_characters(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env, engine="me\n\x1b[31m\ud800" + "x" * 1000)
@@ -265,7 +265,7 @@ async def test_who_made_it_is_told_in_plain_characters(env: MemoryEnv) -> None:
 async def test_outputs_that_cannot_be_moved_are_taken_back_and_may_be_adopted_later(
     env: MemoryEnv,
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -286,19 +286,21 @@ async def test_of_two_leases_of_one_partition_that_a_start_finds_one_goes_on(
     env: MemoryEnv,
 ) -> None:
     """The first one ended, and its files could not be removed before the broker was killed."""
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         first = await opened(broker)
-        fault = env.fail_on(lambda op, path: op == "unlink" and "varve.offline" in path, errno.EIO)
-        broker.leases.abandon(first.run_id)
+        fault = env.fail_on(lambda op, path: op == "unlink" and "varve.leases" in path, errno.EIO)
+        broker.leases.abandon(first.compaction_id)
         await settled(broker)
         env.advance_ms(5)
         second = await opened(broker)
-        assert staged(env) == sorted([first.run_id, second.run_id])
+        assert staged(env) == sorted([first.compaction_id, second.compaction_id])
         fault.remove()
-    async with offline_broker(env) as broker:
-        assert [run.run_id for run in broker.leases.alive()] == [second.run_id]
-        assert staged(env) == [second.run_id]
+    async with leasing_broker(env) as broker:
+        assert [compaction.compaction_id for compaction in broker.leases.alive()] == [
+            second.compaction_id
+        ]
+        assert staged(env) == [second.compaction_id]
         carried_out(env, second).leave_manifest(env)
         assert (await adopted(broker, second)).outcome is AdoptOutcome.ADOPTED
         assert broker.pool.registry.in_progress() == {}
@@ -330,15 +332,15 @@ class SlowWrites:
 async def test_a_lease_is_written_by_one_renewal_after_the_other(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         writes = SlowWrites(monkeypatch)
         for ttl_seconds in (70, 80, 90):
-            broker.leases.renew(plan.run_id, ttl_seconds)
+            broker.leases.renew(plan.compaction_id, ttl_seconds)
         await settled(broker)
         assert writes.most == 1
-        record = read_lease(env, f"{FOLDER}/varve.offline/{plan.run_id}")
+        record = read_lease(env, f"{FOLDER}/varve.leases/{plan.compaction_id}")
         assert not isinstance(record, str)
         assert record.ttl_seconds == 90
 
@@ -346,14 +348,14 @@ async def test_a_lease_is_written_by_one_renewal_after_the_other(
 async def test_a_renewal_brings_no_lease_back_that_has_ended(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         writes = SlowWrites(monkeypatch)
-        broker.leases.renew(plan.run_id, 70)
+        broker.leases.renew(plan.compaction_id, 70)
         while not writes.most:  # noqa: ASYNC110 - it is begun in a thread
             await asyncio.sleep(0)
-        broker.leases.abandon(plan.run_id)
+        broker.leases.abandon(plan.compaction_id)
         await settled(broker)
         assert staged(env) == []
 
@@ -361,14 +363,14 @@ async def test_a_renewal_brings_no_lease_back_that_has_ended(
 async def test_there_are_only_so_many_runs_also_of_those_that_come_at_the_same_time(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.leases.leases.RUNS_MAX", 3)
-    async with offline_broker(env) as broker:
+    monkeypatch.setattr("broker.leases.leases.COMPACTIONS_MAX", 3)
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         attempts = [opened(broker, purpose=Purpose.READ) for _ in range(10)]
         results = await asyncio.gather(*attempts, return_exceptions=True)
         refused = [item.status for item in results if isinstance(item, LeaseError)]
         assert refused == [429] * 7
         assert len(broker.leases.alive()) == 3
-        for run in broker.leases.alive():
-            broker.leases.abandon(run.run_id)
+        for compaction in broker.leases.alive():
+            broker.leases.abandon(compaction.compaction_id)
         await opened(broker)

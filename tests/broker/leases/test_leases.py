@@ -23,8 +23,8 @@ from tests.support.broker.leases import (
     append,
     carried_out,
     fill,
+    leasing_broker,
     log_files,
-    offline_broker,
     opened,
     served,
     settled,
@@ -56,7 +56,7 @@ def only(plan: object) -> PartitionPlan:
 
 
 async def test_the_plan_covers_the_closed_segments_and_the_broker_pins_them(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 3)
         append(env, partition)
         part = only(await opened(broker))
@@ -74,7 +74,7 @@ async def test_the_plan_covers_the_closed_segments_and_the_broker_pins_them(env:
 
 
 async def test_the_active_segment_is_closed_on_demand(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 1)
         append(env, partition)
         assert only(await opened(broker, roll=True)).job.end_offset == RECORDS + 1
@@ -83,7 +83,7 @@ async def test_the_active_segment_is_closed_on_demand(env: MemoryEnv) -> None:
 async def test_an_open_transaction_and_the_minimum_lag_bound_what_is_compacted(
     env: MemoryEnv,
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 1)
         undecided = batch_of(
             b"x", producer_id=7, producer_epoch=0, base_sequence=0, attributes=TRANSACTIONAL
@@ -97,11 +97,11 @@ async def test_an_open_transaction_and_the_minimum_lag_bound_what_is_compacted(
         fill(env, broker, 1)
         plan = await opened(broker)
         assert only(plan).job.end_offset == RECORDS
-        broker.leases.abandon(plan.run_id)
+        broker.leases.abandon(plan.compaction_id)
         read = only(await opened(broker, purpose=Purpose.READ))
         assert read.job.end_offset == RECORDS
     env = MemoryEnv(seed=32)
-    async with offline_broker(env, keys={"min.compaction.lag.ms": "60000"}) as broker:
+    async with leasing_broker(env, keys={"min.compaction.lag.ms": "60000"}) as broker:
         fill(env, broker, 1)
         env.advance_ms(60_001)
         fill(env, broker, 1)
@@ -113,7 +113,7 @@ async def test_an_open_transaction_and_the_minimum_lag_bound_what_is_compacted(
 async def test_the_job_is_the_one_that_the_pool_would_give_a_worker(env: MemoryEnv) -> None:
     from cleaner.planning.grouping import plan_job
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         broker.cleaning.checkpoint(ORDERS, served(broker).log.generation, RECORDS)
         facts = broker.cleaning.facts_of(ORDERS)
@@ -125,7 +125,7 @@ async def test_the_job_is_the_one_that_the_pool_would_give_a_worker(env: MemoryE
         plan = await opened(broker)
         job = only(plan).job
         clean_job = plan_job(
-            facts, verdict, inputs, settings, run_id=plan.run_id, now_ms=job.now_ms
+            facts, verdict, inputs, settings, job_id=plan.compaction_id, now_ms=job.now_ms
         )
         assert clean_job is not None
         assert replace(job, directory=clean_job.directory, published_by_ms=None) == clean_job
@@ -144,7 +144,7 @@ async def test_the_job_is_the_one_that_the_pool_would_give_a_worker(env: MemoryE
 async def test_what_cannot_be_leased_is_refused_in_words(
     env: MemoryEnv, lease_request: LeaseRequest, status: int, reason: str
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         await broker.metadata_service.create("audit", 1, {"cleanup.policy": "delete"})
         error = await refusal(broker.leases.open(lease_request))
         assert (error.status, reason in error.reason) == (status, True), error.reason
@@ -154,7 +154,7 @@ async def test_what_cannot_be_leased_is_refused_in_words(
 async def test_a_partition_that_an_operator_paused_is_not_compacted_from_outside(
     env: MemoryEnv,
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 1)
         broker.pool.pause(ORDERS)
         assert "paused by an operator" in (await refusal(opened(broker))).reason
@@ -162,7 +162,7 @@ async def test_a_partition_that_an_operator_paused_is_not_compacted_from_outside
 
 
 async def test_a_topic_that_is_not_compacted_can_be_read(env: MemoryEnv) -> None:
-    async with offline_broker(env, keys={"cleanup.policy": "delete"}) as broker:
+    async with leasing_broker(env, keys={"cleanup.policy": "delete"}) as broker:
         fill(env, broker, 2)
         assert only(await opened(broker, purpose=Purpose.READ)).job.end_offset == 2 * RECORDS
 
@@ -171,13 +171,13 @@ async def test_a_topic_that_is_not_compacted_can_be_read(env: MemoryEnv) -> None
 
 
 async def test_one_run_compacts_a_partition_and_a_second_is_told_which(env: MemoryEnv) -> None:
-    async with offline_broker(env, partitions=2) as broker:
+    async with leasing_broker(env, partitions=2) as broker:
         for number in range(2):
             fill(env, broker, 2, number)
         first = await opened(broker, 0)
         error = await refusal(opened(broker))
         assert error.status == 409
-        assert first.run_id in error.reason
+        assert first.compaction_id in error.reason
         assert staged(env, "/disk1/orders-1") == []  # nothing of it was leased
         await opened(broker, 1)
         await opened(broker, purpose=Purpose.READ)  # readers are in nobody's way
@@ -185,21 +185,23 @@ async def test_one_run_compacts_a_partition_and_a_second_is_told_which(env: Memo
 
 
 async def test_a_refusal_says_until_when_the_lease_lasts_and_how_to_free_it(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         first = await opened(broker)
         env.advance_ms(15_000)
         reason = (await refusal(opened(broker))).reason
-        run = broker.leases.find(first.run_id)
-        until = datetime.fromtimestamp(run.expires_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        compaction = broker.leases.find(first.compaction_id)
+        until = datetime.fromtimestamp(compaction.expires_ms / 1000, UTC).strftime(
+            "%Y-%m-%dT%H:%M:%SZ"
+        )
         assert f"until {until} (45 s from now)" in reason
-        assert f"`varve leases end {first.run_id}` frees it" in reason
-        broker.leases.abandon(first.run_id)
+        assert f"end the lease with `varve leases end {first.compaction_id}`" in reason
+        broker.leases.abandon(first.compaction_id)
         await opened(broker)
 
 
 async def test_of_two_that_come_at_the_same_time_one_gets_it(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         results = await asyncio.gather(*(opened(broker) for _ in range(3)), return_exceptions=True)
         refused = [item for item in results if isinstance(item, LeaseError)]
@@ -207,13 +209,13 @@ async def test_of_two_that_come_at_the_same_time_one_gets_it(env: MemoryEnv) -> 
 
 
 async def test_there_are_only_so_many_runs(env: MemoryEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.leases.leases.RUNS_MAX", 2)
-    async with offline_broker(env) as broker:
+    monkeypatch.setattr("broker.leases.leases.COMPACTIONS_MAX", 2)
+    async with leasing_broker(env) as broker:
         fill(env, broker, 1)
         await opened(broker, purpose=Purpose.READ)
         last = await opened(broker, purpose=Purpose.READ)
         assert (await refusal(opened(broker, purpose=Purpose.READ))).status == 429
-        broker.leases.abandon(last.run_id)
+        broker.leases.abandon(last.compaction_id)
         await opened(broker, purpose=Purpose.READ)
 
 
@@ -223,29 +225,29 @@ async def test_there_are_only_so_many_runs(env: MemoryEnv, monkeypatch: pytest.M
 async def test_a_run_that_compacts_holds_the_cleaner_off_and_one_that_reads_does_not(
     env: MemoryEnv,
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         await opened(broker, purpose=Purpose.READ)
         assert broker.pool.registry.in_progress() == {}
         plan = await opened(broker)
         assert broker.pool.registry.state(ORDERS) == Paused(1)
-        broker.leases.abandon(plan.run_id)
+        broker.leases.abandon(plan.compaction_id)
         await settled(broker)
         assert broker.pool.registry.in_progress() == {}
 
 
 async def test_a_lease_that_is_not_renewed_lets_go(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker, ttl_seconds=60)
         carried_out(env, plan).leave_manifest(env)
         before = log_files(env)
         env.advance_ms(59_000)
         broker.leases.expire_due()
-        broker.leases.renew(plan.run_id, None)
+        broker.leases.renew(plan.compaction_id, None)
         env.advance_ms(59_000)
         broker.leases.expire_due()
-        assert staged(env) == [plan.run_id]
+        assert staged(env) == [plan.compaction_id]
         env.advance_ms(1_000)
         broker.leases.expire_due()
         await settled(broker)
@@ -253,13 +255,13 @@ async def test_a_lease_that_is_not_renewed_lets_go(env: MemoryEnv) -> None:
         assert staged(env) == []
         assert log_files(env) == before
         for request in (
-            lambda: broker.leases.renew(plan.run_id, None),
-            lambda: broker.leases.files_of(plan.run_id, 0, plan.token),
+            lambda: broker.leases.renew(plan.compaction_id, None),
+            lambda: broker.leases.files_of(plan.compaction_id, 0, plan.token),
         ):
             with pytest.raises(LeaseError, match="not renewed in time") as refused:
                 request()
             assert refused.value.status == 410
-        error = await refusal(broker.leases.adopt(plan.run_id, None))
+        error = await refusal(broker.leases.adopt(plan.compaction_id, None))
         assert error.status == 410
         assert broker.leases.stats.expired == 1
 
@@ -267,7 +269,7 @@ async def test_a_lease_that_is_not_renewed_lets_go(env: MemoryEnv) -> None:
 async def test_a_lease_does_not_run_out_in_the_midst_of_an_adoption(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -283,17 +285,17 @@ async def test_a_lease_does_not_run_out_in_the_midst_of_an_adoption(
 
 
 async def test_a_run_that_is_given_up_leaves_nothing(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         before = log_files(env)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
-        broker.leases.abandon(plan.run_id)
+        broker.leases.abandon(plan.compaction_id)
         await settled(broker)
         assert staged(env) == []
         assert log_files(env) == before
         with pytest.raises(LeaseError, match="ended by a request") as refused:
-            broker.leases.abandon(plan.run_id)
+            broker.leases.abandon(plan.compaction_id)
         assert refused.value.status == 410
 
 
@@ -334,14 +336,14 @@ async def a_view_of_it(env: MemoryEnv, broker: Broker) -> None:
 async def test_nobody_waits_for_a_lease(
     env: MemoryEnv, change: Callable[[MemoryEnv, Broker], Awaitable[None]]
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         await opened(broker)
         await change(env, broker)
 
 
 async def test_pinned_inputs_stay_when_retention_took_the_segments(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 3)
         job = only(await opened(broker)).job
         path = f"{job.directory}/{filenames.file_name(0, filenames.LOG)}"
@@ -359,7 +361,7 @@ async def test_what_retention_takes_before_it_is_linked_is_planned_anew(
 
     link, requested = issue.link_inputs, []
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         loop = asyncio.get_running_loop()
 
@@ -372,7 +374,7 @@ async def test_what_retention_takes_before_it_is_linked_is_planned_anew(
         monkeypatch.setattr(issue, "link_inputs", after_retention)
         plan = await opened(broker)
         assert only(plan).job.log_start_offset == RECORDS
-        assert staged(env) == [plan.run_id]
+        assert staged(env) == [plan.compaction_id]
 
 
 async def test_segments_that_the_cleaner_replaces_while_they_are_linked_are_linked_anew(
@@ -381,7 +383,7 @@ async def test_segments_that_the_cleaner_replaces_while_they_are_linked_are_link
     """To read, no clean is given up; and no link is of a file that came in its midst."""
     from broker.leases import leasing as issue
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 4)
         compacting = await opened(broker)
         carried_out(env, compacting).leave_manifest(env)
@@ -407,7 +409,7 @@ async def test_segments_that_the_cleaner_replaces_while_they_are_linked_are_link
 
 
 async def test_a_disk_that_fails_at_staging_leaves_no_lease(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         fault = env.fail_on(lambda op, path: op == "link" and path.endswith(".index"), errno.EIO)
         assert (await refusal(opened(broker))).status == 409
@@ -421,50 +423,50 @@ async def test_a_disk_that_fails_at_staging_leaves_no_lease(env: MemoryEnv) -> N
 
 
 async def test_what_no_run_owns_is_swept(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
-        env.mkdir(f"{FOLDER}/varve.offline/orphan/out/attempt-7")
-        put(env, f"{FOLDER}/varve.offline/orphan/out/attempt-7/x", b"x")
-        put(env, f"{FOLDER}/varve.offline/stray", b"x")
+        env.mkdir(f"{FOLDER}/varve.leases/orphan/out/attempt-7")
+        put(env, f"{FOLDER}/varve.leases/orphan/out/attempt-7/x", b"x")
+        put(env, f"{FOLDER}/varve.leases/stray", b"x")
         await broker.leases.sweep()
-        assert staged(env) == [plan.run_id]
+        assert staged(env) == [plan.compaction_id]
         assert broker.leases.stats.swept == 2
-        assert (await opened(broker, purpose=Purpose.READ)).run_id in staged(env)
+        assert (await opened(broker, purpose=Purpose.READ)).compaction_id in staged(env)
 
 
 async def test_files_that_cannot_be_removed_are_swept_later(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         fault = env.fail_on(lambda op, path: op == "unlink" and "/in/" in path, errno.EIO)
-        broker.leases.abandon(plan.run_id)
+        broker.leases.abandon(plan.compaction_id)
         await settled(broker)
-        assert staged(env) == [plan.run_id]
+        assert staged(env) == [plan.compaction_id]
         await opened(broker)  # its lease is over all the same
         fault.remove()
         await broker.leases.sweep()
-        assert plan.run_id not in staged(env)
+        assert plan.compaction_id not in staged(env)
 
 
 async def test_runs_that_ended_are_remembered_for_a_while(
     env: MemoryEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.leases.leases.ENDED_MAX", 1)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plans = []
         for _ in range(2):
             plans.append(await opened(broker))
-            broker.leases.abandon(plans[-1].run_id)
+            broker.leases.abandon(plans[-1].compaction_id)
         with pytest.raises(LeaseError) as refused:
-            broker.leases.find(plans[0].run_id)
+            broker.leases.find(plans[0].compaction_id)
         assert refused.value.status == 404
-        assert broker.leases.find(plans[1].run_id).parts[0].state is LeaseState.ABANDONED
+        assert broker.leases.find(plans[1].compaction_id).parts[0].state is LeaseState.ABANDONED
 
 
 async def test_the_log_is_read_and_written_as_ever_beside_a_run(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 2)
         await opened(broker)
         fill(env, broker, 1)

@@ -18,8 +18,8 @@ from tests.support.broker.leases import (
     append,
     carried_out,
     fill,
+    leasing_broker,
     log_files,
-    offline_broker,
     opened,
     served,
     staged,
@@ -39,7 +39,7 @@ def env() -> MemoryEnv:
 async def test_a_run_goes_on_behind_a_restart(
     env: MemoryEnv, fate: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 4)
         plan = await opened(broker)
         if moment != "before the executor":
@@ -51,13 +51,13 @@ async def test_a_run_goes_on_behind_a_restart(
         if fate != "restart":
             monkeypatch.setattr(broker.manager, "close", lambda: None)
     again = env if fate == "restart" else env.kill() if fate == "kill" else env.crash()
-    async with offline_broker(again) as broker:
+    async with leasing_broker(again) as broker:
         assert broker.pool.registry.state(ORDERS) == Paused(1)
         assert broker.leases.stats.resumed == 1
-        with pytest.raises(LeaseError, match=plan.run_id):
+        with pytest.raises(LeaseError, match=plan.compaction_id):
             await opened(broker)
-        broker.leases.renew(plan.run_id, None)
-        assert broker.leases.files_of(plan.run_id, 0, plan.token).where == ORDERS
+        broker.leases.renew(plan.compaction_id, None)
+        assert broker.leases.files_of(plan.compaction_id, 0, plan.token).where == ORDERS
         if moment == "before the executor":
             made = carried_out(again, plan)
         if moment != "after it":
@@ -68,11 +68,11 @@ async def test_a_run_goes_on_behind_a_restart(
 
 
 async def test_what_was_appended_before_the_restart_is_no_hindrance(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         fill(env, broker, 1)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         append(env, served(broker))
         carried_out(env, plan).leave_manifest(env)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
@@ -81,12 +81,12 @@ async def test_what_was_appended_before_the_restart_is_no_hindrance(env: MemoryE
 
 
 async def test_what_retention_took_before_the_restart_is_no_hindrance(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         partition = fill(env, broker, 4)
         plan = await opened(broker)
         partition.log.delete_records(RECORDS)
         partition.log.expire(env.wall_ms())
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         carried_out(env, plan).leave_manifest(env)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
         start = served(broker).log.log_start_offset
@@ -97,7 +97,7 @@ async def test_what_retention_took_before_the_restart_is_no_hindrance(env: Memor
 
 
 async def test_a_checkpoint_that_was_not_on_the_disk_yet_is_no_hindrance(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         first = await opened(broker)
         carried_out(env, first).leave_manifest(env)
@@ -107,7 +107,7 @@ async def test_a_checkpoint_that_was_not_on_the_disk_yet_is_no_hindrance(env: Me
         assert plan.partitions[0].job.first_dirty_offset == 2 * RECORDS
         await broker.leases.stop()
         del broker.manager.cleaner_offsets[ORDERS]
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         carried_out(env, plan).leave_manifest(env)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
         assert offsets_in(served(broker).log) == list(range(4 * RECORDS - KEYS, 4 * RECORDS))
@@ -115,26 +115,26 @@ async def test_a_checkpoint_that_was_not_on_the_disk_yet_is_no_hindrance(env: Me
 
 
 async def test_a_lease_has_all_of_its_time_behind_a_restart_and_no_more(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker, ttl_seconds=60)
     env.advance_ms(3_600_000)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         env.advance_ms(59_000)
         broker.leases.expire_due()
-        assert broker.leases.find(plan.run_id).is_alive
+        assert broker.leases.find(plan.compaction_id).is_alive
         env.advance_ms(1_000)
         broker.leases.expire_due()
-        assert not broker.leases.find(plan.run_id).is_alive
+        assert not broker.leases.find(plan.compaction_id).is_alive
 
 
 async def test_a_run_for_reading_goes_on_too_and_holds_nobody_off(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker, purpose=Purpose.READ)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         assert broker.pool.registry.in_progress() == {}
-        assert broker.leases.files_of(plan.run_id, 0, plan.token).where == ORDERS
+        assert broker.leases.files_of(plan.compaction_id, 0, plan.token).where == ORDERS
 
 
 # --- what changed ---------------------------------------------------------------------------------
@@ -162,15 +162,15 @@ def cleaned(env: MemoryEnv, broker: Broker) -> None:
 
 
 def damaged_lease(env: MemoryEnv, broker: Broker) -> None:
-    (run,) = broker.leases.alive()
-    file = env.open(f"{run.parts[0].folder}/lease", write=True)
+    (compaction,) = broker.leases.alive()
+    file = env.open(f"{compaction.parts[0].folder}/lease", write=True)
     file.pwrite(b"x", 100)
     file.close()
 
 
 def lost_input(env: MemoryEnv, broker: Broker) -> None:
-    (run,) = broker.leases.alive()
-    env.unlink(f"{run.parts[0].folder}/in/{filenames.file_name(0, filenames.LOG)}")
+    (compaction,) = broker.leases.alive()
+    env.unlink(f"{compaction.parts[0].folder}/in/{filenames.file_name(0, filenames.LOG)}")
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ async def test_a_run_of_a_log_that_changed_is_not_taken_up(
     change: Callable[[MemoryEnv, Broker], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         for _ in range(3):
             append(env, served(broker))
@@ -190,12 +190,12 @@ async def test_a_run_of_a_log_that_changed_is_not_taken_up(
         await broker.leases.stop()  # nobody looks any more
         change(env, broker)
         files = log_files(env)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         assert staged(env) == []
-        assert not env.is_dir(f"{FOLDER}/varve.offline")
+        assert not env.is_dir(f"{FOLDER}/varve.leases")
         assert broker.pool.registry.in_progress() == {}
         with pytest.raises(LeaseError) as refused:
-            await broker.leases.adopt(plan.run_id, None)
+            await broker.leases.adopt(plan.compaction_id, None)
         assert refused.value.status == 404
         logs = {name for name in files if name.endswith(".log")}
         assert {name for name in log_files(env) if name.endswith(".log")} == logs
@@ -203,27 +203,27 @@ async def test_a_run_of_a_log_that_changed_is_not_taken_up(
 
 
 async def test_another_topic_of_that_name_gets_nothing_of_a_run(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         await broker.leases.stop()
         await broker.metadata_service.delete("orders")
         await broker.metadata_service.create("orders", 1, {"cleanup.policy": "compact"})
         fill(env, broker, 2)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         assert staged(env) == []
         with pytest.raises(LeaseError):
-            broker.leases.find(plan.run_id)
+            broker.leases.find(plan.compaction_id)
 
 
 async def test_leftovers_without_a_lease_are_swept_at_the_start(env: MemoryEnv) -> None:
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 1)
-    env.mkdir(f"{FOLDER}/varve.offline/half/in")
-    put(env, f"{FOLDER}/varve.offline/file", b"x")
-    put(env, f"{FOLDER}/varve.offline/half/manifest", b"x")
-    async with offline_broker(env) as broker:
-        assert not env.is_dir(f"{FOLDER}/varve.offline")
+    env.mkdir(f"{FOLDER}/varve.leases/half/in")
+    put(env, f"{FOLDER}/varve.leases/file", b"x")
+    put(env, f"{FOLDER}/varve.leases/half/manifest", b"x")
+    async with leasing_broker(env) as broker:
+        assert not env.is_dir(f"{FOLDER}/varve.leases")
         assert served(broker).log.log_end_offset == RECORDS
 
 
@@ -234,7 +234,7 @@ async def test_an_adoption_under_way_at_the_stop_can_be_asked_for_again(
 
     from broker.leases.adoption import AdoptionFailedError
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
@@ -248,9 +248,9 @@ async def test_an_adoption_under_way_at_the_stop_can_be_asked_for_again(
             return await verify(*args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(broker.leases._adopter, "_verify", until_the_stop)
-        waiting = asyncio.create_task(broker.leases.adopt(plan.run_id, None))
+        waiting = asyncio.create_task(broker.leases.adopt(plan.compaction_id, None))
         await begun.wait()
     with pytest.raises((LeaseError, AdoptionFailedError)):
         await waiting
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED

@@ -97,9 +97,9 @@ class World:
         facts = self.broker.cleaning.facts_of(WHERE)
         if self.cleaning is not None or facts is None:
             return
-        run_id = f"{self.rng.getrandbits(48):x}"
+        job_id = f"{self.rng.getrandbits(48):x}"
         job: CleanJob | None
-        job, _ = self.broker.pool.job_for_lease(facts, run_id)
+        job, _ = self.broker.pool.job_for_lease(facts, job_id)
         if job is None:
             verdict = self.broker.pool._scanner.assess(facts)
             if verdict is None or verdict.expired is None or not verdict.to_clean:
@@ -107,7 +107,12 @@ class World:
             first, end = facts.log_start_offset, facts.log_end_offset
             inputs = self.broker.cleaning.job_inputs(WHERE, first, end)
             job = plan_job(
-                facts, verdict, inputs, SETTINGS, run_id=run_id, now_ms=self.env.wall_ms()
+                facts,
+                verdict,
+                inputs,
+                SETTINGS,
+                job_id=job_id,
+                now_ms=self.env.wall_ms(),
             )
             assert job is not None
         recorder = Recorder()

@@ -51,8 +51,8 @@ def bound(broker: Broker) -> tuple[int, Undecided]:
     return facts.undecided_offset, facts.undecided_by
 
 
-def dirty_job(broker: Broker, run_id: str = "dirty") -> CleanJob:
-    job, _ = broker.pool.job_for_lease(facts_of(broker), run_id)
+def dirty_job(broker: Broker, job_id: str = "dirty") -> CleanJob:
+    job, _ = broker.pool.job_for_lease(facts_of(broker), job_id)
     assert job is not None
     return job
 
@@ -65,7 +65,7 @@ def expiry_job(env: MemoryEnv, broker: Broker) -> CleanJob | None:
     if verdict.expired is None or not verdict.to_clean:
         return None
     inputs = broker.cleaning.job_inputs(WHERE, facts.log_start_offset, facts.log_end_offset)
-    return plan_job(facts, verdict, inputs, SETTINGS, run_id="expiry", now_ms=env.wall_ms())
+    return plan_job(facts, verdict, inputs, SETTINGS, job_id="expiry", now_ms=env.wall_ms())
 
 
 def carried_out(env: MemoryEnv, job: CleanJob) -> tuple[tuple[CleanedGroup, ...], CleanReport]:
@@ -398,7 +398,7 @@ async def test_a_swap_in_the_midst_of_the_staging_has_the_sources_staged_anew(
             broker, job, stamped[1:], report
         )  # the tombstone is stamped, its value there
         env.advance_ms(1000)
-        job = replace(over_present_segments(broker, job), run_id="again", now_ms=env.wall_ms())
+        job = replace(over_present_segments(broker, job), job_id="again", now_ms=env.wall_ms())
         groups, _ = carried_out(env, job)
         swaps = 0
 

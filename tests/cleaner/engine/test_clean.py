@@ -178,7 +178,7 @@ def test_the_last_batch_stays_where_nothing_follows_it() -> None:
     sources = write_segments(env, [part])
     _, groups = clean(env, clean_job([sources], log_end_offset_is_end=True))
     assert read_header(output_bytes(env, groups[0])).next_offset == 1
-    _, groups = clean(env, clean_job([sources], run_id="run2"))
+    _, groups = clean(env, clean_job([sources], job_id="run2"))
     assert groups[0].output is None
     assert groups[0].source_base_offsets == (0,)
     assert leftovers(env) == [
@@ -353,7 +353,7 @@ def test_the_output_has_the_runs_name_the_last_mtime_and_is_synced() -> None:
     parts = busy_log(env)
     sources = write_segments(env, parts)
     control = Recorder()
-    report = run_clean(env, clean_job([sources], run_id="a-run"), control)
+    report = run_clean(env, clean_job([sources], job_id="a-run"), control)
     (group,) = control.groups
     assert group.output is not None
     assert [file.name for file in group.output.files] == [

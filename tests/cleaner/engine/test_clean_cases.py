@@ -172,7 +172,7 @@ def test_gaps_at_the_ends_of_segments_are_passed() -> None:
     sources = write_segments(env, parts)
     for end, first in ((20, 0), (40, 0), (100, 0), (100, 46), (40, 20)):
         used = [source for source in sources if source.next_base_offset <= end]
-        job = clean_job([used], first_dirty_offset=first, run_id=f"run-{end}-{first}")
+        job = clean_job([used], first_dirty_offset=first, job_id=f"run-{end}-{first}")
         report, _ = clean(env, job)
         assert report.next_dirty_offset == end
 
@@ -304,7 +304,7 @@ def test_progress_behind_damage_is_told_of_in_stretches() -> None:
     assert report.cleaned == ((4, 8), (10, 12))
     assert [horizon.base_offset for horizon in report.horizons] == [0, 2, 4, 6, 8, 10]
     assert [horizon.horizon_ms for horizon in report.horizons] == [-1, -2, -2, -2, -2, -2]
-    report, _ = clean(env, clean_job([sources], first_dirty_offset=5, run_id="run2"))
+    report, _ = clean(env, clean_job([sources], first_dirty_offset=5, job_id="run2"))
     assert (report.next_dirty_offset, report.cleaned) == (2, ((4, 8), (10, 12)))
 
 

@@ -137,7 +137,7 @@ def test_a_record_that_lies_under_a_right_checksum_is_damage() -> None:
         lying[change] = 0x7F
         lying[17:21] = crc_of(lying, 0, len(lying)).to_bytes(4, "big")
         sources = write_segments(env, [segment(0, [bytes(lying)], 2)])
-        report, groups = clean(env, clean_job([sources], run_id=f"run{change}"))
+        report, groups = clean(env, clean_job([sources], job_id=f"run{change}"))
         if report.damaged:
             assert groups == []
             assert report.keys_indexed == 0, "keys of a damaged batch are not believed"

@@ -163,7 +163,7 @@ def test_every_clean_gets_on_until_all_is_indexed(data: st.DataObject) -> None:
     end = segments[-1].next_base_offset
     for run in range(end - dirty if end - dirty < 500 else 500):
         job = clean_job(
-            [sources], first_dirty_offset=dirty, dedupe_buffer_bytes=24, run_id=f"run{run}"
+            [sources], first_dirty_offset=dirty, dedupe_buffer_bytes=24, job_id=f"run{run}"
         )
         report, _ = clean(env, job)
         assert report.next_dirty_offset > dirty

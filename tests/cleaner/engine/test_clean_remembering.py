@@ -72,7 +72,7 @@ class Remembering:
             verdict,
             JobInputs(HASH_KEY),
             CleanerSettings(),
-            run_id=f"run{self.log.runs}",
+            job_id=f"run{self.log.runs}",
             now_ms=self.log.now_ms,
         )
         if job is None:

@@ -201,7 +201,7 @@ def test_an_index_that_points_into_a_value_misleads_nobody() -> None:
             patch.object(windows, "WINDOW_BYTES", 62),
             patch.object(newest_window, "WINDOW_BYTES", 62),
         ):
-            report, _ = clean(env, clean_job([sources], run_id=f"run{position}"))
+            report, _ = clean(env, clean_job([sources], job_id=f"run{position}"))
         assert report.damaged == ()
         assert (report.records_before, report.records_after) == (3, 3)
 

@@ -122,7 +122,7 @@ def what_a_job_went_by_is_not_flushed(patch: pytest.MonkeyPatch) -> None:
     publish = LivingLog.publish
 
     def unflushed(self: LivingLog, job: CleanJob, group: CleanedGroup) -> bool:
-        self.flushed_for = job.run_id
+        self.flushed_for = job.job_id
         return publish(self, job, group)
 
     patch.setattr(LivingLog, "publish", unflushed)

@@ -48,7 +48,7 @@ def job_for(
 ) -> CleanJob:
     verdict = assess_partition(log, cleaner_state, now_ms)
     inputs, settings = JobInputs(bytes(16)), CleanerSettings()
-    job = plan_job(log, verdict, inputs, settings, run_id="r", now_ms=now_ms)
+    job = plan_job(log, verdict, inputs, settings, job_id="r", now_ms=now_ms)
     assert job is not None
     return job
 

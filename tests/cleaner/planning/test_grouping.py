@@ -25,7 +25,7 @@ def large(count: int) -> LogFacts:
 
 
 def job_of(log: LogFacts, settings: CleanerSettings) -> CleanJob:
-    job = plan_job(log, assess(log, IDLE, NOW), INPUTS, settings, run_id="r", now_ms=NOW.wall_ms)
+    job = plan_job(log, assess(log, IDLE, NOW), INPUTS, settings, job_id="r", now_ms=NOW.wall_ms)
     assert job is not None
     return job
 

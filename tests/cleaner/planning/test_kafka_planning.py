@@ -95,7 +95,7 @@ def test_a_job_begins_at_the_start_of_the_log_and_ends_before_what_is_undecided(
         assess_partition(log),
         JobInputs(bytes(16)),
         CleanerSettings(),
-        run_id="r",
+        job_id="r",
         now_ms=NOW.wall_ms,
     )
     assert job is not None

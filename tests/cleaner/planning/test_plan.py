@@ -305,7 +305,7 @@ def test_segments_below_the_log_start_belong_to_retention() -> None:
     verdict = assess_partition(log)
     assert verdict.section is not None
     assert (verdict.section.clean_bytes, verdict.section.dirty_bytes) == (100, 200)
-    job = plan_job(log, verdict, INPUTS, SETTINGS, run_id="r", now_ms=1)
+    job = plan_job(log, verdict, INPUTS, SETTINGS, job_id="r", now_ms=1)
     assert job is not None
     assert job.groups[0][0].base_offset == 20
     assert (job.log_start_offset, job.first_dirty_offset) == (23, 23)
@@ -589,11 +589,11 @@ def test_groups_cover_all_sources_in_order_and_none_could_take_one_more(
 def test_a_job_carries_what_the_worker_needs() -> None:
     config = replace(COMPACTED, segment_bytes=250, delete_retention_ms=77, compression_lz4_level=4)
     log = facts(even(4), checkpoint=10, config=config)
-    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="run-1", now_ms=123)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="run-1", now_ms=123)
     assert job is not None
     assert [[x.base_offset for x in group] for group in job.groups] == [[0, 10], [20, 30]]
     assert (job.first_dirty_offset, job.end_offset, job.log_end_offset_is_end) == (10, 40, False)
-    assert (job.generation, job.run_id, job.now_ms) == ("boot-1", "run-1", 123)
+    assert (job.generation, job.job_id, job.now_ms) == ("boot-1", "run-1", 123)
     assert (job.delete_retention_ms, job.segment_bytes) == (77, 250)
     assert (job.hash_key, job.last_records) == (INPUTS.hash_key, INPUTS.last_records)
     assert job.compression_levels == ((GZIP, -1), (LZ4, 4), (ZSTD, 3))
@@ -602,28 +602,28 @@ def test_a_job_carries_what_the_worker_needs() -> None:
 
 def test_the_last_batch_is_kept_where_nothing_follows() -> None:
     log = facts([segment(0, 10), segment(10, 10, 0)])
-    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="r", now_ms=1)
     assert job is not None
     assert job.log_end_offset_is_end
 
 
 def test_an_empty_active_segment_is_no_source() -> None:
     log = facts([segment(0, 10), segment(10, 10, 0)])
-    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="r", now_ms=1)
     assert job is not None
     assert [x.base_offset for group in job.groups for x in group] == [0]
 
 
 def test_no_tombstone_is_dropped_by_a_clock_that_cannot_be_trusted() -> None:
     log = facts(even(2), clock_trusted=False)
-    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1)
+    job = plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="r", now_ms=1)
     assert job is not None
     assert not job.drop_expired_tombstones
 
 
 def test_there_is_no_job_for_what_is_not_to_be_cleaned() -> None:
     log = facts(even(4), checkpoint=40)
-    assert plan_job(log, assess_partition(log), INPUTS, SETTINGS, run_id="r", now_ms=1) is None
+    assert plan_job(log, assess_partition(log), INPUTS, SETTINGS, job_id="r", now_ms=1) is None
 
 
 @given(
@@ -647,7 +647,7 @@ def test_every_verdict_is_consistent_and_every_candidate_gives_a_job(
     assert start <= section.first_dirty_offset <= end
     assert 0 <= section.ratio <= 1
     assert section.end_offset <= log_facts.undecided_offset or section.dirty_bytes == 0
-    job = plan_job(log_facts, verdict, INPUTS, SETTINGS, run_id="r", now_ms=1)
+    job = plan_job(log_facts, verdict, INPUTS, SETTINGS, job_id="r", now_ms=1)
     assert (job is not None) == verdict.to_clean
     if job is not None:
         assert job.log_start_offset <= job.first_dirty_offset < job.end_offset

@@ -127,7 +127,7 @@ class Ledger:
             first_dirty_offset=first,
             latest_only=True,
             order=replace(order, deleted_keys=self.deleted),
-            run_id=f"run{len(self.reports)}",
+            job_id=f"run{len(self.reports)}",
             **changes,
         )
         control = Recorder()
@@ -307,7 +307,7 @@ def damaged_job(env: MemoryEnv, ledger: Ledger, **changes: object) -> CleanJob:
         first_dirty_offset=1,
         latest_only=True,
         order=ViewOrder(None, ledger.deleted),
-        run_id="again",
+        job_id="again",
         **changes,
     )
 

@@ -240,7 +240,7 @@ def test_a_record_names_ten_damaged_segments_and_counts_the_rest() -> None:
         {"bytes_read": True},
         {"map_full": 1},
         {"damaged": [[1, "x", 2]]},
-        {"run_id": None},
+        {"job_id": None},
     ],
 )
 def test_a_foreign_record_is_refused(change: dict[str, object]) -> None:
@@ -269,10 +269,10 @@ def test_torn_and_foreign_lines_are_passed_over_with_one_warning() -> None:
     run_virtually(write(RECORD))
     file = env.open(f"/a/{HISTORY_NAME}", write=True)
     file.pwrite(b"[1]\n\xff\xfe\n" + b"[" * 100_000 + b'\n{"topic": "t', file.size())
-    run_virtually(write(replace(RECORD, run_id="run-2")))
+    run_virtually(write(replace(RECORD, job_id="run-2")))
     with capture_logs() as logs:
         records = load_records(env, "/a")
-    assert [record.run_id for record in records] == ["run-1", "run-2"]
+    assert [record.job_id for record in records] == ["run-1", "run-2"]
     assert [(line["event"], line["lines"]) for line in logs] == [
         ("lines of the history passed over", 4)
     ]
@@ -284,29 +284,29 @@ def test_a_full_history_file_becomes_its_own_predecessor() -> None:
     async def scenario() -> None:
         memory = CleanerStateStore(env)
         for number in range(60):
-            long = replace(RECORD, run_id=f"run-{number}", reason="x" * (HISTORY_BYTES_MAX // 20))
+            long = replace(RECORD, job_id=f"run-{number}", reason="x" * (HISTORY_BYTES_MAX // 20))
             memory.record("/a", long)
             await asyncio.sleep(SAVE_SECONDS + 1)
         await memory.close()
 
     run_virtually(scenario())
     assert env.size(f"/a/{HISTORY_NAME}") <= HISTORY_BYTES_MAX
-    results = [record.run_id for record in load_records(env, "/a")]
+    results = [record.job_id for record in load_records(env, "/a")]
     assert results == [f"run-{number}" for number in range(60 - len(results), 60)]
     assert 19 < len(results) < 40
 
 
 def test_the_history_in_memory_is_bounded_and_newest_first() -> None:
     history = History(records_max=5)
-    history.load([replace(RECORD, run_id=str(n), finished_ms=n) for n in (3, 1, 2)])
+    history.load([replace(RECORD, job_id=str(n), finished_ms=n) for n in (3, 1, 2)])
     for number in range(4, 8):
-        history.add(replace(RECORD, partition=T1, run_id=str(number), finished_ms=number))
-    assert [record.run_id for record in history.newest(limit=3)] == ["7", "6", "5"]
-    assert [record.run_id for record in history.newest(T0)] == ["3"]
+        history.add(replace(RECORD, partition=T1, job_id=str(number), finished_ms=number))
+    assert [record.job_id for record in history.newest(limit=3)] == ["7", "6", "5"]
+    assert [record.job_id for record in history.newest(T0)] == ["3"]
     assert history.newest(T0, limit=0) == []
     last = history.last_of(T0)
     assert last is not None
-    assert last.run_id == "3"
+    assert last.job_id == "3"
     history.keep_only(frozenset({T1}))
     assert history.last_of(T0) is None
 

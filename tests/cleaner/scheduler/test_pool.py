@@ -200,7 +200,7 @@ def test_a_pause_waits_for_the_worker_and_nothing_is_published_or_checkpointed_a
     async def scenario(b: Bench) -> None:
         b.dirty()
         job = await until_job(b)
-        remaining = b.leave_file(T0, job.run_id)
+        remaining = b.leave_file(T0, job.job_id)
         other = b.leave_file(T0, "another")
         pause = asyncio.ensure_future(hold(b, T0))
         await until(b.link.aborted)

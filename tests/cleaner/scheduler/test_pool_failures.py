@@ -87,14 +87,14 @@ def test_a_dead_worker_costs_its_job_and_is_replaced() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         job = await until_job(b)
-        remaining = b.leave_file(T0, job.run_id)
+        remaining = b.leave_file(T0, job.job_id)
         b.link.die()
         await until(lambda: b.host.failures)
         assert "signal 9" in b.host.failures[0][1]
         assert not b.env.exists(remaining), "its files go before the next attempt"
         await until(lambda: len(b.crew.links) == 2)
         again = await until_job(b)
-        assert again.run_id != job.run_id
+        assert again.job_id != job.job_id
 
     stats = on_the_bench(scenario).pool.stats
     assert (stats.worker_deaths, stats.worker_starts, stats.failures) == (1, 2, 1)
@@ -139,7 +139,7 @@ def test_a_worker_that_talks_nonsense_is_killed_and_its_job_counts_as_failed(jun
             case "second greeting":
                 first.ready()
             case "other report":
-                first.done(run_id="another")
+                first.done(job_id="another")
         await until(lambda: b.host.failures)
         assert first.killed
         assert b.host.checkpoints == []
@@ -230,7 +230,7 @@ def test_a_stale_group_makes_the_whole_job_void_without_a_failure() -> None:
         b.host.outcome = PublishOutcome.STALE
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         job = await until_job(b)
-        remaining = b.leave_file(T0, job.run_id)
+        remaining = b.leave_file(T0, job.job_id)
         b.link.group(0)
         await until(b.link.aborted)
         b.link.group(1)
@@ -307,7 +307,7 @@ def test_a_failed_publication_stops_the_job_and_keeps_files_a_journal_may_need(
         b.host.outcome = error
         b.dirty(config=replace(COMPACTED, segment_bytes=100))
         job = await until_job(b)
-        remaining = b.leave_file(T0, job.run_id)
+        remaining = b.leave_file(T0, job.job_id)
         b.link.group(0)
         await until(b.link.aborted)
         assert b.state() == s.Aborting(0)

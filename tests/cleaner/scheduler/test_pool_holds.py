@@ -78,9 +78,9 @@ def test_a_partition_that_was_made_during_a_look_keeps_its_hold() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"topic":"t","partition":0,"run_id":"r","started_ms":1,"finished_ms":2,'
+        b'{"topic":"t","partition":0,"job_id":"r","started_ms":1,"finished_ms":2,'
         b'"outcome":"finished","damaged":[["p",1e999,"w"]]}\n',
-        b'{"topic":"t","partition":0,"run_id":"r","started_ms":1,"finished_ms":1e999,'
+        b'{"topic":"t","partition":0,"job_id":"r","started_ms":1,"finished_ms":1e999,'
         b'"outcome":"finished"}\n',
         b"[" * 100_000 + b"\n",
     ],

@@ -39,7 +39,7 @@ from tests.support.storage.memory_env import MemoryEnv
 from tests.support.storage.swaps import put
 
 Change = Callable[[list[bytes]], list[bytes]]
-ELSEWHERE = f"{DIRECTORY}/varve.offline/run1/out/0"
+ELSEWHERE = f"{DIRECTORY}/varve.leases/run1/out/0"
 
 
 def rebuilt(source: bytes, change: Callable[[list[Record]], list[Record]]) -> bytes:

@@ -175,8 +175,8 @@ class VerifiedPartition(Partition):
             size_bytes = self.rng.choice(MAPS)
             staged = hand_back(env, replace(job, dedupe_buffer_bytes=size_bytes))
             assert_true(env, staged)
-            if env.exists(f"{job.directory}/varve.offline"):
-                env.remove_tree(f"{job.directory}/varve.offline")
+            if env.exists(f"{job.directory}/varve.leases"):
+                env.remove_tree(f"{job.directory}/varve.leases")
         return run_clean(env, job, control)
 
     def teardown(self) -> None:

@@ -176,7 +176,7 @@ async def test_a_job_with_many_aborted_transactions_is_sent_in_turns() -> None:
 async def test_a_job_that_raises_costs_nothing_but_itself() -> None:
     with closing(await started()) as link:
         grant_all(link)
-        link.send(RunJob(1, job(run_id="raise")))
+        link.send(RunJob(1, job(job_id="raise")))
         failed = await heard(link)
         assert isinstance(failed, JobFailed)
         assert "No space left on device" in failed.reason
@@ -188,7 +188,7 @@ async def test_a_worker_waits_for_grants_and_heeds_the_abort_flag_while_it_waits
     with closing(await started()) as link:
         side = BrokerSide(link.slots)
         side.grant(Direction.READ, 10_000)
-        link.send(RunJob(1, job(run_id="work")))
+        link.send(RunJob(1, job(job_id="work")))
         await until_true(lambda: side.waited_seconds(Direction.READ) > 0)
         assert side.spent(Direction.READ) == 10_000
         side.abort(1)
@@ -202,14 +202,14 @@ async def until_true(holds) -> None:
 
 async def test_a_crash_is_seen_and_named() -> None:
     with closing(await started()) as link:
-        link.send(RunJob(1, job(run_id="crash")))
+        link.send(RunJob(1, job(job_id="crash")))
         assert await heard(link) is None
         assert await link.reap() == f"killed by signal {signal.SIGSEGV}"
 
 
 async def test_a_hanging_worker_can_be_killed() -> None:
     with closing(await started()) as link:
-        link.send(RunJob(1, job(run_id="hang")))
+        link.send(RunJob(1, job(job_id="hang")))
         link.kill()
         assert await heard(link) is None
         assert await link.reap() == "killed by signal 9"
@@ -269,7 +269,7 @@ from tests.support.cleaner.cleaner_jobs import job
 async def main():
     link = await spawn_command([sys.executable, "-P", "-m", "tests.support.cleaner.odd_worker"])
     await link.receive()
-    link.send(RunJob(1, job(run_id="hang")))
+    link.send(RunJob(1, job(job_id="hang")))
     print(link.pid, flush=True)
     await asyncio.sleep(600)
 asyncio.run(main())

@@ -14,7 +14,7 @@ from admin.client import ApiClient, UnreachableError
 from broker.app import Broker
 from cleaner.engine.clean import run_clean
 from cleaner.job import CleanedGroup, CleanJob, SourceSegment
-from cleaner.remote_compaction import AdoptOutcome, Purpose, RunPlan
+from cleaner.remote_compaction import AdoptOutcome, LeasePlan, Purpose
 from config import exit_codes
 from pipeline.client.lease import (
     BrokerUnreachableError,
@@ -33,8 +33,8 @@ from tests.support.broker.leases import (
     RECORDS,
     fill,
     latest,
+    leasing_broker,
     log_files,
-    offline_broker,
     served,
     settled,
     staged,
@@ -66,11 +66,11 @@ async def driven(broker: Broker, work: Callable[[LeaseClient], T]) -> T:
     return await asyncio.to_thread(work, LeaseClient(url_of(broker)))
 
 
-def clean_elsewhere(run: Lease, index: int = 0) -> tuple[CleanJob, list[CleanedGroup]]:
+def clean_elsewhere(lease: Lease, index: int = 0) -> tuple[CleanJob, list[CleanedGroup]]:
     """Play the executor without the broker's disk, and hand back."""
-    job = run.plan.partitions[index].job
+    job = lease.plan.partitions[index].job
     env = RealEnv()
-    transport = open_transport(env, run.source("http"))
+    transport = open_transport(env, lease.source("http"))
     try:
         bases = [source.base_offset for group in job.groups for source in group]
         local = transport.inputs(job, bases)
@@ -80,7 +80,7 @@ def clean_elsewhere(run: Lease, index: int = 0) -> tuple[CleanJob, list[CleanedG
         groups = recorder.groups
         names = [file.name for group in groups if group.output for file in group.output.files]
         transport.deliver(job, "attempt-1", names)
-        run.submit(job, groups, ["attempt-1"] * len(groups), report, engine="elsewhere")
+        lease.submit(job, groups, ["attempt-1"] * len(groups), report, engine="elsewhere")
     finally:
         transport.close()
     return job, groups
@@ -89,13 +89,13 @@ def clean_elsewhere(run: Lease, index: int = 0) -> tuple[CleanJob, list[CleanedG
 async def test_whoever_has_no_access_to_the_disk_fetches_and_puts(
     env: MemoryEnv, scratch: Path
 ) -> None:
-    def work(runs: LeaseClient) -> list[Any]:
-        with runs.open("orders", roll=True) as run:
-            clean_elsewhere(run)
+    def work(leases: LeaseClient) -> list[Any]:
+        with leases.open("orders", roll=True) as lease:
+            clean_elsewhere(lease)
             assert list(scratch.iterdir()) == []
-            return list(run.adopt())
+            return list(lease.adopt())
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 4)
         existing = latest(served(broker))
         (result,) = await driven(broker, work)
@@ -106,12 +106,12 @@ async def test_whoever_has_no_access_to_the_disk_fetches_and_puts(
 
 
 async def test_a_topic_that_is_not_compacted_is_an_error_of_usage(env: MemoryEnv) -> None:
-    def work(runs: LeaseClient) -> None:
+    def work(leases: LeaseClient) -> None:
         with pytest.raises(LeaseRequestError, match="audit-0 is not compacted") as refused:
-            runs.open("audit")
+            leases.open("audit")
         assert refused.value.code == exit_codes.USAGE
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         await broker.metadata_service.create("audit", 1, {"cleanup.policy": "delete"})
         await driven(broker, work)
 
@@ -137,12 +137,12 @@ async def test_files_larger_than_a_range_come_in_pieces_and_a_damaged_one_again(
 
     monkeypatch.setattr(ApiClient, "download", odd)
 
-    def work(runs: LeaseClient) -> None:
-        with runs.open("orders") as run:
-            job = run.plan.partitions[0].job
-            source = run.source("http")
+    def work(leases: LeaseClient) -> None:
+        with leases.open("orders") as lease:
+            job = lease.plan.partitions[0].job
+            source = lease.source("http")
             transport = HttpTransport(
-                RealEnv(), source["url"], source["run"], source["token"], nap=naps.append
+                RealEnv(), source["url"], source["compaction_id"], source["token"], nap=naps.append
             )
             local = transport.inputs(job, [0, 10])
             for base in (0, 10):
@@ -158,18 +158,18 @@ async def test_files_larger_than_a_range_come_in_pieces_and_a_damaged_one_again(
             assert fetched.read_bytes() == b"x" * 250
             other.close()
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         await driven(broker, work)
 
 
 async def test_a_task_of_a_run_that_is_over_is_told_so_at_once(env: MemoryEnv) -> None:
-    def work(runs: LeaseClient) -> None:
-        with runs.open("orders") as run:
-            job = run.plan.partitions[0].job
-            transport = open_transport(RealEnv(), run.source("http"))
+    def work(leases: LeaseClient) -> None:
+        with leases.open("orders") as lease:
+            job = lease.plan.partitions[0].job
+            transport = open_transport(RealEnv(), lease.source("http"))
             Path(transport.outputs(job, "scratch-1"), "rows").write_bytes(b"x")
-            run.abandon()
+            lease.abandon()
             with pytest.raises(InputsGoneError):
                 transport.inputs(job, [0])
             with pytest.raises(TransportError, match="is over"):
@@ -178,7 +178,7 @@ async def test_a_task_of_a_run_that_is_over_is_told_so_at_once(env: MemoryEnv) -
                 transport.fetch(job, "scratch-1", ["other"])
             transport.close()
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         await driven(broker, work)
 
@@ -211,11 +211,11 @@ def test_a_descriptor_of_no_kind_is_refused() -> None:
 async def test_a_run_is_kept_alive_as_long_as_it_is_open(env: MemoryEnv) -> None:
     renewed = threading.Event()
 
-    def work(runs: LeaseClient) -> None:
-        with runs.open("orders", ttl_seconds=1):
+    def work(leases: LeaseClient) -> None:
+        with leases.open("orders", ttl_seconds=1):
             assert renewed.wait(20)
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         renew, count = broker.leases.renew, []
 
@@ -233,18 +233,18 @@ async def test_a_run_is_kept_alive_as_long_as_it_is_open(env: MemoryEnv) -> None
 
 
 async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: MemoryEnv) -> None:
-    def work(runs: LeaseClient) -> None:
-        with runs.open("orders") as run:
-            clean_elsewhere(run)
+    def work(leases: LeaseClient) -> None:
+        with leases.open("orders") as lease:
+            clean_elsewhere(lease)
             broker_cut.set()
             assert was_cut.wait(20)
             with pytest.raises(LeaseLostError, match="generation") as lost:
-                run.adopt()
+                lease.adopt()
             assert lost.value.code == exit_codes.STALE
             assert [result.outcome for result in lost.value.results] == [AdoptOutcome.STALE]
 
     broker_cut, was_cut = threading.Event(), threading.Event()
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         driver = asyncio.create_task(driven(broker, work))
         await asyncio.to_thread(broker_cut.wait, 20)
@@ -256,20 +256,20 @@ async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: Memo
 
 
 async def test_what_was_tampered_with_is_refused_with_a_code_of_its_own(env: MemoryEnv) -> None:
-    def work(runs: LeaseClient) -> None:
-        with runs.open("orders") as run:
-            job, (group,) = clean_elsewhere(run)
+    def work(leases: LeaseClient) -> None:
+        with leases.open("orders") as lease:
+            job, (group,) = clean_elsewhere(lease)
             assert group.output is not None
             name = group.output.files[0].name
             path = f"{job.directory.rpartition('/')[0]}/out/attempt-1/{name}"
             file = env.open(path, write=True)
             file.pwrite(b"\xff", 70)
             with pytest.raises(OutputsRefusedError, match="at byte") as refused:
-                run.adopt()
+                lease.adopt()
             assert refused.value.code == exit_codes.UNVERIFIED
-            assert run.status()["state"] == "invalid"
+            assert lease.status()["state"] == "invalid"
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         files = log_files(env)
         await driven(broker, work)
@@ -277,17 +277,17 @@ async def test_what_was_tampered_with_is_refused_with_a_code_of_its_own(env: Mem
 
 
 async def test_a_partition_that_somebody_has_cannot_be_leased(env: MemoryEnv) -> None:
-    def work(runs: LeaseClient) -> None:
-        with runs.open("orders") as first:
-            with pytest.raises(LeaseLostError, match=first.plan.run_id):
-                runs.open("orders")
-            with runs.open("orders", purpose=Purpose.READ) as reading:
-                assert {run["run_id"] for run in runs.list()} == {
-                    first.plan.run_id,
-                    reading.plan.run_id,
+    def work(leases: LeaseClient) -> None:
+        with leases.open("orders") as first:
+            with pytest.raises(LeaseLostError, match=first.plan.compaction_id):
+                leases.open("orders")
+            with leases.open("orders", purpose=Purpose.READ) as reading:
+                assert {lease["compaction_id"] for lease in leases.list()} == {
+                    first.plan.compaction_id,
+                    reading.plan.compaction_id,
                 }
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         await driven(broker, work)
 
@@ -295,27 +295,27 @@ async def test_a_partition_that_somebody_has_cannot_be_leased(env: MemoryEnv) ->
 async def test_without_anything_to_do_a_run_is_over_at_once_and_adopts_nothing(
     env: MemoryEnv,
 ) -> None:
-    def work(runs: LeaseClient) -> None:
-        with runs.open("orders", ttl_seconds=1) as run:
-            assert run.plan.partitions == ()
-            assert run.is_over
-            run.check()
-            assert run.adopt() == []
+    def work(leases: LeaseClient) -> None:
+        with leases.open("orders", ttl_seconds=1) as lease:
+            assert lease.plan.partitions == ()
+            assert lease.is_over
+            lease.check()
+            assert lease.adopt() == []
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         await driven(broker, work)
 
 
 async def test_what_was_not_handed_back_is_not_adopted(env: MemoryEnv) -> None:
-    def work(runs: LeaseClient) -> None:
+    def work(leases: LeaseClient) -> None:
         with (
-            runs.open("orders") as run,
+            leases.open("orders") as lease,
             pytest.raises(LeaseRequestError, match="no manifest") as refused,
         ):
-            run.adopt()
+            lease.adopt()
         assert refused.value.code == exit_codes.FAILED
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         await driven(broker, work)
 
@@ -323,20 +323,20 @@ async def test_what_was_not_handed_back_is_not_adopted(env: MemoryEnv) -> None:
 async def test_a_run_that_is_left_waits_for_its_adoption_also_behind_a_restart(
     env: MemoryEnv,
 ) -> None:
-    def leave(runs: LeaseClient) -> str:
-        with runs.open("orders", ttl_seconds=10) as run:
-            clean_elsewhere(run)
-            run.leave(600)
-            return run.plan.run_id
+    def leave(leases: LeaseClient) -> str:
+        with leases.open("orders", ttl_seconds=10) as lease:
+            clean_elsewhere(lease)
+            lease.leave(600)
+            return lease.plan.compaction_id
 
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         fill(env, broker, 2)
-        run_id = await driven(broker, leave)
+        compaction_id = await driven(broker, leave)
         await settled(broker)
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         env.advance_ms(599_000)
         broker.leases.expire_due()
-        results = await driven(broker, lambda runs: runs.reopen(run_id).try_adopt())
+        results = await driven(broker, lambda leases: leases.reopen(compaction_id).try_adopt())
         assert [result.outcome for result in results] == [AdoptOutcome.ADOPTED]
 
 
@@ -362,23 +362,23 @@ class SlowClient(ApiClient):
 
 def test_no_renewal_that_is_under_way_shortens_the_time_of_a_run_that_is_left() -> None:
     client = SlowClient()
-    run = Lease(client, RunPlan("r", "", Purpose.COMPACT, 0, 0, "", ()), ttl_seconds=1)
+    lease = Lease(client, LeasePlan("r", "", Purpose.COMPACT, 0, 0, "", ()), ttl_seconds=1)
     assert client.is_asked.wait(20)
     threading.Timer(0.2, client.may_arrive.set).start()
-    run.leave(600)
+    lease.leave(600)
     assert client.may_arrive.wait(20)
-    run.close()
+    lease.close()
     assert client.arrived == [1, 600]
 
 
 async def test_what_is_not_there_is_no_log_that_went_on(env: MemoryEnv) -> None:
     """Code 3 says: try again. That would be in vain."""
-    async with offline_broker(env) as broker:
+    async with leasing_broker(env) as broker:
         for topic, partitions in (("nothing", None), ("orders", [99])):
             with pytest.raises(LeaseRequestError) as error:
                 await driven(
                     broker,
-                    lambda runs, t=topic, p=partitions: runs.open(t, p),  # type: ignore[misc]
+                    lambda leases, t=topic, p=partitions: leases.open(t, p),  # type: ignore[misc]
                 )
             assert error.value.code == exit_codes.FAILED
 

@@ -95,7 +95,7 @@ def test_a_pause_ends_the_job_and_gives_its_lease_back(broker: VarveBroker, topi
     wait_until(lambda: spark(broker)["job"] is None, "it ends", SECONDS)
     assert {job["outcome"] for job in jobs(broker, topic)} == {"aborted"}
     assert sorted(read_all(broker, topic)) == before
-    runs = json.loads(broker.get("/api/v1/offline-runs"))["runs"]
+    runs = json.loads(broker.get("/api/v1/remote-compactions"))["remote_compactions"]
     assert {run["state"] for run in runs} <= {"abandoned"}
 
 

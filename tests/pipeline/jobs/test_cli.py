@@ -207,7 +207,7 @@ def test_who_interrupts_the_check_is_not_told_that_nothing_was_handed_back(
 
     done = SimpleNamespace(groups=(), folders=(), report=None)
     monkeypatch.setattr(compact, "clean_partitions", lambda *_, **__: [done])
-    plan = SimpleNamespace(run_id="r-1", topic="t", partitions=[SimpleNamespace(job=None)])
+    plan = SimpleNamespace(compaction_id="r-1", topic="t", partitions=[SimpleNamespace(job=None)])
     run: Any = SimpleNamespace(
         plan=plan,
         source=lambda _: {},

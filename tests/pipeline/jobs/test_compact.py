@@ -124,7 +124,7 @@ def assert_compacted(
 
 def states(broker: VarveBroker, topic: str) -> list[str]:
     """Of the topic's runs, as the broker remembers them."""
-    document = json.loads(broker.get("/api/v1/offline-runs"))["runs"]
+    document = json.loads(broker.get("/api/v1/remote-compactions"))["remote_compactions"]
     return [str(run["state"]) for run in document if run["topic"] == topic]
 
 
@@ -172,7 +172,7 @@ def test_what_was_left_is_adopted_later(broker: VarveBroker, topic: str) -> None
     assert [partition["outcome"] for partition in answer["partitions"]] == ["handed back"] * 2
     assert read_all(broker, topic) == before
     for _ in range(2):  # asked again it tells the same
-        done = adopt(broker, answer["run_id"])
+        done = adopt(broker, answer["compaction_id"])
         assert done.returncode == exit_codes.DONE, done.stderr
         assert "is compacted" in done.stdout
     assert adopt(broker, "no-such-run").returncode == exit_codes.STALE
@@ -188,7 +188,7 @@ def test_a_topic_that_is_leased_is_refused_and_can_be_tried_again(
     output, errors = process.communicate(timeout=RUN_SECONDS)
     assert (process.returncode, output) == (exit_codes.STALE, "")
     assert len(errors.splitlines()) == 1
-    done = adopt(broker, answer["run_id"], "--abandon")
+    done = adopt(broker, answer["compaction_id"], "--abandon")
     assert done.returncode == 0, done.stderr
     assert compacted(broker, topic, "--processes", "1")["partitions"][0]["outcome"] == "adopted"
 

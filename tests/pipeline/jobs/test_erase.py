@@ -223,8 +223,10 @@ def test_files_that_a_run_has_pinned_are_found_and_told(
         receipt = eraser(spark, broker, topic, data=str(broker.data), wait_seconds=5).run([b"k"])
         assert receipt.partitions[0].records_left == 0
         assert receipt.state == PENDING
-        assert f"varve.offline/{run.plan.run_id}/in/" in receipt.reasons[0]
-        assert any(run.plan.run_id in surviving_copy.text for surviving_copy in receipt.copies)
+        assert f"varve.leases/{run.plan.compaction_id}/in/" in receipt.reasons[0]
+        assert any(
+            run.plan.compaction_id in surviving_copy.text for surviving_copy in receipt.copies
+        )
     receipt = eraser(spark, broker, topic, data=str(broker.data)).run([b"k"])
     assert receipt.state == COMPLETE
     assert {surviving_copy.kind for surviving_copy in receipt.copies} == {"tombstones", "elsewhere"}
@@ -236,7 +238,7 @@ def test_files_are_looked_through_wherever_they_lie(
     make_topic(broker, topic, 1, **COMPACTED)
     write(broker, topic, [(0, b"k", b"v", START_MS, None)])
     folder = broker.data / f"{topic}-0"
-    hidden = folder / "varve.offline" / "run" / "in"
+    hidden = folder / "varve.leases" / "run" / "in"
     hidden.mkdir(parents=True)
     try:
         batch = build_batch([Record(0, START_MS, b"k", b"v"), Record(9, START_MS, b"k", b"new")])

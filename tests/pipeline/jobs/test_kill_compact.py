@@ -22,7 +22,7 @@ from tests.support.varve import VarveBroker, start_varve
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(CLUSTER_SECONDS)]
-RUNS = "/api/v1/offline-runs"
+COMPACTIONS = "/api/v1/remote-compactions"
 SECONDS = 240
 # In many small tasks: a stage takes long enough to be met in its midst.
 CUT = ("--task-memory", "1KiB", "--task-size", "1")
@@ -70,7 +70,7 @@ class Scene:
         """Files of runs, by the end of their paths below the folder of a run."""
         while True:
             try:
-                return list(self.broker.data.glob(f"{self.topic}-*/varve.offline/*/{pattern}"))
+                return list(self.broker.data.glob(f"{self.topic}-*/varve.leases/*/{pattern}"))
             except FileNotFoundError:
                 continue  # the broker removed a folder while it was listed
 
@@ -99,10 +99,10 @@ class Scene:
 
     def let_expire(self) -> None:
         """Runs whose driver is gone end when their leases do: have that be soon."""
-        client = ApiClient(f"http://127.0.0.1:{self._http_port}").below(RUNS)
-        for run in json.loads(self.broker.get(RUNS))["runs"]:
+        client = ApiClient(f"http://127.0.0.1:{self._http_port}").below(COMPACTIONS)
+        for run in json.loads(self.broker.get(COMPACTIONS))["remote_compactions"]:
             if run["state"] == "open":
-                client.post(f"/{run['run_id']}/renew", {"ttl_seconds": 1})
+                client.post(f"/{run['compaction_id']}/renew", {"ttl_seconds": 1})
 
 
 @pytest.fixture

@@ -239,7 +239,7 @@ def test_a_dataframe_is_read_as_long_as_it_is_kept(
     assert frame.count() == 1
     assert [bytes(row["value"]) for row in frame.collect()] == [b"2"]
     release(frame)
-    runs = json.loads(broker.get("/api/v1/offline-runs"))["runs"]
+    runs = json.loads(broker.get("/api/v1/remote-compactions"))["remote_compactions"]
     assert not [item for item in runs if item["topic"] == topic and item["state"] == "leased"]
 
 

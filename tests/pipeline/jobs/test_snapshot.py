@@ -51,7 +51,7 @@ def test_a_state_as_of_offsets_is_what_was_there_then(
     rng = random.Random(11)
     for _ in range(3):  # what is read closes the segment
         fill(broker, topic, rng, records=900, keyless=0.03)
-        addresses.client.below("/api/v1/offline-runs").post(
+        addresses.client.below("/api/v1/remote-compactions").post(
             "", {"topic": topic, "purpose": "read", "roll": True, "ttl_seconds": 60}
         )
     model = read_model(broker, topic)

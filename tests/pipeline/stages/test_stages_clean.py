@@ -138,7 +138,11 @@ def test_nothing_but_what_has_expired_is_one_task(limits: Limits) -> None:
 def test_partitions_go_through_the_stages_together() -> None:
     env = MemoryEnv(1)
     first = write_segments(env, [segment(0, [batch(record(0, "a"), record(1, "a"))], 2)])
-    jobs = [clean_job([first]), clean_job([first], run_id="run2"), clean_job([first], run_id="r3")]
+    jobs = [
+        clean_job([first]),
+        clean_job([first], job_id="run2"),
+        clean_job([first], job_id="r3"),
+    ]
     engine = DirectEngine(env)
     cleaneds = clean_partitions(engine, jobs, source_of, replace(IN_SHARDS, shards=1))
     assert engine.ran == ["combine"] * 3 + ["merge"] * 3 + ["rewrite"] * 3

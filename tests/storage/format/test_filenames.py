@@ -41,9 +41,9 @@ def test_a_file_in_place_is_named_by_offset_and_kind(offset: int, kind: str) -> 
 
 
 @given(OFFSETS, st.sampled_from(FILE_KINDS), st.from_regex(r"[0-9A-Za-z_-]{1,64}", fullmatch=True))
-def test_a_cleaned_file_carries_its_run(offset: int, kind: str, run_id: str) -> None:
-    name = cleaned_name(offset, kind, run_id)
-    assert parse_file_name(name) == SegmentFile(offset, kind, CLEANED, run_id)
+def test_a_cleaned_file_carries_its_run(offset: int, kind: str, job_id: str) -> None:
+    name = cleaned_name(offset, kind, job_id)
+    assert parse_file_name(name) == SegmentFile(offset, kind, CLEANED, job_id)
 
 
 @given(OFFSETS, st.sampled_from(FILE_KINDS), st.sampled_from([CLEANED, SWAP, DELETED]))

@@ -152,7 +152,7 @@ def test_a_plan_renames_outputs_and_deletes_sources_that_no_output_overwrites() 
     plan = plan_swap("/d", [source, other], [CleanedSegment(0, "r1", (log, index))])
     assert plan == SwapPlan(
         directory="/d",
-        run_id="r1",
+        job_id="r1",
         source_base_offsets=(0, 50),
         outputs=(CleanedSegment(0, "r1", (log, index)),),
         renames=(
@@ -178,7 +178,7 @@ def test_a_plan_without_outputs_deletes_all_of_its_sources() -> None:
     plan = plan_swap("/d", [Source(7, tuple(names_of(7, LOG, INDEX)))], [])
     assert set(plan.deletes) == names_of(7, LOG, INDEX, SNAPSHOT)
     assert plan.renames == ()
-    assert plan.run_id
+    assert plan.job_id
 
 
 @pytest.mark.parametrize(
@@ -405,11 +405,11 @@ def test_a_journal_is_refused_at_every_cut_and_at_every_changed_byte() -> None:
     "payload",
     [
         {},
-        {"run_id": "r1", "renames": 5, "deletes": []},
-        {"run_id": "r1", "renames": [["a", "b"]], "deletes": []},
-        {"run_id": "r1", "renames": [], "deletes": [["../../etc/passwd", 1]]},
-        {"run_id": "r1", "renames": [["x/y.log", "00000000000000000000.log", 1, 1]], "deletes": []},
-        {"run_id": "another", "renames": [], "deletes": []},
+        {"job_id": "r1", "renames": 5, "deletes": []},
+        {"job_id": "r1", "renames": [["a", "b"]], "deletes": []},
+        {"job_id": "r1", "renames": [], "deletes": [["../../etc/passwd", 1]]},
+        {"job_id": "r1", "renames": [["x/y.log", "00000000000000000000.log", 1, 1]], "deletes": []},
+        {"job_id": "another", "renames": [], "deletes": []},
     ],
 )
 def test_a_journal_names_nothing_but_segment_files_of_its_folder(
@@ -421,7 +421,7 @@ def test_a_journal_names_nothing_but_segment_files_of_its_folder(
 
 
 def test_a_journal_of_a_newer_version_stops_the_opening_and_is_kept(env: MemoryEnv) -> None:
-    data = sealed_json.seal(JOURNAL_MAGIC, JOURNAL_VERSION + 1, {"run_id": "r1"})
+    data = sealed_json.seal(JOURNAL_MAGIC, JOURNAL_VERSION + 1, {"job_id": "r1"})
     put(env, f"{FOLDER}/{JOURNAL}", data)
     before = folder(env)
     with pytest.raises(NewerFormatError) as caught:

@@ -14,7 +14,7 @@ from storage.view.ledger import (
     Ledger,
     LinkedSource,
     describe_segment,
-    make_run_folder,
+    make_staging_folder,
     open_ledger,
     publish,
     remove_view,
@@ -62,8 +62,8 @@ def test_a_manifest_with_any_bit_flipped_or_cut_short_is_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"run_id": "../x"},
-        {"run_id": ""},
+        {"compaction_id": "../x"},
+        {"compaction_id": ""},
         {"segments": [[0, 30, 1, 1]]},
         {"segments": [[5, 5, 1, 1]]},
         {"segments": [[0, 10, 1, 1], [9, 20, 1, 1]]},
@@ -74,8 +74,9 @@ def test_a_manifest_with_any_bit_flipped_or_cut_short_is_refused() -> None:
 )
 def test_a_manifest_that_makes_no_sense_is_refused(change: dict[str, object]) -> None:
     payload = {
-        "topic_id": TOPIC_ID.hex(), "run_id": "r", "horizon": 20, "segments": [], "records": 0,
-        "made_ms": 0, "null_key": "keep", "strategy": "offset", "missed": [], **change,
+        "topic_id": TOPIC_ID.hex(), "compaction_id": "r", "horizon": 20, "segments": [],
+        "records": 0, "made_ms": 0, "null_key": "keep", "strategy": "offset", "missed": [],
+        **change,
     }  # fmt: skip
     with pytest.raises(CorruptCheckpointError):
         decode_manifest(seal(MANIFEST_MAGIC, 1, payload), "m")
@@ -96,16 +97,20 @@ def write_source(env: MemoryEnv, base: int, values: list[bytes]) -> None:
     file.sync()
 
 
-def make(env: MemoryEnv, run_id: str, bases: list[int], horizon: int) -> None:
+def make(env: MemoryEnv, compaction_id: str, bases: list[int], horizon: int) -> None:
     """A view of some segments as they are, published."""
-    directory = make_run_folder(env, FOLDER, run_id)
+    directory = make_staging_folder(env, FOLDER, compaction_id)
     stage(env, directory, [LinkedSource(FOLDER, base) for base in bases])
     ends = [*bases[1:], horizon]
     segments = tuple(
         describe_segment(env, directory, base, end, None)
         for base, end in zip(bases, ends, strict=True)
     )
-    publish(env, FOLDER, replace(MANIFEST, run_id=run_id, horizon=horizon, segments=segments))
+    publish(
+        env,
+        FOLDER,
+        replace(MANIFEST, compaction_id=compaction_id, horizon=horizon, segments=segments),
+    )
 
 
 def values_of(ledger: Ledger | None) -> list[bytes | None]:
@@ -152,7 +157,7 @@ def test_a_crash_at_any_step_leaves_the_old_view_or_the_new_one() -> None:
         seen.add(len(results))
         ledger = opened(after)
         assert ledger is not None
-        sweep(after, FOLDER, [ledger.manifest.run_id])
+        sweep(after, FOLDER, [ledger.manifest.compaction_id])
         again = after.crash()
         assert values_of(opened(again)) == results, "the sweep takes nothing that is named"
         at += 1
@@ -175,7 +180,7 @@ def test_a_tail_is_copied_from_its_batch_on() -> None:
     write_source(env, 0, [b"a", b"b", b"c"])
     source = env.open(f"{FOLDER}/{file_name(0, LOG)}")
     first = len(build_batch([Record(0, NOW_MS, b"k0", b"a")]))
-    directory = make_run_folder(env, FOLDER, "run-1")
+    directory = make_staging_folder(env, FOLDER, "run-1")
     stage(env, directory, [CopiedTail(source, first, source.size(), 1)])
     segment = describe_segment(env, directory, 1, 3, None)
     publish(env, FOLDER, replace(MANIFEST, segments=(segment,), horizon=3))
@@ -205,7 +210,7 @@ def test_without_a_manifest_there_is_no_view_whatever_else_is_there() -> None:
     env = MemoryEnv()
     write_source(env, 0, [b"a"])
     assert opened(env) is None
-    stage(env, make_run_folder(env, FOLDER, "run-1"), [LinkedSource(FOLDER, 0)])
+    stage(env, make_staging_folder(env, FOLDER, "run-1"), [LinkedSource(FOLDER, 0)])
     assert opened(env) is None
     assert sweep(env, FOLDER, []) == ("run-1",)
     assert env.listdir(view_path(FOLDER)) == []

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from broker.app import Broker
-from broker.leases.lease_folder import OFFLINE_FOLDER
+from broker.leases.lease_folder import LEASES_FOLDER
 from broker.leases.leasing import LeaseRequest
 from broker.topics.partition import Partition
 from cleaner.engine.clean import run_clean
@@ -15,10 +15,10 @@ from cleaner.job import CleanedGroup
 from cleaner.remote_compaction import (
     MANIFEST_NAME,
     AdoptResult,
+    LeasePlan,
+    OutputManifest,
     PartitionPlan,
     Purpose,
-    RunManifest,
-    RunPlan,
     encode_manifest,
 )
 from storage.env import Env
@@ -40,7 +40,7 @@ ATTEMPT = "attempt-1"
 
 
 @asynccontextmanager
-async def offline_broker(
+async def leasing_broker(
     env: MemoryEnv, *, keys: dict[str, str] | None = None, partitions: int = 1, **settings: Any
 ) -> AsyncIterator[Broker]:
     """A broker whose worker is a thread, with a compacted topic."""
@@ -92,7 +92,7 @@ async def opened(
     purpose: Purpose = Purpose.COMPACT,
     roll: bool = False,
     ttl_seconds: int = 60,
-) -> RunPlan:
+) -> LeasePlan:
     return await broker.leases.open(
         LeaseRequest("orders", partitions or None, purpose, roll, ttl_seconds)
     )
@@ -102,9 +102,9 @@ async def opened(
 class Made:
     """What an executor made of one partition."""
 
-    plan: RunPlan
+    plan: LeasePlan
     part: PartitionPlan
-    manifest: RunManifest
+    manifest: OutputManifest
 
     @property
     def run_folder(self) -> str:
@@ -123,7 +123,7 @@ class Made:
         env.sync_dir(self.run_folder)
 
 
-def carried_out(env: MemoryEnv, plan: RunPlan, index: int = 0, *, attempt: str = ATTEMPT) -> Made:
+def carried_out(env: MemoryEnv, plan: LeasePlan, index: int = 0, *, attempt: str = ATTEMPT) -> Made:
     """Play the executor on the broker's disk; the manifest is still to be left."""
     part = plan.partitions[index]
     out = f"{part.job.directory.rpartition('/')[0]}/out/{attempt}"
@@ -131,8 +131,8 @@ def carried_out(env: MemoryEnv, plan: RunPlan, index: int = 0, *, attempt: str =
     recorder = Recorder()
     report = run_clean(env, replace(part.job, output_directory=out), recorder)
     groups: Sequence[CleanedGroup] = recorder.groups
-    manifest = RunManifest(
-        run_id=plan.run_id,
+    manifest = OutputManifest(
+        compaction_id=plan.compaction_id,
         partition=part.job.partition,
         topic_id=part.topic_id,
         generation=part.job.generation,
@@ -145,11 +145,11 @@ def carried_out(env: MemoryEnv, plan: RunPlan, index: int = 0, *, attempt: str =
     return Made(plan, part, manifest)
 
 
-async def adopted(broker: Broker, plan: RunPlan, partition: int | None = None) -> AdoptResult:
+async def adopted(broker: Broker, plan: LeasePlan, partition: int | None = None) -> AdoptResult:
     """The one result of an adoption."""
     done = False
     while not done:  # it answers before the adoption has ended where that takes long
-        done, results, _ = await broker.leases.adopt(plan.run_id, partition)
+        done, results, _ = await broker.leases.adopt(plan.compaction_id, partition)
     (result,) = results
     return result
 
@@ -162,7 +162,7 @@ async def settled(broker: Broker) -> None:
 
 def staged(env: MemoryEnv, folder: str = FOLDER) -> list[str]:
     """Names of the runs whose files are there."""
-    path = f"{folder}/{OFFLINE_FOLDER}"
+    path = f"{folder}/{LEASES_FOLDER}"
     return env.listdir(path) if env.is_dir(path) else []
 
 

@@ -13,7 +13,7 @@ def job(partition: TopicPartition = T0, **changes: object) -> CleanJob:
         partition=partition,
         directory=f"/data/{partition}",
         generation="boot-1",
-        run_id="run-1",
+        job_id="run-1",
         groups=((SourceSegment(0, 10, 100, 1000, 1000),),),
         first_dirty_offset=0,
         end_offset=10,
@@ -54,7 +54,7 @@ def report_of(job: CleanJob, **changes: object) -> CleanReport:
     made = CleanReport(
         partition=job.partition,
         generation=job.generation,
-        run_id=job.run_id,
+        job_id=job.job_id,
         next_dirty_offset=job.end_offset,
         groups=len(job.groups),
         bytes_read=size_bytes,

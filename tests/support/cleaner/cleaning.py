@@ -105,7 +105,7 @@ def clean_job(groups: Sequence[Sequence[SourceSegment]], **changes: object) -> C
         "partition": TopicPartition("topic", 0),
         "directory": DIRECTORY,
         "generation": "boot-1",
-        "run_id": "run1",
+        "job_id": "run1",
         "groups": tuple(tuple(group) for group in groups),
         "first_dirty_offset": 0,
         "end_offset": end_offset,
@@ -141,7 +141,7 @@ def clean(env: Env, job: CleanJob) -> tuple[CleanReport, list[CleanedGroup]]:
         ]
         outcomes.append((report, control.groups, files))
         remaining = {f.name for g in control.groups if g.output for f in g.output.files}
-        ending = f".{job.run_id}.cleaned"
+        ending = f".{job.job_id}.cleaned"
         assert {name for name in env.listdir(job.directory) if name.endswith(ending)} == remaining
     (first, groups, files), (report, wanted_groups, wanted_files) = outcomes
     assert (groups, files) == (wanted_groups, wanted_files)

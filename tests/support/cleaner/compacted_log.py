@@ -141,7 +141,7 @@ class CompactedLog:
         first = self.log.log_start_offset
         settings: dict[str, object] = {
             "directory": FOLDER,
-            "run_id": f"run{self.runs}",
+            "job_id": f"run{self.runs}",
             "first_dirty_offset": max(self.dirty, first),
             "end_offset": end,
             "log_start_offset": first,

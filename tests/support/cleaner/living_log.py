@@ -194,7 +194,7 @@ class LivingLog:
         first, end = facts.log_start_offset, facts.log_end_offset
         last = tuple((owner, epoch, at) for owner, (epoch, at) in self.log.last_records().items())
         inputs = JobInputs(HASH_KEY, last, tuple(self.log.aborted_transactions(first, end)))
-        job = plan_job(facts, verdict, inputs, SETTINGS, run_id=f"run{self.runs}", now_ms=now_ms)
+        job = plan_job(facts, verdict, inputs, SETTINGS, job_id=f"run{self.runs}", now_ms=now_ms)
         section = verdict.section
         return job, 0 if section is None else section.dirty_bytes
 
@@ -221,8 +221,8 @@ class LivingLog:
         try:
             report = run_clean(self.env, job, control)
         except CleanAbortedError:
-            discard_outputs(self.env, FOLDER, job.run_id)
-            self.check(f"{job.run_id}, given up")
+            discard_outputs(self.env, FOLDER, job.job_id)
+            self.check(f"{job.job_id}, given up")
             return None
         self.cleans += 1
         assert self.log.log_end_offset >= log_end, "2: the log end offset went back"
@@ -257,15 +257,15 @@ class LivingLog:
                 self.dirty = clean_below
                 batches = self.batches()
                 self.history.check_compacted(
-                    batches, self.log.log_start_offset, clean_below, job.run_id
+                    batches, self.log.log_start_offset, clean_below, job.job_id
                 )
-        self.check(job.run_id)
+        self.check(job.job_id)
 
     def publish(self, job: CleanJob, groups: tuple[CleanedGroup, ...]) -> bool:
         """Put groups in the place of their sources, as the broker does; whether to go on."""
         log = self.log
         sources = tuple(base for group in groups for base in group.source_base_offsets)
-        is_first, self.flushed_for = self.flushed_for != job.run_id, job.run_id
+        is_first, self.flushed_for = self.flushed_for != job.job_id, job.job_id
         if is_first or not log.are_flushed(sources):
             log.flush()
         if log.generation != job.generation:

@@ -12,7 +12,7 @@ from tests.support.cleaner.cleaner_jobs import group_of, report_of
 
 
 def run(env: Env, job: CleanJob, control: JobControl) -> CleanReport:
-    subject = job.run_id
+    subject = job.job_id
     if subject == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     if subject == "raise":

@@ -54,8 +54,8 @@ class Bench:
     def change(self, partition: TopicPartition = T0, **changes: Any) -> None:
         self.host.add(replace(self.host.logs[partition], **changes))
 
-    def leave_file(self, partition: TopicPartition, run_id: str) -> str:
-        path = f"/data/{partition}/{0:020}.log.{run_id}.cleaned"
+    def leave_file(self, partition: TopicPartition, job_id: str) -> str:
+        path = f"/data/{partition}/{0:020}.log.{job_id}.cleaned"
         self.env.open(path, create=True, write=True).close()
         return path
 

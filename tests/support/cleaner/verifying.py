@@ -79,7 +79,7 @@ def hand_back(env: MemoryEnv, job: CleanJob, **otherwise: object) -> StagedOutpu
     report = run_clean(env, replace(job, **changes), control)  # type: ignore[arg-type]
     folders = []
     for number, group in enumerate(control.groups):
-        folder = f"{job.directory}/varve.offline/{job.run_id}/out/{number}"
+        folder = f"{job.directory}/varve.leases/{job.job_id}/out/{number}"
         env.mkdir(folder)
         folders.append(folder)
         for file in group.output.files if group.output else ():
@@ -120,7 +120,7 @@ def forge(
         env,
         folder,
         base_offset=group.source_base_offsets[0],
-        run_id=staged.job.run_id,
+        job_id=staged.job.job_id,
         index_interval_bytes=staged.job.index_interval_bytes,
         buffers=buffers,
         state=new_state(),

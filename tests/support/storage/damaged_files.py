@@ -440,12 +440,14 @@ class Part:
 def parts() -> Iterator[Part]:
     yield from _cleaner_parts()
     yield from _view_parts()
-    folder = f"{FOLDER}/varve.offline/run-1"
+    folder = f"{FOLDER}/varve.leases/run-1"
     plan = PartitionPlan(job_of(), TOPIC_ID, 100)
     lease = LeaseRecord("run-1", "t", Purpose.COMPACT, NOW_MS, 60, bytes(32), plan, 1, 9, 0, (1, 2))
     data = sealed_json.seal_body(LEASE_MAGIC, LEASE_VERSION, typed_json.dumps(lease))
     path = f"{folder}/{LEASE_NAME}"
-    yield Part("lease of an offline run", {path: data}, path, lambda env: _read_lease(env, folder))
+    yield Part(
+        "lease of a remote compaction", {path: data}, path, lambda env: _read_lease(env, folder)
+    )
 
 
 def _read_lease(env: MemoryEnv, folder: str) -> str:

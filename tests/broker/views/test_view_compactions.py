@@ -48,12 +48,12 @@ async def test_compactions_wait_in_line_and_say_at_which_place() -> None:
     gate = Gate(env)
     async with broker_with_view(env, worker=gate.worker, topics=THREE) as broker:
         await produce(broker, *((b"%d" % n, b"1") for n in range(50)))
-        runs = broker.view_compactions
+        compactions = broker.view_compactions
         tasks = [await asked(broker, WHERE)]
         await gate.reached.wait()
         # The third waits already, and is not put in twice.
         tasks += [await asked(broker, partition) for partition in (*OTHERS, OTHERS[0], WHERE)]
-        rows = {row.partition: row for row in runs.status()}
+        rows = {row.partition: row for row in compactions.status()}
         assert [(rows[w].state, rows[w].place) for w in (WHERE, *OTHERS)] == [
             ("running", 3), ("waiting", 1), ("waiting", 2),
         ]  # fmt: skip
@@ -62,14 +62,14 @@ async def test_compactions_wait_in_line_and_say_at_which_place() -> None:
             "the view of orders-0 is being compacted; another one waits, at place 3",
             "the compaction of the view of orders-2 waits, at place 2",
         ]
-        assert runs.abort(OTHERS[0])
-        rows = {row.partition: row for row in runs.status()}
+        assert compactions.abort(OTHERS[0])
+        rows = {row.partition: row for row in compactions.status()}
         assert (rows[OTHERS[0]].state, rows[OTHERS[1]].place) == ("aborted", 1)
         gate.let_go()
         async with asyncio.timeout(READ_SECONDS):
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert [isinstance(item, ViewError) for item in ended] == [False, True, False, True, False]
-        assert [row.runs for row in runs.status()] == [2, 0, 1]
+        assert [row.compactions for row in compactions.status()] == [2, 0, 1]
 
 
 async def test_a_second_request_sees_what_was_produced_after_the_first() -> None:
