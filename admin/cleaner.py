@@ -368,6 +368,6 @@ def reason_to_stop_waiting(now: Json, began: Json) -> str:
         return ""  # the job says who aborted it once it has ended
     if now["requested_offset"] is None and not _is_clean(now, end):
         if job is not None and is_new and job["outcome"] == "aborted":
-            return f"the job was given up: {job['reason']}"
+            return f"the job was aborted: {job['reason']}"
         return f"an operator cancelled the clean request. {now['sentences'][0]}"
     return ""

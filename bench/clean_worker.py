@@ -63,7 +63,7 @@ class Bench:
         """Seconds of one whole clean, and what the worker said of its job or jobs."""
         partition = TopicPartition("bench", number)
         self._host.done.clear()
-        async with self.pool.paused(partition):
+        async with self.pool.control.paused(partition):
             log = self._manager.create(partition, os.urandom(16), CONFIG)
             for batch in batches:
                 log.append(bytearray(batch), read_header(batch), now_ms=self._env.wall_ms())
@@ -76,7 +76,7 @@ class Bench:
         elapsed = time.perf_counter() - started
         assert not self._host.failures, self._host.failures
         reports = [report for _, report in self._host.done]
-        async with self.pool.paused(partition):
+        async with self.pool.control.paused(partition):
             self._manager.delete(partition)
         return elapsed, reports
 

@@ -207,7 +207,7 @@ class Bench:
         partition = TopicPartition("bench", self._number)
         copy = os.path.join(self.directory, f"copy-{self._number}", "bench-0")
         kept_by_kafka = -1
-        async with self.pool.paused(partition):
+        async with self.pool.control.paused(partition):
             log = self._append(partition, batches)
             if cleaner is not None:
                 copy_segments(log.directory, copy)
@@ -234,7 +234,7 @@ class Bench:
             timings.varve.append(seconds)
             timings.cpu.append(self.worker_cpu() - cpu)
             note(timings, reports, before)
-        async with self.pool.paused(partition):
+        async with self.pool.control.paused(partition):
             self._manager.delete(partition)
             self._manager.purge_deleted(self._env.wall_ms())
         if cleaner is not None:

@@ -210,7 +210,7 @@ class Broker:
         tools = ViewTools(
             worker=worker,
             share=self._view_share,
-            pause=self.pool.paused,
+            pause=self.pool.control.paused,
             cleaning=self.cleaning,
             fail_directory=self.fail_directory,
             hash_key=self._hash_key,
@@ -229,7 +229,7 @@ class Broker:
             fail_directory=self.fail_directory,
         )
         adopter = Adopter(self._env, self.cleaning, self.pool, worker)
-        return Leases(self._env, self.topics, issuer, adopter, hold=self.pool.paused)
+        return Leases(self._env, self.topics, issuer, adopter, hold=self.pool.control.paused)
 
     def _connect(self) -> None:
         """Construct and connect the parts that need the topics on disk."""
@@ -386,7 +386,7 @@ class Broker:
             self.manager,
             self.topics,
             self.damage,
-            LogRepair(self._env, self.cleaning, self.pool.paused),
+            LogRepair(self._env, self.cleaning, self.pool.control.paused),
             skipped=self._damage_removed,
             fail_directory=self.fail_directory,
         )
@@ -576,7 +576,7 @@ class Broker:
         self.topics.take_offline(lost, error.reason)
         self.offsets_topic.fail(lost)
         for partition in lost:
-            self.pool.abort(partition, f"it is offline: {error.reason}")
+            self.pool.operator.abort(partition, f"it is offline: {error.reason}")
 
     def _open_partition(self, log: Log) -> Partition:
         stats = self.stats.topics[log.partition.topic]
@@ -612,13 +612,14 @@ class Broker:
             self._spawn,
             self.effective_settings.cleaner().nice,
             index=index,
-            budgets=self.pool.throttle,
-            top_up=self.pool.top_up,
+            budgets=self.pool.dispatcher.throttle,
+            top_up=self.pool.dispatcher.top_up,
         )
 
     def _view_share(self) -> AbstractAsyncContextManager[Share]:
         """Return the view worker's budget, for copies that are made before it starts."""
-        return own_share(index=VIEW_WORKER, budgets=self.pool.throttle, top_up=self.pool.top_up)
+        dispatcher = self.pool.dispatcher
+        return own_share(index=VIEW_WORKER, budgets=dispatcher.throttle, top_up=dispatcher.top_up)
 
     def _wanted_workers(self) -> int:
         settings = self.effective_settings.cleaner()

@@ -310,7 +310,7 @@ class SparkRunner:
             reason=reason,
             engine="spark",
         )
-        self._pool.remote_clean_failed(facts, record)
+        self._pool.remote.failed(facts, record)
 
 
 def _classify(ended: ChildExit, child: _Child, outcome: str) -> Outcome:

@@ -185,7 +185,7 @@ class Adopter:
         for _ in range(int(BUSY_SECONDS / BUSY_STEP_SECONDS)):
             _check_stale(why_stale)
             try:
-                with self._pool.adopting(part.where):
+                with self._pool.control.adopting(part.where):
                     return await self._publish_now(part, groups, check)
             except PartitionBusyError as error:
                 busy = str(error)
@@ -259,7 +259,7 @@ class Adopter:
             next_dirty_offset=report.next_dirty_offset,
         )
         record = replace(record, bytes_read=report.bytes_read, engine=engine)
-        self._pool.remote_clean_adopted(facts, job, report, record)
+        self._pool.remote.adopted(facts, job, report, record)
         self._cleaning.finished(job, report, damage=damage, engine=engine)
 
 

@@ -122,7 +122,7 @@ class LeaseIssuer:
             raise LeaseError(
                 400, f"{topic_partition} is not compacted: its cleanup.policy is {policy}"
             )
-        if self._pool.is_paused(topic_partition):
+        if self._pool.operator.is_paused(topic_partition):
             raise LeaseError(409, f"{topic_partition} is paused by an operator: resume it first")
 
     def begin(self, request: LeaseRequest, compaction_id: str) -> tuple[RemoteCompaction, str]:
@@ -164,7 +164,7 @@ class LeaseIssuer:
         topic_partition = partition.partition
         async with AsyncExitStack() as holds:
             if request.purpose is Purpose.COMPACT:
-                hold = self._pool.paused(
+                hold = self._pool.control.paused(
                     topic_partition, lease_pause_reason(compaction.compaction_id)
                 )
                 await holds.enter_async_context(hold)
@@ -263,7 +263,7 @@ class LeaseIssuer:
         self, purpose: Purpose, facts: LogFacts, partition: Partition, compaction_id: str
     ) -> tuple[CleanJob | None, int]:
         if purpose is Purpose.COMPACT:
-            return self._pool.job_for_lease(facts, compaction_id)
+            return self._pool.remote.plan(facts, compaction_id)
         inputs = self._cleaning.job_inputs(
             facts.partition, facts.log_start_offset, facts.log_end_offset
         )

@@ -172,7 +172,7 @@ class CleanerMetrics:
             "Dirty bytes of quarantined partitions",
             labels=labels,
         )
-        verdicts = self._pool.verdicts
+        verdicts = self._pool.scanner.verdicts
         results = {directory.path: [0, 0] for directory in self._manager.directories}
         for quarantine in self._pool.registry.quarantines():
             partition = self._topics.partition(quarantine)
@@ -197,13 +197,15 @@ class CleanerMetrics:
             "1 while the partition cannot be cleaned, with the reason as a label",
             labels=[*LABELS, "reason"],
         )
-        last = {job.partition: job for job in reversed(self._pool.history(limit=RECORDS_MAX))}
+        last = {
+            job.partition: job for job in reversed(self._pool.history.newest(limit=RECORDS_MAX))
+        }
         now = _Now(self._env.wall_ms(), asyncio.get_running_loop().time() * 1000)
         for index, partition in enumerate(self._topics.partitions()):
             if index % STEP_PARTITIONS == STEP_PARTITIONS - 1:
                 yield None
             topic_partition = partition.partition
-            verdict = self._pool.verdicts.get(topic_partition)
+            verdict = self._pool.scanner.verdicts.get(topic_partition)
             if verdict is None or not partition.log.config.compacts:
                 continue
             names = [topic_partition.topic, str(topic_partition.partition)]
@@ -211,7 +213,7 @@ class CleanerMetrics:
                 families[name].add_metric(names, value)
             state, is_paused = (
                 self._pool.registry.state(topic_partition),
-                self._pool.is_paused(topic_partition),
+                self._pool.operator.is_paused(topic_partition),
             )
             obstacle = blocked_by(verdict, state, is_paused=is_paused)
             if obstacle is not None:
@@ -236,7 +238,7 @@ class CleanerMetrics:
         if last_job is not None:
             waited = last_job.read_wait_seconds + last_job.write_wait_seconds
             yield "last_job_throttle_wait_seconds", waited
-        cleaner_state = self._pool.cleaner_state(verdict.partition)
+        cleaner_state = self._pool.state_store.entry(verdict.partition)
         if cleaner_state is not None and cleaner_state.learned_at_ms:
             yield "last_clean_timestamp_seconds", cleaner_state.learned_at_ms // 1000
         if cleaner_state is not None and cleaner_state.tombstones is not None:

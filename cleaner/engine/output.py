@@ -108,7 +108,7 @@ class CleanedOutput:
         self._env = env
         self._directory = directory
         self._base_offset = base_offset
-        self._run_id = job_id
+        self._job_id = job_id
         self._buffers = buffers
         self.state = state
         self._charge = charge
@@ -176,7 +176,7 @@ class CleanedOutput:
             crc = int(crc32c_extended(0, raw, 0, len(raw)))
             self._streams[-1].append(raw, len(raw), crc, write_now)
         files = tuple(CleanedFile(s.name, s.size_bytes, s.crc) for s in self._streams)
-        return CleanedSegment(self._base_offset, self._run_id, files)
+        return CleanedSegment(self._base_offset, self._job_id, files)
 
     def sync(self, last_modified_ms: int) -> None:
         """Sync the contents of the complete files, whose names the folder still has to keep."""
@@ -201,7 +201,7 @@ class CleanedOutput:
 
     def _add_stream(self, kind: str) -> None:
         """Create one file, so that an error leaves nothing behind that `abandon` does not know."""
-        name = filenames.cleaned_name(self._base_offset, kind, self._run_id)
+        name = filenames.cleaned_name(self._base_offset, kind, self._job_id)
         self._streams = (*self._streams, _Stream(self._env, self._directory, name))
 
     def _append_entries(self) -> None:

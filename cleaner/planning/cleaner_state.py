@@ -47,7 +47,7 @@ class PartitionCleanerState:
     expired_at_ms: int | None = None  # when tombstones were last looked for without new data
     survivorship: float = 0.0
     observations: int = 0
-    held_since_ms: int | None = None  # an operator's pause
+    paused_since_ms: int | None = None  # an operator's pause
     damaged: frozenset[SegmentKey] = frozenset()  # segments whose damage was told
     learned_at_ms: int = 0  # from the last job
     start_offset: int = 0  # of the log, at the last job over dirty data
@@ -80,7 +80,7 @@ class PartitionCleanerState:
             "expired_at_ms": self.expired_at_ms,
             "survivorship": self.survivorship,
             "observations": self.observations,
-            "held_since_ms": self.held_since_ms,
+            "held_since_ms": self.paused_since_ms,
             "damaged": [list(key) for key in sorted(self.damaged)],
             "learned_at_ms": self.learned_at_ms,
             "start_offset": self.start_offset,
@@ -101,7 +101,7 @@ class PartitionCleanerState:
             expired_at_ms=_optional(fields["expired_at_ms"]),
             survivorship=ratio,
             observations=int(fields["observations"]),
-            held_since_ms=_optional(fields["held_since_ms"]),
+            paused_since_ms=_optional(fields["held_since_ms"]),
             damaged=frozenset((int(b), int(size)) for b, size in fields.get("damaged", ())),
             learned_at_ms=int(fields.get("learned_at_ms", 0)),
             start_offset=int(fields.get("start_offset", 0)),
@@ -146,7 +146,7 @@ def state_of_log(
 
 def _corrected(cleaner_state: PartitionCleanerState, now_ms: int) -> PartitionCleanerState:
     """Without the times of a clock that was ahead; `cleaner_state` itself where there are none."""
-    held_ms, expired_ms = cleaner_state.held_since_ms, cleaner_state.expired_at_ms
+    held_ms, expired_ms = cleaner_state.paused_since_ms, cleaner_state.expired_at_ms
     latest_ms = max(
         cleaner_state.first_seen_ms, cleaner_state.learned_at_ms, held_ms or 0, expired_ms or 0
     )
@@ -162,7 +162,7 @@ def _corrected(cleaner_state: PartitionCleanerState, now_ms: int) -> PartitionCl
         cleaner_state,
         first_seen_ms=min(cleaner_state.first_seen_ms, now_ms),
         learned_at_ms=min(cleaner_state.learned_at_ms, now_ms),
-        held_since_ms=None if held_ms is None else min(held_ms, now_ms),
+        paused_since_ms=None if held_ms is None else min(held_ms, now_ms),
         expired_at_ms=None if expired_ms is None else min(expired_ms, now_ms),
     )
 

@@ -1,11 +1,11 @@
-"""What can be said of a partition: the links of the chain that answers "why is it not cleaned?"."""
+"""Findings: the facts that explain why a partition is or is not cleaned."""
 
 from enum import Enum
 from typing import NamedTuple, TypeAlias
 
 
 class Reason(Enum):
-    """What a finding is about."""
+    """The subject of a finding."""
 
     POLICY_UNKNOWN = "policy unknown"
     POLICY = "policy"
@@ -13,18 +13,18 @@ class Reason(Enum):
     DAMAGED = "damaged"
     UNCLEANABLE = "batch that cannot be cleaned"
     IN_PROGRESS = "in progress"
-    HELD = "paused by an operator"
-    PAUSED = "paused by the broker"
+    PAUSED_BY_OPERATOR = "paused by an operator"
+    PAUSED_BY_BROKER = "paused by the broker"
     QUARANTINED = "quarantined"
     ACTIVE_SEGMENT = "active segment"
     HIGH_WATERMARK = "high watermark"
     OPEN_TRANSACTION = "open transaction"
     VIEW = "compacted view"
-    VIEW_UNKNOWN = "compacted view not known"
+    VIEW_UNKNOWN = "compacted view unreadable"
     MIN_LAG = "min.compaction.lag.ms"
     NOTHING_DIRTY = "nothing dirty"
     MAX_LAG = "max.compaction.lag.ms"
-    RUN_NOW = "asked for by an operator"
+    RUN_NOW = "requested by an operator"
     RATIO = "min.cleanable.dirty.ratio"
     OFFLOADED = "offloaded"
     EXPIRED = "past delete.retention.ms"
@@ -34,7 +34,7 @@ Value: TypeAlias = int | float | str
 
 
 class Finding(NamedTuple):
-    """One link of the chain. `blocks`: as long as this holds, the partition is not cleaned."""
+    """One fact about a partition. If `blocks`, the partition is not cleaned because of it."""
 
     reason: Reason
     blocks: bool
@@ -42,14 +42,14 @@ class Finding(NamedTuple):
 
 
 class NextAttempt(NamedTuple):
-    """When time alone may change what is found (wall ms), and what comes to its end then."""
+    """The wall time (ms) at which a finding ends by itself, and the subject of that finding."""
 
     at_ms: int
     cause: Reason
 
 
 class Moment(NamedTuple):
-    """Now, on both clocks (ms)."""
+    """The present time on both clocks, in ms."""
 
     wall_ms: int
     monotonic_ms: int

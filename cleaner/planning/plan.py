@@ -172,12 +172,16 @@ def _state_findings(
     findings = []
     if is_busy(state):
         findings.append(Finding(Reason.IN_PROGRESS, True, (("state", type(state).__name__),)))
-    holds = 0
-    if cleaner_state.held_since_ms is not None:
-        holds = 1
-        findings.append(Finding(Reason.HELD, True, (("since_ms", cleaner_state.held_since_ms),)))
-    if isinstance(state, Paused) and state.pauses > holds:
-        findings.append(Finding(Reason.PAUSED, True, (("pauses", state.pauses - holds),)))
+    operator_pauses = 0
+    if cleaner_state.paused_since_ms is not None:
+        operator_pauses = 1
+        findings.append(
+            Finding(Reason.PAUSED_BY_OPERATOR, True, (("since_ms", cleaner_state.paused_since_ms),))
+        )
+    if isinstance(state, Paused) and state.pauses > operator_pauses:
+        findings.append(
+            Finding(Reason.PAUSED_BY_BROKER, True, (("pauses", state.pauses - operator_pauses),))
+        )
     mark = past_of(state)
     if mark is not None:
         wait_ms = max(0, mark.until_ms - now.monotonic_ms)

@@ -1,4 +1,4 @@
-"""One job with one worker, the waits that bound it, and what is shown of it."""
+"""One attempt to clean a partition with one worker, its limits, and its status."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -17,26 +17,26 @@ from storage.model import TopicPartition
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Waits, in seconds."""
+    """Timeouts in seconds."""
 
     abort: float = ABORT_SECONDS
     stall: float = STALL_SECONDS
     workers: WorkerPoolLimits = field(default_factory=WorkerPoolLimits)
 
 
-# The numbers of the workers beside the regular ones, which are numbered from 0 to 63 at most
-# (CleanerSettings.workers). Numbers below 0 are those of workers outside of the pool.
+# Indexes of the workers of the other lanes. Regular workers have indexes from 0 to 63
+# (CleanerSettings.workers), dedicated workers have negative ones.
 LANE_INDEX: Final = {Lane.REQUESTED: 100, Lane.SMALL: 101, Lane.LIMITED: 102}
 _LANES: Final = {index: lane for lane, index in LANE_INDEX.items()}
 
 
 def lane_of(index: int) -> Lane:
-    """The lane of the worker with this number."""
+    """Return the lane of the worker with this index."""
     return _LANES.get(index, Lane.REGULAR)
 
 
 def retry_delay_ms(failures: int, settings: CleanerSettings) -> int:
-    """How long a partition is left alone after so many failures in a row."""
+    """Return how long a partition is quarantined after this many failures in a row."""
     assert failures >= 1
     doubled = settings.retry_backoff_ms << min(failures - 1, 40)
     return min(doubled, settings.retry_backoff_max_ms)
@@ -44,36 +44,34 @@ def retry_delay_ms(failures: int, settings: CleanerSettings) -> int:
 
 @dataclass(slots=True, eq=False)
 class CleanAttempt:
-    """A job under way."""
+    """A running job."""
 
     number: int
     job: CleanJob
     worker: PoolWorker
-    started_at: float  # the loop's clock, as `last_message_at`
+    started_at: float  # loop time, as `last_message_at`
     last_message_at: float
     started_ms: int  # wall clock
     dirty_bytes: int  # of the dirty section as planned
-    data_directory: str  # that holds its partition
-    spent_before: tuple[int, int]  # by its worker: bytes read and written
-    waited_before: tuple[float, float]  # by its worker: seconds lost to the budgets
-    progress_seen: float = 0.0  # bytes moved and seconds waited, at the last look
-    spent: tuple[int, int] = (0, 0)  # at its end: bytes read and written
-    waited: tuple[float, float] = (0.0, 0.0)  # at its end: seconds lost to the budgets
+    data_directory: str  # of the partition
+    spent_before: tuple[int, int]  # by the worker, before the job: bytes read and written
+    waited_before: tuple[float, float]  # likewise: seconds of waiting for the budgets
+    last_progress: float = 0.0  # bytes moved plus seconds waited, at the last check
+    spent: tuple[int, int] = (0, 0)  # after its end: bytes read and written
+    waited: tuple[float, float] = (0.0, 0.0)  # after its end: seconds of waiting
     stage: str = ""
     done_bytes: int = 0
     total_bytes: int = 0
     published: int = 0  # groups
     unpublished: int = 0  # groups whose files may still be in the folder
-    keep_files: bool = (
-        False  # a journal that failed half-way may need them: the next start's matter
-    )
-    failure: str = ""  # set where the end is a failure whatever the worker says
-    abort_reason: str = ""  # who wanted the partition while it ran, for people
-    stale_reason: str = ""  # set where it was given up because the log had changed under it: how
+    keep_files: bool = False  # for the next start, after a journal that failed half-way
+    failure: str = ""  # if set, the attempt has failed whatever the worker reports
+    abort_reason: str = ""  # for operators
+    stale_reason: str = ""  # how the log changed, if that made the job useless
     report: CleanReport | None = None
-    clean_below: int | None = None  # set with the report: what the checkpoint becomes
-    input_bytes: int = 0  # that it was expected to read
-    is_far_too_late: bool = False  # its partition was long beyond its deadline when it began
+    clean_below: int | None = None  # set with the report: the new checkpoint
+    input_bytes: int = 0  # to be read, as planned
+    is_far_too_late: bool = False  # the deadline had passed long before the start
     abort_timer: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -87,7 +85,7 @@ class CleanAttempt:
         dirty_bytes: int,
         data_directory: str,
     ) -> "CleanAttempt":
-        """A run that starts now."""
+        """Return an attempt that starts now."""
         side = worker.side
         return cls(
             number=number,
@@ -106,26 +104,23 @@ class CleanAttempt:
         )
 
     def as_running(self, now: float) -> RunningJob:
-        """What the choice of the next starts has to know of it."""
+        """Return the job as order.py sees it."""
         running_ms = int(1000 * (now - self.started_at))
         return RunningJob(lane_of(self.worker.index), is_long(self.input_bytes, running_ms))
 
     def silent_seconds(self, now: float) -> float:
-        """How long neither a word nor a charged byte was seen of it.
+        """Return for how long the worker has sent no message and charged no byte.
 
-        A worker that waits for its budget is not silent: a low rate is no fault of its own.
+        Waiting for the budget counts as progress: the worker does not cause a low rate.
         """
-        side = self.worker.side
-        seen = sum(
-            side.spent(direction) + side.waited_seconds(direction) for direction in Direction
-        )
-        if seen != self.progress_seen:
-            self.progress_seen = seen
+        progress = self.worker.side.progress()
+        if progress != self.last_progress:
+            self.last_progress = progress
             self.last_message_at = now
         return now - self.last_message_at
 
     def settle(self) -> None:
-        """It is over: note what it took, as long as its worker's page can be read."""
+        """Record the bytes and waits of the ended job while the worker's page is mapped."""
         side = self.worker.side
         read, written = Direction.READ, Direction.WRITE
         self.spent = (
@@ -137,22 +132,27 @@ class CleanAttempt:
             side.waited_seconds(written) - self.waited_before[1],
         )
 
-    def disarm(self) -> None:
-        """Nobody waits for its end any more."""
+    def cancel_timer(self) -> None:
+        """Stop waiting for the end of an abort."""
         if self.abort_timer is not None:
             self.abort_timer.cancel()
 
 
-def record_of(run: CleanAttempt, finished_ms: int, reason: str, *, aborted: bool) -> JobRecord:
-    """What is remembered of a run that is over. `reason` makes it a failure."""
-    job, report = run.job, run.report
+def make_record(
+    attempt: CleanAttempt, finished_ms: int, reason: str, *, aborted: bool
+) -> JobRecord:
+    """Return the history record of an ended attempt. `reason` makes it a failure."""
+    job, report = attempt.job, attempt.report
     outcome: Outcome = "finished"
-    if run.stale_reason:
-        outcome, reason = "stale", run.stale_reason
-    elif (aborted or report is None) and not (run.failure or reason):
-        outcome, reason = "aborted", run.abort_reason
-    elif aborted and not run.failure:
-        outcome, reason = "aborted", f"{run.abort_reason}; {reason}" if run.abort_reason else reason
+    if attempt.stale_reason:
+        outcome, reason = "stale", attempt.stale_reason
+    elif (aborted or report is None) and not (attempt.failure or reason):
+        outcome, reason = "aborted", attempt.abort_reason
+    elif aborted and not attempt.failure:
+        outcome, reason = (
+            "aborted",
+            f"{attempt.abort_reason}; {reason}" if attempt.abort_reason else reason,
+        )
     elif report is not None and report.damaged:
         outcome, reason = "damaged", describe_damage(report.damaged)
     elif reason:
@@ -162,25 +162,25 @@ def record_of(run: CleanAttempt, finished_ms: int, reason: str, *, aborted: bool
         report,
         outcome=outcome,
         reason=reason,
-        started_ms=run.started_ms,
+        started_ms=attempt.started_ms,
         finished_ms=finished_ms,
-        published=run.published,
-        dropped=run.unpublished,
-        dirty_bytes=run.dirty_bytes,
-        next_dirty_offset=run.clean_below or job.first_dirty_offset,
+        published=attempt.published,
+        dropped=attempt.unpublished,
+        dirty_bytes=attempt.dirty_bytes,
+        next_dirty_offset=attempt.clean_below or job.first_dirty_offset,
     )
     return replace(
         record,
-        bytes_read=run.spent[Direction.READ],
-        bytes_written=run.spent[Direction.WRITE],
-        read_wait_seconds=run.waited[Direction.READ],
-        write_wait_seconds=run.waited[Direction.WRITE],
+        bytes_read=attempt.spent[Direction.READ],
+        bytes_written=attempt.spent[Direction.WRITE],
+        read_wait_seconds=attempt.waited[Direction.READ],
+        write_wait_seconds=attempt.waited[Direction.WRITE],
     )
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """What a worker is doing."""
+    """A worker and its job."""
 
     index: int
     pid: int
@@ -194,32 +194,32 @@ class WorkerStatus:
     lane: Lane = Lane.REGULAR
 
 
-def worker_status(worker: PoolWorker, run: CleanAttempt | None, now: float) -> WorkerStatus:
-    """A worker, and its run if it has one."""
+def worker_status(worker: PoolWorker, attempt: CleanAttempt | None, now: float) -> WorkerStatus:
+    """Return the status of a worker and its attempt, if any."""
     lane = lane_of(worker.index)
-    if run is None:
+    if attempt is None:
         return WorkerStatus(worker.index, worker.link.pid, worker.ready, lane=lane)
     return WorkerStatus(
         worker.index,
         worker.link.pid,
         worker.ready,
-        run.job.partition,
-        run.job.job_id,
-        run.stage,
-        run.done_bytes,
-        run.total_bytes,
-        now - run.started_at,
+        attempt.job.partition,
+        attempt.job.job_id,
+        attempt.stage,
+        attempt.done_bytes,
+        attempt.total_bytes,
+        now - attempt.started_at,
         lane,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """The pool at one moment, for people and for the API."""
+    """The state of the pool, for operators."""
 
     workers: tuple[WorkerStatus, ...]
     in_progress: dict[TopicPartition, states.State]
     quarantines: dict[TopicPartition, states.Quarantined]
     verdicts: dict[TopicPartition, Verdict]
     paused: frozenset[TopicPartition]  # paused by an operator
-    rates: tuple[float | None, float | None]  # bytes read, written per second; None: unlimited
+    rates: tuple[float | None, float | None]  # limits for reads and writes in bytes/s; None: none

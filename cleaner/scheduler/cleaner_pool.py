@@ -1,26 +1,21 @@
-"""The cleaner on the event loop: looks for work, hands it to workers, and answers for it.
+"""The cleaner's scheduler on the event loop: scans partitions and starts jobs on workers.
 
-What may be cleaned is decided in plan.py, what may happen to a partition in states.py (carried out
-in control.py), a job's course is in scheduler/dispatch.py, how fast it goes in throttle.py. This
-module does not know what is inside a log.
+plan.py decides what may be cleaned, states.py what may happen to a partition (control.py carries
+it out), dispatch.py runs jobs, throttle.py limits their speed. This module does not know what is
+inside a log. Callers use the pool's parts: `control`, `operator`, `remote`, `history`, ...
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import structlog
 
 from cleaner import states
 from cleaner.host import CleanerHost, LogFacts
-from cleaner.job import CleanJob, CleanReport
-from cleaner.planning.cleaner_state import PartitionCleanerState
-from cleaner.planning.findings import Moment
 from cleaner.planning.order import Lane, candidate_of, choose
 from cleaner.planning.plan import Verdict
-from cleaner.planning.remote_plan import compaction_job
 from cleaner.scheduler.clean_attempt import (
     LANE_INDEX,
     PoolLimits,
@@ -30,33 +25,32 @@ from cleaner.scheduler.clean_attempt import (
     worker_status,
 )
 from cleaner.scheduler.cleaner_state_store import CleanerStateStore
-from cleaner.scheduler.control import AT_STOP, BY_OPERATOR, PAUSED_BY_OPERATOR, PartitionControl
+from cleaner.scheduler.control import AT_STOP, PartitionControl
 from cleaner.scheduler.dispatch import JobDispatcher
 from cleaner.scheduler.explain import Explanation, next_attempt
-from cleaner.scheduler.history import History, JobRecord
+from cleaner.scheduler.history import History
 from cleaner.scheduler.in_progress import CleanerRegistry
 from cleaner.scheduler.offload import Offload
+from cleaner.scheduler.operator_commands import OperatorCommands
 from cleaner.scheduler.partition_scanner import PartitionScanner
+from cleaner.scheduler.remote_cleans import RemoteCleans
 from cleaner.stats import PoolStats
 from cleaner.workers.process import Spawn, spawn_process
-from cleaner.workers.throttle import Throttle
 from cleaner.workers.worker_pool import PoolWorker, WorkerPool
 from config.settings import CleanerSettings
 from storage.env import Env
 from storage.model import TopicPartition
 
-SCAN_PAUSE_SECONDS: Final = 0.02  # between two looks, however often the pool is woken
-SCAN_PAUSE_FACTOR: Final = (
-    10  # a look that took t seconds of the loop is followed by this times t without
-)
-LANE_IDLE_SECONDS: Final = 60.0  # then the worker of a lane ends, and its memory is free
-IDLE_SHARE: Final = 50  # the same, where nobody says that there may be something to do
+SCAN_PAUSE_SECONDS: Final = 0.02  # between two scans, however often the pool is woken
+SCAN_PAUSE_FACTOR: Final = 10  # a scan that took t seconds is followed by a pause of 10 t
+LANE_IDLE_SECONDS: Final = 60.0  # then the worker of an unused lane ends, which frees its memory
+IDLE_SCAN_FACTOR: Final = 50  # the pause after a scan if nothing wakes the pool
 
 logger = structlog.get_logger("cleaner")
 
 
 class CleanerPool:
-    """Starts with `start`, ends with `stop`; in between it keeps logs clean by itself."""
+    """Keeps logs clean from `start` to `stop`. Its public attributes are its parts."""
 
     def __init__(
         self,
@@ -68,60 +62,80 @@ class CleanerPool:
         limits: PoolLimits | None = None,
         measured: Callable[[Awaitable[None]], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """`measured` runs the scheduler, and notes how long its turns hold the event loop."""
+        """`measured` wraps the scheduler and measures how long it blocks the event loop."""
         self._measured = measured
         self.registry = CleanerRegistry()
         self.stats = PoolStats()
-        self._state_store = CleanerStateStore(env)
+        self.state_store = CleanerStateStore(env)
         self.offload = Offload(settings, lambda: int(asyncio.get_running_loop().time() * 1000))
-        self._scanner = PartitionScanner(
-            host, self.registry, env, self.stats, self._state_store, offload=self.offload
+        self.scanner = PartitionScanner(
+            host, self.registry, env, self.stats, self.state_store, offload=self.offload
         )
-        self._scanner.strategy = settings.strategy
+        self.scanner.strategy = settings.strategy
         self._host = host
         self._settings = settings
         self._env = env
-        self._history = History()
+        self.history = History()
         bounds = limits or PoolLimits()
-        self._control = PartitionControl(
+        self.control = PartitionControl(
             host,
             env,
-            self._scanner,
+            self.scanner,
             registry=self.registry,
             stats=self.stats,
             abort_seconds=bounds.abort,
             wake=self.wake,
             kill=self._kill,
         )
-        self._dispatcher = JobDispatcher(
+        self.dispatcher = JobDispatcher(
             host,
             env,
-            self._control,
+            self.control,
             settings=settings,
             stats=self.stats,
             limits=bounds,
-            history=self._history,
-            memory=self._state_store,
+            history=self.history,
+            state_store=self.state_store,
         )
-        self._workers = WorkerPool(spawn, self._dispatcher, self.stats, bounds.workers)
+        self.operator = OperatorCommands(
+            host,
+            env,
+            self.control,
+            scanner=self.scanner,
+            state_store=self.state_store,
+            offload=self.offload,
+            wake=self.wake,
+        )
+        self.remote = RemoteCleans(
+            host,
+            env,
+            self.dispatcher,
+            scanner=self.scanner,
+            state_store=self.state_store,
+            history=self.history,
+            stats=self.stats,
+            wake=self.wake,
+        )
+        self._workers = WorkerPool(spawn, self.dispatcher, self.stats, bounds.workers)
         self._requests_in_a_row = 0
-        self._lanes_until: dict[Lane, float] = {}  # the loop's clock; lanes that have a worker
+        self._lanes_until: dict[Lane, float] = {}  # loop time; the lanes that have a worker
         self._wake = asyncio.Event()
         self._scheduler: asyncio.Task[None] | None = None
 
-    # Starting and ending -----------------------------------------------------------------
+    # Start and stop ----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Remember, start the workers and look for work; where it is switched off only the first.
+        """Load the saved state, start the workers and the scheduler.
 
-        Operators' holds are in force when this returns.
+        Operators' pauses are in force when this returns. If the cleaner is disabled, only the
+        state is loaded.
         """
         assert self._scheduler is None
         try:
             await self._load_state()
         except Exception:
-            # Supervised: no mistake in here keeps a broker from starting.
-            logger.exception("what the cleaner remembers is not read")
+            # An error of ours in here must not keep the broker from starting.
+            logger.exception("cleaner state not read")
         if not self._settings.enabled:
             return
         self._resize()
@@ -132,296 +146,153 @@ class CleanerPool:
 
     async def _load_state(self) -> None:
         facts = list(self._host.facts())
-        records = await self._state_store.load(sorted(self._host.data_directories()))
+        records = await self.state_store.load(sorted(self._host.data_directories()))
         for log_facts in facts:
-            self._state_store.state_of(log_facts, self._env.wall_ms())
-        self._state_store.keep_only(
-            frozenset(facts.partition for facts in facts), self._host.exists
+            self.state_store.state_of(log_facts, self._env.wall_ms())
+        self.state_store.keep_only(
+            frozenset(log_facts.partition for log_facts in facts), self._host.exists
         )
         self._apply_saved_pauses()
-        self._history.load(records)
+        self.history.load(records)
 
     async def stop(self) -> None:
-        """Give every partition back and end the workers; bounded by the limits."""
+        """Release all partitions and end the workers, within the limits."""
         if self._scheduler is not None:
             self._scheduler.cancel()
             await asyncio.gather(self._scheduler, return_exceptions=True)
         for partition in list(self.registry.busy_partitions()):
-            self._control.abort(partition, AT_STOP)
-        self._dispatcher.stop()
+            self.control.abort(partition, AT_STOP)
+        self.dispatcher.stop()
         await self._workers.stop()
-        for partition, run in list(self._control.attempts.items()):
-            # Its journal hangs on a dead disk: the next start will see to what is left.
+        for partition, attempt in list(self.control.attempts.items()):
+            # Its journal hangs on a failed disk: the next start recovers it.
             logger.error(
-                "clean given up: its journal hangs", partition=str(partition), job_id=run.job.job_id
+                "clean abandoned",
+                partition=str(partition),
+                job_id=attempt.job.job_id,
+                reason="its journal hangs",
             )
-            run.disarm()
-        self._scanner.stop()
-        await self._state_store.close()
+            attempt.cancel_timer()
+        self.scanner.stop()
+        await self.state_store.close()
 
     def configure(self, settings: CleanerSettings) -> None:
-        """Take other settings; running jobs go on. `enabled` is read at the start only."""
+        """Apply changed settings; running jobs continue. `enabled` needs a restart."""
         self._settings = settings
-        self._scanner.strategy = settings.strategy
+        self.scanner.strategy = settings.strategy
         self.offload.configure(settings)
-        self._dispatcher.configure(settings)
+        self.dispatcher.configure(settings)
         if self._scheduler is not None:
             self._resize()
         self.wake()
 
-    # What others ask ------------------------------------------------------------------------
-
     def wake(self) -> None:
-        """There may be something to do: new data, a closed segment, another policy or setting."""
+        """Scan soon: there may be new data, a closed segment, or a changed policy or setting."""
         self._wake.set()
 
-    @asynccontextmanager
-    async def paused(
+    def paused(
         self, partition: TopicPartition, reason: str = "its log was changed"
-    ) -> AsyncIterator[None]:
-        """Hold off cleaning of a partition while the block runs; a running job is given up first.
-
-        `reason` is what the job's history says then.
-
-        May be nested, by the same or by different callers. Waits for the worker (a buffer or an
-        fsync; a worker that does not react is killed) and for a journal under way.
-        """
-        async with self._control.paused(partition, reason):
-            yield
-
-    def job_for_lease(self, facts: LogFacts, job_id: str) -> tuple[CleanJob | None, int]:
-        """The job of cleaning all that may be cleaned now, and its dirty bytes; None: nothing is
-        dirty. For whoever carries it out elsewhere, inside of `paused`.
-        """
-        wall_ms = self._env.wall_ms()
-        first, end = facts.log_start_offset, facts.log_end_offset
-        return compaction_job(
-            facts,
-            self._host.job_inputs(facts.partition, first, end),
-            self._settings,
-            now=Moment(wall_ms, int(asyncio.get_running_loop().time() * 1000)),
-            cleaner_state=self._state_store.state_of(facts, wall_ms),
-            job_id=job_id,
-        )
-
-    @contextmanager
-    def adopting(self, partition: TopicPartition) -> Iterator[None]:
-        """For the only one who is inside of `paused`: while the block runs others wait for it.
-
-        In it files are published that were made outside. Raises PartitionBusyError where somebody
-        else has paused it, too.
-        """
-        with self._control.adopting(partition):
-            yield
-
-    def remote_clean_adopted(
-        self, facts: LogFacts, job: CleanJob, report: CleanReport, done: JobRecord
-    ) -> None:
-        """What was made outside is published: learn from it as from a job of a worker.
-
-        `facts` are those of the log now; `job` and `report` name its generation and its folder.
-        """
-        offset = self._dispatcher.update_state(facts, job, report, done.dirty_bytes)
-        self._scanner.save_checkpoint(job.partition, job.generation, offset)
-        self._history.add(done)
-        self._state_store.record(facts.data_directory, done)
-        self._scanner.waiting.started(facts.partition)
-        self.stats.adoptions += 1
-        self.wake()
-
-    def remote_clean_failed(self, facts: LogFacts, record: JobRecord) -> None:
-        """A job that was done outside did not come to its end: keep it like one of a worker."""
-        self._history.add(record)
-        self._state_store.record(facts.data_directory, record)
-        self._scanner.waiting.started(facts.partition)
-        self.stats.failures += record.outcome == "failed"
-        self.wake()
-
-    def pause(self, partition: TopicPartition) -> bool:
-        """An operator's pause: until `release`, also across restarts. False if there is one.
-
-        A running job is given up; nobody waits for it. Raises KeyError for an unknown partition.
-        """
-        facts = self._facts_of(partition)
-        now_ms = self._env.wall_ms()
-        cleaner_state = self._state_store.state_of(facts, now_ms)
-        if cleaner_state.held_since_ms is None:
-            self._state_store.put(facts, replace(cleaner_state, held_since_ms=now_ms), at_once=True)
-        self.offload.abort(partition, PAUSED_BY_OPERATOR)
-        return self._control.pause(partition)
-
-    def resume(self, partition: TopicPartition) -> bool:
-        """End an operator's pause; False if there was none. Raises KeyError."""
-        facts = self._facts_of(partition)
-        cleaner_state = self._state_store.state_of(facts, self._env.wall_ms())
-        if cleaner_state.held_since_ms is not None:
-            self._state_store.put(facts, replace(cleaner_state, held_since_ms=None), at_once=True)
-        return self._control.resume(partition)
-
-    async def is_saved(self, partition: TopicPartition) -> bool:
-        """Whether what an operator said last stands on the disk; waits for it, but not for long.
-
-        Where it does not it is in force all the same, and is written as soon as the disk bears it.
-        """
-        return await self._state_store.saved(partition)
-
-    def abort(self, partition: TopicPartition, reason: str = BY_OPERATOR) -> bool:
-        """Give up a running job and a clean that was asked for; False if there is neither.
-
-        The partition may be chosen again at once.
-        """
-        requested = self._scanner.requests.cancel(partition)
-        elsewhere = self.offload.abort(partition, reason)
-        return self._control.abort(partition, reason) or requested or elsewhere
+    ) -> AbstractAsyncContextManager[None]:
+        """See PartitionControl.paused."""
+        return self.control.paused(partition, reason)
 
     def retry(self, partition: TopicPartition) -> None:
-        """Forget earlier failures: the partition was replaced, or its trouble was removed."""
-        self._control.handle(partition, states.RetryRequested())
-        self.offload.retry(partition)
+        """See OperatorCommands.retry."""
+        self.operator.retry(partition)
 
-    def request_clean(self, partition: TopicPartition) -> int | None:
-        """Clean it next: earlier failures and the ratio do not matter. Raises KeyError.
-
-        Returns the offset up to which it will be; that is wanted until it is reached
-        (clean_requests.py). Lags, the active segment and open transactions bound it as ever: None
-        where nothing can be cleaned now. Where it is held or paused this waits for the end of that.
-        """
-        facts = self._facts_of(partition)
-        self.retry(partition)
-        self.wake()
-        verdict = self._scanner.assess(facts)
-        section = None if verdict is None else verdict.section
-        if section is None or section.dirty_bytes == 0:
-            return None
-        self._scanner.requests.add(facts, section.end_offset)
-        return section.end_offset
+    # Status ------------------------------------------------------------------------------
 
     async def wait_cleaned(self, partition: TopicPartition, offset: int) -> None:
-        """Wait until everything below `offset` is clean. As long as that takes: use a timeout."""
+        """Wait until everything below `offset` is clean. Has no time limit: use a timeout."""
         self.wake()
-        await self._scanner.wait_cleaned(partition, offset)
-
-    def is_paused(self, partition: TopicPartition) -> bool:
-        """Whether an operator's pause is in force."""
-        return partition in self._control.operator_pauses
-
-    @property
-    def verdicts(self) -> dict[TopicPartition, Verdict]:
-        """What the last look found, by partition."""
-        return self._scanner.verdicts
-
-    def cleaner_state(self, partition: TopicPartition) -> PartitionCleanerState | None:
-        """What earlier jobs taught about a partition."""
-        return self._state_store.entry(partition)
-
-    @property
-    def throttle(self) -> Throttle:
-        """The budgets; a worker beside the pool's joins them, too."""
-        return self._dispatcher.throttle
-
-    def top_up(self, now: float) -> None:
-        """For a worker beside the pool's: have bytes granted, unless a run has that done."""
-        self._dispatcher.top_up(now)
+        await self.scanner.wait_cleaned(partition, offset)
 
     def status(self) -> PoolStatus:
-        """What is going on."""
+        """Return the state of the workers and of all partitions that are not idle."""
         workers = sorted(self._workers.workers.values(), key=lambda worker: worker.index)
         now = asyncio.get_running_loop().time()
-        budgets = self._dispatcher.throttle.budgets
+        read, write = self.dispatcher.throttle.budgets
         return PoolStatus(
-            tuple(
-                worker_status(worker, self._dispatcher.attempt_of(worker), now)
-                for worker in workers
+            workers=tuple(
+                worker_status(worker, self.dispatcher.attempt_of(worker), now) for worker in workers
             ),
-            self.registry.in_progress(),
-            self.registry.quarantines(),
-            dict(self.verdicts),
-            frozenset(self._control.operator_pauses),
-            (budgets[0].rate, budgets[1].rate),
+            in_progress=self.registry.in_progress(),
+            quarantines=self.registry.quarantines(),
+            verdicts=dict(self.scanner.verdicts),
+            paused=frozenset(self.control.operator_pauses),
+            rates=(read.rate, write.rate),
         )
 
     def explain(self, partition: TopicPartition) -> Explanation:
-        """Why it is not being cleaned, or what is being done. Raises KeyError if it is unknown."""
+        """Explain why the partition is or is not being cleaned. Raises KeyError if unknown."""
         state = self.registry.state(partition)
-        facts = self._facts_of(partition)
-        verdict, request = self._scanner.assess(facts), self._scanner.requests.pending(facts)
+        facts = self._host.facts_of(partition)
+        if facts is None:
+            raise KeyError(partition)
+        verdict, request = self.scanner.assess(facts), self.scanner.requests.pending(facts)
         now_ms = self._env.wall_ms()
-        waiting = [
-            partition
-            for partition in self._scanner.queue
-            if partition not in self._control.attempts
-        ]
-        waits = partition in waiting and verdict is not None and verdict.to_clean
+        attempts = self.control.attempts
+        waiting = [queued for queued in self.scanner.queue if queued not in attempts]
+        is_waiting = partition in waiting and verdict is not None and verdict.to_clean
         return Explanation(
             partition=partition,
             at_ms=now_ms,
             state=state,
             verdict=verdict,
             transitions=self.registry.transitions(partition),
-            queue_position=waiting.index(partition) + 1 if waits else None,
+            queue_position=waiting.index(partition) + 1 if is_waiting else None,
             next_attempt=None if verdict is None else next_attempt(verdict, now_ms),
             quarantine=states.past_of(state),
-            last_job=self._history.last_of(partition),
-            is_paused=partition in self._control.operator_pauses,
+            last_job=self.history.last_of(partition),
+            is_paused=partition in self.control.operator_pauses,
             requested_offset=None if request is None else request.end_offset,
             worker=self._worker_of(partition),
         )
 
     def _worker_of(self, partition: TopicPartition) -> WorkerStatus | None:
-        run = self._control.attempts.get(partition)
+        attempt = self.control.attempts.get(partition)
         now = asyncio.get_running_loop().time()
-        return None if run is None else worker_status(run.worker, run, now)
-
-    def history(self, partition: TopicPartition | None = None, limit: int = 100) -> list[JobRecord]:
-        """The last jobs, newest first: of one partition, or of all."""
-        return self._history.newest(partition, limit)
-
-    def _facts_of(self, partition: TopicPartition) -> LogFacts:
-        facts = self._host.facts_of(partition)
-        if facts is None:
-            raise KeyError(partition)
-        return facts
+        return None if attempt is None else worker_status(attempt.worker, attempt, now)
 
     def _kill(self, worker: PoolWorker) -> None:
         self._workers.kill(worker)
 
-    # Looking for work -----------------------------------------------------------------------
+    # Scheduling --------------------------------------------------------------------------
 
     async def _schedule(self) -> None:
         while True:
             self._wake.clear()
-            began = asyncio.get_running_loop().time()
+            started_at = asyncio.get_running_loop().time()
             try:
                 await self._scan()
             except Exception:
-                # Supervised: a mistake in here must not silently end all cleaning.
+                # An error of ours in here must not end all cleaning.
                 self.stats.scan_failures += 1
-                logger.exception("looking for work failed")
-            self.stats.scan_seconds = asyncio.get_running_loop().time() - began
-            took = self._scanner.busy_seconds
-            await asyncio.sleep(max(SCAN_PAUSE_SECONDS, SCAN_PAUSE_FACTOR * took))
+                logger.exception("scan of partitions failed")
+            self.stats.scan_seconds = asyncio.get_running_loop().time() - started_at
+            busy_seconds = self.scanner.busy_seconds
+            await asyncio.sleep(max(SCAN_PAUSE_SECONDS, SCAN_PAUSE_FACTOR * busy_seconds))
+            idle_seconds = max(self._settings.backoff_ms / 1000, IDLE_SCAN_FACTOR * busy_seconds)
             try:
-                async with asyncio.timeout(
-                    max(self._settings.backoff_ms / 1000, IDLE_SHARE * took)
-                ):
+                async with asyncio.timeout(idle_seconds):
                     await self._wake.wait()
             except TimeoutError:
                 pass
 
     async def _scan(self) -> None:
-        """Judge every partition and give the most urgent ones to free workers."""
-        candidates = await self._scanner.scan()
-        seen = self._scanner.seen
-        for partition in self.registry.quarantines().keys() - seen:
-            self._control.handle(partition, states.RetryRequested())  # it exists no more
-        self._state_store.keep_only(seen, self._host.exists)
-        self._history.keep_only(seen)
+        """Assess every partition and give the most urgent ones to idle workers."""
+        candidates = await self.scanner.scan()
+        existing = self.scanner.existing
+        for partition in self.registry.quarantines().keys() - existing:
+            self.control.handle(partition, states.RetryRequested())
+        self.state_store.keep_only(existing, self._host.exists)
+        self.history.keep_only(existing)
         self._apply_saved_pauses()
-        self._dispatcher.update_topic_limits()
+        self.dispatcher.update_topic_limits()
         self._start(candidates)
 
     def _start(self, candidates: list[tuple[Verdict, LogFacts]]) -> None:
-        """Give candidates to idle workers, and have a worker in each lane that needs one."""
+        """Give candidates to idle workers, and start a worker for each lane that needs one."""
         now = asyncio.get_running_loop().time()
         idle: dict[Lane, list[PoolWorker]] = {}
         for worker in self._workers.idle():
@@ -430,18 +301,18 @@ class CleanerPool:
         choice = choose(
             [candidate_of(verdict) for verdict, _ in queue.values()],
             {lane: len(workers) for lane, workers in idle.items()},
-            self._dispatcher.running_jobs(),
+            self.dispatcher.running_jobs(),
             self._requests_in_a_row,
         )
         self._requests_in_a_row = choice.requests_in_a_row
         for candidate, lane in choice.starts:
             verdict, facts = queue[candidate.partition]
-            self._scanner.waiting.started(candidate.partition)
-            self._dispatcher.begin(idle[lane].pop(0), facts, verdict)
+            self.scanner.waiting.started(candidate.partition)
+            self.dispatcher.begin(idle[lane].pop(0), facts, verdict)
         self._keep_lanes(choice.needed, now)
 
     def _keep_lanes(self, needed: frozenset[Lane], now: float) -> None:
-        """A worker beside the regular ones stays for a while, as starting one takes a second."""
+        """Keep the worker of a lane for LANE_IDLE_SECONDS: starting one takes a second."""
         before = set(self._lanes_until)
         self._lanes_until.update(dict.fromkeys(needed, now + LANE_IDLE_SECONDS))
         for lane in [lane for lane, until in self._lanes_until.items() if until <= now]:
@@ -457,9 +328,9 @@ class CleanerPool:
         )
 
     def _apply_saved_pauses(self) -> None:
-        """A hold belongs to the partition that it was put on: it goes with it, and comes back."""
-        partitions = self._state_store.paused_partitions()
-        for partition in self._control.operator_pauses - partitions:
-            self._control.resume(partition)
-        for partition in partitions - self._control.operator_pauses:
-            self._control.pause(partition)
+        """Make the pauses in force those of the state store, as log directories come and go."""
+        partitions = self.state_store.paused_partitions()
+        for partition in self.control.operator_pauses - partitions:
+            self.control.resume(partition)
+        for partition in partitions - self.control.operator_pauses:
+            self.control.pause(partition)

@@ -1,10 +1,10 @@
-"""Events in, effects carried out: the pool's side of the state machine.
+"""Carry out the state machine: send events to the registry and perform their effects.
 
-Rule 1. Every change of a partition's state is an event sent to the registry. All of them happen on
-        the loop, so there are no locks; what an event brings about is carried out in `_perform`.
-Rule 2. Files of a partition change only while it is held (a job, a journal) or paused. Everything
-        else that truncates, deletes or re-configures a log goes through `paused`.
-Rule 3. An operator's hold is one pause that nobody waits for; a partition has one or none.
+Rule 1. Every change of a partition's state is an event sent to the registry. Events are sent on
+        the event loop only, so there are no locks; `_perform` carries out their effects.
+Rule 2. The files of a partition change only while it is busy (a job, a journal) or paused.
+        Whatever else truncates, deletes or re-configures a log uses `paused`.
+Rule 3. An operator's pause is one pause that no caller waits for; a partition has at most one.
 """
 
 import asyncio
@@ -28,21 +28,23 @@ from storage.model import TopicPartition
 logger = structlog.get_logger("cleaner")
 
 
-BY_OPERATOR: Final = "an operator gave it up"
+BY_OPERATOR: Final = "an operator aborted it"
 PAUSED_BY_OPERATOR: Final = "an operator paused it"
 AT_STOP: Final = "the broker stops"
 
 
 class PartitionBusyError(Exception):
-    """Somebody else has paused the partition, too: an operator, or a change that is under way."""
+    """The partition has another pause: by an operator, or by a change of its log."""
 
     def __init__(self, partition: TopicPartition) -> None:
-        super().__init__(f"cleaning of {partition} is paused by somebody else, too")
+        super().__init__(
+            f"cleaning of {partition} is also paused by an operator or by a change of its log"
+        )
         self.partition = partition
 
 
 class PartitionControl:
-    """Who has which partition, and who waits for it."""
+    """The running attempts, the operators' pauses and the callers that wait for a pause."""
 
     def __init__(
         self,
@@ -56,10 +58,8 @@ class PartitionControl:
         wake: Callable[[], None],
         kill: Callable[[PoolWorker], None],
     ) -> None:
-        self.attempts: dict[TopicPartition, CleanAttempt] = {}  # under way
-        self.operator_pauses: set[TopicPartition] = (
-            set()
-        )  # for which a pause of an operator is in force
+        self.attempts: dict[TopicPartition, CleanAttempt] = {}  # running
+        self.operator_pauses: set[TopicPartition] = set()
         self._host = host
         self._env = env
         self._scanner = scanner
@@ -72,11 +72,11 @@ class PartitionControl:
         self._waiting = defaultdict(deque)
 
     def state(self, partition: TopicPartition) -> states.State:
-        """The partition's present state."""
+        """Return the partition's state."""
         return self._registry.state(partition)
 
     def handle(self, partition: TopicPartition, event: states.Event) -> tuple[states.Effect, ...]:
-        """Send an event and carry out what it brings about."""
+        """Send an event, carry out its effects and return them."""
         effects = self._registry.apply(partition, event, self._env.wall_ms())
         self._scanner.mark_changed(partition)
         for effect in effects:
@@ -86,11 +86,11 @@ class PartitionControl:
     def _perform(self, partition: TopicPartition, effect: states.Effect) -> None:
         match effect:
             case states.StartJob() | states.PublishGroups() | states.DropGroups():
-                pass  # carried out by whoever sent the event: it holds the job or the group
+                pass  # carried out by the sender, which has the job or the groups
             case states.SignalAbort():
-                run = self.attempts[partition]
-                run.worker.side.abort(run.number)
-                self._watch(run)
+                attempt = self.attempts[partition]
+                attempt.worker.side.abort(attempt.number)
+                self._start_abort_timer(attempt)
             case states.GrantPause():
                 for waiter in self._waiting.pop(partition, ()):
                     if not waiter.done():
@@ -98,39 +98,45 @@ class PartitionControl:
             case states.SaveCheckpoint(offset):
                 generation = self.attempts[partition].job.generation
                 self._scanner.save_checkpoint(partition, generation, offset)
-            case states.ReportFailure(mark):
+            case states.ReportFailure(quarantine):
                 self._stats.failures += 1
                 ended = self.attempts.get(partition)
                 if ended is not None and ended.report is not None and ended.report.damaged:
-                    return  # told with the job's numbers
-                wait_ms = mark.until_ms - int(asyncio.get_running_loop().time() * 1000)
-                self._host.failed(partition, mark.reason, self._env.wall_ms() + wait_ms)
+                    return  # reported with the job's figures
+                wait_ms = quarantine.until_ms - int(asyncio.get_running_loop().time() * 1000)
+                self._host.failed(partition, quarantine.reason, self._env.wall_ms() + wait_ms)
             case states.WakeScheduler():
                 self.wake()
             case _:
                 assert_never(effect)
 
-    def _watch(self, run: CleanAttempt) -> None:
+    def _start_abort_timer(self, attempt: CleanAttempt) -> None:
         loop = asyncio.get_running_loop()
-        run.abort_timer = loop.call_later(self._abort_seconds, self._abort_timed_out, run)
+        attempt.abort_timer = loop.call_later(self._abort_seconds, self._abort_timed_out, attempt)
 
-    def _abort_timed_out(self, run: CleanAttempt) -> None:
-        """The abort was a while ago. A worker that waits for a journal is not to blame."""
-        partition = run.job.partition
+    def _abort_timed_out(self, attempt: CleanAttempt) -> None:
+        """Kill a worker that ignores an abort, unless it waits for a journal."""
+        partition = attempt.job.partition
         state = self.state(partition)
-        if self.attempts.get(partition) is not run or not isinstance(state, states.Aborting):
+        if self.attempts.get(partition) is not attempt or not isinstance(state, states.Aborting):
             return
         if state.publishing:
-            self._watch(run)
+            self._start_abort_timer(attempt)
             return
-        logger.warning(
-            "abort not heeded, worker killed", partition=str(partition), pid=run.worker.link.pid
-        )
-        self._kill(run.worker)
+        pid = attempt.worker.link.pid
+        reason = "it ignored an abort"
+        logger.warning("worker killed", partition=str(partition), pid=pid, reason=reason)
+        self._kill(attempt.worker)
 
     @asynccontextmanager
-    async def paused(self, partition: TopicPartition, reason: str) -> AsyncIterator[None]:
-        """See CleanerPool.paused."""
+    async def paused(
+        self, partition: TopicPartition, reason: str = "its log was changed"
+    ) -> AsyncIterator[None]:
+        """Pause cleaning of the partition while the block runs; abort a running job first.
+
+        `reason` is recorded in the history of that job. Pauses nest. Waits for the worker (one
+        buffer or fsync, then it is killed) and for a running journal.
+        """
         self._note_abort_reason(partition, reason)
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[partition].append(granted)
@@ -139,7 +145,7 @@ class PartitionControl:
             await granted
             yield
         finally:
-            # Also when cancelled while waiting: then it is a resume during an abort.
+            # If the caller was cancelled while it waited, this is a resume during an abort.
             waiting = self._waiting.get(partition)
             if waiting is not None and granted in waiting:
                 waiting.remove(granted)
@@ -149,7 +155,11 @@ class PartitionControl:
 
     @contextmanager
     def adopting(self, partition: TopicPartition) -> Iterator[None]:
-        """See CleanerPool.adopting."""
+        """Publish groups of a remote clean in the block, inside of the only pause.
+
+        Later pauses wait for the end of the block. Raises PartitionBusyError if there is another
+        pause.
+        """
         state = self.state(partition)
         if not isinstance(state, states.Paused) or state.pauses != 1:
             raise PartitionBusyError(partition)
@@ -160,14 +170,14 @@ class PartitionControl:
             self.handle(partition, states.AdoptionEnded())
 
     def abort(self, partition: TopicPartition, reason: str) -> bool:
-        """Give up a running job, if there is one; the partition may be chosen again at once."""
+        """Abort a running job; return whether there was one."""
         self._note_abort_reason(partition, reason)
-        running = states.is_busy(self.state(partition))
+        was_busy = states.is_busy(self.state(partition))
         self.handle(partition, states.AbortRequested())
-        return running
+        return was_busy
 
     def pause(self, partition: TopicPartition) -> bool:
-        """An operator's pause; False if there is one already."""
+        """Add an operator's pause; return False if there is one."""
         if partition in self.operator_pauses:
             return False
         self.operator_pauses.add(partition)
@@ -176,7 +186,7 @@ class PartitionControl:
         return True
 
     def resume(self, partition: TopicPartition) -> bool:
-        """The end of an operator's pause; False if there was none."""
+        """End an operator's pause; return False if there was none."""
         if partition not in self.operator_pauses:
             return False
         self.operator_pauses.remove(partition)
@@ -184,7 +194,7 @@ class PartitionControl:
         return True
 
     def _note_abort_reason(self, partition: TopicPartition, reason: str) -> None:
-        """Who asked first is the one who ended the job."""
-        run = self.attempts.get(partition)
-        if run is not None and not run.abort_reason:
-            run.abort_reason = reason
+        """Record why the attempt is aborted; the first reason counts."""
+        attempt = self.attempts.get(partition)
+        if attempt is not None and not attempt.abort_reason:
+            attempt.abort_reason = reason

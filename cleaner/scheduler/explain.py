@@ -1,6 +1,6 @@
-"""Why is this not compacting? One partition's chain of verdicts, and what it means in words.
+"""Explain why a partition is or is not being cleaned, as findings and as sentences.
 
-Pure: numbers in, an answer out. The console and the command line print `sentences`.
+Pure. The console and the command line print `sentences`.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,48 +21,51 @@ _Values: TypeAlias = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All that is known of one partition at this moment. Times in wall ms."""
+    """The cleaning state of one partition at one moment. Times in wall ms."""
 
     partition: TopicPartition
     at_ms: int
     state: State
-    verdict: Verdict | None  # judged now; None where its numbers make no sense
+    verdict: Verdict | None  # assessed now; None if its facts contradict each other
     transitions: list[TransitionRecord]  # its last transitions, oldest first
-    queue_position: int | None  # 1 is next; None: it does not wait for a worker
-    next_attempt: NextAttempt | None  # not before that, and why; None: no time is known
+    queue_position: int | None  # 1 is next; None: not waiting for a worker
+    next_attempt: NextAttempt | None  # the earliest one; None: unknown
     quarantine: Quarantined | None
     last_job: JobRecord | None
     is_paused: bool  # paused by an operator
-    requested_offset: int | None = None  # an operator asked for a clean up to here
-    worker: WorkerStatus | None = None  # that has it
+    requested_offset: int | None = None  # the end of an operator's clean request
+    worker: WorkerStatus | None = None  # that cleans it
 
 
 def next_attempt(verdict: Verdict, now_ms: int) -> NextAttempt | None:
-    """Before which nothing will be tried, and why; now for a candidate; None: no time is known."""
+    """Return the earliest next attempt: now for a candidate, None if no time is known."""
     blocking = {finding.reason for finding in verdict.findings if finding.blocks}
     if not blocking:
         return NextAttempt(now_ms, Reason.RUN_NOW if verdict.run_now else Reason.RATIO)
     if blocking & _UNTIMED:
         return None
-    looks = [] if verdict.next_attempt is None else [verdict.next_attempt]
+    attempts = [] if verdict.next_attempt is None else [verdict.next_attempt]
     if blocking == {Reason.QUARANTINED}:
-        looks = []
-    elif not looks:
+        attempts = []
+    elif not attempts:
         return None
     for finding in verdict.findings:
         if finding.blocks and finding.reason is Reason.QUARANTINED:
             wait_ms = int(dict(finding.values)["wait_ms"])
-            looks.append(NextAttempt(now_ms + wait_ms, Reason.QUARANTINED))
-    return max(looks, key=lambda look: look.at_ms)
+            attempts.append(NextAttempt(now_ms + wait_ms, Reason.QUARANTINED))
+    return max(attempts, key=lambda attempt: attempt.at_ms)
 
 
 def blocked_by(verdict: Verdict | None, state: State, *, is_paused: bool) -> Reason | None:
-    """Return why it is not cleaned now: its state, else the last scan's first obstacle."""
+    """Return why the partition is not cleaned: its state, or the first blocking finding."""
     if is_busy(state):
         return Reason.IN_PROGRESS
     if is_paused:
-        return Reason.HELD
-    outdated = (Reason.IN_PROGRESS, Reason.HELD)  # no longer true: checked above
+        return Reason.PAUSED_BY_OPERATOR
+    outdated = (
+        Reason.IN_PROGRESS,
+        Reason.PAUSED_BY_OPERATOR,
+    )  # checked above, with the present state
     findings = () if verdict is None else verdict.findings
     return next(
         (
@@ -75,50 +78,51 @@ def blocked_by(verdict: Verdict | None, state: State, *, is_paused: bool) -> Rea
 
 
 def obstacle_text(explanation: Explanation) -> str | None:
-    """Why not all of it can be cleaned now, in words; None where nothing is dirty, nor damaged."""
+    """Return a sentence on why not everything can be cleaned now.
+
+    Return None if nothing is dirty or damaged.
+    """
     verdict, at_ms = explanation.verdict, explanation.at_ms
     if verdict is None:
         return _answer(explanation)
     findings = [
-        finding
-        for finding in verdict.findings
-        if finding.blocks or finding.reason in _LEFT_AS_IT_IS
+        finding for finding in verdict.findings if finding.blocks or finding.reason in _UNCHANGED
     ]
     if all(finding.reason is Reason.NOTHING_DIRTY for finding in findings):
         return None
-    # Nothing is dirty beside a damage: that is not in the way of anything.
+    # "Nothing is dirty" is no obstacle beside damage.
     first = next(finding for finding in findings if finding.reason is not Reason.NOTHING_DIRTY)
     return sentence_of(first, at_ms, verdict)
 
 
 # Reasons for which the cleaner leaves a segment unchanged while it cleans the others.
-_LEFT_AS_IT_IS = frozenset({Reason.DAMAGED, Reason.UNCLEANABLE})
+_UNCHANGED = frozenset({Reason.DAMAGED, Reason.UNCLEANABLE})
 
-# What only an event ends: nobody knows when that will be.
+# Findings that only an event ends, at an unknown time.
 _UNTIMED = frozenset(
     {
         Reason.POLICY,
         Reason.POLICY_UNKNOWN,
         Reason.OFFLINE,
-        Reason.HELD,
-        Reason.PAUSED,
+        Reason.PAUSED_BY_OPERATOR,
+        Reason.PAUSED_BY_BROKER,
         Reason.IN_PROGRESS,
         Reason.OFFLOADED,
     }
 )
 
-# What comes to its end at the time of the next attempt.
+# What happens at the time of the next attempt.
 _UNTIL: Final[dict[Reason, str]] = {
     Reason.MIN_LAG: "when the next segment is older than min.compaction.lag.ms",
-    Reason.MAX_LAG: "when max.compaction.lag.ms is over for its oldest dirty record",
-    Reason.ACTIVE_SEGMENT: "when its active segment closes by its age",
-    Reason.EXPIRED: "when the first tombstones or markers may go (delete.retention.ms)",
-    Reason.QUARANTINED: "when its quarantine is over",
+    Reason.MAX_LAG: "when its oldest dirty record reaches max.compaction.lag.ms",
+    Reason.ACTIVE_SEGMENT: "when its active segment is rolled because of its age",
+    Reason.EXPIRED: "when the first tombstones or markers expire (delete.retention.ms)",
+    Reason.QUARANTINED: "when its quarantine ends",
 }
 
 
 def sentences(explanation: Explanation) -> list[str]:
-    """The chain in plain words, one sentence a link, the answer first."""
+    """Return the answer, followed by one sentence for each finding."""
     results = [_answer(explanation)]
     verdict, at_ms = explanation.verdict, explanation.at_ms
     if verdict is not None:
@@ -132,14 +136,16 @@ def sentences(explanation: Explanation) -> list[str]:
             results.append(_sizes(verdict))
     if explanation.queue_position is not None:
         ahead = explanation.queue_position - 1
-        results.append(f"It waits for a worker, with {_count(ahead, 'partition')} before it.")
+        results.append(f"It waits for a worker, behind {_count(ahead, 'partition')}.")
     if explanation.last_job is not None:
         results.append(_last(explanation.last_job, at_ms))
     if explanation.requested_offset is not None:
-        results.append(f"An operator wants it clean up to offset {explanation.requested_offset}.")
+        results.append(
+            f"An operator requested a clean up to offset {explanation.requested_offset}."
+        )
     if explanation.next_attempt is not None:
         wait_ms = explanation.next_attempt.at_ms - at_ms
-        when = "as soon as a worker is free"
+        when = "as soon as a worker is idle"
         if wait_ms > 0:
             when = f"in {about_span(wait_ms)}, {_UNTIL[explanation.next_attempt.cause]}"
         results.append(f"Next attempt: {when}.")
@@ -151,29 +157,29 @@ def _answer(explanation: Explanation) -> str:
     if is_busy(explanation.state):
         return f"{name} is being cleaned ({type(explanation.state).__name__.lower()})."
     if verdict is None:
-        return f"{name} cannot be judged: its numbers make no sense. The broker's log says more."
+        return f"{name} cannot be assessed: its facts contradict each other. See the broker's log."
     if verdict.to_clean:
-        subject = "to lose what has expired" if verdict.expired is not None else "to be cleaned"
-        return f"{name} is {subject}."
+        purpose = "to remove expired tombstones" if verdict.expired is not None else "soon"
+        return f"{name} will be cleaned {purpose}."
     first = next(finding for finding in verdict.findings if finding.blocks)
     return f"{name} is not being cleaned: {first.reason.value}."
 
 
 def sentence_of(finding: Finding, at_ms: int, verdict: Verdict) -> str:
-    """A finding in words."""
+    """Return a finding as a sentence."""
     values = dict(finding.values)
     return _TEXTS[finding.reason](values, finding.blocks, at_ms, verdict)
 
 
 def _policy(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    policy = v["cleanup.policy"] or "empty (everything is kept)"
+    policy = v["cleanup.policy"] or "empty (all records are kept)"
     return f"Its cleanup.policy is {policy}{': it is not compacted' if blocks else ''}."
 
 
 def _high_watermark(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     return (
-        f"{_nothing_from(v)}: the high watermark is {v['undecided_offset']}. What is above it is "
-        "not on the disk yet; it goes on with the next flush."
+        f"{_nothing_from(v)}: the high watermark is {v['undecided_offset']}. Records above it are "
+        "not on the disk yet; the next flush moves it."
     )
 
 
@@ -185,7 +191,7 @@ def _open_transaction(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) ->
     name, number = verdict.partition
     return (
         f"{_nothing_from(v)}: producer {producer} has had a transaction open since offset "
-        f"{v['transaction_first_offset']}{open_for}. If it will never end it, "
+        f"{v['transaction_first_offset']}{open_for}. If the producer is gone, "
         f"`varve cleaner end-transaction {name} {number} {producer}` aborts it."
     )
 
@@ -193,8 +199,8 @@ def _open_transaction(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) ->
 def _view(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     name, number = verdict.partition
     return (
-        f"{_nothing_from(v)}: the topic's compacted view has taken what is below offset "
-        f"{v['undecided_offset']} only. `varve view compact {name} {number}` takes it further."
+        f"{_nothing_from(v)}: the topic's compacted view has not been compacted past offset "
+        f"{v['undecided_offset']}. Run `varve view compact {name} {number}`."
     )
 
 
@@ -212,10 +218,10 @@ def _nothing_from(v: _Values) -> str:
 
 def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     ratio, limit = float(v["ratio"]), float(v["needs more than"])
-    then = "is not exceeded" if blocks else "does not stand in the way"
+    result = "is not exceeded" if blocks else "does not prevent a clean"
     text = (
         f"{ratio:.1%} of its bytes are dirty; min.cleanable.dirty.ratio is {limit:.1%}, "
-        f"which {then}."
+        f"which {result}."
     )
     if verdict.strategy == "survivorship":
         stays = float(v["survivorship"])
@@ -225,37 +231,33 @@ def _ratio(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 
 def _min_lag(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     wait = f" for another {about_span(int(v['until_ms']) - at_ms)}" if "until_ms" in v else ""
-    return f"From offset {v['end_offset']} on it is younger than min.compaction.lag.ms{wait}."
+    return f"From offset {v['end_offset']} on, it is younger than min.compaction.lag.ms{wait}."
 
 
 def _active(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
-    text = f"From offset {v['end_offset']} on it is the active segment, which is never cleaned"
+    text = f"The active segment, from offset {v['end_offset']} on, is never cleaned"
     if blocks:
-        text = f"{text}; nothing else is dirty"
-    reserved_bytes = int(v["active_bytes"])
-    if not reserved_bytes:
+        text = f"{text}, and nothing else is dirty"
+    active_bytes = int(v["active_bytes"])
+    if not active_bytes:
         return f"{text}."
-    closes = f"it closes at {about_size(int(v['segment.bytes']))}"
+    rolls = f"rolled at {about_size(int(v['segment.bytes']))}"
     if "closes_ms" in v:
-        closes = f"{closes} or in {about_span(int(v['closes_ms']) - at_ms)}"
-    return f"{text}. {about_size(reserved_bytes)} are in it; {closes}, and can be cleaned then."
+        rolls = f"{rolls} or in {about_span(int(v['closes_ms']) - at_ms)}"
+    return f"{text}. It has {about_size(active_bytes)} and can be cleaned once it is {rolls}."
 
 
 def _quarantined(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     wait_ms = int(v["wait_ms"])
-    when = (
-        f"it is left alone for another {about_span(wait_ms)}"
-        if wait_ms
-        else "it may be tried again"
-    )
+    when = f"the next one is in {about_span(wait_ms)}" if wait_ms else "the next one may start"
     return f"{_count(int(v['failures']), 'attempt')} failed in a row ({v['reason']}); {when}."
 
 
 def _damaged(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     name, number = verdict.partition
     text = (
-        f"{v['file']} is damaged at byte {v['position']} ({v['reason']}): that segment stays as "
-        "it is, the rest is cleaned."
+        f"{v['file']} is damaged at byte {v['position']} ({v['reason']}). The cleaner leaves that "
+        "segment unchanged and cleans the rest."
     )
     first, end = int(v["first_offset"]), int(v["next_offset"])
     if first < 0:
@@ -270,8 +272,8 @@ def _damaged(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 def _uncleanable(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
     return (
         f"The batch of offsets {v['first_offset']} to {int(v['next_offset']) - 1} in {v['file']}, "
-        f"byte {v['position']}, cannot be cleaned ({v['reason']}): that segment stays as it is "
-        "and consumers can read it; the rest is cleaned."
+        f"byte {v['position']}, cannot be cleaned ({v['reason']}). The cleaner leaves that segment "
+        "unchanged, consumers can read it, and the rest is cleaned."
     )
 
 
@@ -300,18 +302,19 @@ def _offloaded(v: _Values, blocks: bool, at_ms: int, verdict: Verdict) -> str:
 _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.POLICY: _policy,
     Reason.POLICY_UNKNOWN: lambda v, b, at, _: (
-        "Its cleanup.policy is not known: the folder was found on disk, and nobody has said yet."
+        "The cleanup.policy of this adopted folder is unknown. Set `cleanup.policy` in the "
+        "settings file or with an admin client."
     ),
     Reason.OFFLINE: lambda v, b, at, _: f"It is offline: {v['why']}.",
     Reason.DAMAGED: _damaged,
     Reason.UNCLEANABLE: _uncleanable,
-    Reason.IN_PROGRESS: lambda v, b, at, _: f"A job has it ({str(v['state']).lower()}).",
-    Reason.HELD: lambda v, b, at, _: (
+    Reason.IN_PROGRESS: lambda v, b, at, _: f"A job is cleaning it ({str(v['state']).lower()}).",
+    Reason.PAUSED_BY_OPERATOR: lambda v, b, at, _: (
         f"An operator paused it {about_span(at - int(v['since_ms']))} ago."
     ),
-    Reason.PAUSED: lambda v, b, at, _: (
-        f"The broker itself keeps the cleaner off ({_count(int(v['pauses']), 'pause')}): it is "
-        "being truncated, deleted or configured, or a run outside of the broker compacts it."
+    Reason.PAUSED_BY_BROKER: lambda v, b, at, _: (
+        f"The broker has paused it ({_count(int(v['pauses']), 'pause')}): it is being truncated, "
+        "deleted or configured, or a remote compaction has leased it."
     ),
     Reason.QUARANTINED: _quarantined,
     Reason.ACTIVE_SEGMENT: _active,
@@ -324,7 +327,7 @@ _TEXTS: Final[dict[Reason, Callable[[_Values, bool, int, Verdict], str]]] = {
     Reason.MAX_LAG: lambda v, b, at, _: (
         f"Its oldest dirty record is {about_span(int(v['over_ms']))} past max.compaction.lag.ms."
     ),
-    Reason.RUN_NOW: lambda v, b, at, _: "An operator asked for a clean.",
+    Reason.RUN_NOW: lambda v, b, at, _: "An operator requested a clean.",
     Reason.RATIO: _ratio,
     Reason.OFFLOADED: _offloaded,
     Reason.EXPIRED: lambda v, b, at, _: (
@@ -342,10 +345,10 @@ def _sizes(verdict: Verdict) -> str:
         f"{section.end_offset} are dirty, {about_size(section.clean_bytes)} are clean"
     )
     if section.waiting_bytes:
-        text += f", {about_size(section.waiting_bytes)} behind them wait"
+        text += f", {about_size(section.waiting_bytes)} more cannot be cleaned yet"
     if verdict.live_bytes is None:
         return f"{text}."
-    return f"{text}; about {about_size(verdict.live_bytes)} would be left."
+    return f"{text}; a clean would leave about {about_size(verdict.live_bytes)}."
 
 
 def _progress_sentence(worker: WorkerStatus) -> str:
@@ -354,7 +357,7 @@ def _progress_sentence(worker: WorkerStatus) -> str:
         share = worker.done_bytes / worker.total_bytes
         done = f" {share:.0%} of {about_size(worker.total_bytes)}"
     since = about_span(int(1000 * worker.seconds))
-    return f"Worker {worker.index} has it: {worker.stage or 'starting'}{done}, for {since}."
+    return f"Worker {worker.index} cleans it: {worker.stage or 'starting'}{done}, for {since}."
 
 
 def _last(job: JobRecord, at_ms: int) -> str:
@@ -371,8 +374,8 @@ def _last(job: JobRecord, at_ms: int) -> str:
 
 _OUTCOMES: Final = {
     "failed": "failed",
-    "aborted": "was given up",
-    "stale": "became void",
+    "aborted": "was aborted",
+    "stale": "was discarded",
 }
 
 

@@ -1,9 +1,8 @@
-"""Jobs that are over: one record each, in memory and in a file of JSON lines per data directory.
+"""The history of finished jobs, in memory and in a file of JSON lines per log directory.
 
-Rules. A record is told once, when its run has ended, however it ended. Memory and files are bounded
-(the file by size, with one predecessor): the oldest go. The file is for people: a line that is torn
-or not ours is passed over with one warning, and a directory that cannot be written loses history,
-nothing else.
+Rules. Every job adds one record when it ends, however it ends. Memory and files are bounded: the
+oldest records are dropped, and the file has one predecessor. The file is for people: a malformed
+line is skipped with a warning, and if a directory cannot be written, only history is lost.
 """
 
 import json
@@ -19,10 +18,10 @@ from storage.env import Env
 from storage.model import TopicPartition
 
 HISTORY_NAME: Final = "varve.cleaner-history"
-# A record takes some 900 bytes: the two files hold the last two thousand jobs of their directory.
+# A record takes about 900 bytes: both files together hold the last 2,000 jobs of a directory.
 HISTORY_BYTES_MAX: Final = 1 << 20
-DAMAGED_MAX: Final = 10  # segments named in a record
-RECORDS_MAX: Final = 2_000  # in memory, over all partitions: some 2 MB
+DAMAGED_MAX: Final = 10  # damaged segments named in a record
+RECORDS_MAX: Final = 2_000  # in memory, over all partitions: about 2 MB
 
 Outcome: TypeAlias = Literal["finished", "damaged", "failed", "aborted", "stale"]
 
@@ -61,28 +60,28 @@ class JobRecord(CleanFigures):
 
     @property
     def seconds(self) -> float:
-        """From its start to its end."""
+        """Return the duration of the job."""
         return max(0, self.finished_ms - self.started_ms) / 1000
 
     @property
     def bytes_saved_share(self) -> float:
-        """How much smaller the log became, 0..1; Kafka's "size reduction"."""
+        """Return the share of bytes removed, 0..1; Kafka's "size reduction"."""
         return 1 - self.bytes_after / self.bytes_before if self.bytes_before else 0.0
 
     @property
     def records_saved_share(self) -> float:
-        """How many records fewer, 0..1; Kafka's "fewer messages"."""
+        """Return the share of records removed, 0..1; Kafka's "fewer messages"."""
         return 1 - self.records_after / self.records_before if self.records_before else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """For the file and the API."""
+        """Return the record as JSON for the file and the API."""
         results = asdict(self)
         results["topic"], results["partition"] = self.partition
         return results
 
     @classmethod
     def from_json(cls, results: Mapping[str, Any]) -> "JobRecord":
-        """The record; fields that are not known here are left out. Raises ValueError."""
+        """Return the record; ignore unknown fields. Raises ValueError."""
         values = {name: results[name] for name in _TYPES if name in results}
         for name, value in values.items():
             if not isinstance(value, _TYPES[name]) or isinstance(value, bool) != (
@@ -164,33 +163,33 @@ _TYPES: Final = {
 
 
 class History:
-    """The last jobs, newest last."""
+    """The last jobs of all partitions."""
 
     def __init__(self, records_max: int = RECORDS_MAX) -> None:
         self._records: deque[JobRecord] = deque(maxlen=records_max)
         self._last: dict[TopicPartition, JobRecord] = {}
 
     def add(self, record: JobRecord) -> None:
-        """A job is over."""
+        """Add a record."""
         self._records.append(record)
         self._last[record.partition] = record
 
     def load(self, records: Iterable[JobRecord]) -> None:
-        """What an earlier process wrote, of any number of directories."""
+        """Add the records that earlier processes wrote."""
         for record in sorted(records, key=lambda record: record.finished_ms):
             self.add(record)
 
     def keep_only(self, partitions: frozenset[TopicPartition]) -> None:
-        """Forget the last job of partitions that exist no more; their records stay."""
+        """Drop the last job of deleted partitions; their records stay."""
         for partition in self._last.keys() - partitions:
             del self._last[partition]
 
     def last_of(self, partition: TopicPartition) -> JobRecord | None:
-        """The partition's last job."""
+        """Return the last job of the partition."""
         return self._last.get(partition)
 
     def newest(self, partition: TopicPartition | None = None, limit: int = 100) -> list[JobRecord]:
-        """Up to `limit` jobs, newest first: of one partition, or of all."""
+        """Return up to `limit` jobs of one partition or of all, newest first."""
         records = (r for r in reversed(self._records) if partition in (None, r.partition))
         return [record for record, _ in zip(records, range(limit), strict=False)]
 
@@ -199,7 +198,7 @@ class History:
 
 
 def append_records(env: Env, directory: str, lines: Iterable[bytes]) -> None:
-    """Add lines to the file; a full one becomes its own predecessor first. Raises OSError."""
+    """Append lines to the file, after renaming a full one. Raises OSError."""
     path = f"{directory}/{HISTORY_NAME}"
     data = b"".join(lines)
     size = env.size(path) if env.exists(path) else 0
@@ -216,25 +215,25 @@ def append_records(env: Env, directory: str, lines: Iterable[bytes]) -> None:
 
 
 def encode_record(record: JobRecord) -> bytes:
-    """A record as a line."""
+    """Return a record as a line."""
     return json.dumps(record.to_json(), separators=(",", ":")).encode() + b"\n"
 
 
 def load_records(env: Env, directory: str) -> list[JobRecord]:
-    """What the directory's files hold, oldest first. Raises OSError."""
+    """Return the records of a directory, oldest first. Raises OSError."""
     records: list[JobRecord] = []
     for path in (f"{directory}/{HISTORY_NAME}.1", f"{directory}/{HISTORY_NAME}"):
         if not env.exists(path):
             continue
-        foreign = 0
+        malformed = 0
         for line in env.read_file(path).splitlines():
             try:
                 document = json.loads(line)
                 if not isinstance(document, dict):
-                    raise ValueError("no object")
+                    raise ValueError("not an object")
                 records.append(JobRecord.from_json(document))
             except (ValueError, RecursionError):
-                foreign += 1
-        if foreign:
-            logger.warning("lines of the history passed over", path=path, lines=foreign)
+                malformed += 1
+        if malformed:
+            logger.warning("malformed history lines skipped", path=path, lines=malformed)
     return records

@@ -1,13 +1,14 @@
-"""The in-progress map: every partition that is not idle, and how it got there.
+"""The in-progress map: the state of every partition that is not idle, and its transitions.
 
-Rule 1. `apply` is the only way in, and only the event loop calls it: no locks.
-Rule 2. Idle is never stored; a partition without an entry is idle.
-Rule 3. A quarantine is part of the state, so that it cannot outlive or miss a transition.
+Rule 1. Only `apply` changes a state, and only the event loop calls it: no locks are needed.
+Rule 2. Idle is never stored: a partition without an entry is idle.
+Rule 3. A quarantine is part of the state, so every transition must deal with it.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from cleaner.states import (
     IDLE,
@@ -27,13 +28,13 @@ from cleaner.states import (
 )
 from storage.model import TopicPartition
 
-# Transitions remembered over all partitions: some minutes of a busy cleaner, a few hundred KB.
-STORY_ENTRIES = 1000
+# Transitions kept over all partitions: some minutes of a busy cleaner, a few hundred KB.
+TRANSITIONS_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class TransitionRecord:
-    """One transition, and when it happened (wall clock ms, for people only)."""
+    """One transition and its wall time in ms, for operators."""
 
     at_ms: int
     partition: TopicPartition
@@ -44,18 +45,18 @@ class TransitionRecord:
 
 
 class CleanerRegistry:
-    """Partition -> state, by events only."""
+    """The state of each partition; only events change it."""
 
-    def __init__(self, transitions_max: int = STORY_ENTRIES) -> None:
+    def __init__(self, transitions_max: int = TRANSITIONS_MAX) -> None:
         self._states: dict[TopicPartition, State] = {}
         self._transitions: deque[TransitionRecord] = deque(maxlen=transitions_max)
 
     def state(self, partition: TopicPartition) -> State:
-        """The partition's present state; Idle for one never heard of."""
+        """Return the partition's state; Idle for an unknown partition."""
         return self._states.get(partition, IDLE)
 
     def apply(self, partition: TopicPartition, event: Event, at_ms: int = 0) -> tuple[Effect, ...]:
-        """Change the partition's state; what has to be done now. Raises IllegalTransitionError."""
+        """Change the partition's state and return the effects. Raises IllegalTransitionError."""
         before = self.state(partition)
         after, effects = transition(before, event)
         if isinstance(after, Idle):
@@ -69,24 +70,24 @@ class CleanerRegistry:
         return effects
 
     def transitions(self, partition: TopicPartition | None = None) -> list[TransitionRecord]:
-        """The last transitions, oldest first: of one partition, or of all."""
-        return [e for e in self._transitions if partition is None or e.partition == partition]
+        """Return the last transitions of one partition or of all, oldest first."""
+        return [record for record in self._transitions if partition in (None, record.partition)]
 
     def in_progress(self) -> dict[TopicPartition, State]:
-        """A copy of the map: every partition that is not idle."""
+        """Return a copy of the map."""
         return dict(self._states)
 
     def busy_partitions(self) -> Iterator[TopicPartition]:
-        """Partitions whose files a worker or a journal has."""
+        """Return the partitions whose files a worker or a journal owns."""
         return (partition for partition, state in self._states.items() if is_busy(state))
 
     def quarantines(self) -> dict[TopicPartition, Quarantined]:
-        """Partitions with failures behind them, also while paused or tried again."""
-        marks = {partition: past_of(state) for partition, state in self._states.items()}
-        return {partition: mark for partition, mark in marks.items() if mark is not None}
+        """Return all quarantines, also of partitions that are paused or being retried."""
+        quarantines = {partition: past_of(state) for partition, state in self._states.items()}
+        return {p: quarantine for p, quarantine in quarantines.items() if quarantine is not None}
 
     def validate(self) -> None:
-        """Assert what always holds; the message carries the story of the offender."""
+        """Assert the invariants; a failure shows the transitions of the partition."""
         for partition, state in self._states.items():
             match state:
                 case Idle():
@@ -99,5 +100,8 @@ class CleanerRegistry:
                     assert pauses >= 0, (partition, self.transitions(partition))
                 case Quarantined() | Cleaning() | Publishing():
                     pass
-            mark = past_of(state)
-            assert mark is None or mark.failures >= 1, (partition, self.transitions(partition))
+            quarantine = past_of(state)
+            assert quarantine is None or quarantine.failures >= 1, (
+                partition,
+                self.transitions(partition),
+            )

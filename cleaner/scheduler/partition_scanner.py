@@ -1,9 +1,8 @@
-"""Looking over all partitions: who is to be cleaned next, and which checkpoints are wrong.
+"""Scan all partitions: which ones to clean next, and which checkpoints to correct.
 
-A look takes several turns of the loop, so that thousands of partitions do not hold it up. What
-happened to a partition meanwhile makes its verdict void: `mark_changed` says so, and it is judged
-anew
-in the next look.
+A scan takes several turns of the event loop, so that thousands of partitions do not block it. An
+event of a partition during the scan makes its verdict void (`mark_changed`); the next scan
+assesses it again.
 """
 
 import asyncio
@@ -29,17 +28,16 @@ from storage.env import Env
 from storage.errors import StorageError
 from storage.model import TopicPartition
 
-# One turn of the loop judges so many partitions, or so long: a log of thousands of segments takes a
-# millisecond or two.
-SCAN_CHUNK: Final = 32
-LOOK_TURN_SECONDS: Final = 0.002
+# Limits of one turn of the loop: a log of thousands of segments takes a millisecond or two.
+SCAN_CHUNK: Final = 32  # partitions
+TURN_SECONDS: Final = 0.002
 RANK_CHUNK: Final = 512  # candidates sorted in one turn
 
 logger = structlog.get_logger("cleaner")
 
 
 class _ScanTurns:
-    """Lets others have the loop now and then, and adds up how long a look had it."""
+    """Yields to the event loop regularly and adds up the time of a scan's own turns."""
 
     def __init__(self) -> None:
         self.busy_seconds = 0.0
@@ -47,24 +45,26 @@ class _ScanTurns:
         self._began, self._count = self._clock(), 0
 
     async def take(self) -> None:
-        """One partition is done with."""
+        """Count one partition; yield if the turn is over."""
         self._count += 1
-        if self._count == SCAN_CHUNK or self._clock() - self._began >= LOOK_TURN_SECONDS:
+        if self._count == SCAN_CHUNK or self._clock() - self._began >= TURN_SECONDS:
             await self.end()
 
     async def end(self) -> None:
-        """This turn is over."""
+        """End this turn and yield."""
         self.busy_seconds += self._clock() - self._began
         await asyncio.sleep(0)
         self._began, self._count = self._clock(), 0
 
 
-# Kafka's max-dirty-percent leaves out logs that are being cleaned, paused or uncleanable.
-_NOT_RANKED: Final = frozenset({Reason.IN_PROGRESS, Reason.PAUSED, Reason.HELD, Reason.QUARANTINED})
+# Kafka's max-dirty-percent ignores logs that are being cleaned, paused or uncleanable.
+_NOT_RANKED: Final = frozenset(
+    {Reason.IN_PROGRESS, Reason.PAUSED_BY_BROKER, Reason.PAUSED_BY_OPERATOR, Reason.QUARANTINED}
+)
 
 
 class _ScanTotals:
-    """What a look found, as numbers."""
+    """The figures of a scan."""
 
     def __init__(self) -> None:
         self._damaged = self._candidates = self._dirty_bytes = 0
@@ -72,7 +72,7 @@ class _ScanTotals:
         self._late = self._late_ms_max = 0
 
     def add(self, verdict: Verdict) -> None:
-        """One more."""
+        """Add a verdict."""
         self._damaged += verdict.is_damaged
         self._candidates += verdict.to_clean
         if verdict.section is not None:
@@ -86,7 +86,7 @@ class _ScanTotals:
             self._late_ms_max = max(self._late_ms_max, verdict.over_lag_ms)
 
     def publish(self, stats: PoolStats) -> None:
-        """The look is over."""
+        """Put the figures into the pool's statistics."""
         stats.scans += 1
         stats.scanned_at = asyncio.get_running_loop().time()
         stats.damaged_partitions = self._damaged
@@ -103,7 +103,7 @@ def _is_offloaded(verdict: Verdict) -> bool:
 
 
 class PartitionScanner:
-    """Verdicts of the last look, and those who wait for a partition to be clean."""
+    """The verdicts of the last scan, and the callers that wait for a clean partition."""
 
     def __init__(
         self,
@@ -111,65 +111,72 @@ class PartitionScanner:
         registry: CleanerRegistry,
         env: Env,
         stats: PoolStats,
-        memory: CleanerStateStore,
+        state_store: CleanerStateStore,
         *,
         offload: Offload,
     ) -> None:
         self.verdicts: dict[TopicPartition, Verdict] = {}
-        self.seen: frozenset[TopicPartition] = frozenset()  # all that exist
-        self.queue: list[TopicPartition] = []  # the last look's candidates, in starting order
-        self.busy_seconds = 0.0  # of the last look: its own turns of the loop
+        self.existing: frozenset[TopicPartition] = frozenset()
+        self.queue: list[TopicPartition] = []  # the last scan's candidates in starting order
+        self.busy_seconds = 0.0  # of the last scan's own turns of the loop
         self.strategy: Strategy = "dirty-ratio"
         self.requests = CleanRequests()
         self.waiting = WaitingTimes()
-        self._state_store = memory
+        self._state_store = state_store
         self._offload = offload
         self._host = host
         self._registry = registry
         self._env = env
         self._stats = stats
-        self._changed: set[TopicPartition] = set()  # since the last look began
+        self._changed: set[TopicPartition] = set()  # since the last scan began
         self._awaiting: list[tuple[TopicPartition, int, asyncio.Future[None]]] = []
 
     def mark_changed(self, partition: TopicPartition) -> None:
-        """Its state changed: what was found out about it no longer holds."""
+        """Discard the verdict of the running scan: the partition's state has changed."""
         self._changed.add(partition)
 
     async def scan(self) -> list[tuple[Verdict, LogFacts]]:
-        """Judge every partition; candidates that nothing happened to, first to be started first."""
+        """Assess every partition; return the candidates in starting order.
+
+        Candidates whose state changed during the scan are left out.
+        """
         self._changed.clear()
         verdicts: dict[TopicPartition, Verdict] = {}
         all_facts: dict[TopicPartition, LogFacts] = {}
-        seen: set[TopicPartition] = set()
-        staged: list[Verdict] = []
-        turns, tally = _ScanTurns(), _ScanTotals()
+        existing: set[TopicPartition] = set()
+        offloaded: list[Verdict] = []
+        turns, totals = _ScanTurns(), _ScanTotals()
         for facts in self._host.facts():
-            seen.add(facts.partition)
+            existing.add(facts.partition)
             verdict = self._assess_and_notify(facts)
             if verdict is not None:
                 verdicts[facts.partition] = verdict
-                tally.add(verdict)
+                totals.add(verdict)
                 self.waiting.observe(verdict, int(asyncio.get_running_loop().time() * 1000))
                 if verdict.to_clean:
                     all_facts[facts.partition] = facts
                 elif _is_offloaded(verdict):
-                    staged.append(verdict)
+                    offloaded.append(verdict)
             await turns.take()
         order = await self._ranked([verdicts[partition] for partition in all_facts], turns)
         await turns.end()
-        self.verdicts, self.seen = verdicts, frozenset(seen)
-        self.requests.keep_only(self.seen)
-        self.waiting.keep_only(self.seen)
+        self.verdicts, self.existing = verdicts, frozenset(existing)
+        self.requests.keep_only(self.existing)
+        self.waiting.keep_only(self.existing)
         now_ms = self._env.wall_ms()
-        staged.sort(key=lambda verdict: self._start_key(verdict, now_ms))
-        self._offload.update_due((verdict.partition for verdict in staged), self.seen)
-        tally.publish(self._stats)
+        offloaded.sort(key=lambda verdict: self._start_key(verdict, now_ms))
+        self._offload.update_due((verdict.partition for verdict in offloaded), self.existing)
+        totals.publish(self._stats)
         self.queue = [verdict.partition for verdict in order]
         self.busy_seconds = turns.busy_seconds
-        return [(v, all_facts[v.partition]) for v in order if v.partition not in self._changed]
+        return [
+            (verdict, all_facts[verdict.partition])
+            for verdict in order
+            if verdict.partition not in self._changed
+        ]
 
     def assess(self, facts: LogFacts) -> Verdict | None:
-        """A verdict on one partition at this moment; None where its numbers make no sense."""
+        """Assess one partition now; return None if its facts contradict each other."""
         partition = facts.partition
         now = Moment(self._env.wall_ms(), int(asyncio.get_running_loop().time() * 1000))
         try:
@@ -183,16 +190,16 @@ class PartitionScanner:
             )
             finding = self._offload.find_offload(facts, verdict)
         except Exception:
-            # One log with impossible numbers must not keep the others from being cleaned.
+            # One log with impossible facts must not stop the cleaning of all others.
             self._stats.scan_failures += 1
-            logger.exception("log cannot be judged", partition=str(partition))
+            logger.exception("assessment failed", partition=str(partition))
             return None
-        return (
-            verdict if finding is None else replace(verdict, findings=(*verdict.findings, finding))
-        )
+        if finding is None:
+            return verdict
+        return replace(verdict, findings=(*verdict.findings, finding))
 
     def _assess_and_notify(self, facts: LogFacts) -> Verdict | None:
-        """Judge, put the checkpoint right, and tell whoever waits."""
+        """Assess a log, correct its checkpoint and notify the callers that wait for it."""
         partition = facts.partition
         verdict = self.assess(facts)
         if verdict is None:
@@ -205,7 +212,7 @@ class PartitionScanner:
         return verdict
 
     async def _ranked(self, candidates: list[Verdict], turns: "_ScanTurns") -> list[Verdict]:
-        """In the order of their starts. To sort ten thousand at a time takes the loop 10 ms."""
+        """Sort candidates in starting order; sorting 10,000 in one turn would take 10 ms."""
         now_ms = self._env.wall_ms()
         await turns.end()
         keyed = []
@@ -224,30 +231,28 @@ class PartitionScanner:
 
     def _start_key(self, verdict: Verdict, wall_ms: int) -> StartKey:
         since_ms = self.waiting.since_ms(verdict.partition)
-        if since_ms is None:  # it was started, or its state changed, since it was judged
+        if since_ms is None:  # its state has changed since the assessment
             since_ms = int(asyncio.get_running_loop().time() * 1000)
         return start_key(verdict, since_ms, wall_ms)
 
     def save_checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
-        """Everything below `offset` is clean: tell the host and whoever waits for it."""
+        """Save that everything below `offset` is clean, and notify the callers that wait for it."""
         try:
             self._host.checkpoint(partition, generation, offset)
         except (OSError, StorageError) as error:
-            # Only work is lost: the same section is found dirty again.
-            logger.warning(
-                "first dirty offset not saved", partition=str(partition), reason=str(error)
-            )
+            # Only work is lost: the same section will be cleaned again.
+            logger.warning("checkpoint not saved", partition=str(partition), reason=str(error))
             return
         self.requests.cleaned_below(partition, offset)
         self._notify_waiters(partition, offset)
 
     def _notify_waiters(self, partition: TopicPartition, clean_below: int) -> None:
-        for waited, offset, done in self._awaiting:
-            if waited == partition and offset <= clean_below and not done.done():
+        for awaited, offset, done in self._awaiting:
+            if awaited == partition and offset <= clean_below and not done.done():
                 done.set_result(None)
 
     async def wait_cleaned(self, partition: TopicPartition, offset: int) -> None:
-        """Wait until everything below `offset` is clean; told by a look, or by a finished job."""
+        """Wait until a scan or a finished job shows that everything below `offset` is clean."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (partition, offset, done)
         self._awaiting.append(entry)
@@ -257,6 +262,6 @@ class PartitionScanner:
             self._awaiting.remove(entry)
 
     def stop(self) -> None:
-        """Nothing more will be cleaned: whoever waits is cancelled."""
+        """Cancel all waiting callers: nothing more will be cleaned."""
         for _, _, waiter in self._awaiting:
             waiter.cancel()

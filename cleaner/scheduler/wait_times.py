@@ -24,7 +24,7 @@ class WaitingTimes:
         blocking = {finding.reason for finding in verdict.findings if finding.blocks}
         if not blocking or blocking == {Reason.OFFLOADED}:
             return self._since_ms.setdefault(verdict.partition, now_ms)
-        if blocking != {Reason.PAUSED}:
+        if blocking != {Reason.PAUSED_BY_BROKER}:
             self._since_ms.pop(verdict.partition, None)
         return self._since_ms.get(verdict.partition)
 

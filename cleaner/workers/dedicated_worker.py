@@ -33,7 +33,7 @@ from cleaner.workers.channel import (
 )
 from cleaner.workers.heartbeat import CHECK_SECONDS, Heartbeat
 from cleaner.workers.process import Spawn, WorkerLink
-from cleaner.workers.throttle import TOP_UP_SECONDS, BrokerSide, Direction
+from cleaner.workers.throttle import TOP_UP_SECONDS, BrokerSide
 from cleaner.workers.worker_pool import ABORT_SECONDS, STALL_SECONDS, START_SECONDS
 
 
@@ -180,7 +180,7 @@ class SoloWorker:
         """Its next word. Raises JobFailedError when it hangs or makes no progress."""
         receiving = asyncio.ensure_future(self.link.receive())
         clock, heartbeat = asyncio.get_running_loop().time, Heartbeat()
-        progress, moved_at = self._progress(), clock()
+        progress, moved_at = self.side.progress(), clock()
         try:
             while True:
                 done, _ = await asyncio.wait([receiving], timeout=CHECK_SECONDS)
@@ -189,23 +189,16 @@ class SoloWorker:
                 if heartbeat.is_lost(self.link.beats()):
                     self.link.kill()
                     raise JobFailedError(f"the worker {heartbeat.reason}")
-                if self._progress() != progress:
-                    progress, moved_at = self._progress(), clock()
+                if self.side.progress() != progress:
+                    progress, moved_at = self.side.progress(), clock()
                 elif clock() - moved_at >= STALL_SECONDS:
                     self.link.kill()
                     raise JobFailedError(f"no progress for {STALL_SECONDS:g} s")
         finally:
             receiving.cancel()  # nothing, if it is done; whoever waits may have been cancelled
 
-    def _progress(self) -> float:
-        """Grows with each byte moved, and with each wait for the budgets."""
-        side = self.side
-        return sum(
-            side.spent(direction) + side.waited_seconds(direction) for direction in Direction
-        )
-
-    def disarm(self) -> None:
-        """It is over: nobody has to be killed."""
+    def cancel_timer(self) -> None:
+        """Stop waiting for the end of an abort."""
         if self._killer is not None:
             self._killer.cancel()
 
@@ -243,7 +236,7 @@ async def solo_worker(
             raise JobFailedError(f"the worker did not start: {await link.reap()}")
         yield worker
     finally:
-        worker.disarm()
+        worker.cancel_timer()
         link.shutdown()
         await asyncio.shield(link.reap())
         link.close()

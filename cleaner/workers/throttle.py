@@ -152,8 +152,14 @@ class BrokerSide:
         self._slots[_Slot.READ_GRANTED + direction] = min(total, UNLIMITED)
 
     def waited_seconds(self, direction: Direction) -> float:
-        """Time lost in waiting for grants, over all runs."""
+        """Return the time spent waiting for grants, over all runs."""
         return self._slots[_Slot.READ_WAITED_US + direction] / 1e6
+
+    def progress(self) -> float:
+        """Return a number that grows with each byte moved and each wait for the budgets."""
+        return sum(
+            self.spent(direction) + self.waited_seconds(direction) for direction in Direction
+        )
 
 
 @dataclass(slots=True)

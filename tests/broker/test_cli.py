@@ -273,8 +273,8 @@ def ended_job(outcome: str, reason: str) -> dict[str, object]:
         ({"state": "cleaning"}, ""),
         ({"state": "aborting", "requested_offset": None}, ""),
         (
-            {"requested_offset": None, "last_job": ended_job("aborted", "an operator gave it up")},
-            "the job was given up: an operator gave it up",
+            {"requested_offset": None, "last_job": ended_job("aborted", "an operator aborted it")},
+            "the job was aborted: an operator aborted it",
         ),
         (
             {"requested_offset": None},

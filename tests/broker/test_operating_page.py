@@ -46,7 +46,7 @@ def test_every_command_says_in_a_line_what_it_is_for() -> None:
 async def test_every_metric_of_the_cleaner_stands_on_the_page_and_no_other() -> None:
     topics = {"orders": {"keys": {"cleanup.policy": "compact"}}}
     async with broker_in_memory(MemoryEnv(seed=3), topics=topics) as running:
-        await running.pool._scanner.scan()
+        await running.pool.scanner.scan()
         text = await scraped(running)
     reported = re.findall(r"^# HELP ((?:kafka_log_logcleaner|varve_cleaner)\w+) (.*)$", text, re.M)
     rows = re.findall(r"^\| `(\w+)` \| (.+?)( \(by partition\))? \|$", METRICS, re.M)

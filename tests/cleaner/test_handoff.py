@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cleaner import typed_json
-from cleaner.job import CleanedGroup, SegmentHorizon
+from cleaner.job import CleanedGroup, Damage, SegmentHorizon
 from cleaner.remote_compaction import (
     AdoptOutcome,
     AdoptResult,
@@ -45,7 +45,7 @@ GROUPS = (replace(group_of(job()), output=OUTPUT), group_of(job()))
 REPORT = report_of(
     job(),
     horizons=(SegmentHorizon(0, 5, -2),),
-    damaged=(("/a/b.log", 3, "bad CRC"),),
+    damaged=(Damage("/a/b.log", 3, "bad CRC"),),
     map_utilization=0.1,
     cleaned=((1, LARGE),),
 )

@@ -199,7 +199,7 @@ async def test_a_pause_takes_the_partition_from_a_slow_job_and_truncation_is_saf
         shop.produce(400)
         shop.roll()
         await shop.until(lambda: isinstance(shop.pool.registry.state(T0), s.Cleaning))
-        async with asyncio.timeout(10), shop.pool.paused(T0):
+        async with asyncio.timeout(10), shop.pool.control.paused(T0):
             assert shop.leftovers() == []
             shop.log.truncate_to(1000, now_ms=shop.env.wall_ms())
             shop.latest = {

@@ -48,7 +48,7 @@ async def test_tombstones_of_an_idle_topic_leave_after_their_retention_without_n
         await shop.until(lambda: shop.pool.stats.expiries)
         del shop.latest[key]
         shop.check()
-        record = shop.pool.history(T0)[0]
+        record = shop.pool.history.newest(T0)[0]
         assert (record.expired_only, record.tombstones_removed) == (True, 1)
         end = shop.log.log_end_offset
         assert shop.manager.cleaner_offsets[T0] == end
@@ -61,7 +61,7 @@ async def test_horizons_survive_a_restart(tmp_path: Path) -> None:
         delete(shop, key)
         await shop.cleaned(shop.roll())
         now_ms = shop.env.wall_ms()
-        before = shop.pool._state_store.state_of(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
+        before = shop.pool.state_store.state_of(shop.host.facts_of(T0), now_ms)  # type: ignore[arg-type]
         assert max(before.horizons.values()) > shop.env.wall_ms()
         await shop.pool.stop()
         again = CleanerPool(shop.host, SETTINGS, shop.env)
@@ -78,7 +78,7 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
 ) -> None:
     async with open_shop(tmp_path, PATIENT) as shop:
         bases = []
-        async with shop.pool.paused(T0):
+        async with shop.pool.control.paused(T0):
             for _ in range(4):
                 bases.append(shop.log.log_end_offset)
                 shop.produce(30)
@@ -90,7 +90,7 @@ async def test_the_rest_is_cleaned_around_damage_once_and_again_when_there_is_mo
         assert shop.env.read_file(hurt) == untouched
         assert shop.log.damaged[0].base_offset == bases[1]
         end = shop.log.log_end_offset
-        shop.pool.retry(T0)
+        shop.pool.operator.retry(T0)
         looks = shop.pool.stats.scans
         await shop.until(lambda: shop.pool.stats.scans > looks + 5)
         assert len(shop.host.done) == 1
@@ -128,6 +128,6 @@ async def test_a_clean_goes_on_with_the_rest_when_retention_takes_its_first_segm
         await shop.cleaned(end)
         shop.latest = {key: last for key, last in shop.latest.items() if last[0] >= start}
         shop.check()
-        assert [record.outcome for record in shop.pool.history()] == ["finished"]
-        assert shop.pool.history()[0].groups_dropped >= 1
+        assert [record.outcome for record in shop.pool.history.newest()] == ["finished"]
+        assert shop.pool.history.newest()[0].groups_dropped >= 1
         assert shop.host.failures == []

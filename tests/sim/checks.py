@@ -20,7 +20,7 @@ from tests.sim.world import World
 from tests.support.cleaner.history import Batch
 
 SETTLE_SECONDS = 25.0  # virtual, at the end: timers, views and the cleaner go on by themselves
-BY_ITSELF = "its log was changed"  # why a job ended that nobody gave a reason for
+LOG_CHANGED = "its log was changed"  # the default reason of a pause
 
 
 class Checks:
@@ -44,10 +44,10 @@ class Checks:
             )
         if offline or any(fault.number == errno.EIO for fault in faults):
             raise LifeEndedError("power")  # an operator sees to the disk
-        for record in self._world.broker.pool.history(limit=20):
+        for record in self._world.broker.pool.history.newest(limit=20):
             # Changes of a topic, leases and operators give other reasons.
-            if record.outcome == "aborted" and record.reason == BY_ITSELF:
-                raise RuleError("undisturbed", f"{record.job_id} was given up for no change")
+            if record.outcome == "aborted" and record.reason == LOG_CHANGED:
+                raise RuleError("undisturbed", f"{record.job_id} was aborted needlessly")
         for name, model in self._world.models.items():
             topic = self._world.broker.topics.get(name)
             if topic is None or not topic.offline or model.deleting or faults:

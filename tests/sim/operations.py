@@ -58,7 +58,7 @@ class Operations:
             case "clean":
                 if values["rolls"]:
                     self._roll(name)
-                self._world.broker.pool.request_clean(TopicPartition(name, 0))
+                self._world.broker.pool.operator.request_clean(TopicPartition(name, 0))
             case "view":
                 await self._compact_view(name, **values)
             case "alter":

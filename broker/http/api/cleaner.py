@@ -162,7 +162,7 @@ class CleanerApi:
         if isinstance(partition_or_reason, str):
             topic = self._topics.get(partition.topic)
             policy = topic.config.cleanup_policy if topic is not None else ()
-            is_paused = self._pool.is_paused(partition)
+            is_paused = self._pool.operator.is_paused(partition)
             return json_response(
                 offline_partition_json(partition, policy, partition_or_reason, is_paused=is_paused)
             )
@@ -186,16 +186,16 @@ class CleanerApi:
             partition = TopicPartition(
                 query["topic"], parse_integer(query["partition"], "partition")
             )
-            jobs = self._pool.history(partition, limit)
+            jobs = self._pool.history.newest(partition, limit)
             if not jobs:  # one that was deleted may have had some
                 self._find(partition)
         elif "topic" in query:
-            records = self._pool.history(limit=JOBS_MAX)
+            records = self._pool.history.newest(limit=JOBS_MAX)
             jobs = [job for job in records if job.partition.topic == query["topic"]][:limit]
             if not jobs and self._topics.get(query["topic"]) is None:
                 raise ApiError(404, f"there is no topic {query['topic'][:300]}")
         else:
-            jobs = self._pool.history(limit=limit)
+            jobs = self._pool.history.newest(limit=limit)
         return await rows_response("jobs", (job_json(job) for job in jobs))
 
     # Acting -------------------------------------------------------------------
@@ -224,7 +224,7 @@ class CleanerApi:
                 self._fail_directory(error)
                 raise ApiError(409, f"{topic_partition} is offline: {error}") from error
             rolled = partition.log.segment_count > before
-        self._pool.request_clean(topic_partition)
+        self._pool.operator.request_clean(topic_partition)
         return {**self._explanation(partition), "rolled": rolled}
 
     def _check_cleanable(self, partition: Partition) -> None:
@@ -240,28 +240,30 @@ class CleanerApi:
             )
         if not self._settings().enabled:
             raise ApiError(409, "the cleaner is switched off (cleaner.enabled)")
-        if self._pool.is_paused(topic_partition):
+        if self._pool.operator.is_paused(topic_partition):
             raise ApiError(409, f"{topic_partition} is paused by an operator: resume it first")
 
     async def _pause(self, partition: Partition, request: web.Request) -> Json:
         await query_flags(request)
-        changed = self._pool.pause(self._check_exists(partition))
+        changed = self._pool.operator.pause(self._check_exists(partition))
         return await self._durable_action_response(partition, changed)
 
     async def _resume(self, partition: Partition, request: web.Request) -> Json:
         await query_flags(request)
-        changed = self._pool.resume(self._check_exists(partition))
+        changed = self._pool.operator.resume(self._check_exists(partition))
         return await self._durable_action_response(partition, changed)
 
     async def _abort(self, partition: Partition, request: web.Request) -> Json:
         await query_flags(request)
-        return self._action_response(partition, self._pool.abort(self._check_exists(partition)))
+        return self._action_response(
+            partition, self._pool.operator.abort(self._check_exists(partition))
+        )
 
     async def _retry(self, partition: Partition, request: web.Request) -> Json:
         await query_flags(request)
         topic_partition = self._check_exists(partition)
         changed = topic_partition in self._pool.registry.quarantines()
-        self._pool.retry(topic_partition)
+        self._pool.operator.retry(topic_partition)
         self._pool.wake()
         return self._action_response(partition, changed)
 
@@ -294,7 +296,7 @@ class CleanerApi:
 
     def _action_response(self, partition: Partition, changed: bool) -> Json:
         topic_partition = partition.partition
-        is_paused = self._pool.is_paused(topic_partition)
+        is_paused = self._pool.operator.is_paused(topic_partition)
         state = state_name(self._pool.registry.state(topic_partition))
         return {
             **partition_fields(topic_partition),
@@ -305,14 +307,14 @@ class CleanerApi:
 
     async def _durable_action_response(self, partition: Partition, changed: bool) -> Json:
         """It is in force; `durable` says whether a restart would find it."""
-        durable = await self._pool.is_saved(partition.partition)
+        durable = await self._pool.operator.is_saved(partition.partition)
         return {**self._action_response(partition, changed), "durable": durable}
 
     async def _pause_all(self, request: web.Request) -> web.Response:
-        return await self._apply_to_all(request, self._pool.pause)
+        return await self._apply_to_all(request, self._pool.operator.pause)
 
     async def _resume_all(self, request: web.Request) -> web.Response:
-        return await self._apply_to_all(request, self._pool.resume)
+        return await self._apply_to_all(request, self._pool.operator.resume)
 
     async def _apply_to_all(
         self, request: web.Request, act: Callable[[TopicPartition], bool]
@@ -323,12 +325,14 @@ class CleanerApi:
         turns, changed = Turns(), 0
         of_directories: dict[str, TopicPartition] = {}  # one file each
         for partition in self._topics.partitions():
-            is_meant = partition.log.config.compacts or self._pool.is_paused(partition.partition)
+            is_meant = partition.log.config.compacts or self._pool.operator.is_paused(
+                partition.partition
+            )
             if is_meant and self._exists(partition):
                 changed += act(partition.partition)
                 of_directories[os.path.dirname(partition.log.directory)] = partition.partition
             await turns.take()
-        saved = await asyncio.gather(*map(self._pool.is_saved, of_directories.values()))
+        saved = await asyncio.gather(*map(self._pool.operator.is_saved, of_directories.values()))
         return json_response({"changed": changed, "durable": all(saved)})
 
     # Finding ------------------------------------------------------------------

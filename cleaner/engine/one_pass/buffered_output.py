@@ -36,7 +36,7 @@ class BufferedOutput:
         self._background = background
         self._env = env
         self._directory = directory
-        self._run_id = job_id
+        self._job_id = job_id
         self._file: File | None = None
         self._spilled: list[int] = []  # sizes in bytes, newer than all that is closed
         self._spilled_bytes = 0
@@ -138,7 +138,7 @@ class BufferedOutput:
         if len(data) == 0:
             return
         if self._file is None:
-            name = filenames.scratch_name(base_offset, self._run_id)
+            name = filenames.scratch_name(base_offset, self._job_id)
             path = f"{self._directory}/{name}"
             self._file = self._env.open(path, create=True, write=True, truncate=True)
         charge(len(data))

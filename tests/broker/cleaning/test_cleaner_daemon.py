@@ -129,9 +129,11 @@ def test_the_fresh_topic_that_is_all_in_its_active_segment_is_explained(tmp_path
         assert result["waiting_bytes"] == result["size_bytes"] > 100_000
         assert result["live_bytes"] is None
         text = varve(broker, "explain", "customers", "0").stdout
-        assert re.search(r"KiB are in it; it closes at 1.0 MiB or in (24.0|23.9) h,", text), text
-        assert "would be left" not in text
-        assert re.search(r"Next attempt: in .*, when its active segment closes by its age", text)
+        assert re.search(
+            r"KiB and can be cleaned once it is rolled at 1.0 MiB or in (24.0|23.9) h", text
+        ), text
+        assert "would leave" not in text
+        assert re.search(r"Next attempt: in .*, when its active segment is rolled", text)
 
 
 def test_a_run_that_cannot_clean_what_is_dirty_says_why_and_fails_a_wait(tmp_path: Path) -> None:
@@ -157,11 +159,11 @@ def test_a_run_that_a_view_bounds_says_so_and_fails_a_wait(tmp_path: Path) -> No
         produce(broker, 0, 1000, "b")
         done = varve(broker, "run", "customers", "0", "--roll", "--wait")
         assert (done.returncode, done.stdout) == (1, "")
-        assert "the topic's compacted view has taken what is below offset 1000 only" in done.stderr
+        assert "the topic's compacted view has not been compacted past offset 1000" in done.stderr
         assert answered(broker, "explain", "customers", "0")["blocked_by"] == "compacted view"
 
 
-def test_a_run_that_was_given_up_ends_with_a_failure_and_says_who_did(tmp_path: Path) -> None:
+def test_a_run_that_an_operator_aborts_fails_and_names_the_operator(tmp_path: Path) -> None:
     settings = {"topics": TOPICS, "cleaner": {"read_bytes_per_second": "64KiB"}}
     with running_varve(tmp_path, settings) as broker:
         produce(broker, 0, 20_000, "a")
@@ -174,9 +176,9 @@ def test_a_run_that_was_given_up_ends_with_a_failure_and_says_who_did(tmp_path: 
             assert varve(broker, "abort", "customers", "0").stdout == "customers-0 is given up\n"
             done = running.result(60)
         assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr == "varve: the job was given up: an operator gave it up\n"
+        assert done.stderr == "varve: the job was aborted: an operator aborted it\n"
         (job,) = answered(broker, "history", "customers", "0")["jobs"]
-        assert (job["outcome"], job["reason"]) == ("aborted", "an operator gave it up")
+        assert (job["outcome"], job["reason"]) == ("aborted", "an operator aborted it")
 
 
 def test_all_are_paused_and_resumed_at_once(broker: VarveBroker) -> None:
@@ -226,7 +228,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         assert "damaged" in {job["outcome"] for job in jobs}
         explained = varve(broker, "explain", "customers", "1").stdout
         assert "customers-1 is not being cleaned: quarantined." in explained
-        assert "that segment stays as it is, the rest is cleaned" in explained
+        assert "leaves that segment unchanged and cleans the rest" in explained
         labels = {"topic": "customers", "partition": "1"}
         assert broker.metric("varve_cleaner_quarantined", **labels) == 1
         assert broker.metric("varve_cleaner_quarantined_until_seconds", **labels) > time.time() - 60
@@ -235,7 +237,7 @@ def test_a_partition_with_damage_is_cleaned_around_it_and_says_so(tmp_path: Path
         assert varve(broker, "retry", "customers", "1").stdout == "customers-1 may be tried again\n"
         again = varve(broker, "run", "customers", "1", "--roll", "--wait")
         assert (again.returncode, again.stdout) == (1, "")
-        assert "that segment stays as it is" in again.stderr
+        assert "leaves that segment unchanged" in again.stderr
 
 
 @pytest.mark.parametrize(

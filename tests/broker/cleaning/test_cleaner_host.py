@@ -12,7 +12,7 @@ from broker.app import Broker
 from broker.topics.partition import Partition
 from cleaner.engine.clean import run_clean
 from cleaner.host import PublishOutcome
-from cleaner.job import CleanedGroup, CleanJob, CleanReport
+from cleaner.job import CleanedGroup, CleanJob, CleanReport, Damage
 from cleaner.planning.grouping import plan_job
 from config.settings import CleanerSettings
 from protocol.errors import ErrorCode, code_of
@@ -64,7 +64,7 @@ def cleaned(
     """What a worker makes of the partition as it stands, in groups of `group_size` segments."""
     facts = broker.cleaning.facts_of(ORDERS)
     assert facts is not None
-    verdict = broker.pool._scanner.assess(facts)
+    verdict = broker.pool.scanner.assess(facts)
     assert verdict is not None
     inputs = broker.cleaning.job_inputs(ORDERS, facts.log_start_offset, facts.log_end_offset)
     settings = CleanerSettings(dedupe_buffer_bytes=1 << 20, **config)
@@ -366,7 +366,9 @@ async def test_a_directory_that_fails_takes_its_partitions_from_the_workers(
     async with broker_in_memory(env, topics=BOTH) as broker:
         fill(env, broker, 2)
         job, groups, _ = cleaned(env, broker)
-        monkeypatch.setattr(broker.pool, "abort", lambda where, _reason: given_up.append(where))
+        monkeypatch.setattr(
+            broker.pool.operator, "abort", lambda where, _reason: given_up.append(where)
+        )
         env.fail_on(lambda op, path: op == "rename" and "journal" in path, errno.EIO)
         with pytest.raises(Exception, match="orders-0"):
             await broker.cleaning.publish(job, groups)
@@ -380,7 +382,7 @@ async def test_a_finished_job_is_one_line_with_kafkas_numbers_and_ours(env: Memo
         job, _, report = cleaned(env, broker)
         with capture_logs() as lines:
             broker.cleaning.finished(job, report, damage="")
-        bad = replace(report, damaged=(("/d/orders-0/0.log", 61, "bad CRC"),))
+        bad = replace(report, damaged=(Damage("/d/orders-0/0.log", 61, "bad CRC"),))
         with capture_logs() as of_damage:
             broker.cleaning.finished(job, bad, damage="0.log is damaged")
     (line,), (other,) = lines, of_damage

@@ -43,7 +43,7 @@ class World:
             SimpleNamespace(  # type: ignore[arg-type]
                 offload=self.offload,
                 wake=lambda: None,
-                remote_clean_failed=lambda _, record: self.records.append(record),
+                remote=SimpleNamespace(failed=lambda _, record: self.records.append(record)),
             ),
             SimpleNamespace(facts_of=lambda partition: partition),  # type: ignore[arg-type]
             settings=lambda: self.settings,

@@ -58,7 +58,7 @@ async def test_what_was_made_outside_is_read_from_then_on(env: MemoryEnv) -> Non
         assert staged(env) == []
         (line,) = (line for line in lines if line["event"] == "cleaned")
         assert (line["engine"], line["job_id"]) == ("test", plan.compaction_id)
-        (job,) = broker.pool.history(ORDERS)
+        (job,) = broker.pool.history.newest(ORDERS)
         assert (job.engine, job.outcome, job.groups_published) == ("test", "finished", 1)
         assert broker.pool.stats.adoptions == 1
         again = await adopted(broker, plan)  # whoever lost the answer asks once more
@@ -452,14 +452,14 @@ async def test_nothing_is_published_while_an_operator_has_paused_the_partition(
         plan = await opened(broker)
         carried_out(env, plan).leave_manifest(env)
         before = log_files(env)
-        broker.pool.pause(ORDERS)
-        with pytest.raises(LeaseError, match="paused by somebody else") as refused:
+        broker.pool.operator.pause(ORDERS)
+        with pytest.raises(LeaseError, match="also paused by an operator") as refused:
             await broker.leases.adopt(plan.compaction_id, None)
         assert refused.value.status == 503
         assert log_files(env) == before
-        with pytest.raises(PartitionBusyError), broker.pool.adopting(ORDERS):
+        with pytest.raises(PartitionBusyError), broker.pool.control.adopting(ORDERS):
             pass
-        broker.pool.resume(ORDERS)
+        broker.pool.operator.resume(ORDERS)
         assert (await adopted(broker, plan)).outcome is AdoptOutcome.ADOPTED
 
 

@@ -47,13 +47,13 @@ def facts_of(broker: Broker) -> LogFacts:
 def horizon_of(env: MemoryEnv, broker: Broker) -> int:
     """The one delete horizon in the log."""
     facts = facts_of(broker)
-    cleaner_state = broker.pool._state_store.state_of(facts, env.wall_ms())
+    cleaner_state = broker.pool.state_store.state_of(facts, env.wall_ms())
     (horizon,) = {cleaner_state.horizon(segment) for segment in facts.segments[:-1]} - {NO_HORIZON}
     return horizon
 
 
 def has_expired(broker: Broker) -> bool:
-    verdict = broker.pool._scanner.assess(facts_of(broker))
+    verdict = broker.pool.scanner.assess(facts_of(broker))
     assert verdict is not None
     return verdict.expired is not None
 

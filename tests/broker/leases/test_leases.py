@@ -118,7 +118,7 @@ async def test_the_job_is_the_one_that_the_pool_would_give_a_worker(env: MemoryE
         broker.cleaning.checkpoint(ORDERS, served(broker).log.generation, RECORDS)
         facts = broker.cleaning.facts_of(ORDERS)
         assert facts is not None
-        verdict = broker.pool._scanner.assess(facts)
+        verdict = broker.pool.scanner.assess(facts)
         assert verdict is not None
         inputs = broker.cleaning.job_inputs(ORDERS, 0, facts.log_end_offset)
         settings = broker.effective_settings.cleaner()
@@ -156,7 +156,7 @@ async def test_a_partition_that_an_operator_paused_is_not_compacted_from_outside
 ) -> None:
     async with leasing_broker(env) as broker:
         fill(env, broker, 1)
-        broker.pool.pause(ORDERS)
+        broker.pool.operator.pause(ORDERS)
         assert "paused by an operator" in (await refusal(opened(broker))).reason
         assert only(await opened(broker, purpose=Purpose.READ)).job.end_offset == RECORDS
 
@@ -326,7 +326,7 @@ async def another_setting(_env: MemoryEnv, broker: Broker) -> None:
 
 
 async def a_view_of_it(env: MemoryEnv, broker: Broker) -> None:
-    async with asyncio.timeout(10), broker.pool.paused(ORDERS):
+    async with asyncio.timeout(10), broker.pool.control.paused(ORDERS):
         pass
 
 

@@ -171,7 +171,7 @@ async def after_some_work() -> str:
     }
     async with broker_in_memory(MemoryEnv(seed=3), "/disk1", "/disk2", topics=topics) as running:
         await asyncio.to_thread(work, running.addresses[0].port)
-        await running.pool._scanner.scan()
+        await running.pool.scanner.scan()
         return await scraped(running)
 
 
@@ -388,7 +388,7 @@ async def test_gauges_of_cleans_are_zero_where_no_worker_ever_ran() -> None:
 async def test_series_by_partition_are_made_of_compacted_topics_only() -> None:
     topics = {"orders": {"keys": {"cleanup.policy": "compact"}}, "audit": {}}
     async with broker_in_memory(MemoryEnv(seed=3), topics=topics) as running:
-        await running.pool._scanner.scan()
+        await running.pool.scanner.scan()
         text = await scraped(running)
     labels = '{partition="0",topic="orders"}'
     for name in ("dirty_ratio", "dirty_bytes", "quarantined"):

@@ -99,9 +99,9 @@ class World:
             return
         job_id = f"{self.rng.getrandbits(48):x}"
         job: CleanJob | None
-        job, _ = self.broker.pool.job_for_lease(facts, job_id)
+        job, _ = self.broker.pool.remote.plan(facts, job_id)
         if job is None:
-            verdict = self.broker.pool._scanner.assess(facts)
+            verdict = self.broker.pool.scanner.assess(facts)
             if verdict is None or verdict.expired is None or not verdict.to_clean:
                 return
             first, end = facts.log_start_offset, facts.log_end_offset
@@ -129,7 +129,7 @@ class World:
                 return
         facts = self.broker.cleaning.facts_of(WHERE)
         assert facts is not None
-        offset = self.broker.pool._dispatcher.update_state(facts, job, report, 1)
+        offset = self.broker.pool.dispatcher.update_state(facts, job, report, 1)
         self.broker.cleaning.checkpoint(WHERE, job.generation, offset)
 
     async def clean(self) -> None:

@@ -52,7 +52,7 @@ def bound(broker: Broker) -> tuple[int, Undecided]:
 
 
 def dirty_job(broker: Broker, job_id: str = "dirty") -> CleanJob:
-    job, _ = broker.pool.job_for_lease(facts_of(broker), job_id)
+    job, _ = broker.pool.remote.plan(facts_of(broker), job_id)
     assert job is not None
     return job
 
@@ -60,7 +60,7 @@ def dirty_job(broker: Broker, job_id: str = "dirty") -> CleanJob:
 def expiry_job(env: MemoryEnv, broker: Broker) -> CleanJob | None:
     """What the timer would clean: expired tombstones alone."""
     facts = facts_of(broker)
-    verdict = broker.pool._scanner.assess(facts)
+    verdict = broker.pool.scanner.assess(facts)
     assert verdict is not None
     if verdict.expired is None or not verdict.to_clean:
         return None
@@ -80,7 +80,7 @@ async def published(
     if groups:
         outcomes = await broker.cleaning.publish(job, groups)
         assert set(outcomes) == {PublishOutcome.PUBLISHED}
-    offset = broker.pool._dispatcher.update_state(facts_of(broker), job, report, 1)
+    offset = broker.pool.dispatcher.update_state(facts_of(broker), job, report, 1)
     broker.cleaning.checkpoint(WHERE, job.generation, offset)
 
 
@@ -90,7 +90,7 @@ async def clean(env: MemoryEnv, broker: Broker) -> None:
     assert partition is not None
     partition.log.roll(env.wall_ms())
     job: CleanJob | None
-    job, _ = broker.pool.job_for_lease(facts_of(broker), f"dirty-{env.wall_ms()}")
+    job, _ = broker.pool.remote.plan(facts_of(broker), f"dirty-{env.wall_ms()}")
     while job is not None:
         await published(broker, job, *carried_out(env, job))
         env.advance_ms(1000)
@@ -193,7 +193,7 @@ async def test_what_expired_behind_the_horizon_of_a_view_waits_for_the_view() ->
         env.advance_ms(1000)
         assert expiry_job(env, broker) is not None
         facts = replace(facts_of(broker), undecided_offset=1, undecided_by=Undecided.VIEW)
-        verdict = broker.pool._scanner.assess(facts)
+        verdict = broker.pool.scanner.assess(facts)
         assert verdict is not None
         assert verdict.expired is None
 

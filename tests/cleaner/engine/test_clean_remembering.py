@@ -275,14 +275,14 @@ def test_times_of_a_clock_that_was_ahead_are_forgotten() -> None:
     horizons = {(0, 100): ahead_ms, (10, 100): -1, (20, 100): -1}
     cleaner_state = PartitionCleanerState(
         b"", log.generation, ahead_ms, (), horizons, expired_at_ms=ahead_ms,
-        held_since_ms=ahead_ms, learned_at_ms=ahead_ms,
+        paused_since_ms=ahead_ms, learned_at_ms=ahead_ms,
     )  # fmt: skip
     after = state_of_log(cleaner_state, log, now_ms)
     assert state_of_log(after, log, now_ms) is after
-    times = after.first_seen_ms, after.expired_at_ms, after.held_since_ms, after.learned_at_ms
+    times = after.first_seen_ms, after.expired_at_ms, after.paused_since_ms, after.learned_at_ms
     assert times == (now_ms,) * 4
     later_ms = now_ms + CONFIG.delete_retention_ms + 1
-    assert assess(log, s.IDLE, Moment(later_ms, 0), replace(after, held_since_ms=None)).expired
+    assert assess(log, s.IDLE, Moment(later_ms, 0), replace(after, paused_since_ms=None)).expired
 
 
 def test_a_small_step_of_the_clock_costs_no_horizon() -> None:

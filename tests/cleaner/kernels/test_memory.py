@@ -106,7 +106,7 @@ def test_stretches_are_sets_of_offsets(
 
 def test_another_topic_of_the_same_name_is_a_stranger() -> None:
     cleaner_state = PartitionCleanerState(
-        b"a" * 16, "boot-1", 5, cleaned=((3, 4),), held_since_ms=9
+        b"a" * 16, "boot-1", 5, cleaned=((3, 4),), paused_since_ms=9
     )
     log = facts(even(2), topic_id=b"b" * 16)
     assert state_of_log(cleaner_state, log, 77) == PartitionCleanerState(b"b" * 16, "boot-1", 77)
@@ -114,11 +114,11 @@ def test_another_topic_of_the_same_name_is_a_stranger() -> None:
 
 def test_a_new_generation_voids_what_is_known_of_the_content_and_keeps_the_rest() -> None:
     cleaner_state = PartitionCleanerState(
-        b"", "boot-1", 5, ((20, 30),), {(0, 100): 7}, 6, 0.4, 3, held_since_ms=9
+        b"", "boot-1", 5, ((20, 30),), {(0, 100): 7}, 6, 0.4, 3, paused_since_ms=9
     )
     after = state_of_log(cleaner_state, facts(even(4), generation="boot-2"), 77)
     assert (after.cleaned, after.horizons, after.expired_at_ms) == ((), {}, None)
-    assert (after.survivorship, after.observations, after.held_since_ms) == (0.4, 3, 9)
+    assert (after.survivorship, after.observations, after.paused_since_ms) == (0.4, 3, 9)
     assert after.first_seen_ms == 77
 
 
@@ -150,7 +150,7 @@ def test_what_is_remembered_comes_back_from_json(seed: int) -> None:
         expired_at_ms=rng.choice([None, 4]),
         survivorship=rng.random(),
         observations=rng.randrange(9),
-        held_since_ms=rng.choice([None, 7]),
+        paused_since_ms=rng.choice([None, 7]),
     )
     assert PartitionCleanerState.from_json(cleaner_state.to_json()) == cleaner_state
 

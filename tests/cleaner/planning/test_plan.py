@@ -94,7 +94,7 @@ def test_compact_and_delete_together_is_compacted() -> None:
 def test_all_obstacles_are_named_not_only_the_first() -> None:
     log = facts(even(4), damaged=(HOLE,), config=TopicConfig(cleanup_policy=("delete",)))
     verdict = assess_partition(log, s.Paused(1))
-    assert blockers(verdict) == [Reason.POLICY, Reason.PAUSED]
+    assert blockers(verdict) == [Reason.POLICY, Reason.PAUSED_BY_BROKER]
     assert Reason.DAMAGED in reasons(verdict)
 
 
@@ -117,7 +117,7 @@ def test_a_paused_partition_is_no_candidate_and_its_checkpoint_is_left_alone() -
     verdict = assess_partition(
         facts(even(4), checkpoint=999), s.Paused(2, s.Quarantined(0, "disk", 1))
     )
-    assert blockers(verdict) == [Reason.PAUSED]
+    assert blockers(verdict) == [Reason.PAUSED_BY_BROKER]
     assert verdict.checkpoint_offset is None
 
 

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from cleaner.job import Damage
 from cleaner.planning.cleaner_state import PartitionCleanerState
 from cleaner.scheduler.cleaner_state_store import (
     ANSWER_SECONDS,
     CLOSE_SECONDS,
-    MEMORY_NAME,
     SAVE_SECONDS,
+    STATE_NAME,
     CleanerStateStore,
     decode_cleaner_state,
     encode_cleaner_state,
@@ -71,9 +72,9 @@ def test_what_is_remembered_survives_a_restart_for_each_directory() -> None:
         memory.put(log_in("/a"), KNOWN)
         memory.put(log_in("/b", T1), replace(KNOWN, survivorship=0.5))
         memory.record("/a", RECORD)
-        assert not env.exists(f"/a/{MEMORY_NAME}")
+        assert not env.exists(f"/a/{STATE_NAME}")
         await asyncio.sleep(SAVE_SECONDS + 1)
-        assert env.exists(f"/a/{MEMORY_NAME}")
+        assert env.exists(f"/a/{STATE_NAME}")
         memory.record("/b", replace(RECORD, partition=T1))
         await memory.close()
 
@@ -99,7 +100,7 @@ def test_a_hold_is_written_at_once_and_durably() -> None:
         await asyncio.sleep(0.01)
         after = env.crash()
         assert (
-            decode_cleaner_state(after.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].held_since_ms == 9
+            decode_cleaner_state(after.read_file(f"/a/{STATE_NAME}"), "x")[T0].paused_since_ms == 9
         )
 
     run_virtually(scenario())
@@ -109,7 +110,7 @@ def test_a_hold_is_written_at_once_and_durably() -> None:
 def test_a_file_that_is_torn_is_done_without_and_said_in_one_line(cut: int) -> None:
     env = folders()
     data = encode_cleaner_state({T0: KNOWN})
-    file = env.open(f"/a/{MEMORY_NAME}", create=True)
+    file = env.open(f"/a/{STATE_NAME}", create=True)
     file.pwrite(data[:cut] + b"\0", 0)
 
     async def scenario() -> None:
@@ -120,7 +121,7 @@ def test_a_file_that_is_torn_is_done_without_and_said_in_one_line(cut: int) -> N
 
     with capture_logs() as logs:
         run_virtually(scenario())
-    assert [line["event"] for line in logs] == ["what the cleaner remembers is not read"]
+    assert [line["event"] for line in logs] == ["cleaner state not read"]
 
 
 @pytest.mark.parametrize("entry", [["t", 0, {}], ["t", 0], [1, 2, KNOWN.to_json()], 7])
@@ -128,12 +129,12 @@ def test_a_sealed_file_with_something_else_in_it_is_done_without(entry: object) 
     from storage.format.sealed_json import seal
 
     env = folders()
-    file = env.open(f"/a/{MEMORY_NAME}", create=True)
+    file = env.open(f"/a/{STATE_NAME}", create=True)
     file.pwrite(seal("varve-cleaner", 1, {"partitions": [entry]}), 0)
 
     with capture_logs() as logs:
         run_virtually(_load(env))
-    assert [line["event"] for line in logs] == ["what the cleaner remembers is not read"]
+    assert [line["event"] for line in logs] == ["cleaner state not read"]
 
 
 async def _load(env: Env) -> None:
@@ -150,12 +151,12 @@ def test_a_failed_directory_is_told_of_once_and_does_not_keep_others_from_being_
             memory.put(log_in("/a"), replace(KNOWN, observations=number))
             await asyncio.sleep(SAVE_SECONDS + 1)
         await memory.close()
-        assert decode_cleaner_state(env.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].observations == 2
+        assert decode_cleaner_state(env.read_file(f"/a/{STATE_NAME}"), "x")[T0].observations == 2
 
     with capture_logs() as logs:
         run_virtually(scenario())
     assert [(line["event"], line["directory"]) for line in logs] == [
-        ("what the cleaner remembers is not saved", "/b")
+        ("cleaner state not saved", "/b")
     ]
 
 
@@ -168,7 +169,7 @@ def test_a_log_that_is_not_compacted_is_remembered_only_for_a_hold() -> None:
         assert memory.state_of(plain, 5).first_seen_ms == 5
         assert memory.state_of(plain, 6).first_seen_ms == 6
         await memory.close()
-        assert not env.exists(f"/a/{MEMORY_NAME}")
+        assert not env.exists(f"/a/{STATE_NAME}")
         memory.put(plain, KNOWN, at_once=True)
         assert memory.state_of(plain, 10) == KNOWN
         await memory.close()
@@ -188,8 +189,8 @@ def test_what_is_gone_is_forgotten_but_not_what_stands_on_a_disk_that_is_gone() 
         memory.keep_only(frozenset({T1}), lambda partition: partition == T1)
         assert memory.paused_partitions() == {T1}
         await memory.close()
-        assert set(decode_cleaner_state(env.read_file(f"/a/{MEMORY_NAME}"), "x")) == {T1}
-        assert len(decode_cleaner_state(env.read_file(f"/b/{MEMORY_NAME}"), "x")) == 1
+        assert set(decode_cleaner_state(env.read_file(f"/a/{STATE_NAME}"), "x")) == {T1}
+        assert len(decode_cleaner_state(env.read_file(f"/b/{STATE_NAME}"), "x")) == 1
 
     run_virtually(scenario())
 
@@ -217,7 +218,7 @@ def test_closing_waits_for_a_hanging_disk_only_so_long() -> None:
 
 
 def test_a_record_comes_back_from_json() -> None:
-    full = replace(RECORD, damaged=(("/a/0.log", 17, "bad CRC"),), map_full=True, passes=2)
+    full = replace(RECORD, damaged=(Damage("/a/0.log", 17, "bad CRC"),), map_full=True, passes=2)
     assert JobRecord.from_json(json.loads(json.dumps(full.to_json()))) == full
 
 
@@ -274,7 +275,7 @@ def test_torn_and_foreign_lines_are_passed_over_with_one_warning() -> None:
         records = load_records(env, "/a")
     assert [record.job_id for record in records] == ["run-1", "run-2"]
     assert [(line["event"], line["lines"]) for line in logs] == [
-        ("lines of the history passed over", 4)
+        ("malformed history lines skipped", 4)
     ]
 
 
@@ -339,10 +340,10 @@ def test_a_change_that_could_not_be_written_is_written_when_the_disk_has_room_ag
         assert await memory.saved(T0) is False
         await asyncio.sleep(3 * SAVE_SECONDS)
         assert disk.attempts >= 3  # without another change
-        assert not env.exists(f"/a/{MEMORY_NAME}")
+        assert not env.exists(f"/a/{STATE_NAME}")
         disk.room = True
         await asyncio.sleep(SAVE_SECONDS + 1)
-        assert decode_cleaner_state(env.read_file(f"/a/{MEMORY_NAME}"), "x")[T0].held_since_ms == 9
+        assert decode_cleaner_state(env.read_file(f"/a/{STATE_NAME}"), "x")[T0].paused_since_ms == 9
         assert await memory.saved(T0) is True
         attempts = disk.attempts
         await asyncio.sleep(3 * SAVE_SECONDS)
@@ -368,7 +369,7 @@ def test_a_change_that_could_not_be_written_is_tried_once_more_at_the_stop(room:
         await memory.close()
         assert asyncio.get_running_loop().time() - began < 1
         assert disk.attempts == before + (not room)
-        assert env.exists(f"/a/{MEMORY_NAME}") is room
+        assert env.exists(f"/a/{STATE_NAME}") is room
 
     run_virtually(scenario())
 

@@ -76,63 +76,63 @@ BIG = HOLE._replace(reason="batch unpacks to more than 67108864 bytes", is_serve
 @pytest.mark.parametrize(
     ("log", "state", "cleaner_state", "answer", "reason"),
     [
-        (facts(even(4)), s.IDLE, FRESH, "t-0 is to be cleaned.",
-         "100.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which does not stand"),
+        (facts(even(4)), s.IDLE, FRESH, "t-0 will be cleaned soon.",
+         "100.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which does not"),
         (facts(even(4), checkpoint=30), s.IDLE, FRESH, "min.cleanable.dirty.ratio.",
          "25.0% of its bytes are dirty; min.cleanable.dirty.ratio is 50.0%, which is not exceeded"),
-        (facts(even(4), config=UNIQUE), s.IDLE, replace(FRESH, survivorship=0.9), "to be cleaned.",
-         "which does not stand in the way. In earlier cleans 90% of the new bytes survived."),
+        (facts(even(4), config=UNIQUE), s.IDLE, replace(FRESH, survivorship=0.9), "cleaned soon.",
+         "which does not prevent a clean. In earlier cleans 90% of the new bytes survived."),
         (facts(even(4), config=TopicConfig()), s.IDLE, FRESH, "not being cleaned: policy.",
          "Its cleanup.policy is delete: it is not compacted."),
         (facts(even(4), config=TopicConfig(cleanup_policy=())), s.IDLE, FRESH, "policy.",
-         "Its cleanup.policy is empty (everything is kept): it is not compacted."),
+         "Its cleanup.policy is empty (all records are kept): it is not compacted."),
         (facts(even(4), config=replace(COMPACTED, policy_known=False)), s.IDLE, FRESH, "unknown.",
-         "Its cleanup.policy is not known"),
+         "The cleanup.policy of this adopted folder is unknown."),
         (facts([], offline="EIO on /data"), s.IDLE, FRESH, "offline.",
          "It is offline: EIO on /data."),
         (facts([segment(0, 20)]), s.IDLE, FRESH, "active segment.",
-         "which is never cleaned; nothing else is dirty. 100 B are in it; it closes at 1.0 GiB, "
-         "and can be cleaned then."),
+         "never cleaned, and nothing else is dirty. It has 100 B and can be cleaned once it is "
+         "rolled at 1.0 GiB."),
         (facts(even(4), undecided=12, checkpoint=10, open_transaction=PENDING,
                undecided_by=Undecided.OPEN_TRANSACTION), s.IDLE, FRESH,
          "open transaction.",
          "from offset 10 on can be cleaned yet: producer 77 has had a transaction open since "
-         "offset 12, silent for 1.5 min. If it will never end it, "
+         "offset 12, silent for 1.5 min. If the producer is gone, "
          "`varve cleaner end-transaction t 0 77` aborts it."),
         (facts(even(4), undecided=12, checkpoint=10, undecided_by=Undecided.VIEW), s.IDLE, FRESH,
-         "compacted view.", "has taken what is below offset 12 only."),
+         "compacted view.", "has not been compacted past offset 12. Run"),
         (facts(even(4), undecided=0, undecided_by=Undecided.VIEW_UNKNOWN), s.IDLE, FRESH,
-         "compacted view not known.", "files of the topic's compacted view cannot be read"),
+         "compacted view unreadable.", "files of the topic's compacted view cannot be read"),
         (facts(even(4), undecided=12, checkpoint=10), s.IDLE, FRESH, "high watermark.",
-         "the high watermark is 12. What is above it"),
+         "the high watermark is 12. Records above"),
         (facts(even(4), config=OLD), s.IDLE, FRESH, "min.compaction.lag.ms.",
-         "From offset 0 on it is younger than min.compaction.lag.ms for another 1.0 s."),
+         "From offset 0 on, it is younger than min.compaction.lag.ms for another 1.0 s."),
         (facts([segment(0, 10), segment(10, 10, 0)], checkpoint=10), s.IDLE, FRESH,
          "nothing dirty.", "Nothing is dirty."),
-        (facts(even(4), checkpoint=30, config=LATE), s.IDLE, SEEN_LONG_AGO, "to be cleaned.",
+        (facts(even(4), checkpoint=30, config=LATE), s.IDLE, SEEN_LONG_AGO, "cleaned soon.",
          "Its oldest dirty record is 2.0 h past max.compaction.lag.ms."),
-        (facts(even(4), damaged=(HOLE,)), s.IDLE, FRESH, "to be cleaned.",
-         "/data/t-0/10.log is damaged at byte 61 (bad CRC): that segment stays as it is, the rest "
-         "is cleaned. Offsets 15 to 17 cannot be read: fetches there return "
+        (facts(even(4), damaged=(HOLE,)), s.IDLE, FRESH, "cleaned soon.",
+         "/data/t-0/10.log is damaged at byte 61 (bad CRC). The cleaner leaves that segment "
+         "unchanged and cleans the rest. Offsets 15 to 17 cannot be read: fetches there return "
          "CORRUPT_MESSAGE. `varve log skip t 0 --offset 15` removes them"),
-        (facts(even(4), damaged=(BIG,)), s.IDLE, FRESH, "to be cleaned.",
+        (facts(even(4), damaged=(BIG,)), s.IDLE, FRESH, "cleaned soon.",
          "The batch of offsets 15 to 17 in /data/t-0/10.log, byte 61, cannot be cleaned (batch "
-         "unpacks to more than 67108864 bytes): that segment stays as it is and consumers can"),
+         "unpacks to more than 67108864 bytes). The cleaner leaves that segment unchanged, "),
         (facts(even(4)), s.Publishing(), FRESH, "t-0 is being cleaned (publishing).",
-         "A job has it (publishing)."),
-        (facts(even(4)), s.Paused(1), replace(FRESH, held_since_ms=NOW.wall_ms - 2 * HOUR),
+         "A job is cleaning it (publishing)."),
+        (facts(even(4)), s.Paused(1), replace(FRESH, paused_since_ms=NOW.wall_ms - 2 * HOUR),
          "paused by an operator.", "An operator paused it 2.0 h ago."),
         (facts(even(4)), s.Paused(2), FRESH, "paused by the broker.",
-         "The broker itself keeps the cleaner off (2 pauses)"),
+         "The broker has paused it (2 pauses)"),
         (facts(even(4)), s.Quarantined(20_000, "OSError: disk", 3), FRESH, "quarantined.",
-         "3 attempts failed in a row (OSError: disk); it is left alone for another 15.0 s."),
+         "3 attempts failed in a row (OSError: disk); the next one is in 15.0 s."),
         (facts(even(2), checkpoint=20), s.IDLE,
          PartitionCleanerState(horizons={(0, 100): NOW.wall_ms - HOUR}, first_seen_ms=NOW.wall_ms),
-         "t-0 is to lose what has expired.",
+         "t-0 will be cleaned to remove expired tombstones.",
          "Tombstones or markers in 1 segment may have expired, the first 1.0 h ago."),
     ],
 )  # fmt: skip
-def test_every_obstacle_is_said_with_its_numbers(
+def test_every_obstacle_is_explained_with_its_figures(
     log: LogFacts, state: s.State, cleaner_state: PartitionCleanerState, answer: str, reason: str
 ) -> None:
     text = explained(log, state, cleaner_state)
@@ -141,20 +141,20 @@ def test_every_obstacle_is_said_with_its_numbers(
     assert all(line.endswith(".") for line in text)
 
 
-def test_every_reason_and_every_outcome_has_its_words() -> None:
+def test_every_reason_and_every_outcome_has_a_text() -> None:
     assert set(_TEXTS) == set(Reason)
     assert set(_OUTCOMES) == set(get_args(Outcome)) - {"finished", "damaged"}
 
 
-def test_a_wish_the_queue_the_last_job_and_the_next_attempt_are_told() -> None:
+def test_a_request_the_queue_the_last_job_and_the_next_attempt_are_explained() -> None:
     job = JobRecord(
         facts(even(1)).partition, "r", 0, NOW.wall_ms - HOUR, "failed", reason="OSError: disk"
     )
     text = explained(facts(even(4), checkpoint=30), run_now=True, queue_position=3, last_job=job)
-    assert "An operator asked for a clean." in text
-    assert "It waits for a worker, with 2 partitions before it." in text
+    assert "An operator requested a clean." in text
+    assert "It waits for a worker, behind 2 partitions." in text
     assert "Its last job failed 1.0 h ago (OSError: disk)." in text
-    assert text[-1] == "Next attempt: as soon as a worker is free."
+    assert text[-1] == "Next attempt: as soon as a worker is idle."
     done = replace(job, outcome="finished", reason="", bytes_before=3 << 30, bytes_after=1 << 20)
     assert "Its last job finished 1.0 h ago, after 115.7 d: 3.0 GiB became 1.0 MiB." in explained(
         facts(even(4)), last_job=done
@@ -177,48 +177,58 @@ def test_a_wish_the_queue_the_last_job_and_the_next_attempt_are_told() -> None:
         (facts(even(4), config=TopicConfig()), s.IDLE, None, None),
     ],
 )  # fmt: skip
-def test_the_next_attempt_has_a_time_where_time_alone_is_in_the_way(
+def test_the_next_attempt_has_a_time_if_only_time_is_the_obstacle(
     log: LogFacts, state: s.State, wait_ms: int | None, cause: Reason | None
 ) -> None:
-    look = next_attempt(assess(log, state, NOW, FRESH), NOW.wall_ms)
-    assert look == (None if wait_ms is None else NextAttempt(NOW.wall_ms + wait_ms, cause))
+    attempt = next_attempt(assess(log, state, NOW, FRESH), NOW.wall_ms)
+    assert attempt == (None if wait_ms is None else NextAttempt(NOW.wall_ms + wait_ms, cause))
 
 
-def test_what_cannot_be_judged_says_so() -> None:
+def test_a_log_without_a_verdict_is_explained() -> None:
     text = explained(facts(even(4)), verdict=None, next_attempt=None)
-    assert text == ["t-0 cannot be judged: its numbers make no sense. The broker's log says more."]
+    assert text == [
+        "t-0 cannot be assessed: its facts contradict each other. See the broker's log."
+    ]
 
 
-def test_all_in_the_active_segment_is_said_with_its_size_and_when_it_closes() -> None:
+def test_the_active_segment_is_explained_with_its_size_and_its_roll() -> None:
     config = replace(COMPACTED, segment_bytes=64 << 20)
     log = facts([segment(0, 20, 2_300_000)], config=config, active_closes_ms=NOW.wall_ms + HOUR)
     text = explained(log)
-    assert any("2.2 MiB are in it; it closes at 64.0 MiB or in 1.0 h, and" in item for item in text)
-    assert "0 B from offset 0 to 0 are dirty, 0 B are clean, 2.2 MiB behind them wait." in text
-    assert text[-1] == "Next attempt: in 1.0 h, when its active segment closes by its age."
+    assert any(
+        "It has 2.2 MiB and can be cleaned once it is rolled at 64.0 MiB or in 1.0 h" in item
+        for item in text
+    )
+    assert (
+        "0 B from offset 0 to 0 are dirty, 0 B are clean, 2.2 MiB more cannot be cleaned yet."
+        in text
+    )
+    assert (
+        text[-1] == "Next attempt: in 1.0 h, when its active segment is rolled because of its age."
+    )
 
 
-def test_what_would_be_left_is_said_only_after_a_clean_has_taught_it() -> None:
-    assert not any("would be left" in line for line in explained(facts(even(4))))
+def test_the_expected_size_is_unknown_before_the_first_clean() -> None:
+    assert not any("would leave" in line for line in explained(facts(even(4))))
     taught = replace(FRESH, observations=1, survivorship=0.25)
     assert any(
-        "about 100 B would be left" in item
+        "a clean would leave about 100 B" in item
         for item in explained(facts(even(4)), cleaner_state=taught)
     )
 
 
-def test_the_time_of_the_next_attempt_has_its_cause() -> None:
+def test_the_next_attempt_names_its_cause() -> None:
     result = explained(facts(even(4), checkpoint=30))[-1]
     assert result == (
-        "Next attempt: in 1.0 d, when the first tombstones or markers may go (delete.retention.ms)."
+        "Next attempt: in 1.0 d, when the first tombstones or markers expire (delete.retention.ms)."
     )
 
 
-def test_a_job_under_way_is_said_with_its_progress_and_a_wish_with_its_end() -> None:
+def test_a_running_job_shows_its_progress_and_a_request_its_end() -> None:
     worker = WorkerStatus(1, 77, True, T0, "r", "rewrite", 1 << 20, 4 << 20, 12.0)
     text = explained(facts(even(4)), s.Cleaning(), worker=worker, requested_offset=40)
-    assert "Worker 1 has it: rewrite 25% of 4.0 MiB, for 12.0 s." in text
-    assert "An operator wants it clean up to offset 40." in text
+    assert "Worker 1 cleans it: rewrite 25% of 4.0 MiB, for 12.0 s." in text
+    assert "An operator requested a clean up to offset 40." in text
 
 
 @pytest.mark.parametrize(
@@ -231,7 +241,7 @@ def test_a_job_under_way_is_said_with_its_progress_and_a_wish_with_its_end() -> 
         (facts(even(4), undecided=5, undecided_by=Undecided.VIEW), "varve view compact t 0"),
     ],
 )  # fmt: skip
-def test_nothing_to_clean_is_said_only_where_all_is_clean_and_whole(
+def test_there_is_no_obstacle_only_if_everything_is_clean_and_undamaged(
     log: LogFacts, words: str | None
 ) -> None:
     result = obstacle_text(explanation(log))

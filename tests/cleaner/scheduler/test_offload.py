@@ -101,7 +101,7 @@ def test_what_is_not_worth_a_clean_is_not_worth_spark() -> None:
         b.dirty(T1, config=OFFLOADED)
         await until_due(b, T1)
         assert "Spark" not in explain(b)
-        assert b.pool.request_clean(T0) is not None
+        assert b.pool.operator.request_clean(T0) is not None
         await until_due(b, T0, T1)
         assert b.pool.offload.due == [T0, T1]  # who was asked for goes first
 
@@ -166,7 +166,7 @@ def test_where_no_job_can_be_started_the_workers_have_all_until_somebody_says_ot
         assert (status.unavailable, status.wait_ms > 50_000) == ("no Java", True)
         b.dirty(T1)
         if way == 0:
-            b.pool.retry(T0)
+            b.pool.operator.retry(T0)
         else:
             spark = SparkSettings(min_bytes=SIZE - 2)
             b.pool.configure(SPARK.model_copy(update={"spark": spark}))
@@ -183,7 +183,7 @@ def test_a_pause_and_an_abort_interrupt_the_job_that_has_the_partition(subject: 
         b.dirty(T1)
         await until_due(b, T0, T1)
         interrupts = begin(b, T0)
-        act = b.pool.pause if subject == "hold" else b.pool.abort
+        act = b.pool.operator.pause if subject == "hold" else b.pool.operator.abort
         act(T1)
         assert interrupts == []
         assert act(T0)
@@ -196,7 +196,7 @@ def test_what_only_expired_stays_with_the_workers() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(config=OFFLOADED, checkpoint=40)
         facts = b.host.logs[T0]
-        verdict = b.pool._scanner.assess(facts)
+        verdict = b.pool.scanner.assess(facts)
         assert verdict is not None
         assert Reason.OFFLOADED not in {finding.reason for finding in verdict.findings}
         assert b.pool.offload.due == []
@@ -208,8 +208,8 @@ def test_failures_on_spark_are_kept_like_those_of_workers() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         record = JobRecord(T0, "", 1, 2, "failed", "no", engine="spark")
-        b.pool.remote_clean_failed(b.host.logs[T0], record)
-        assert b.pool.history(T0) == [record]
+        b.pool.remote.failed(b.host.logs[T0], record)
+        assert b.pool.history.newest(T0) == [record]
         assert b.pool.stats.failures == 1
 
     on_the_bench(scenario, SPARK)

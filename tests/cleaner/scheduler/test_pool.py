@@ -101,7 +101,7 @@ def test_nothing_is_started_where_the_cleaner_is_switched_off_and_pauses_still_w
     async def scenario(b: Bench) -> None:
         b.dirty()
         await asyncio.sleep(60)
-        async with b.pool.paused(T0):
+        async with b.pool.control.paused(T0):
             assert b.state() == s.Paused(1)
 
     bench = on_the_bench(scenario, SETTINGS.model_copy(update={"enabled": False}))
@@ -162,7 +162,7 @@ def test_the_status_names_what_each_worker_does_and_what_stands_in_the_way() -> 
         (worker,) = b.pool.status().workers
         assert (worker.partition, worker.done_bytes, worker.total_bytes) == (T0, 100, 400)
         assert b.pool.status().in_progress == {T0: s.Cleaning()}
-        findings = b.pool.verdicts[T1].findings
+        findings = b.pool.scanner.verdicts[T1].findings
         assert [f.reason for f in findings if f.blocks] == [Reason.OFFLINE]
 
     on_the_bench(scenario)
@@ -173,7 +173,7 @@ def test_a_partition_paused_while_others_are_judged_is_not_taken() -> None:
         pauses: list[asyncio.Future[None]] = []
 
         async def pause_for_good() -> None:
-            async with b.pool.paused(T0):
+            async with b.pool.control.paused(T0):
                 await asyncio.Event().wait()
 
         class Slow(dict[TopicPartition, Any]):
@@ -255,7 +255,7 @@ def test_a_pause_waits_for_the_journal_and_the_rest_of_the_job_is_dropped() -> N
 def test_nested_pauses_hold_until_the_last_is_over() -> None:
     async def scenario(b: Bench) -> None:
         b.host.add(facts(even(0)))
-        async with b.pool.paused(T0), b.pool.paused(T0):
+        async with b.pool.control.paused(T0), b.pool.control.paused(T0):
             b.dirty()
             assert b.state() == s.Paused(2)
             await asyncio.sleep(10)
@@ -287,11 +287,11 @@ def test_a_pause_given_up_during_the_abort_leaves_nothing_behind() -> None:
 
 def test_an_abort_stops_the_job_and_leaves_the_partition_free() -> None:
     async def scenario(b: Bench) -> None:
-        assert not b.pool.abort(T0)
+        assert not b.pool.operator.abort(T0)
         b.dirty()
         await until_job(b)
-        assert b.pool.abort(T0)
-        assert b.pool.abort(T0)
+        assert b.pool.operator.abort(T0)
+        assert b.pool.operator.abort(T0)
         assert b.link.aborted()
         b.link.stopped()
         await until(lambda: len(b.link.sent) == 2)
@@ -348,7 +348,7 @@ def test_grants_are_topped_up_while_a_job_runs_and_returned_when_its_worker_dies
             assert spent <= 64 * 1024 * (now - start + 1) + 1
             await asyncio.sleep(0.03)
         assert spent >= 64 * 1024 * 9.5
-        budget = b.pool._dispatcher.throttle.budgets[Direction.READ]
+        budget = b.pool.dispatcher.throttle.budgets[Direction.READ]
         first.die()
         await until(lambda: b.host.failures)
         assert budget._accounts == {}
@@ -366,7 +366,7 @@ def test_settings_change_without_discarding_running_work() -> None:
         more = {"workers": 3, "write_bytes_per_second": 1 << 20, "backoff_ms": 50}
         b.pool.configure(SETTINGS.model_copy(update=more))
         await until(lambda: len(b.crew.links) == 3)
-        assert b.pool._dispatcher.throttle.budgets[Direction.WRITE].rate == 1 << 20
+        assert b.pool.dispatcher.throttle.budgets[Direction.WRITE].rate == 1 << 20
         b.pool.configure(SETTINGS.model_copy(update={"workers": 1}))
         await until(lambda: sum(link.shut for link in b.crew.links) == 2)
         assert not first.shut

@@ -30,7 +30,7 @@ def test_a_policy_that_flips_under_a_job_waits_for_it_and_flips_back_to_a_clean(
         await until_job(b)
 
         async def becomes(config: TopicConfig, generation: str) -> None:
-            async with b.pool.paused(T0):
+            async with b.pool.control.paused(T0):
                 assert b.state() == s.Paused(1)
                 b.change(config=config, generation=generation)
 
@@ -41,7 +41,7 @@ def test_a_policy_that_flips_under_a_job_waits_for_it_and_flips_back_to_a_clean(
         await change
         await asyncio.sleep(20)
         assert len(b.link.sent) == 1
-        assert b.pool.verdicts[T0].findings[0].reason is Reason.POLICY
+        assert b.pool.scanner.verdicts[T0].findings[0].reason is Reason.POLICY
         await becomes(COMPACTED, "boot-3")
         job = await until_job(b)
         assert job.generation == "boot-3"
@@ -59,7 +59,7 @@ def test_a_partition_deleted_under_a_job_is_gone_in_bounded_time_and_leaves_noth
         began = asyncio.get_running_loop().time()
 
         async def delete() -> None:
-            async with b.pool.paused(T0):
+            async with b.pool.control.paused(T0):
                 del b.host.logs[T0]
 
         deletion = asyncio.ensure_future(delete())
@@ -71,7 +71,7 @@ def test_a_partition_deleted_under_a_job_is_gone_in_bounded_time_and_leaves_noth
         assert waited < 1 if heeds else LIMITS.abort - 0.01 <= waited < LIMITS.abort + 1
         await asyncio.sleep(20)
         assert b.pool.registry.in_progress() == {}
-        assert T0 not in b.pool.verdicts
+        assert T0 not in b.pool.scanner.verdicts
         with pytest.raises(KeyError):
             b.pool.explain(T0)
 
@@ -183,7 +183,7 @@ def test_requests_come_first_then_deadlines_then_the_dirtiest_and_the_queue_says
         b.dirty(parts[2], checkpoint=30)
         b.dirty(parts[3], checkpoint=30, config=late)
         b.dirty(parts[4])
-        b.pool.request_clean(parts[2])
+        b.pool.operator.request_clean(parts[2])
         await asyncio.sleep(2)
         b.env.advance_ms(2)
         await asyncio.sleep(2)
@@ -247,9 +247,11 @@ def test_the_largest_dirty_ratio_is_that_of_logs_that_could_be_chosen_as_with_ka
         assert low < 0.5
         b.dirty(T0, checkpoint=10, config=idle)
         await until(lambda: b.pool.stats.dirty_ratio_max > low)
-        for enter in (b.pool.pause, b.pool.resume):
+        for enter in (b.pool.operator.pause, b.pool.operator.resume):
             assert enter(T0)
-            await until(lambda: (b.pool.stats.dirty_ratio_max == low) == b.pool.is_paused(T0))
+            await until(
+                lambda: (b.pool.stats.dirty_ratio_max == low) == b.pool.operator.is_paused(T0)
+            )
         b.change(T0, config=COMPACTED)  # it is chosen
         await until_job(b)
         await until(lambda: b.pool.stats.dirty_ratio_max == low)

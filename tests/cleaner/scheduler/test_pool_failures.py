@@ -64,7 +64,7 @@ def test_a_quarantined_partition_can_be_paused_and_stays_quarantined() -> None:
         mark = b.state()
         await hold(b, T0)
         assert b.state() == mark
-        b.pool.retry(T0)
+        b.pool.operator.retry(T0)
         assert b.state() == s.IDLE
         await until_job(b)
 

@@ -19,14 +19,14 @@ def test_a_hold_outlives_a_start_at_which_the_folder_cannot_be_opened(neighbour:
         b.dirty(topic_id=ID)
         if neighbour:
             b.dirty(T1, topic_id=ID)
-        assert b.pool.pause(T0)
-        assert await b.pool.is_saved(T0)
+        assert b.pool.operator.pause(T0)
+        assert await b.pool.operator.is_saved(T0)
 
     async def second(b: Bench) -> None:
-        assert b.pool.is_paused(T0)
+        assert b.pool.operator.is_paused(T0)
         b.dirty(TopicPartition("new", 0), topic_id=ID)  # so that the file is written anew
         await asyncio.sleep(60)
-        assert b.pool.is_paused(T0)
+        assert b.pool.operator.is_paused(T0)
 
     async def third(b: Bench) -> None:
         assert b.pool.status().paused == {T0}
@@ -42,7 +42,7 @@ def test_a_hold_goes_with_its_partition() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(topic_id=ID)
         b.dirty(T1, topic_id=ID)
-        assert b.pool.pause(T0)
+        assert b.pool.operator.pause(T0)
         del b.host.logs[T0]
         await asyncio.sleep(60)
         assert b.pool.status().paused == frozenset()
@@ -68,7 +68,7 @@ def test_a_partition_that_was_made_during_a_look_keeps_its_hold() -> None:
         b.pool.wake()
         await under_way.wait()
         b.dirty(new, topic_id=b"2" * 16)
-        assert b.pool.pause(new)
+        assert b.pool.operator.pause(new)
         await asyncio.sleep(5)
         assert b.pool.status().paused == {new}
 
@@ -89,8 +89,8 @@ def test_a_partition_that_was_made_during_a_look_keeps_its_hold() -> None:
 def test_an_odd_line_of_the_history_costs_no_hold(line: bytes) -> None:
     async def first(b: Bench) -> None:
         b.dirty(topic_id=ID)
-        assert b.pool.pause(T0)
-        assert await b.pool.is_saved(T0)
+        assert b.pool.operator.pause(T0)
+        assert await b.pool.operator.is_saved(T0)
 
     async def second(b: Bench) -> None:
         assert b.pool.status().paused == {T0}

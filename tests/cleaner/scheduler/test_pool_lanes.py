@@ -58,7 +58,7 @@ def test_a_requested_clean_does_not_wait_for_a_large_partition_that_is_being_cle
         dirty_large(b, T0)
         await until_job(b)
         dirty_large(b, T1)
-        assert b.pool.request_clean(T1) == 40
+        assert b.pool.operator.request_clean(T1) == 40
         await until(lambda: len(b.crew.links) == 2 and b.crew.links[1].sent, seconds=5)
         assert (await b.crew.links[1].job()).partition == T1
         b.dirty(T2)
@@ -91,7 +91,7 @@ def test_a_partition_that_is_paused_by_the_broker_again_and_again_keeps_its_plac
         b.dirty(T1, checkpoint=15)
         await asyncio.sleep(5)
         for _ in range(100):
-            async with b.pool.paused(T1):
+            async with b.pool.control.paused(T1):
                 await asyncio.sleep(20)
             await asyncio.sleep(2)
         b.dirty(T2)
@@ -107,7 +107,7 @@ def test_an_attempt_that_was_given_up_has_had_its_turn() -> None:
         await until_job(b)
         b.dirty(T1)
         await asyncio.sleep(5)
-        b.pool.abort(T0)
+        b.pool.operator.abort(T0)
         b.link.stopped()
         await until(lambda: len(b.link.sent) == 2)
         assert (await b.link.job()).partition == T1

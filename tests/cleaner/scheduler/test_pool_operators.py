@@ -10,7 +10,7 @@ from cleaner import states as s
 from cleaner.host import PublishOutcome
 from cleaner.job import SegmentHorizon
 from cleaner.planning.findings import Reason
-from cleaner.scheduler.cleaner_state_store import MEMORY_NAME, SAVE_SECONDS
+from cleaner.scheduler.cleaner_state_store import SAVE_SECONDS, STATE_NAME
 from cleaner.scheduler.history import HISTORY_NAME
 from storage.model import TopicPartition
 from tests.support.cleaner.cleaner_fakes import until
@@ -51,16 +51,16 @@ async def finish(b: Bench, **changes: object) -> None:
 def test_a_held_partition_is_not_cleaned_until_it_is_released_however_often_it_was_held() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
-        assert b.pool.pause(T0)
-        assert not b.pool.pause(T0)
+        assert b.pool.operator.pause(T0)
+        assert not b.pool.operator.pause(T0)
         assert b.state() == s.Paused(1)
         await asyncio.sleep(20)
         assert b.link.sent == []
         assert b.pool.status().paused == {T0}
         await hold(b, T0)
         assert b.state() == s.Paused(1)
-        assert b.pool.resume(T0)
-        assert not b.pool.resume(T0)
+        assert b.pool.operator.resume(T0)
+        assert not b.pool.operator.resume(T0)
         await until_job(b)
 
     on_the_bench(scenario)
@@ -70,14 +70,14 @@ def test_a_hold_gives_up_a_running_job_and_nobody_waits_for_it() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         await until_job(b)
-        assert b.pool.pause(T0)
+        assert b.pool.operator.pause(T0)
         assert b.link.aborted()
         assert b.state() == s.Aborting(1)
         b.link.stopped()
         await until(lambda: b.state() == s.Paused(1))
         await asyncio.sleep(LIMITS.abort * 3)
         assert not b.link.killed
-        assert b.pool.history(T0)[0].outcome == "aborted"
+        assert b.pool.history.newest(T0)[0].outcome == "aborted"
 
     on_the_bench(scenario)
 
@@ -86,8 +86,8 @@ def test_a_hold_released_during_the_abort_leaves_nothing_behind() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty()
         await until_job(b)
-        b.pool.pause(T0)
-        b.pool.resume(T0)
+        b.pool.operator.pause(T0)
+        b.pool.operator.resume(T0)
         assert b.state() == s.Aborting(0)
         b.link.stopped()
         await until(lambda: len(b.link.sent) == 2)
@@ -98,13 +98,13 @@ def test_a_hold_released_during_the_abort_leaves_nothing_behind() -> None:
 def test_a_hold_survives_a_restart_and_is_in_force_before_anything_is_cleaned() -> None:
     async def first(b: Bench) -> None:
         b.dirty()
-        b.pool.pause(T0)
+        b.pool.operator.pause(T0)
 
     async def second(b: Bench) -> None:
         assert b.state() == s.Paused(1)
         await asyncio.sleep(20)
         assert b.link.sent == []
-        b.pool.resume(T0)
+        b.pool.operator.resume(T0)
         await until_job(b)
 
     async def third(b: Bench) -> None:
@@ -119,8 +119,8 @@ def test_a_hold_goes_with_its_partition_and_is_not_one_of_the_next_of_that_name(
     async def scenario(b: Bench) -> None:
         b.dirty(topic_id=b"1" * 16)
         b.dirty(T1, topic_id=b"1" * 16)
-        b.pool.pause(T0)
-        b.pool.pause(T1)
+        b.pool.operator.pause(T0)
+        b.pool.operator.pause(T1)
         del b.host.logs[T1]
         b.change(topic_id=b"2" * 16)
         await until_job(b)
@@ -130,11 +130,12 @@ def test_a_hold_goes_with_its_partition_and_is_not_one_of_the_next_of_that_name(
     on_the_bench(scenario)
 
 
-@pytest.mark.parametrize("ask", ["pause", "resume", "request_clean", "explain"])
-def test_of_a_partition_that_does_not_exist_nothing_can_be_asked(ask: str) -> None:
+def test_an_unknown_partition_is_a_key_error() -> None:
     async def scenario(b: Bench) -> None:
-        with pytest.raises(KeyError):
-            getattr(b.pool, ask)(STRANGER)
+        operator = b.pool.operator
+        for command in (operator.pause, operator.resume, operator.request_clean, b.pool.explain):
+            with pytest.raises(KeyError):
+                command(STRANGER)
 
     on_the_bench(scenario)
 
@@ -148,7 +149,7 @@ def test_a_clean_asked_for_needs_no_ratio_goes_first_and_happens_once() -> None:
         await asyncio.sleep(5)
         assert b.link.sent == []
         b.dirty(T1)
-        b.pool.request_clean(T0)
+        b.pool.operator.request_clean(T0)
         job = await until_job(b)
         assert (job.partition, job.first_dirty_offset) == (T0, 30)
         await finish(b)
@@ -167,7 +168,7 @@ def test_a_clean_asked_for_forgets_earlier_failures() -> None:
         await until_job(b)
         b.link.failed()
         await until(lambda: isinstance(b.state(), s.Quarantined))
-        b.pool.request_clean(T0)
+        b.pool.operator.request_clean(T0)
         await asyncio.wait_for(until_job(b), 0.5)
 
     on_the_bench(scenario)
@@ -176,7 +177,7 @@ def test_a_clean_asked_for_forgets_earlier_failures() -> None:
 def test_a_clean_asked_for_is_bounded_by_lags_and_forgotten_where_nothing_is_dirty() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(undecided=5)
-        b.pool.request_clean(T0)
+        b.pool.operator.request_clean(T0)
         await asyncio.sleep(5)
         assert b.link.sent == []
         b.change(checkpoint_offset=30, undecided_offset=45)
@@ -189,10 +190,10 @@ def test_a_clean_asked_for_is_bounded_by_lags_and_forgotten_where_nothing_is_dir
 def test_a_clean_asked_for_while_held_waits_for_the_release() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(checkpoint=30)
-        b.pool.pause(T0)
-        b.pool.request_clean(T0)
+        b.pool.operator.pause(T0)
+        b.pool.operator.request_clean(T0)
         await asyncio.sleep(10)
-        b.pool.resume(T0)
+        b.pool.operator.resume(T0)
         await until_job(b)
 
     on_the_bench(scenario)
@@ -202,7 +203,7 @@ def test_a_clean_asked_for_is_wanted_until_it_is_reached_over_jobs_failures_and_
     async def scenario(b: Bench) -> None:
         b.dirty(checkpoint=20, config=replace(COMPACTED, min_cleanable_dirty_ratio=0.9))
         await asyncio.sleep(2)
-        assert b.pool.request_clean(T0) == 40
+        assert b.pool.operator.request_clean(T0) == 40
         await until_job(b)
         await finish(b, next_dirty_offset=30)  # its map was full
         await until_job(b)
@@ -214,13 +215,13 @@ def test_a_clean_asked_for_is_wanted_until_it_is_reached_over_jobs_failures_and_
         await until(b.link.aborted)
         b.link.stopped()
         await changing
-        assert b.pool.history()[0].reason == "its log was changed"
+        assert b.pool.history.newest()[0].reason == "its log was changed"
         await until_job(b)
-        b.pool.pause(T0)
+        b.pool.operator.pause(T0)
         b.link.stopped()
         await asyncio.sleep(10)
-        assert b.pool.history()[0].reason == "an operator paused it"
-        b.pool.resume(T0)
+        assert b.pool.history.newest()[0].reason == "an operator paused it"
+        b.pool.operator.resume(T0)
         job = await until_job(b)
         assert (job.first_dirty_offset, job.end_offset) == (30, 40)
         await finish(b)
@@ -236,11 +237,11 @@ def test_an_operators_abort_withdraws_a_clean_that_was_asked_for() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(checkpoint=30)
         await asyncio.sleep(2)
-        b.pool.pause(T0)
-        b.pool.request_clean(T0)
-        assert b.pool.abort(T0)
-        assert not b.pool.abort(T0)
-        b.pool.resume(T0)
+        b.pool.operator.pause(T0)
+        b.pool.operator.request_clean(T0)
+        assert b.pool.operator.abort(T0)
+        assert not b.pool.operator.abort(T0)
+        b.pool.operator.resume(T0)
         await asyncio.sleep(60)
         assert b.link.sent == []
 
@@ -260,13 +261,13 @@ def test_a_clean_asked_for_is_for_the_log_as_it_was(change: dict[str, object]) -
     async def scenario(b: Bench) -> None:
         b.dirty(checkpoint=30)
         await asyncio.sleep(2)
-        b.pool.pause(T0)
-        b.pool.request_clean(T0)
+        b.pool.operator.pause(T0)
+        b.pool.operator.request_clean(T0)
         before = b.host.logs[T0]
         b.change(**change)
         await asyncio.sleep(5)
         b.host.add(before)
-        b.pool.resume(T0)
+        b.pool.operator.resume(T0)
         await asyncio.sleep(60)
         assert b.link.sent == []
 
@@ -276,7 +277,7 @@ def test_a_clean_asked_for_is_for_the_log_as_it_was(change: dict[str, object]) -
 def test_where_nothing_can_be_cleaned_nothing_is_wanted() -> None:
     async def scenario(b: Bench) -> None:
         b.dirty(undecided=5)
-        assert b.pool.request_clean(T0) is None
+        assert b.pool.operator.request_clean(T0) is None
         assert b.pool.explain(T0).requested_offset is None
 
     on_the_bench(scenario)
@@ -290,41 +291,44 @@ def test_every_end_of_a_job_is_recorded_with_its_reason() -> None:
         b.dirty()
         await until_job(b)
         b.link.failed("OSError: disk")
-        await until(lambda: len(b.pool.history()) == 1)
-        b.pool.retry(T0)
+        await until(lambda: len(b.pool.history.newest()) == 1)
+        b.pool.operator.retry(T0)
         await until_job(b)
-        b.pool.abort(T0)
+        b.pool.operator.abort(T0)
         b.link.stopped()
-        await until(lambda: len(b.pool.history()) == 2)
+        await until(lambda: len(b.pool.history.newest()) == 2)
         b.host.outcome = PublishOutcome.STALE
         await until_job(b)
         b.link.group(0)
         await until(b.link.aborted)
         b.link.stopped()
-        await until(lambda: len(b.pool.history()) == 3)
+        await until(lambda: len(b.pool.history.newest()) == 3)
         b.host.outcome = PublishOutcome.PUBLISHED
         await until_job(b)
         b.link.charge(7)
         b.link.group(0)
         await finish(b, tombstones_removed=3, passes=1)
-        done, stale, aborted, failed = b.pool.history(T0)
+        done, stale, aborted, failed = b.pool.history.newest(T0)
         assert [record.outcome for record in (failed, aborted, stale, done)] == [
             "failed", "aborted", "stale", "finished",
         ]  # fmt: skip
-        assert (failed.reason, stale.reason) == ("OSError: disk", "stale generation")
-        assert aborted.reason == "an operator gave it up"
+        assert (failed.reason, stale.reason) == (
+            "OSError: disk",
+            "the log was truncated or replaced",
+        )
+        assert aborted.reason == "an operator aborted it"
         assert (stale.groups_published, stale.groups_dropped) == (0, 1)
         assert (done.groups_published, done.bytes_read, done.next_dirty_offset) == (1, 7, 40)
         assert (done.tombstones_removed, done.passes, done.segments) == (3, 1, 4)
         assert (done.dirty_bytes, done.bytes_before, done.bytes_after) == (400, 400, 200)
-        assert b.pool.history(T1) == []
-        assert len(b.pool.history(limit=2)) == 2
+        assert b.pool.history.newest(T1) == []
+        assert len(b.pool.history.newest(limit=2)) == 2
 
     bench = on_the_bench(scenario)
     assert len(bench.env.read_file(f"/data/{HISTORY_NAME}").splitlines()) == 4
 
     async def later(b: Bench) -> None:
-        assert b.pool.history() == bench.pool.history()
+        assert b.pool.history.newest() == bench.pool.history.newest()
 
     on_the_bench(later, before=bench)
 
@@ -334,9 +338,9 @@ def test_a_worker_killed_in_the_middle_is_a_failed_job_in_the_history() -> None:
         b.dirty()
         await until_job(b)
         b.link.die()
-        await until(lambda: b.pool.history())
-        assert b.pool.history()[0].outcome == "failed"
-        assert "signal 9" in b.pool.history()[0].reason
+        await until(lambda: b.pool.history.newest())
+        assert b.pool.history.newest()[0].outcome == "failed"
+        assert "signal 9" in b.pool.history.newest()[0].reason
 
     on_the_bench(scenario)
 
@@ -356,7 +360,7 @@ def test_known_damage_is_not_tried_for_ever_and_stays_visible() -> None:
         assert b.pool.stats.damaged_partitions == 1
         assert b.pool.stats.cleanable_bytes == 0
         assert T0 in b.pool.status().quarantines
-        record = b.pool.history()[0]
+        record = b.pool.history.newest()[0]
         assert (record.outcome, record.damaged) == ("damaged", (BAD,))
         assert "damaged at byte 61" in record.reason
 
@@ -386,9 +390,9 @@ def test_a_truncation_voids_what_was_clean_beyond_the_checkpoint() -> None:
         await until_job(b)
         b.link.done(next_dirty_offset=20, damaged=(BAD,), cleaned=((30, 50),), horizons=told(b))
         await until(lambda: b.host.damages)
-        async with b.pool.paused(T0):
+        async with b.pool.control.paused(T0):
             b.change(generation="boot-2")
-        b.pool.retry(T0)
+        b.pool.operator.retry(T0)
         job = await until_job(b)
         assert job.first_dirty_offset == 30
 
@@ -413,7 +417,7 @@ def test_damage_is_told_once_also_over_restarts() -> None:
         await until(lambda: len(b.host.done) == 2)
         assert len(b.host.damages) == 1
         assert b.pool.registry.quarantines() == {}
-        assert b.pool.history()[0].outcome == "damaged"
+        assert b.pool.history.newest()[0].outcome == "damaged"
         mended = [x._replace(size_bytes=99) if x.base_offset == 20 else x for x in even(40)]
         b.change(damaged=(), segments=tuple(mended), log_end_offset=405, undecided_offset=405)
         await until_job(b)
@@ -515,11 +519,11 @@ def test_the_explanation_tells_place_in_the_queue_and_time_of_the_next_attempt()
 def test_a_memory_that_cannot_be_read_costs_work_and_is_said_in_one_line() -> None:
     async def first(b: Bench) -> None:
         b.dirty()
-        b.pool.pause(T0)
+        b.pool.operator.pause(T0)
         await asyncio.sleep(SAVE_SECONDS + 1)
 
     bench = on_the_bench(first)
-    file = bench.env.open(f"/data/{MEMORY_NAME}", write=True)
+    file = bench.env.open(f"/data/{STATE_NAME}", write=True)
     file.pwrite(b"?", 30)
 
     async def second(b: Bench) -> None:
@@ -528,6 +532,4 @@ def test_a_memory_that_cannot_be_read_costs_work_and_is_said_in_one_line() -> No
 
     with capture_logs() as logs:
         on_the_bench(second, before=bench)
-    assert [x["event"] for x in logs if x["log_level"] == "warning"] == [
-        "what the cleaner remembers is not read"
-    ]
+    assert [x["event"] for x in logs if x["log_level"] == "warning"] == ["cleaner state not read"]

@@ -140,17 +140,17 @@ class Simulation:
             try:
                 match self.rng.randrange(7):
                     case 0:
-                        self.seen["held"] += pool.pause(partition)
+                        self.seen["held"] += pool.operator.pause(partition)
                     case 1 | 2:
                         partition = self.rng.choice([*sorted(pool.status().paused), partition])
-                        self.seen["released"] += pool.resume(partition)
+                        self.seen["released"] += pool.operator.resume(partition)
                     case 3:
-                        pool.request_clean(partition)
+                        pool.operator.request_clean(partition)
                     case 4:
                         assert sentences(pool.explain(partition))
-                        assert len(pool.history(partition, 5)) <= 5
+                        assert len(pool.history.newest(partition, 5)) <= 5
                     case 5:
-                        pool.retry(partition)
+                        pool.operator.retry(partition)
                     case _:
                         workers, rate = self.rng.randrange(1, 4), self.rng.choice([None, 1 << 20])
                         strategy = self.rng.choice(["dirty-ratio", "survivorship"])
@@ -168,7 +168,7 @@ class Simulation:
             partition = self.rng.choice(PARTITIONS)
             log = self.host.logs[partition]
             if self.rng.random() < 0.5:
-                async with pool.paused(partition):
+                async with pool.control.paused(partition):
                     del self.host.logs[partition]
                 self.seen["deleted"] += 1
                 log = replace(log, topic_id=self.rng.randbytes(16), checkpoint_offset=None)
@@ -184,19 +184,19 @@ class Simulation:
             await asyncio.sleep(self.rng.random() * 3)
             partition = self.rng.choice(PARTITIONS)
             if self.rng.random() < 0.2:
-                pool.abort(partition)
+                pool.operator.abort(partition)
             if self.rng.random() < 0.2:
                 began = asyncio.get_running_loop().time()
-                async with pool.paused(partition):
+                async with pool.control.paused(partition):
                     waited = asyncio.get_running_loop().time() - began
                     assert waited <= PAUSE_SECONDS_MAX, "a pause is granted in bounded time"
                     await self.truncate(partition)
                 continue
             try:
-                async with asyncio.timeout(self.rng.random() * 2), pool.paused(partition):
+                async with asyncio.timeout(self.rng.random() * 2), pool.control.paused(partition):
                     await self.truncate(partition)
                     if self.rng.random() < 0.3:
-                        async with pool.paused(partition):
+                        async with pool.control.paused(partition):
                             await self.truncate(partition)
                 self.seen["paused"] += 1
             except TimeoutError:
@@ -240,7 +240,7 @@ class Simulation:
             self.host.add(replace(log, damaged=(), generation=f"{log.generation}#"))
         await again.start()
         assert again.status().paused == partitions, "holds survive a restart"
-        assert len(again.history(limit=10_000)) == len(pool.history(limit=10_000))
+        assert len(again.history(limit=10_000)) == len(pool.history.newest(limit=10_000))
         watcher = asyncio.ensure_future(self.watch(again))
         for partition in partitions:
             again.resume(partition)
@@ -253,7 +253,7 @@ class Simulation:
 
     async def stop(self, pool: CleanerPool, watcher: asyncio.Task[None]) -> None:
         """And nothing is left: no pause but operators' holds, no worker, no unrecorded job."""
-        assert not pool._control._waiting
+        assert not pool.control._waiting
         watcher.cancel()
         async with asyncio.timeout(30):
             await pool.stop()
@@ -263,7 +263,7 @@ class Simulation:
             assert not s.is_busy(state)
             assert isinstance(state, s.Paused) == (partition in partitions), (partition, state)
             assert not isinstance(state, s.Paused) or state.pauses == 1
-        jobs = Counter(record.outcome for record in pool.history(limit=10_000))
+        jobs = Counter(record.outcome for record in pool.history.newest(limit=10_000))
         assert jobs.total() >= pool.stats.cleans + pool.stats.aborted
         self.seen.update(
             cleans=pool.stats.cleans,

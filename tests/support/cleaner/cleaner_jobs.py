@@ -1,8 +1,9 @@
 """Jobs, groups and reports for tests of what carries them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from cleaner.job import CleanedGroup, CleanJob, CleanReport, SourceSegment
+from cleaner.job import CleanedGroup, CleanJob, CleanReport, Damage, SourceSegment
 from storage.model import TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -48,8 +49,10 @@ def group_of(job: CleanJob, index: int = 0) -> CleanedGroup:
     )
 
 
-def report_of(job: CleanJob, **changes: object) -> CleanReport:
-    """A report that says the job went well."""
+def report_of(
+    job: CleanJob, *, damaged: Iterable[tuple[str, int, str]] = (), **changes: object
+) -> CleanReport:
+    """Return the report of a successful job, with these changes."""
     size_bytes = sum(source.size_bytes for group in job.groups for source in group)
     made = CleanReport(
         partition=job.partition,
@@ -69,6 +72,8 @@ def report_of(job: CleanJob, **changes: object) -> CleanReport:
         map_full=False,
         map_seconds=0.5,
         rewrite_seconds=0.5,
+        passes=2,
+        damaged=tuple(Damage(*damage) for damage in damaged),
     )
     return replace(made, **changes)  # type: ignore[arg-type]
 

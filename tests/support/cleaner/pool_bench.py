@@ -82,7 +82,7 @@ def on_the_bench(
             pool.registry.validate()
         finally:
             await asyncio.wait_for(pool.stop(), 60)
-        assert not pool._control._waiting
+        assert not pool.control._waiting
         assert all(link.closed for link in used.links)
         return bench
 
@@ -96,6 +96,6 @@ async def until_job(b: Bench) -> CleanJob:
 
 
 async def hold(b: Bench, partition: TopicPartition) -> None:
-    async with b.pool.paused(partition):
+    async with b.pool.control.paused(partition):
         assert isinstance(b.state(partition), s.Paused)
         assert partition not in b.host.publishing

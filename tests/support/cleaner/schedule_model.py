@@ -72,7 +72,7 @@ class ModelPartition:
         if self.is_running:
             findings.append(Finding(Reason.IN_PROGRESS, True))
         if self.is_paused:
-            findings.append(Finding(Reason.PAUSED, True))
+            findings.append(Finding(Reason.PAUSED_BY_BROKER, True))
         is_late = deadline_ms is not None and deadline_ms < wall_ms
         if dirty == 0 or not (is_late or self.is_requested or section.ratio > 0.5):
             findings.append(Finding(Reason.RATIO, True))

@@ -1,0 +1,107 @@
+"""What operators can do with a partition: pause, resume, abort, retry, request a clean."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from cleaner import states
+from cleaner.host import CleanerHost, LogFacts
+from cleaner.scheduler.cleaner_state_store import CleanerStateStore
+from cleaner.scheduler.control import BY_OPERATOR, PAUSED_BY_OPERATOR, PartitionControl
+from cleaner.scheduler.offload import Offload
+from cleaner.scheduler.partition_scanner import PartitionScanner
+from storage.env import Env
+from storage.model import TopicPartition
+
+
+class OperatorCommands:
+    """The operators' commands. An unknown partition raises KeyError."""
+
+    def __init__(
+        self,
+        host: CleanerHost,
+        env: Env,
+        control: PartitionControl,
+        *,
+        scanner: PartitionScanner,
+        state_store: CleanerStateStore,
+        offload: Offload,
+        wake: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._env = env
+        self._control = control
+        self._scanner = scanner
+        self._state_store = state_store
+        self._offload = offload
+        self._wake = wake
+
+    def pause(self, partition: TopicPartition) -> bool:
+        """Pause cleaning until `resume`, also across restarts; return False if it was paused.
+
+        A running job is aborted; this does not wait for its end.
+        """
+        facts = self._facts_of(partition)
+        now_ms = self._env.wall_ms()
+        cleaner_state = self._state_store.state_of(facts, now_ms)
+        if cleaner_state.paused_since_ms is None:
+            self._state_store.put(
+                facts, replace(cleaner_state, paused_since_ms=now_ms), at_once=True
+            )
+        self._offload.abort(partition, PAUSED_BY_OPERATOR)
+        return self._control.pause(partition)
+
+    def resume(self, partition: TopicPartition) -> bool:
+        """End an operator's pause; return False if there was none."""
+        facts = self._facts_of(partition)
+        cleaner_state = self._state_store.state_of(facts, self._env.wall_ms())
+        if cleaner_state.paused_since_ms is not None:
+            self._state_store.put(facts, replace(cleaner_state, paused_since_ms=None), at_once=True)
+        return self._control.resume(partition)
+
+    def is_paused(self, partition: TopicPartition) -> bool:
+        """Return whether an operator paused the partition."""
+        return partition in self._control.operator_pauses
+
+    async def is_saved(self, partition: TopicPartition) -> bool:
+        """Return whether the last pause or resume is on the disk; wait a few seconds for it.
+
+        If it is not, it is in force nevertheless, and the write is repeated.
+        """
+        return await self._state_store.saved(partition)
+
+    def abort(self, partition: TopicPartition, reason: str = BY_OPERATOR) -> bool:
+        """Abort a running job and drop a clean request; return False if there was neither.
+
+        The scheduler may choose the partition again at once.
+        """
+        had_request = self._scanner.requests.cancel(partition)
+        was_offloaded = self._offload.abort(partition, reason)
+        return self._control.abort(partition, reason) or had_request or was_offloaded
+
+    def retry(self, partition: TopicPartition) -> None:
+        """Clear earlier failures: the partition was replaced, or their cause was removed."""
+        self._control.handle(partition, states.RetryRequested())
+        self._offload.retry(partition)
+
+    def request_clean(self, partition: TopicPartition) -> int | None:
+        """Clean the partition next, regardless of earlier failures and of its dirty ratio.
+
+        Return the offset up to which it will be cleaned, None if nothing can be cleaned now. The
+        minimum lag, the active segment and open transactions bound it as always. The request
+        waits while the partition is paused (clean_requests.py).
+        """
+        facts = self._facts_of(partition)
+        self.retry(partition)
+        self._wake()
+        verdict = self._scanner.assess(facts)
+        section = None if verdict is None else verdict.section
+        if section is None or section.dirty_bytes == 0:
+            return None
+        self._scanner.requests.add(facts, section.end_offset)
+        return section.end_offset
+
+    def _facts_of(self, partition: TopicPartition) -> LogFacts:
+        facts = self._host.facts_of(partition)
+        if facts is None:
+            raise KeyError(partition)
+        return facts
