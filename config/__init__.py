@@ -1,1 +1,1 @@
-"""What the operator says: tables of keys, models of the YAML, and the loader. A leaf."""
+"""Settings: tables of configs, models of the settings file, its loader. A leaf of the packages."""

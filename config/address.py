@@ -1,4 +1,4 @@
-"""HOST:PORT as operators write it, and whether other machines can reach it.
+"""Addresses: HOST:PORT as operators write it, and whether other machines can reach it.
 
 Kafka writes listener addresses with the protocol (`PLAINTEXT://HOST:PORT`), and its clients accept
 bootstrap addresses in that form, too. PLAINTEXT is the only protocol that this broker supports.
@@ -15,7 +15,7 @@ _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen, or what clients are told. Port 0 means any free port."""
+    """An address to listen on or to advertise. Port 0 means any free port."""
 
     host: str
     port: int
@@ -25,20 +25,20 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """True for 0.0.0.0 and [::]: every address of this machine."""
+        """Return whether this is 0.0.0.0 or [::], every address of this machine."""
         ip = _ip(self.host)
         return ip is not None and ip.is_unspecified
 
     @property
     def here(self) -> "Address":
-        """By which this machine reaches it: the loopback address for a wildcard."""
+        """Return the address that this machine connects to: loopback for a wildcard."""
         if not self.is_wildcard:
             return self
         return Address("::1" if ":" in self.host else "127.0.0.1", self.port)
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can reach it. Of names only `localhost` counts."""
+        """Return whether only this machine can reach it. Of host names only `localhost` counts."""
         ip = _ip(self.host)
         return ip.is_loopback if ip is not None else self.host.lower() == "localhost"
 

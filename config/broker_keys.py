@@ -1,9 +1,9 @@
-"""Kafka's broker-wide names: what DescribeConfigs shows of a broker, and what may be altered.
+"""Broker configs under Kafka's names: what DescribeConfigs shows and AlterConfigs changes.
 
-Static keys are computed from Settings. Dynamic ones are the broker-wide defaults of topic keys
-(`log.cleaner.min.cleanable.ratio` ...), the cleaner's own (`log.cleaner.threads` ...) and limits
-(`max.connections` ...); a stored dynamic value wins over the file. Names, kinds and ranges are
-those of Apache Kafka 4.3.
+Static configs are computed from Settings. Dynamic ones are broker-wide defaults of topic configs
+(`log.cleaner.min.cleanable.ratio`), configs of the cleaner (`log.cleaner.threads`) and limits
+(`max.connections`); a stored dynamic value overrides the file. Names, kinds and ranges are those
+of Apache Kafka 4.3.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +25,10 @@ from config.topic_keys import (
     parse_value,
 )
 
-# How Java writes the largest double: Kafka's way of saying that the cleaner has no limit.
+# Java's text of the largest double, which is Kafka's default: no limit.
 UNLIMITED: Final = "1.7976931348623157E308"
 OFFSETS_SEGMENT_BYTES: Final = 100 << 20  # offsets.topic.segment.bytes
-PROTOCOL_VERSION: Final = "4.3-IV0"  # the newest whose requests are spoken
+PROTOCOL_VERSION: Final = "4.3-IV0"  # the newest Kafka version whose requests are supported
 STORED_ONLY: Final = "Accepted and stored for compatibility with tools; has no effect."
 _MIB: Final = 1 << 20
 _NOT_BROKER_WIDE: Final = ("remote.", "leader.", "follower.")
@@ -36,7 +36,7 @@ _NOT_BROKER_WIDE: Final = ("remote.", "leader.", "follower.")
 
 @dataclass(frozen=True, slots=True)
 class BrokerKey:
-    """One broker-wide key; `value` computes what the file and the built-in defaults say."""
+    """One broker config. `value` computes it from the settings file and the built-in defaults."""
 
     name: str
     kind: ValueKind
@@ -54,70 +54,73 @@ def _static_keys() -> Iterator[BrokerKey]:
     rows: tuple[tuple[str, ValueKind, Callable[[Settings], str | None], str], ...] = (
         ("listeners", lists, lambda s: _plaintext(*s.listeners), "Where clients connect."),
         ("advertised.listeners", lists, lambda s: _plaintext(*_advertised(s)),
-         "What clients are told to connect to; of a wildcard, the address they came by."),
+         "The address that clients connect to; for a wildcard, the address that they reached."),
         ("log.dirs", lists, lambda s: ",".join(s.log_dirs), "Data directories."),
         ("auto.create.topics.enable", boolean, lambda s: _java(s.auto_create_topics),
-         "Create a topic at its first use."),
+         "Create a topic when a client first uses it."),
         ("delete.topic.enable", boolean, lambda s: _java(s.delete_topics),
          "Clients may delete topics."),
         ("num.partitions", integer, lambda s: str(s.topic_defaults.partitions),
-         "Partitions of a topic whose creator names no number."),
+         "Partitions of a new topic whose creator names no number."),
         ("default.replication.factor", integer, lambda _: "1", "Always one: a single node."),
         ("inter.broker.protocol.version", ValueKind.STRING, lambda _: PROTOCOL_VERSION,
-         "Kafka version of the protocol that is spoken, for tools that ask."),
-        ("authorizer.class.name", ValueKind.STRING, lambda _: "", "There are no ACLs yet."),
+         "Kafka version whose protocol the broker supports, for tools that ask."),
+        ("authorizer.class.name", ValueKind.STRING, lambda _: "",
+         "Always empty: there are no ACLs yet."),
         ("log.cleaner.enable", boolean, lambda s: _java(s.cleaner.enabled), "Run the cleaner."),
         ("log.cleaner.io.buffer.load.factor", ValueKind.DOUBLE, lambda _: "0.9",
-         "How full a key map gets before a clean ends where it is; always this."),
+         "How full the key map gets before a clean stops reading keys; fixed."),
         ("log.retention.check.interval.ms", long, lambda s: str(s.retention_check_interval_ms),
-         "How often retention looks."),
+         "How often the broker checks retention."),
         ("log.flush.offset.checkpoint.interval.ms", integer,
          lambda s: str(s.checkpoint_interval_ms), "How often recovery points are written."),
         ("log.flush.start.offset.checkpoint.interval.ms", integer,
          lambda s: str(s.checkpoint_interval_ms), "How often log start offsets are written."),
         ("offsets.topic.num.partitions", integer, lambda s: str(s.groups.offsets_partitions),
-         "Partitions of __consumer_offsets, when it is created."),
+         "Partitions of __consumer_offsets at its creation."),
         ("offsets.topic.replication.factor", integer, lambda _: "1", "Always one."),
         ("offsets.topic.segment.bytes", integer, lambda _: str(OFFSETS_SEGMENT_BYTES),
          "segment.bytes of __consumer_offsets."),
         ("offsets.retention.minutes", integer, lambda s: str(s.groups.offsets_retention_minutes),
-         "Offsets of an empty group are dropped after this."),
+         "How long the offsets of an empty group are kept."),
         ("offsets.retention.check.interval.ms", long,
          lambda s: str(s.groups.offsets_retention_check_interval_ms),
-         "How often expired offsets are looked for."),
+         "How often the broker checks for expired offsets."),
         ("offset.metadata.max.bytes", integer, lambda s: str(s.groups.offset_metadata_bytes),
-         "Longest text a client may store with an offset."),
+         "Maximum length of the metadata of a committed offset."),
         ("group.initial.rebalance.delay.ms", integer,
          lambda s: str(s.groups.initial_rebalance_delay_ms),
-         "An empty group waits this long for more members."),
+         "How long an empty group waits for more members."),
         ("group.min.session.timeout.ms", integer, lambda s: str(s.groups.min_session_timeout_ms),
-         "Shortest session a member may ask for."),
+         "Minimum session timeout of a member."),
         ("group.max.session.timeout.ms", integer, lambda s: str(s.groups.max_session_timeout_ms),
-         "Longest session a member may ask for."),
-        ("group.max.size", integer, lambda s: str(s.groups.members), "Most members of a group."),
+         "Maximum session timeout of a member."),
+        ("group.max.size", integer, lambda s: str(s.groups.members),
+         "Maximum number of members of a group."),
         ("queued.max.request.bytes", long, lambda s: str(s.limits.queued_request_bytes),
          "Maximum memory for requests that are being received."),
         ("connections.max.idle.ms", long, lambda s: str(s.limits.connection_idle_ms),
-         "A silent connection is closed after this."),
+         "How long an idle connection stays open."),
         ("socket.request.max.bytes", integer, lambda s: str(s.limits.request_bytes),
-         "Largest request."),
-        ("fetch.max.bytes", integer, lambda s: str(s.limits.fetch_bytes), "Largest fetch."),
+         "Maximum size of a request."),
+        ("fetch.max.bytes", integer, lambda s: str(s.limits.fetch_bytes),
+         "Maximum size of a fetch response."),
         ("max.incremental.fetch.session.cache.slots", integer,
-         lambda s: str(s.limits.fetch_sessions), "Most fetch sessions."),
+         lambda s: str(s.limits.fetch_sessions), "Maximum number of fetch sessions."),
     )  # fmt: skip
     for name, kind, value, text in rows:
         yield BrokerKey(name, kind, value, text)
 
 
 def _limit_keys() -> Iterator[BrokerKey]:
-    # Kafka allows 0 connections. Then nobody could connect to raise the limit again.
+    # Kafka allows 0. We do not: nobody could then connect to raise the limit again.
     for name, value, text in (
         ("max.connections", lambda s: str(s.limits.connections),
-         "Maximum number of connections. Connections above a lowered limit stay open."),
+         "Maximum number of connections. A lowered limit closes none."),
         ("max.connections.per.ip", lambda s: str(s.limits.connections_per_ip),
-         "Maximum number of connections from one address. Others stay open as above."),
+         "Maximum number of connections from one address. A lowered limit closes none."),
         ("producer.id.expiration.ms", lambda s: str(s.producer_id_expiration_ms),
-         "An idle producer's sequence numbers are forgotten after this."),
+         "How long the broker keeps the sequence numbers of an idle producer."),
     ):  # fmt: skip
         yield BrokerKey(name, ValueKind.INT, value, text, True, 1, INT_MAX)
 
@@ -134,16 +137,16 @@ def _cleaner_keys() -> Iterator[BrokerKey]:
          64 << 10, INT_MAX, "Bytes of read buffers, over all workers."),
         ("log.cleaner.io.max.bytes.per.second", ValueKind.DOUBLE, _io_limit, 128 << 10,
          float(UNLIMITED),
-         "Hard limit of bytes read and written by the cleaner; half for each."),
+         "Maximum bytes per second that the cleaner reads and writes; half for each."),
         ("log.cleaner.backoff.ms", ValueKind.LONG, lambda s: str(s.cleaner.backoff_ms), 10,
-         INT_MAX, "Wait when nothing is dirty."),
+         INT_MAX, "How long the cleaner waits when no partition is dirty."),
     )  # fmt: skip
     for name, kind, value, minimum, maximum, text in rows:
         yield BrokerKey(name, kind, value, text, True, minimum, maximum)
 
 
 def _stored_keys() -> Iterator[BrokerKey]:
-    """Dynamic keys of Kafka 4.3 for features that this broker does not have.
+    """Yield dynamic configs of Kafka 4.3 for features that this broker does not have.
 
     Tools set them on every broker of a fleet, so the broker accepts, stores and shows them.
     """
@@ -226,7 +229,10 @@ _TOPIC_KEY_OF: Final = {key.synonym: key.name for key in TOPIC_KEYS.values()}
 def describe_broker(
     settings: Settings, dynamic: Mapping[str, str], *, node_id: int | None = None
 ) -> list[ConfigEntry]:
-    """Rows of DescribeConfigs for a broker: stored dynamic values over the file over defaults."""
+    """Return the rows of DescribeConfigs for a broker.
+
+    Stored dynamic values override the file, and the file overrides the defaults.
+    """
     defaults = Settings()
     entries = []
     if node_id is not None:
@@ -261,19 +267,19 @@ def _node_entry(name: str, node_id: int) -> ConfigEntry:
     value, source = str(node_id), ConfigSource.STATIC_BROKER
     synonyms = (ConfigSynonym(name, value, source),)
     return ConfigEntry(
-        name, value, source, False, synonyms, ValueKind.INT, "Number of this node.", read_only=True
+        name, value, source, False, synonyms, ValueKind.INT, "Id of this node.", read_only=True
     )
 
 
 def parse_broker_value(name: str, raw: object) -> str:
-    """Canonical string of a dynamic broker-wide value.
+    """Return the canonical string of a dynamic broker config.
 
-    Raises InvalidTopicConfigError for a name that is unknown or cannot be altered while the broker
-    runs, a wrong type, a value out of range.
+    Raises InvalidTopicConfigError for a name that is unknown or not dynamic, for a wrong type and
+    for a value out of range.
     """
     key = BROKER_KEYS.get(name)
     if key is None:
-        raise InvalidTopicConfigError(name[:100], "unknown broker key")
+        raise InvalidTopicConfigError(name[:100], "unknown broker config")
     if not key.dynamic:
         raise InvalidTopicConfigError(name, "cannot be altered while the broker runs")
     if name in _TOPIC_KEY_OF:
@@ -291,7 +297,7 @@ def parse_broker_value(name: str, raw: object) -> str:
 
 def _number(key: BrokerKey, raw: object) -> str:
     text = str(raw).strip() if isinstance(raw, int | float | str) else ""
-    if len(text) > 40:  # no number that fits is longer; converting one would only cost time
+    if len(text) > 40:  # no valid number is longer
         raise InvalidTopicConfigError(key.name, "expected a number")
     try:
         value = float(text) if key.kind is ValueKind.DOUBLE else int(text)
@@ -314,7 +320,7 @@ class BrokerLimits:
 
 
 def broker_limits(settings: Settings, dynamic: Mapping[str, str]) -> BrokerLimits:
-    """Return the limits, with the stored dynamic values over the file's."""
+    """Return the limits; stored dynamic values override the file."""
 
     def value(name: str) -> int:
         return int(dynamic.get(name) or BROKER_KEYS[name].value(settings) or 0)
@@ -327,10 +333,10 @@ def broker_limits(settings: Settings, dynamic: Mapping[str, str]) -> BrokerLimit
 
 
 def cleaner_settings(settings: Settings, dynamic: Mapping[str, str]) -> CleanerSettings:
-    """The cleaner's settings with the stored dynamic values over the file's.
+    """Return the settings of the cleaner; stored dynamic values override the file.
 
-    Kafka's sizes are over all threads, ours per worker; its one rate is split in halves. Raises
-    InvalidTopicConfigError where a worker would get too little to work with.
+    Kafka's sizes are for all threads and are divided among the workers; its one rate is divided
+    between reading and writing. Raises InvalidTopicConfigError if a worker would get too little.
     """
     cleaner = settings.cleaner
     changed: dict[str, int | None] = {}

@@ -1,7 +1,7 @@
-"""Read a settings file and the flags over it; say what is wrong with file, line and key.
+"""Load a settings file and command-line flags; report each error with file, line and key.
 
-Only the composition root and `varve check-config` call this. Flags win over the file, the file
-over the defaults.
+Only the composition root and `varve check-config` call this module. Flags override the file, and
+the file overrides the defaults.
 """
 
 import difflib
@@ -16,19 +16,19 @@ from pydantic import BaseModel, ValidationError
 from config.settings import Settings
 from config.yaml_tree import FILE_BYTES_MAX, Path, YamlProblemError, YamlTree, read_tree
 
-DEFAULT_FILE: Final = "config/default.yaml"  # as it is called in messages
+DEFAULT_FILE: Final = "config/default.yaml"  # its name in messages
 FLAGS: Final = {
     "listeners": "--listen",
     "advertise": "--advertise",
     "http": "--http",
     "log_dirs": "--data",
 }
-PROBLEMS_MAX: Final = 50  # of one file that are named; more would not be read
+PROBLEMS_MAX: Final = 50  # problems reported of one file; nobody reads more
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. `line` is 0 where there is none; `key` has dots between levels."""
+    """One error. `line` is 0 if the error has no line; `key` has dots between levels."""
 
     file: str
     line: int
@@ -41,7 +41,7 @@ class Problem:
 
 
 class ConfigFileError(Exception):
-    """Settings that cannot be used; one line for each problem."""
+    """The settings are invalid. The text has one line for each problem."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
@@ -49,7 +49,7 @@ class ConfigFileError(Exception):
 
 
 def load(path: str | None, overrides: Mapping[str, object] | None = None) -> Settings:
-    """Settings of a file (None: the built-in one) with `overrides` of top-level keys over them.
+    """Return the settings of a file (None: the built-in one); `overrides` replace top-level keys.
 
     Raises ConfigFileError.
     """
@@ -67,7 +67,7 @@ def load(path: str | None, overrides: Mapping[str, object] | None = None) -> Set
 
 
 def default_text() -> str:
-    """The built-in file."""
+    """Return the text of the built-in file."""
     return resources.files("config").joinpath("default.yaml").read_text(encoding="utf-8")
 
 
@@ -95,7 +95,7 @@ def _read(file: str, text: str) -> YamlTree:
 
 
 def _sections(file: str, tree: YamlTree) -> dict[str, Any]:
-    """Top-level values, with the topic keys of each topic put under `keys` as the models want."""
+    """Return top-level values with the configs of each topic under `keys`, as the models do."""
     if tree.value is None:
         return {}
     if not isinstance(tree.value, dict):
@@ -108,7 +108,7 @@ def _sections(file: str, tree: YamlTree) -> dict[str, Any]:
             name: {} if topic is None else _split(topic) if isinstance(topic, dict) else topic
             for name, topic in values["topics"].items()
         }
-    # A section that stands there without a value says nothing: all its keys are commented out.
+    # A section without a value is empty: all its keys are commented out.
     return {
         key: value
         for key, value in values.items()
@@ -135,7 +135,7 @@ def _problems(
             result.append(Problem("command line", 0, flag, reason))
         else:
             result.append(Problem(file, tree.line_of(full), _key(full), reason))
-    # Of two keys that contradict each other, one may not stand in the file.
+    # Of two keys that contradict each other, one may be missing in the file.
     placed = [problem for problem in result if problem.line or problem.file != file]
     return placed or result
 
@@ -170,7 +170,7 @@ def _reason(detail: Any) -> str:
 
 
 def _suggestion(path: Path) -> str:
-    """The key of the same level that is spelled most like an unknown one."""
+    """Return a hint at the known key with the most similar spelling on the same level."""
     model: type[BaseModel] = Settings
     for part in path[:-1]:
         info = model.model_fields.get(str(part))

@@ -1,10 +1,10 @@
-"""Text that others chose (names of groups, clients, topics), made safe to show on a terminal."""
+"""Escape text from clients (names of groups, clients, topics) before a terminal shows it."""
 
 
 def printable(text: str) -> str:
-    """Return the text with every character that is not printable as an escape such as `\\x1b`.
+    """Return the text with each unprintable character replaced by an escape such as `\\x1b`.
 
-    Those are control characters, line ends and characters that change the direction of writing.
+    Unprintable are control characters, line ends and characters that change the text direction.
     """
     if text.isprintable():
         return text

@@ -1,6 +1,6 @@
-"""docs/reference/configuration.md, written from the tables and from config/default.yaml.
+"""Generate docs/reference/configuration.md from the tables and config/default.yaml.
 
-`make docs` prints it into the file; a test keeps the file current.
+`make docs` writes the file; a test fails if it is out of date.
 """
 
 import sys
@@ -17,63 +17,65 @@ _INTRODUCTION = """\
 
 This page is generated (`make docs`); edit `config/` instead.
 
-Settings come from four places. The first that has a value wins:
+A topic config can have values from five sources. The first of them that has a value applies:
 
-1. **dynamic**: what a client set with AlterConfigs (`kafka-configs`, any admin client). Kept in the
-   data directories, survives restarts. Broker-wide dynamic values stand below a topic's YAML;
-2. **the topic's YAML**: `topics:` in the settings file;
-3. **`topic_defaults`** in the settings file;
-4. **built-in defaults**, listed here.
+1. **dynamic topic config**: set by a client with AlterConfigs (`kafka-configs`, any admin client);
+   kept in the data directories, survives restarts;
+2. **`topics:`** in the settings file;
+3. **dynamic broker config**: set by a client for the whole broker, kept in the same way;
+4. **`topic_defaults:`** in the settings file;
+5. **built-in default**, listed on this page.
 
-Flags of `varve serve` win over the file: `--listen` over `listeners`, `--data` over `log_dirs`,
-`--advertise` and `--http` over their namesakes. `varve check-config FILE` says what is wrong with
-a file, with line and key, without starting anything.
+Flags of `varve serve` override the file: `--listen` overrides `listeners`, `--data` overrides
+`log_dirs`, `--advertise` and `--http` override the keys of the same name. `varve check-config FILE`
+reports each error of a file with line and key, without starting a broker.
 
-A topic that is named in the file is created at start. The file never deletes a topic and never
-takes partitions away.
+The broker creates the topics of the file at its start. It never deletes a topic or removes
+partitions because of the file.
 
 ## Settings file
 
-Every key, with its default. A file of your own needs only the keys it changes.
+Every key with its default. Your own file needs only the keys that it changes.
 
 ```yaml
 """
 
 _TOPIC_KEYS = """\
-## Topic keys
+## Topic configs
 
-Under `topic_defaults:` and `topics:` in the file, and in CreateTopics and AlterConfigs. Names,
-types, ranges and defaults are Kafka's; keys under `varve.` are ours. In the file, sizes and
-durations may carry a unit (`64MiB`, `7d`); clients send plain numbers, as to Kafka.
+Set them under `topic_defaults:` and `topics:` in the settings file, or with CreateTopics and
+AlterConfigs. Names, types, ranges and defaults are those of Kafka; configs under `varve.` are ours.
+In the settings file, sizes and durations can have a unit (`64MiB`, `7d`); clients send plain
+numbers, as to Kafka.
 
 ### Defaults of compacted topics
 
-A topic whose policy contains `compact` has two built-in defaults of its own, because with Kafka's
-a small or quiet topic never shrinks: only closed segments are compacted, and a segment of 1 GiB or
+Compacted topics have two built-in defaults that differ from Kafka's. With Kafka's defaults a small
+or quiet topic never shrinks: the cleaner compacts closed segments only, and a segment of 1 GiB or
 7 days stays open for a long time.
 
-- `segment.bytes` is 64 MiB (or `max.message.bytes`, where that is larger).
-- `max.compaction.lag.ms` is one day after `min.compaction.lag.ms`. It closes the active segment and
-  makes its partition due after that time, however little was written and even if nothing more is.
-  A day bounds the price: a partition with any change is rewritten at most once a day for this
-  reason (6 MB/s for 500 GB), and it matches the default of `delete.retention.ms`.
+- `segment.bytes` is 64 MiB (or `max.message.bytes`, if that is larger).
+- `max.compaction.lag.ms` is one day after `min.compaction.lag.ms`. After this time the cleaner
+  rolls the active segment and cleans the partition, however little was written. One day limits
+  the cost: the cleaner rewrites a partition at most once a day for this reason (6 MB/s for 500 GB).
+  It is also the default of `delete.retention.ms`.
 
-DescribeConfigs shows them as built-in defaults, which they are; set the keys to have other values.
+DescribeConfigs shows both as built-in defaults. Set the configs to use other values.
 
 """
 
 _BROKER_KEYS = """\
-## Kafka's broker keys
+## Broker configs
 
-What DescribeConfigs shows of a broker, under Kafka's names, for tools that look there. Those marked
-*dynamic* can be altered while the broker runs; the others follow the settings file. Broker-wide
-defaults of topic keys (the synonyms above) are dynamic, too.
+DescribeConfigs shows these configs of a broker under Kafka's names, for tools that read them.
+Clients can change the *dynamic* ones while the broker runs; the others follow the settings file.
+The broker-wide defaults of topic configs (second column above) are dynamic as well.
 
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the text of the page."""
     return "".join(_parts())
 
 
@@ -83,15 +85,15 @@ def _parts() -> Iterator[str]:
     yield "```\n\n"
     yield _TOPIC_KEYS
     for title, effect in (
-        ("### Obeyed", Effect.FULL),
-        ("### Accepted, without effect on a single node", Effect.NONE),
+        ("### Configs with an effect", Effect.FULL),
+        ("### Configs without an effect on a single node", Effect.NONE),
     ):
-        yield f"{title}\n\n| key | broker-wide name | type | default | meaning |\n"
+        yield f"{title}\n\n| config | broker-wide name | type | default | meaning |\n"
         yield "|---|---|---|---|---|\n"
         yield from (_topic_row(key) for key in TOPIC_KEYS.values() if key.effect is effect)
         yield "\n"
     yield _BROKER_KEYS
-    yield "| key | type | default | | meaning |\n|---|---|---|---|---|\n"
+    yield "| config | type | default | | meaning |\n|---|---|---|---|---|\n"
     synonyms = {key.synonym for key in TOPIC_KEYS.values()}
     settings = Settings()
     for key in BROKER_KEYS.values():

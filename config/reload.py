@@ -1,7 +1,7 @@
-"""A settings file read anew while the broker runs: what of it takes effect, and what does not.
+"""Reload of the settings file: which changes take effect while the broker runs.
 
-Pure. Dynamic settings (AlterConfigs) stay over the file's; whoever edits the file is told which of
-its keys they hide.
+Dynamic configs (AlterConfigs) override the file. `hidden_keys` lists the keys of the file that
+have no effect for this reason.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from config.settings import Settings
 from config.topic_keys import TOPIC_KEYS
 
-# Sections that take effect while the broker runs. All else is bound, opened or sized at the start.
+# Sections that take effect while the broker runs. All others need a restart.
 LIVE: Final = frozenset(
     {
         "topics",
@@ -24,7 +24,7 @@ LIVE: Final = frozenset(
         "http_token_file",
     }
 )
-# Inside of a live section, and all the same only read at the start.
+# Keys of these sections that need a restart all the same.
 FIXED_INSIDE: Final = frozenset({"cleaner.enabled"})
 # The file's keys (section, name) by the broker key that hides them (config/broker_keys.py).
 _HIDDEN_BY: Final = {
@@ -44,7 +44,7 @@ _HIDDEN_BY: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """`settings` are valid from now on. Keys have dots between levels, in the file's order."""
+    """The result of a reload. Keys have dots between levels, in the order of the file."""
 
     settings: Settings
     changed: tuple[str, ...]  # keys that take effect
@@ -53,18 +53,18 @@ class Reloaded:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A key of the file that has no effect because a client set it otherwise."""
+    """A key of the file that has no effect because a dynamic config overrides it."""
 
-    key: str  # in the file
-    value: str  # that the file gives it
-    by: str  # the dynamic key
+    key: str  # its name in the file
+    value: str  # its value in the file
+    by: str  # the dynamic config
     dynamic_value: str
 
 
 def reloaded(running: Settings, file: Settings) -> Reloaded:
-    """The running settings with what of the file takes effect.
+    """Return the running settings with the changes of the file that take effect.
 
-    Raises pydantic.ValidationError where what is kept and what is new contradict each other.
+    Raises pydantic.ValidationError if the new values contradict values that need a restart.
     """
     changed: list[str] = []
     fixed: list[str] = []
@@ -84,7 +84,7 @@ def hidden_keys(
     topics_dynamic: Mapping[str, Mapping[str, str]],
     broker_dynamic: Mapping[str, str],
 ) -> Iterator[Hidden]:
-    """Keys that stand in the file and that a dynamic setting with another value hides."""
+    """Yield the keys of the file that a dynamic config with another value overrides."""
     for name, topic in file.topics.items():
         dynamic = topics_dynamic.get(name, {})
         for key, value in topic.keys.items():
@@ -97,7 +97,7 @@ def hidden_keys(
     for synonym, keys in _HIDDEN_BY.items():
         for section, name in keys if synonym in broker_dynamic else ():
             values = getattr(file, section) if section else file
-            # What the file leaves at its default is hidden from nobody.
+            # A key that the file does not set is not hidden.
             if name in values.model_fields_set:
                 key = f"{section}.{name}" if section else name
                 value = str(getattr(values, name))
@@ -105,7 +105,7 @@ def hidden_keys(
 
 
 def _differences(old: BaseModel, new: BaseModel, prefix: str = "") -> Iterator[str]:
-    """Dotted keys whose values differ; below `topics` and `topic_defaults` the topic keys."""
+    """Yield the dotted keys whose values differ; for topics, the names of their configs."""
     for name in type(old).model_fields:
         before, after = getattr(old, name), getattr(new, name)
         if before == after:

@@ -1,8 +1,9 @@
-"""What the operator says, as frozen models. Every key of the YAML file, its type and default.
+"""The settings file as frozen models: every key with its type and default.
 
-What always holds of a Settings object: no two keys contradict each other, nothing listens where
-strangers reach it unless `allow_insecure` says so, and every topic key is a canonical Kafka
-string. Knows nothing of files (loader.py) nor of Kafka's broker-wide names (broker_keys.py).
+A `Settings` object is always consistent: no two keys contradict each other, no listener is
+reachable from other machines unless `allow_insecure` is true, and every topic config is a
+canonical Kafka string. This module does not read files (loader.py) and does not know Kafka's
+broker-wide names (broker_keys.py).
 """
 
 import os.path
@@ -28,7 +29,7 @@ from config.topic_names import InvalidTopicNameError, check_new_name, colliding
 from config.units import parse_duration_ms, parse_size
 
 MIB: Final = 1 << 20
-# More would not be refused by any part, but a partition costs two open files and some 20 KB.
+# No part of the broker needs this limit, but each partition costs two open files and about 20 KB.
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 
 
@@ -59,7 +60,7 @@ class _Model(BaseModel):
 
 
 class SparkSettings(_Model):
-    """Jobs that go to Spark instead of a worker: where to, which ones, and what they may use."""
+    """Offload to Spark: the master, which partitions to offload, and what the jobs may use."""
 
     master: Annotated[str, Field(pattern=r"^[!-~]{1,1000}$")] = "local[*]"
     min_bytes: Annotated[_Bytes, Field(ge=0, le=LONG_MAX)] = 5 << 30
@@ -85,7 +86,7 @@ class OffloadRules:
 
 
 class CleanerSettings(_Model):
-    """The workers that compact, and what they may use."""
+    """The cleaner workers and the resources that they may use."""
 
     enabled: bool = True
     workers: Annotated[int, Field(ge=1, le=64)] = 1
@@ -126,7 +127,7 @@ class CleanerSettings(_Model):
 
 
 class TopicSettings(_Model):
-    """One topic of the YAML: its partitions and its topic keys, as canonical strings."""
+    """One topic of the settings file: its partition count and its configs, as canonical strings."""
 
     partitions: Annotated[int, Field(ge=1, le=PARTITIONS_PER_TOPIC_MAX)] | None = None
     keys: Mapping[str, str] = Field(default_factory=dict)
@@ -138,7 +139,7 @@ class TopicSettings(_Model):
 
 
 class TopicDefaults(_Model):
-    """What holds for a topic that says nothing else."""
+    """The defaults of topics that set nothing else."""
 
     partitions: Annotated[int, Field(ge=1, le=PARTITIONS_PER_TOPIC_MAX)] = 1
     keys: Mapping[str, str] = Field(default_factory=dict)
@@ -150,7 +151,7 @@ class TopicDefaults(_Model):
 
 
 class LimitSettings(_Model):
-    """Bounds on what clients can make the broker hold."""
+    """Limits on the memory and files that clients can make the broker use."""
 
     connections: _Count = 4_096
     connections_per_ip: _Count = INT_MAX
@@ -166,8 +167,8 @@ class LimitSettings(_Model):
 class GroupSettings(_Model):
     """Consumer groups and their committed offsets."""
 
-    # Kafka's code says 3000, the server.properties that it ships says 0: a lone consumer's first
-    # poll answers at once, and the price is one short rebalance per late starter.
+    # Kafka's code has 3000, the server.properties that it ships has 0. With 0 the first poll of a
+    # single consumer returns at once; each consumer that starts later costs one short rebalance.
     initial_rebalance_delay_ms: Annotated[_Ms, Field(le=INT_MAX)] = 0
     min_session_timeout_ms: _PeriodMs = 6_000
     max_session_timeout_ms: _PeriodMs = 1_800_000
@@ -188,14 +189,14 @@ class GroupSettings(_Model):
 
 
 class LoggingSettings(_Model):
-    """What is written to standard error."""
+    """The log lines on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "json", "text"] = "auto"
 
 
 class Settings(_Model):
-    """The whole file."""
+    """The whole settings file."""
 
     listeners: Annotated[
         tuple[_KafkaAddress, ...], BeforeValidator(_as_tuple), Field(min_length=1, max_length=64)
@@ -230,22 +231,22 @@ class Settings(_Model):
         return self
 
     def layers(self, topic: str) -> TopicLayers:
-        """The layers that stand in the file for one topic."""
+        """Return the layers of one topic that come from the file."""
         own = self.topics.get(topic)
         return TopicLayers(yaml=own.keys if own else {}, topic_defaults=self.topic_defaults.keys)
 
     def partitions(self, topic: str) -> int:
-        """Partitions a new topic gets when its creator names no number."""
+        """Return the partition count of a new topic whose creator names none."""
         own = self.topics.get(topic)
         return (own.partitions if own else None) or self.topic_defaults.partitions
 
     def topic_config(self, topic: str) -> TopicConfig:
-        """What the file alone says of one topic."""
+        """Return the config of one topic according to the file alone."""
         return resolve(self.layers(topic))
 
 
 def contradiction(reason: str, *paths: tuple[str, ...]) -> PydanticCustomError:
-    """An error about the keys at `paths`, raised by a check that sees several."""
+    """Return an error about the keys at `paths`, for a check that compares several keys."""
     problems = [(path, reason) for path in paths]
     return PydanticCustomError(
         "contradiction", "{reason}", {"problems": problems, "reason": reason}
@@ -254,7 +255,7 @@ def contradiction(reason: str, *paths: tuple[str, ...]) -> PydanticCustomError:
 
 def _canonical_keys(keys: object) -> dict[str, str]:
     if not isinstance(keys, Mapping):
-        raise ValueError("expected topic keys and their values")
+        raise ValueError("expected topic configs and their values")
     canonical: dict[str, str] = {}
     problems: list[tuple[tuple[str, ...], str]] = []
     for key, raw in keys.items():
@@ -277,14 +278,14 @@ def _check_addresses(settings: Settings) -> None:
         if key == "listeners":
             raise contradiction(
                 f"{address} can be reached from other machines, and there is no authentication "
-                "yet; set allow_insecure: true in the settings file if that is what you want",
+                "yet; to accept this, set allow_insecure: true in the settings file",
                 (key,),
             )
         if settings.http_token_file is None:
             raise contradiction(
                 f"{address} can be reached from other machines: name a file with a token in "
-                "http_token_file, or set allow_insecure: true in the settings file if everybody "
-                "there may steer the cleaner",
+                "http_token_file, or set allow_insecure: true in the settings file to let "
+                "everybody there control the cleaner",
                 (key,),
             )
     fixed = [address for _, address in bound if address.port]
@@ -294,7 +295,9 @@ def _check_addresses(settings: Settings) -> None:
             raise contradiction(f"{address} is used twice", *keys)
     advertised = settings.advertise
     if advertised is not None and (advertised.is_wildcard or not advertised.port):
-        raise contradiction(f"{advertised} is no address a client can connect to", ("advertise",))
+        raise contradiction(
+            f"{advertised} is not an address that a client can connect to", ("advertise",)
+        )
 
 
 def _check_log_dirs(log_dirs: tuple[str, ...]) -> None:
@@ -304,7 +307,9 @@ def _check_log_dirs(log_dirs: tuple[str, ...]) -> None:
             if folder == other:
                 raise contradiction(f"{log_dirs[index]} is named twice", ("log_dirs",))
             if os.path.commonpath((folder, other)) in (folder, other):
-                raise contradiction(f"{folder} and {other} lie inside each other", ("log_dirs",))
+                raise contradiction(
+                    f"one of {folder} and {other} contains the other", ("log_dirs",)
+                )
 
 
 def _check_topics(settings: Settings) -> None:
@@ -318,13 +323,14 @@ def _check_topics(settings: Settings) -> None:
             raise contradiction(f"topic name {error.reason}", path) from None
         twin = colliding(name, seen)
         if twin is not None:
-            raise contradiction(f"differs from topic {twin} only in '.' against '_'", path)
+            raise contradiction(f"differs from topic {twin} only in '.' and '_'", path)
         seen.append(name)
         _check_resolved(settings, settings.layers(name), *path)
     total = sum(settings.partitions(name) for name in settings.topics)
     if total > settings.limits.partitions:
         raise contradiction(
-            f"ask for {total} partitions, limits.partitions is {settings.limits.partitions}",
+            f"the topics have {total} partitions, more than limits.partitions allows "
+            f"({settings.limits.partitions})",
             ("topics",),
         )
 
@@ -337,6 +343,6 @@ def _check_resolved(settings: Settings, layers: TopicLayers, *path: str) -> None
     if config.max_message_bytes > settings.limits.request_bytes:
         raise contradiction(
             f"{config.max_message_bytes} is above limits.request_bytes, "
-            f"{settings.limits.request_bytes}: such a batch could never arrive",
+            f"{settings.limits.request_bytes}: the broker could not receive such a batch",
             (*path, "max.message.bytes"),
         )

@@ -1,20 +1,21 @@
-"""The secret of the HTTP API, in a file of its own so that settings can be shown to anybody."""
+"""The token of the HTTP API. It has a file of its own, so that the settings hold no secret."""
 
 import re
 from pathlib import Path
 from typing import Final
 
 TOKEN_BYTES_MAX: Final = 4096
-# What a header can carry without quoting (RFC 6750, b68token), and too much to be guessed.
+# The characters that a header carries without quoting (RFC 6750, b68token); long enough to be
+# unguessable.
 _TOKEN: Final = re.compile(rb"[A-Za-z0-9._~+/=-]{16,}")
 
 
 class TokenFileError(Exception):
-    """A token file that cannot be used; the text names the file and never its content."""
+    """The token file cannot be used. The text names the file, never its content."""
 
 
 def read_token(path: str) -> bytes:
-    """The token in a file; white space around it does not count. Raises TokenFileError."""
+    """Return the token in a file without surrounding white space. Raises TokenFileError."""
     try:
         with Path(path).open("rb") as stream:
             data = stream.read(TOKEN_BYTES_MAX + 1)

@@ -1,14 +1,15 @@
-"""Topic settings: typed values, where each comes from, and who wins.
+"""Topic configs: typed values, the source of each value, and which source takes precedence.
 
-Feeds YAML, CreateTopics, AlterConfigs, DescribeConfigs and docs/reference/configuration.md,
-and may be imported from anywhere. The table itself is in topic_table.py, the check of one value in
-topic_values.py; both are to be had from here.
+The settings file, CreateTopics, AlterConfigs, DescribeConfigs and docs/reference/configuration.md
+use this module. The table is in topic_table.py and the check of one value in topic_values.py;
+import both from here.
 
-What always holds:
+Rules
 - A value in a layer is the canonical Kafka string that `parse_value` returned.
-- Dynamic (AlterConfigs) wins over the topic's YAML, that over dynamic broker defaults, those over
-  `topic_defaults`, those over built-in defaults.
-- Ranges hold for clients and for YAML, not for `TopicConfig`: tests build logs with tiny segments.
+- Precedence, highest first: dynamic topic config (AlterConfigs), the topic in the settings file,
+  dynamic broker config, `topic_defaults`, built-in default.
+- Ranges apply to clients and to the settings file. `TopicConfig` accepts any value: tests build
+  logs with tiny segments.
 """
 
 from collections.abc import Iterator, Mapping
@@ -54,9 +55,9 @@ CLEANER_RATE_MIN: Final = 64 << 10
 
 
 class ConfigSource(IntEnum):
-    """Where a value comes from; the numbers of DescribeConfigs' `config_source`.
+    """The source of a value; the numbers are those of `config_source` in DescribeConfigs.
 
-    A topic's own YAML counts as STATIC_BROKER: it stands in the broker's file, and a client cannot
+    The config of a topic in the settings file counts as STATIC_BROKER, because a client cannot
     delete it there.
     """
 
@@ -68,9 +69,9 @@ class ConfigSource(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """Resolved, typed values of one topic. The defaults here are the table's (tested).
+    """The resolved, typed configs of one topic. A test compares the defaults with the table.
 
-    Takes any value: only `parse_value` and `resolve` check ranges.
+    Accepts any value: only `parse_value` and `resolve` check ranges.
     """
 
     cleanup_policy: tuple[str, ...] = ("delete",)
@@ -109,7 +110,7 @@ class TopicConfig:
     varve_view_null_key: str = "keep"
     varve_view_strategy: str = "offset"
     varve_view_version_header: str = ""
-    policy_known: bool = True  # False: a folder found on disk; neither clean it nor expire it
+    policy_known: bool = True  # False for an adopted folder: do not clean it, do not expire it
 
     @property
     def is_offloaded(self) -> bool | None:
@@ -118,28 +119,28 @@ class TopicConfig:
 
     @property
     def compacts(self) -> bool:
-        """Whether the latest record of each key is all that has to stay."""
+        """Return whether the cleaner compacts the topic."""
         return self.policy_known and "compact" in self.cleanup_policy
 
     @property
     def deletes(self) -> bool:
-        """Whether retention by time and size applies."""
+        """Return whether retention by time and size applies."""
         return self.policy_known and "delete" in self.cleanup_policy
 
     @property
     def cleaner_bytes_per_second_max(self) -> int | None:
-        """Maximum bytes per second that cleaning of the topic reads and writes; None: no limit."""
+        """Return the maximum bytes per second that cleaning reads and writes; None for no limit."""
         limit = self.varve_cleaner_io_max_bytes_per_second
         return limit if limit > 0 else None
 
     @property
     def has_view(self) -> bool:
-        """Whether a compacted view is offered beside the log."""
+        """Return whether the topic has a compacted view."""
         return self.varve_view == "compacted"
 
 
 class ConfigSynonym(NamedTuple):
-    """One place a value could come from, as DescribeConfigs lists them, winner first."""
+    """One source of a value. DescribeConfigs lists them with the effective one first."""
 
     name: str
     value: str
@@ -161,9 +162,9 @@ class ConfigEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicLayers:
-    """What was set for one topic, by layer; values are canonical strings.
+    """The configs that were set for one topic, by layer, as canonical strings.
 
-    Under topic key names, but for `broker_dynamic`, which has Kafka's broker-wide names
+    The keys are topic config names, except in `broker_dynamic`: it has Kafka's broker-wide names
     (`log.cleaner.min.cleanable.ratio`), as clients set them on the broker (broker_keys.py).
     """
 
@@ -171,11 +172,11 @@ class TopicLayers:
     yaml: Mapping[str, str] = field(default_factory=dict)
     topic_defaults: Mapping[str, str] = field(default_factory=dict)
     broker_dynamic: Mapping[str, str] = field(default_factory=dict)
-    adopted: bool = False  # found on disk: its policy is unknown until YAML or a client gives one
+    adopted: bool = False  # a folder found on disk; its policy is unknown until someone sets it
 
 
 def resolve(layers: TopicLayers) -> TopicConfig:
-    """Typed values of a topic. Raises InvalidTopicConfigError for contradictions."""
+    """Return the typed configs of a topic. Raises InvalidTopicConfigError for contradictions."""
     values = {key: synonyms[0].value for key, synonyms in _resolved(layers)}
     typed = {
         key.field_name: _typed(key, values[key.name])
@@ -188,12 +189,12 @@ def resolve(layers: TopicLayers) -> TopicConfig:
 
 
 def policy_known(layers: TopicLayers) -> bool:
-    """Whether somebody said what is to become of this very topic; a default does not count."""
+    """Return whether the cleanup policy was set for this topic itself; defaults do not count."""
     return not layers.adopted or "cleanup.policy" in {**layers.yaml, **layers.dynamic}
 
 
 def check(config: TopicConfig, *, remote_storage: bool = False) -> None:
-    """Refuse values that contradict each other. Raises InvalidTopicConfigError."""
+    """Raise InvalidTopicConfigError if values contradict each other."""
     if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
         raise InvalidTopicConfigError(
             "min.compaction.lag.ms",
@@ -208,19 +209,19 @@ def check(config: TopicConfig, *, remote_storage: bool = False) -> None:
         )
     if config.varve_view_strategy == "header" and not config.varve_view_version_header:
         raise InvalidTopicConfigError(
-            "varve.view.version.header", "the strategy `header` needs the name of the header"
+            "varve.view.version.header", "is required by varve.view.strategy=header"
         )
     if remote_storage:
         raise InvalidTopicConfigError(
-            "remote.storage.enable", "this broker has no tiered storage; only false is possible"
+            "remote.storage.enable", "must be false: this broker has no tiered storage"
         )
 
 
 def describe(layers: TopicLayers) -> list[ConfigEntry]:
-    """Rows of DescribeConfigs for a topic, in the table's order; values without checks.
+    """Return the rows of DescribeConfigs for a topic, in the order of the table, unchecked.
 
-    Synonyms are given winner first, under the name by which that place knows the key: the topic
-    key itself for a topic's own settings, the broker-wide name for defaults.
+    Synonyms start with the effective one. Each has the name that its source uses: the topic config
+    name for the topic's own values, the broker-wide name for defaults.
     """
     entries = []
     for name, synonyms in _resolved(layers):
@@ -246,7 +247,7 @@ def _resolved(layers: TopicLayers) -> Iterator[tuple[str, tuple[ConfigSynonym, .
 
 def _set_values(layers: TopicLayers, key: TopicKey) -> list[ConfigSynonym]:
     if key.name == "cleanup.policy" and not policy_known(layers):
-        # What is done: an empty policy keeps everything. Shown, and no default shines through.
+        # An empty policy keeps everything. Show it instead of a default.
         return [ConfigSynonym(key.name, "", ConfigSource.STATIC_BROKER)]
     places = (
         (layers.dynamic, key.name, key.name, ConfigSource.DYNAMIC_TOPIC),
@@ -262,7 +263,7 @@ def _set_values(layers: TopicLayers, key: TopicKey) -> list[ConfigSynonym]:
 
 
 def _compact_default(layers: TopicLayers, key: TopicKey) -> str:
-    """Built-in value of a compacted topic; never one that contradicts what was set."""
+    """Return the default of a compacted topic; it never contradicts a value that was set."""
     if key.compact_default is None:
         return key.default
     default = int(key.compact_default)

@@ -1,7 +1,7 @@
-"""The one table of topic keys: Kafka's name, type, range, default and text.
+"""The table of topic configs: name, type, range, default and documentation.
 
 Names, types, ranges and defaults are those of Apache Kafka 4.3 (its topic configuration
-reference); keys under `varve.` are ours. Import these names from config.topic_keys.
+reference); configs under `varve.` are ours. Import these names from config.topic_keys.
 """
 
 from collections.abc import Iterator
@@ -36,31 +36,31 @@ class ValueKind(IntEnum):
 
 
 class Effect(IntEnum):
-    """What a key does here."""
+    """Whether a config has an effect in this broker."""
 
-    FULL = 1  # obeyed
-    NONE = 2  # accepted, stored and shown; means nothing on a single node without tiering
+    FULL = 1  # it has the effect that Kafka documents
+    NONE = 2  # accepted, stored and shown; it concerns replication or tiered storage
 
 
 @dataclass(frozen=True, slots=True)
 class TopicKey:
-    """One key of the table. `default` and `compact_default` are canonical strings."""
+    """One topic config. `default` and `compact_default` are canonical strings."""
 
     name: str
     synonym: str  # the broker-wide name
     kind: ValueKind
     default: str
     text: str
-    compact_default: str | None = None  # of a compacted topic, where it differs
+    compact_default: str | None = None  # of a compacted topic, if it differs
     minimum: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
-    unit: str = ""  # "bytes" or "ms": YAML may write 64MiB or 7d
+    unit: str = ""  # "bytes" or "ms": the settings file accepts 64MiB or 7d
     effect: Effect = Effect.FULL
 
     @property
     def field_name(self) -> str:
-        """Name of the field of TopicConfig, where the key has an effect."""
+        """Return the name of the field in TopicConfig, if the config has an effect."""
         return self.name.replace(".", "_")
 
 
@@ -81,9 +81,9 @@ def _compaction_keys() -> Iterator[TopicKey]:
         "log.cleanup.policy",
         ValueKind.LIST,
         "delete",
-        "What happens to old data: `delete` drops old segments by retention, `compact` keeps the "
-        "latest record of each key, both together do both, empty keeps everything. `dedupe` is "
-        "the old name of `compact`.",
+        "What happens to old data: `delete` deletes old segments by retention, `compact` keeps the "
+        "latest record of each key. A topic can have both. An empty value keeps everything. "
+        "`dedupe` is an old name of `compact`.",
         choices=POLICIES,
     )
     yield TopicKey(
@@ -91,8 +91,8 @@ def _compaction_keys() -> Iterator[TopicKey]:
         "log.cleaner.min.cleanable.ratio",
         ValueKind.DOUBLE,
         "0.5",
-        "A compacted partition is cleaned when more than this share of its bytes has been written "
-        "since the last clean.",
+        "The cleaner cleans a partition when more than this share of its bytes was written since "
+        "the last clean.",
         minimum=0,
         maximum=1,
     )
@@ -101,7 +101,7 @@ def _compaction_keys() -> Iterator[TopicKey]:
         "log.cleaner.min.compaction.lag.ms",
         ValueKind.LONG,
         "0",
-        "A record stays uncompacted for at least this long.",
+        "The minimum time that a record stays uncompacted.",
         minimum=0,
         unit="ms",
     )
@@ -110,11 +110,10 @@ def _compaction_keys() -> Iterator[TopicKey]:
         "log.cleaner.max.compaction.lag.ms",
         ValueKind.LONG,
         str(LONG_MAX),
-        "A record waits at most this long until it may be compacted: an older one makes its "
-        "partition due whatever the dirty ratio, and closes the active segment, with or without "
-        "new data. The time counts from the record's timestamp or from when the record was "
-        "written to this log, whichever is later. Built-in default of a compacted topic: one "
-        "day, after min.compaction.lag.ms.",
+        "The maximum time that a record stays uncompacted. After it, the cleaner rolls the active "
+        "segment and cleans the partition whatever its dirty ratio. The time counts from the "
+        "record's timestamp or from its append to this log, whichever is later. Built-in default "
+        "of a compacted topic: one day after min.compaction.lag.ms.",
         compact_default=str(DAY_MS),
         minimum=1,
         unit="ms",
@@ -124,7 +123,7 @@ def _compaction_keys() -> Iterator[TopicKey]:
         "log.cleaner.delete.retention.ms",
         ValueKind.LONG,
         str(DAY_MS),
-        "A tombstone stays readable for this long after the clean that first met it.",
+        "How long a tombstone stays readable after the first clean that covers it.",
         minimum=0,
         unit="ms",
     )
@@ -136,7 +135,7 @@ def _retention_keys() -> Iterator[TopicKey]:
         "log.retention.ms",
         ValueKind.LONG,
         str(7 * DAY_MS),
-        "With `delete`: segments whose records are all older than this are dropped; -1 is never.",
+        "With `delete`: delete segments whose records are all older than this; -1 for never.",
         minimum=-1,
         unit="ms",
     )
@@ -145,7 +144,7 @@ def _retention_keys() -> Iterator[TopicKey]:
         "log.retention.bytes",
         ValueKind.LONG,
         "-1",
-        "With `delete`: oldest segments are dropped while the partition is larger; -1 is never.",
+        "With `delete`: delete the oldest segments while the partition is larger; -1 for never.",
         unit="bytes",
     )
     yield TopicKey(
@@ -153,7 +152,7 @@ def _retention_keys() -> Iterator[TopicKey]:
         "log.segment.delete.delay.ms",
         ValueKind.LONG,
         "60000",
-        "Files of a dropped segment stay on the disk for this long.",
+        "How long the files of a deleted segment stay on disk.",
         minimum=0,
         unit="ms",
     )
@@ -165,8 +164,8 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.segment.bytes",
         ValueKind.INT,
         str(1 << 30),
-        "Largest segment file. Built-in default of a compacted topic: 64 MiB, because only closed "
-        "segments can be compacted; or max.message.bytes where that is larger.",
+        "Maximum size of a segment file. Built-in default of a compacted topic: 64 MiB (or "
+        "max.message.bytes, if that is larger), because the cleaner compacts closed segments only.",
         compact_default=str(64 * MIB),
         minimum=MIB,
         unit="bytes",
@@ -176,7 +175,7 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.roll.ms",
         ValueKind.LONG,
         str(7 * DAY_MS),
-        "The active segment is closed when it is older than this, even if it is not full.",
+        "Roll the active segment when it is older than this, even if it is not full.",
         minimum=1,
         unit="ms",
     )
@@ -185,7 +184,8 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.roll.jitter.ms",
         ValueKind.LONG,
         "0",
-        "Up to this much is taken off segment.ms at random: partitions then do not roll together.",
+        "Subtract a random time up to this from segment.ms, so that partitions do not roll at the "
+        "same time.",
         minimum=0,
         unit="ms",
     )
@@ -194,7 +194,7 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.index.size.max.bytes",
         ValueKind.INT,
         str(10 * MIB),
-        "Largest index of a segment; a full index closes the segment.",
+        "Maximum size of a segment's index; the segment rolls when its index is full.",
         minimum=4,
         unit="bytes",
     )
@@ -203,7 +203,7 @@ def _segment_keys() -> Iterator[TopicKey]:
         "log.index.interval.bytes",
         ValueKind.INT,
         "4096",
-        "Bytes of log between two entries of the offset index.",
+        "Bytes between two entries of the offset index.",
         minimum=0,
         unit="bytes",
     )
@@ -215,7 +215,7 @@ def _flush_keys() -> Iterator[TopicKey]:
         "log.flush.interval.messages",
         ValueKind.LONG,
         str(LONG_MAX),
-        "Force the log to disk after this many records.",
+        "Flush the log to disk after this many records.",
         minimum=1,
     )
     yield TopicKey(
@@ -223,7 +223,7 @@ def _flush_keys() -> Iterator[TopicKey]:
         "log.flush.interval.ms",
         ValueKind.LONG,
         str(LONG_MAX),
-        "Force the log to disk after this long.",
+        "Flush the log to disk after this time.",
         minimum=0,
         unit="ms",
     )
@@ -235,7 +235,7 @@ def _record_keys() -> Iterator[TopicKey]:
         "message.max.bytes",
         ValueKind.INT,
         "1048588",
-        "Largest record batch a producer may send, as compressed.",
+        "Maximum size of a record batch, after compression.",
         minimum=0,
         unit="bytes",
     )
@@ -244,7 +244,7 @@ def _record_keys() -> Iterator[TopicKey]:
         "compression.type",
         ValueKind.STRING,
         "producer",
-        "Codec of the log: `producer` keeps what the producer chose.",
+        "Compression codec of the log; `producer` keeps the codec of the producer.",
         choices=CODECS,
     )
     for codec, default, low, high in (
@@ -257,7 +257,7 @@ def _record_keys() -> Iterator[TopicKey]:
             f"compression.{codec}.level",
             ValueKind.INT,
             default,
-            f"Level used where the broker or its cleaner compresses with {codec}.",
+            f"The level when the broker or its cleaner compresses with {codec}.",
             minimum=low,
             maximum=high,
         )
@@ -266,7 +266,7 @@ def _record_keys() -> Iterator[TopicKey]:
         "log.message.timestamp.type",
         ValueKind.STRING,
         "CreateTime",
-        "Whose clock a record carries: the producer's, or the broker's at append.",
+        "The timestamp of a record: set by the producer, or by the broker at append.",
         choices=TIMESTAMP_TYPES,
     )
     yield TopicKey(
@@ -274,7 +274,7 @@ def _record_keys() -> Iterator[TopicKey]:
         "log.message.timestamp.before.max.ms",
         ValueKind.LONG,
         str(LONG_MAX),
-        "A record whose CreateTime lies further in the past is refused.",
+        "Reject a record whose CreateTime is further in the past.",
         minimum=0,
         unit="ms",
     )
@@ -283,7 +283,7 @@ def _record_keys() -> Iterator[TopicKey]:
         "log.message.timestamp.after.max.ms",
         ValueKind.LONG,
         "3600000",
-        "A record whose CreateTime lies further in the future is refused.",
+        "Reject a record whose CreateTime is further in the future.",
         minimum=0,
         unit="ms",
     )
@@ -295,16 +295,16 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.flush.on.ack",
         ValueKind.BOOLEAN,
         "false",
-        "An acknowledgement means that the record has been forced to disk (by group commit).",
+        "Acknowledge a record after it is flushed to disk (by group commit).",
     )
     yield TopicKey(
         "varve.cleaner.engine",
         "varve.cleaner.engine",
         ValueKind.STRING,
         "default",
-        "Who compacts its partitions: `local`, the broker's workers; `spark`, jobs on Spark "
-        "whatever their size; `default` is what `cleaner.engine` and `cleaner.spark.min_bytes` of "
-        "the settings file say.",
+        "Where its partitions are cleaned: `local` by the broker's workers, `spark` by Spark jobs "
+        "whatever their size, `default` according to `cleaner.engine` and "
+        "`cleaner.spark.min_bytes` of the settings file.",
         choices=CLEANER_ENGINES,
     )
     yield TopicKey(
@@ -336,8 +336,8 @@ def _own_keys() -> Iterator[TopicKey]:
         "varve.decompressed.batch.bytes",
         ValueKind.INT,
         str(64 * MIB),
-        "A batch that unpacks to more is refused at produce, so that whatever was accepted can be "
-        "compacted in bounded memory.",
+        "Maximum decompressed size of a batch. The broker rejects a larger one at produce, so that "
+        "the cleaner can compact every accepted batch in bounded memory.",
         minimum=MIB,
         maximum=1 << 30,
         unit="bytes",
@@ -350,9 +350,8 @@ def _view_keys() -> Iterator[TopicKey]:
         "varve.view",
         ValueKind.STRING,
         "none",
-        "`compacted` offers the latest record of each key beside the log, as the read-only topic "
-        "`<topic>.compacted`; the topic itself stays as it is. Set back to `none`, the view is "
-        "removed.",
+        "`compacted` adds a compacted view: the read-only topic `<topic>.compacted` with the "
+        "latest record of each key. The topic itself does not change. `none` removes the view.",
         choices=VIEWS,
     )
     yield TopicKey(
@@ -360,8 +359,8 @@ def _view_keys() -> Iterator[TopicKey]:
         "varve.view.min.bytes",
         ValueKind.LONG,
         str(64 * MIB),
-        "The view is compacted by itself when closed segments of this many bytes have gathered "
-        "behind its horizon; -1 is only on demand (`varve view compact`).",
+        "Compact the view when closed segments of this size are not yet in it; -1 for on demand "
+        "only (`varve view compact`).",
         minimum=-1,
         unit="bytes",
     )
@@ -370,7 +369,7 @@ def _view_keys() -> Iterator[TopicKey]:
         "varve.view.null.key",
         ValueKind.STRING,
         "keep",
-        "What becomes of records without a key in the view.",
+        "Whether the view keeps or drops records without a key.",
         choices=NULL_KEYS,
     )
     yield TopicKey(
@@ -378,11 +377,11 @@ def _view_keys() -> Iterator[TopicKey]:
         "varve.view.strategy",
         ValueKind.STRING,
         "offset",
-        "Which record of a key is its latest: the one with the largest offset, timestamp, or "
-        "version in a header (`varve.view.version.header`); of equals the larger offset decides. "
-        "Deletes are remembered for `delete.retention.ms`, so that an older record that comes "
-        "late does not bring a key back. When this is changed the view is made anew of the log, if "
-        "all of it is still there.",
+        "Which record of a key is the latest: the one with the largest offset, timestamp, or "
+        "version in a header (`varve.view.version.header`); the larger offset breaks a tie. "
+        "The view keeps deletes for `delete.retention.ms`, so that an older record that arrives "
+        "late does not bring a key back. A change rebuilds the view from the log, if the log is "
+        "still complete.",
         choices=VIEW_STRATEGIES,
     )
     yield TopicKey(
@@ -390,28 +389,27 @@ def _view_keys() -> Iterator[TopicKey]:
         "varve.view.version.header",
         ValueKind.STRING,
         "",
-        "With the strategy `header`: the name of the header that holds a record's version, 8 "
-        "bytes, big-endian, signed. A record without one ranks below all others.",
+        "With the strategy `header`: the name of the header that has the version of a record, 8 "
+        "bytes, big-endian, signed. A record without this header ranks below all others.",
     )
 
 
 def _idle_keys() -> Iterator[TopicKey]:
-    """Keys that other brokers need: accepted, stored and shown."""
-
+    """Yield configs that concern replication or tiered storage: accepted, stored and shown."""
     boolean, long = ValueKind.BOOLEAN, ValueKind.LONG
     rows: tuple[tuple[str, str, ValueKind, str, float | None, str, str], ...] = (
         ("preallocate", "log.preallocate", boolean, "false", None, "",
-         "Reserve a segment's full size when it is made."),
+         "Allocate the full size of a segment file at its creation."),
         ("min.insync.replicas", "min.insync.replicas", ValueKind.INT, "1", 1, "",
-         "Replicas that must have a record; a single node has one."),
+         "Replicas that must have a record before it is acknowledged; a single node has one."),
         ("unclean.leader.election.enable", "unclean.leader.election.enable", boolean, "false",
-         None, "", "Whether a replica that is behind may lead."),
+         None, "", "Whether a replica that is not in sync may become leader."),
         ("leader.replication.throttled.replicas", "leader.replication.throttled.replicas",
          ValueKind.LIST, "", None, "", "Replicas throttled on the leader's side."),
         ("follower.replication.throttled.replicas", "follower.replication.throttled.replicas",
          ValueKind.LIST, "", None, "", "Replicas throttled on the follower's side."),
         ("remote.storage.enable", "remote.storage.enable", boolean, "false", None, "",
-         "Tiered storage; `true` is refused, there is none."),
+         "Tiered storage; `true` is rejected, because this broker has none."),
         ("local.retention.ms", "log.local.retention.ms", long, "-2", -2, "ms",
          "Retention by time on local disks under tiered storage."),
         ("local.retention.bytes", "log.local.retention.bytes", long, "-2", -2, "bytes",

@@ -1,4 +1,7 @@
-"""Check one topic value and make it canonical. Import from config.topic_keys."""
+"""Check the value of one topic config and return it in canonical form.
+
+Import these names from config.topic_keys.
+"""
 
 import difflib
 import math
@@ -20,7 +23,7 @@ _THROTTLED_REPLICAS = re.compile(r"\*|[0-9]+:[0-9]+", re.ASCII)
 
 
 class InvalidTopicConfigError(Exception):
-    """A topic key or value that cannot be taken; INVALID_CONFIG (40) on the wire."""
+    """The name or value of a topic config is invalid; INVALID_CONFIG (40) on the wire."""
 
     def __init__(self, key: str, reason: str) -> None:
         super().__init__(f"{key}: {reason}")
@@ -29,16 +32,16 @@ class InvalidTopicConfigError(Exception):
 
 
 def parse_value(key: str, raw: object, *, units: bool = False) -> str:
-    """Canonical Kafka string of a value: checked for type and range.
+    """Return the canonical Kafka string of a value.
 
-    `units` (YAML) also allows sizes and durations with a unit. Raises InvalidTopicConfigError for
-    an unknown key, a wrong type, a value out of range.
+    `units` (for the settings file) allows sizes and durations with a unit. Raises
+    InvalidTopicConfigError for an unknown name, a wrong type or a value out of range.
     """
     topic_key = TOPIC_KEYS.get(key)
     if topic_key is None:
         near = difflib.get_close_matches(key[:100], TOPIC_KEYS, n=1)
         raise InvalidTopicConfigError(
-            key[:100], "unknown topic key" + (f"; did you mean {near[0]}?" if near else "")
+            key[:100], "unknown topic config" + (f"; did you mean {near[0]}?" if near else "")
         )
     if raw is None:
         raise InvalidTopicConfigError(key, "has no value")
@@ -128,7 +131,7 @@ def _list(key: TopicKey, raw: object) -> str:
         allowed = word in key.choices if key.choices else _THROTTLED_REPLICAS.fullmatch(word)
         if not allowed:
             requested = " and ".join(key.choices) or "partition:broker pairs or *"
-            raise InvalidTopicConfigError(key.name, f"{_shown(word)} is none of {requested}")
+            raise InvalidTopicConfigError(key.name, f"{_shown(word)} is not one of {requested}")
     return ",".join(dict.fromkeys(words))
 
 

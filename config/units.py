@@ -1,7 +1,7 @@
-"""Sizes and durations as people write them: "64MiB", "7d", "250ms". Plain numbers stay numbers.
+"""Sizes and durations with units: "64MiB", "7d", "250ms".
 
-Binary units only for sizes (KiB = 1024), because a segment of "64MB" that is 64,000,000 bytes is
-nobody's intention.
+Sizes have binary units only (KiB = 1024 bytes): a segment of 64,000,000 bytes is rarely what
+someone means by "64MB".
 """
 
 import re
@@ -12,17 +12,17 @@ _MS_UNITS = {"": 1, "ms": 1, "s": 1_000, "min": 60_000, "h": 3_600_000, "d": 86_
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "512KiB", "64MiB", "1GiB", "2TiB" or a plain number. Raises ValueError."""
+    """Return bytes of "512KiB", "64MiB", "1GiB", "2TiB" or a number. Raises ValueError."""
     return _parse(text, _SIZE_UNITS, "a size such as 67108864 or 64MiB (KiB, MiB, GiB, TiB)")
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of "250ms", "30s", "5min", "12h", "7d" or a plain number. Raises ValueError."""
+    """Return milliseconds of "250ms", "30s", "5min", "12h", "7d" or a number. Raises ValueError."""
     return _parse(text, _MS_UNITS, "milliseconds such as 60000, or with a unit: ms, s, min, h, d")
 
 
 def format_size(size_bytes: int) -> str:
-    """The shortest exact way to write a size: 67108864 -> "64MiB", 100 -> "100"."""
+    """Return the shortest exact form of a size: 67108864 -> "64MiB", 100 -> "100"."""
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes and size_bytes % factor == 0:
             return f"{size_bytes // factor}{unit}"
@@ -30,7 +30,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def about_size(size_bytes: int) -> str:
-    """A size for people, in its largest unit with one digit behind the point: "2.2 MiB"."""
+    """Return a rounded size with one decimal: "2.2 MiB"."""
     for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= factor:
             return f"{size_bytes / factor:.1f} {unit}"

@@ -64,7 +64,7 @@ def test_serve_and_check_config_say_the_same_of_a_bad_file(tmp_path: Path) -> No
     file.write_text("http: 127.0.0.1:1\ntopics:\n  orders: {cleanup.policy: compakt}\nhtp: 2\n")
     checked, served = varve("check-config", str(file)), varve("serve", "--config", str(file))
     expected = (
-        f"{file}:3: topics.orders.cleanup.policy: 'compakt' is none of compact and delete\n"
+        f"{file}:3: topics.orders.cleanup.policy: 'compakt' is not one of compact and delete\n"
         f"{file}:4: htp: unknown key; did you mean http?\n"
     )
     assert (checked.returncode, checked.stdout, checked.stderr) == (1, "", expected)

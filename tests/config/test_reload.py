@@ -58,7 +58,7 @@ def test_topics_defaults_and_the_cleaner_change_and_the_rest_waits_for_a_start()
 def test_what_is_kept_and_what_is_new_must_not_contradict_each_other() -> None:
     running = settings(limits={"partitions": 10})
     file = settings(limits={"partitions": 100}, topics={"a": {"partitions": 50}})
-    with pytest.raises(ValidationError, match="ask for 50 partitions"):
+    with pytest.raises(ValidationError, match="the topics have 50 partitions"):
         reloaded(running, file)
 
 

@@ -69,7 +69,12 @@ def test_every_obeyed_key_has_a_field_and_is_read_somewhere() -> None:
     assert [key.name for key in obeyed if key.field_name not in names] == []
     read = {key.name for key in obeyed if re.search(rf"\.{key.field_name}\b", code)}
     # These are read through properties of TopicConfig, or by codec.
-    by_property = ("cleanup.policy", "varve.view", "varve.cleaner.io.max.bytes.per.second")
+    by_property = (
+        "cleanup.policy",
+        "varve.cleaner.engine",
+        "varve.cleaner.io.max.bytes.per.second",
+        "varve.view",
+    )
     read |= {key.name for key in obeyed if key.name in by_property}
     read |= {key.name for key in obeyed if re.fullmatch(r"compression\.\w+\.level", key.name)}
     assert [key.name for key in obeyed if key.name not in read] == []

@@ -442,7 +442,7 @@ async def test_a_topic_that_has_a_views_name_already_is_served_and_the_view_is_n
     env.mkdir(adopted)
     batch = build_batch([Record(0, env.wall_ms(), b"a", b"adopted")])
     env.open(f"{adopted}/{0:020d}.log", create=True).pwrite(bytes(batch), 0)
-    with pytest.raises(TopicError, match=r"there is a topic named orders\.compacted"):
+    with pytest.raises(TopicError, match=r"a topic named orders\.compacted exists"):
         async with broker_with_view(env):
             pass
     async with broker_with_view(env, {"varve.view": "none"}):
@@ -450,7 +450,7 @@ async def test_a_topic_that_has_a_views_name_already_is_served_and_the_view_is_n
     async with broker_with_view(env) as broker:
         await produce(broker, (b"a", b"1"))
         assert await read_all(broker) == [(0, b"a", b"adopted")]
-        with pytest.raises(ViewError, match=r"there is a topic named orders\.compacted"):
+        with pytest.raises(ViewError, match=r"a topic named orders\.compacted exists"):
             await broker.view_compactions.compact(WHERE)
         assert broker.view_compactions.status() == []
 
