@@ -72,6 +72,16 @@ class File(Protocol):
         """Give the descriptor back; closing twice is allowed."""
 
 
+class Folder(Protocol):
+    """An open folder. Its sync needs no further descriptor, so it cannot fail for lack of one."""
+
+    def sync(self) -> None:
+        """Return once the names in this folder are on the device."""
+
+    def close(self) -> None:
+        """Release the descriptor."""
+
+
 class Lock(Protocol):
     """A held lock; lost when the process ends."""
 
@@ -125,6 +135,9 @@ class Env(Protocol):
 
     def remove_tree(self, path: str) -> None:
         """Delete a folder and all in it."""
+
+    def open_folder(self, path: str) -> Folder:
+        """Open a folder, so that it can be synced later without another descriptor."""
 
     def sync_dir(self, path: str) -> None:
         """Return once the names in this folder are on the device."""
@@ -379,6 +392,21 @@ class RealLock:
             _locked_here.discard(self._identity)
 
 
+class RealFolder:
+    """See Folder."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def sync(self) -> None:
+        """See Folder."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        """See Folder."""
+        os.close(self._fd)
+
+
 class RealEnv:
     """The operating system."""
 
@@ -450,13 +478,17 @@ class RealEnv:
         else:
             shutil.rmtree(path)
 
+    def open_folder(self, path: str) -> Folder:
+        """See Env."""
+        return RealFolder(path)
+
     def sync_dir(self, path: str) -> None:
         """See Env."""
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        folder = RealFolder(path)
         try:
-            os.fsync(fd)
+            folder.sync()
         finally:
-            os.close(fd)
+            folder.close()
 
     def sync_all(self, files: Sequence[str], folders: Sequence[str]) -> None:
         """See Env."""

@@ -19,12 +19,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from storage.env import Env, put_in_place, remove_if_there, write_temporary
+from storage.env import Env, Folder, remove_if_there, write_temporary
 from storage.errors import (
     CorruptCheckpointError,
     InconsistentDirectoryError,
     LogDirectoryError,
     NoRoomError,
+    is_out_of_descriptors,
 )
 from storage.format import sealed_json
 from storage.format.checkpoints import TOPIC_ID_BYTES, decode_topic_id, encode_topic_id
@@ -259,32 +260,49 @@ class MetadataStore:
     def save(self, metadata: ClusterMetadata, *, with_all: bool = True) -> ClusterMetadata:
         """Write a state to every directory, with the next epoch, which the result carries.
 
-        What is returned is durable in every directory that is still in `directories`. `with_all`: a
-        directory without room refuses it for all of them; else it is one that failed. Raises
-        LogDirectoryError when none is left, NoRoomError when nothing was changed.
+        The result is durable in every directory that is still in `directories`. With `with_all`, a
+        directory without space or descriptors refuses the save for all of them; otherwise that
+        directory fails. Raises LogDirectoryError when none is left, NoRoomError when nothing was
+        changed.
         """
         saved = replace(metadata, epoch=metadata.epoch + 1)
         data = encode_metadata(saved)
-        failed: dict[str, str] = {}
         paths = {directory: os.path.join(directory, FILE_NAME) for directory in self._directories}
-        for directory, path in paths.items():
-            try:
-                write_temporary(self._env, path, data)
-            except OSError as error:
-                if with_all and isinstance(error, NoRoomError):
-                    for other in paths.keys() - failed:
-                        remove_if_there(self._env, f"{paths[other]}.tmp")
-                    raise
-                failed[directory] = f"{path}: {error}"
-        for directory, path in paths.items():
-            try:
-                if directory not in failed:
-                    put_in_place(self._env, path)
-            except OSError as error:
-                failed[directory] = f"{path}: {error}"
+        failed: dict[str, str] = {}
+        folders: dict[str, Folder] = {}  # opened before any rename: see Folder
+        try:
+            for directory, path in paths.items():
+                try:
+                    folders[directory] = self._write_beside(directory, path, data)
+                except OSError as error:
+                    if with_all and isinstance(error, NoRoomError):
+                        for other in paths.keys() - failed:
+                            remove_if_there(self._env, f"{paths[other]}.tmp")
+                        raise
+                    failed[directory] = f"{path}: {error}"
+            for directory, folder in folders.items():
+                path = paths[directory]
+                try:
+                    self._env.rename(f"{path}.tmp", path)
+                    folder.sync()
+                except OSError as error:
+                    failed[directory] = f"{path}: {error}"
+        finally:
+            for folder in folders.values():
+                folder.close()
         self.stale = ()
         self._report(failed)
         return saved
+
+    def _write_beside(self, directory: str, path: str, data: bytes) -> Folder:
+        """Write the temporary file and open its folder. Raises NoRoomError, else OSError."""
+        write_temporary(self._env, path, data)
+        try:
+            return self._env.open_folder(directory)
+        except OSError as error:
+            if is_out_of_descriptors(error):
+                raise NoRoomError(error, directory) from error
+            raise
 
     def _report(self, failed: Mapping[str, str]) -> None:
         for directory, reason in failed.items():

@@ -26,7 +26,7 @@ PAUSES: Final = [0.0, 0.0, 0.01, 0.3, 1.0, 3.0]
 
 OFFSETS_GO_BACK: Final = "offsets go back"  # in a closed segment: its `.log` is damaged
 
-OPENS: Final = frozenset({"open", "listdir", "read_file"})
+OPENS: Final = frozenset({"open", "open_folder", "listdir", "read_file"})
 WRITES: Final = frozenset({"pwrite", "mkdir", "link"})
 FAULTS: Final = [
     (errno.EMFILE, OPENS),

@@ -1,8 +1,10 @@
 """The broker's durable state: what is saved is found again, or nothing is started."""
 
 import errno
+import os
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from storage.directory.cluster_metadata import (
     encode_metadata,
     new_metadata,
 )
+from storage.env import RealEnv
 from storage.errors import (
     CorruptCheckpointError,
     InconsistentDirectoryError,
@@ -229,16 +232,22 @@ def test_a_directory_that_cannot_be_written_is_dropped_and_reported(
     assert len(reports) == 1
 
 
-@pytest.mark.parametrize("operation", ["open", "pwrite"])
+@pytest.mark.parametrize(
+    ("operation", "error"),
+    [
+        ("open", errno.EDQUOT),
+        ("pwrite", errno.EDQUOT),
+        ("open", errno.EMFILE),
+        ("open_folder", errno.EMFILE),
+    ],
+)
 @pytest.mark.parametrize("directory", DIRECTORIES)
 def test_a_directory_without_room_refuses_a_save_for_all_and_stays(
-    env: MemoryEnv, operation: str, directory: str
+    env: MemoryEnv, operation: str, error: int, directory: str
 ) -> None:
     store = store_of(env)
     saved = store.save(SAMPLE)
-    full = env.fail_on(
-        lambda op, path: op == operation and path.startswith(directory), errno.EDQUOT
-    )
+    full = env.fail_on(lambda op, path: op == operation and path.startswith(directory), error)
     with pytest.raises(NoRoomError):
         store.save(replace(saved, next_producer_id=7_000))
     full.remove()
@@ -246,6 +255,31 @@ def test_a_directory_without_room_refuses_a_save_for_all_and_stays(
     assert store_of(env).load() == saved
     assert not [name for item in DIRECTORIES for name in env.listdir(item) if name.endswith(".tmp")]
     assert store.save(saved).epoch == saved.epoch + 1
+
+
+def test_a_save_that_has_begun_to_rename_needs_no_further_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a lack of descriptors would take a directory offline."""
+    directories = [str(tmp_path / name) for name in "ab"]
+    for directory in directories:
+        os.mkdir(directory)
+    store = MetadataStore(RealEnv(), directories)
+    saved = store.save(SAMPLE)
+    rename = RealEnv.rename
+
+    def rename_without_descriptors(env: RealEnv, source: str, target: str) -> None:
+        rename(env, source, target)
+        monkeypatch.setattr(os, "open", refuse)
+
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RealEnv, "rename", rename_without_descriptors)
+        patched.setattr(os, "open", os.open)  # restored with the context
+        assert store.save(saved).epoch == saved.epoch + 1
+    assert list(store.directories) == directories
 
 
 def test_a_save_that_no_directory_took_is_an_error(env: MemoryEnv) -> None:

@@ -211,6 +211,18 @@ class _MemoryLock:
         self._env._locked.discard(self._inode)
 
 
+class _MemoryFolder:
+    def __init__(self, env: "MemoryEnv", path: str) -> None:
+        self._env = env
+        self._path = path
+
+    def sync(self) -> None:
+        self._env.sync_dir(self._path)
+
+    def close(self) -> None:
+        """Nothing to release: only opening can fail for lack of a descriptor."""
+
+
 class _Fault:
     """Handle of an injected error; `remove()` ends it."""
 
@@ -474,6 +486,11 @@ class MemoryEnv:
             else:
                 self.unlink(child)
         self.rmdir(path)
+
+    def open_folder(self, path: str) -> _MemoryFolder:
+        self._read("open_folder", path)
+        self._folder(path)
+        return _MemoryFolder(self, path)
 
     def sync_dir(self, path: str) -> None:
         with self._mutex:
