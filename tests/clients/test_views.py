@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +20,9 @@ from kafka import TopicPartition as PythonPartition
 from admin.client import ApiClient, partition_path
 from admin.views import ROOT as ROOT_PATH
 from tests.support.draws import cases, seed_of_test
+from tests.support.fork_server import run_forked
 from tests.support.kafka import LIB, unavailable
-from tests.support.varve import ROOT, VarveBroker
+from tests.support.varve import VarveBroker
 from tests.support.waiting import wait_until
 
 KEYS = 200
@@ -32,18 +32,7 @@ Values = dict[bytes | None, bytes | None]
 
 def varve(broker: VarveBroker, *arguments: str, code: int = 0) -> str:
     """Run the command line; its standard output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "broker.cli", *arguments],
-        cwd=ROOT,
-        env={
-            "PYTHONPATH": str(ROOT),
-            "PATH": "/usr/bin:/bin",
-            "VARVE_HTTP": f"http://127.0.0.1:{broker.http_port}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_forked(*arguments, url=broker.url)
     assert done.returncode == code, (done.stdout, done.stderr)
     return done.stdout if code == 0 else done.stderr
 
@@ -79,7 +68,7 @@ class Writer:
         """Writes in a thread for the length of a block."""
 
         def go() -> None:
-            while not self._stopping.wait(0.01):
+            while not self._stopping.wait(0.05):
                 self.write(50)
 
         thread = threading.Thread(target=go)

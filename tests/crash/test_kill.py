@@ -24,9 +24,7 @@ KILLS = cases(few=2, many=4)
 KEYS = 200
 UNDER_WAY = 2000  # records a producer holds at most: what a restart has to take at once
 LOG, TABLE = "log", "table"
-# At the broker's own priority: a worker at the lowest one may start only after the last kill where
-# other processes use all cores.
-CLEANER = {"workers": 1, "dedupe_buffer_bytes": "16MiB", "backoff_ms": 50, "nice": 0}
+CLEANER = {"workers": 1, "dedupe_buffer_bytes": "16MiB", "backoff_ms": 50}
 SETTINGS: dict[str, Any] = {
     "cleaner": CLEANER,
     # Short, so that recovery points lie in the middle of what is written.

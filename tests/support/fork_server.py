@@ -1,10 +1,12 @@
-"""Daemons that start quickly: a fork of a process that has already imported the broker.
+"""Daemons and commands that start quickly: forks of a process that has imported the broker.
 
 Importing the broker and loading its kernels takes 2 s of processor time, and the suite starts about
-a hundred daemons. The fork server does both once. For each daemon it forks twice: the first child
-waits for the daemon and reports its exit code, the second one becomes the daemon, in a session of
-its own. Tests of the start itself run a new interpreter (tests/test_shipping.py, `serve` in
-tests/broker/network/test_limits.py).
+a hundred daemons and as many commands. The fork server does both once. For each process it forks
+twice: the first child waits for the second one and reports its exit code, the second one becomes
+the daemon or command, in a session of its own.
+
+Tests of the start itself run a new interpreter: tests/test_shipping.py, tests/broker/test_cli.py
+and the refused starts of tests/broker/network/test_limits.py.
 """
 
 import atexit
@@ -15,12 +17,16 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from subprocess import CompletedProcess
+from tempfile import TemporaryFile
+from typing import IO, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGE_BYTES_MAX = 64 * 1024
+COMMAND_SECONDS = 110
 
 
 class Process(Protocol):
@@ -35,7 +41,7 @@ class Process(Protocol):
 
 
 class ForkedProcess:
-    """A daemon that the fork server started. `status` delivers its pid, then its exit code."""
+    """A process that the fork server started. `status` delivers its pid, then its exit code."""
 
     def __init__(self, status: int) -> None:
         self._status = status
@@ -50,7 +56,7 @@ class ForkedProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         if self._returncode is None and not select.select([self._status], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(f"daemon {self.pid}", timeout or 0)
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         returncode = self.poll()
         assert returncode is not None
         return returncode
@@ -71,10 +77,32 @@ class ForkedProcess:
         return int(line)
 
 
-def start_forked(arguments: list[str], output: int) -> ForkedProcess:
-    """Run `varve ARGUMENTS` with standard output and errors in the open file `output`."""
+def start_forked(arguments: Sequence[str], output: IO[bytes], errors: IO[bytes]) -> ForkedProcess:
+    """Run `varve ARGUMENTS`; it writes to two open files, which may be the same."""
+    return _start(arguments, {}, output, errors)
+
+
+def run_forked(*arguments: str, url: str) -> CompletedProcess[str]:
+    """Run `varve ARGUMENTS` to its end, as a client of the daemon whose API is at `url`."""
+    environment = {"VARVE_HTTP": url}
+    with TemporaryFile() as output, TemporaryFile() as errors:
+        process = _start(arguments, environment, output, errors)
+        try:
+            returncode = process.wait(COMMAND_SECONDS)
+        finally:
+            process.send_signal(signal.SIGKILL)  # it may hang
+        output.seek(0)
+        errors.seek(0)
+        texts = output.read().decode(), errors.read().decode()
+    return CompletedProcess(arguments, returncode, *texts)
+
+
+def _start(
+    arguments: Sequence[str], environment: dict[str, str], output: IO[bytes], errors: IO[bytes]
+) -> ForkedProcess:
     reader, writer = os.pipe()
-    socket.send_fds(_connect(), [json.dumps(arguments).encode()], [output, writer])
+    message = json.dumps([arguments, environment]).encode()
+    socket.send_fds(_connect(), [message], [output.fileno(), errors.fileno(), writer])
     os.close(writer)
     return ForkedProcess(reader)
 
@@ -100,38 +128,42 @@ def _connect() -> socket.socket:
 def _serve(requests: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the children that wait
     while True:
-        message, fds, _, _ = socket.recv_fds(requests, MESSAGE_BYTES_MAX, 2)
+        message, fds, _, _ = socket.recv_fds(requests, MESSAGE_BYTES_MAX, 3)
         if not message:
             return
         if os.fork() == 0:
             requests.close()
-            _run_and_report(json.loads(message), *fds)
+            arguments, environment = json.loads(message)
+            os.environ.update(environment)
+            _run_and_report(arguments, *fds)
             return
         for fd in fds:
             os.close(fd)
 
 
-def _run_and_report(arguments: list[str], output: int, status: int) -> None:
-    """Fork the daemon and wait for it. Returns in neither process but by SystemExit."""
+def _run_and_report(arguments: list[str], output: int, errors: int, status: int) -> None:
+    """Fork the process and wait for it; both end by SystemExit or os._exit."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
         os.close(status)
-        _become_daemon(arguments, output)
+        _run(arguments, output, errors)
     os.close(output)
+    os.close(errors)
     os.write(status, b"%d\n" % pid)
     _, ended = os.waitpid(pid, 0)
     os.write(status, b"%d\n" % os.waitstatus_to_exitcode(ended))
     os._exit(0)
 
 
-def _become_daemon(arguments: list[str], output: int) -> None:
+def _run(arguments: list[str], output: int, errors: int) -> None:
     from broker.cli import main
 
     os.setsid()
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(errors, 2)
     os.close(output)
+    os.close(errors)
     sys.argv = ["varve", *arguments]
     main()
 

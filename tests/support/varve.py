@@ -36,6 +36,11 @@ class VarveBroker:
         return f"127.0.0.1:{self.port}"
 
     @property
+    def url(self) -> str:
+        """Where its HTTP API is."""
+        return f"http://127.0.0.1:{self.http_port}"
+
+    @property
     def data(self) -> Path:
         return self.directory / "data"
 
@@ -86,11 +91,14 @@ def start_varve(
     """Start the daemon on `directory`/data, as left by an earlier one; wait until it is ready."""
     directory.mkdir(parents=True, exist_ok=True)
     port, http_port = port or free_port(), http_port or free_port()
+    settings = settings or {}
     config = {
         "listeners": [f"127.0.0.1:{port}"],
         "http": f"127.0.0.1:{http_port}",
         "log_dirs": [str(directory / "data")],
-        **(settings or {}),
+        **settings,
+        # Workers at the lowest priority starve while other tests use all cores.
+        "cleaner": {"nice": 0, **settings.get("cleaner", {})},
     }
     (directory / "varve.yaml").write_text(yaml.safe_dump(config))
     arguments = ["serve", "--config", str(directory / "varve.yaml")]
@@ -122,7 +130,7 @@ def start_varve(
 def _start(arguments: list[str], output: IO[bytes], environment: dict[str, str] | None) -> Process:
     """Start quickly, or with a new interpreter where the environment is another one."""
     if environment is None:
-        return start_forked(arguments, output.fileno())
+        return start_forked(arguments, output, output)
     command = [sys.executable, "-m", "broker.cli", *arguments]
     return subprocess.Popen(
         command, stdout=output, stderr=output, cwd=ROOT, env=environment, start_new_session=True
