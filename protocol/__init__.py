@@ -1,6 +1,7 @@
-"""The Kafka wire protocol: layouts, codecs, error codes. It knows bytes, not what they are for.
+"""The Kafka wire protocol: message layouts, codecs and error codes.
 
-How it is used, from a frame (what follows the 4-byte size) to an answer (size included):
+Decode a request from a frame (the bytes behind the 4-byte size), and encode its response (with
+the size in front):
 
     header = read_header(frame)                     # codec: (api_key, api_version, correlation_id,
                                                     #         client_id, body_position)
@@ -8,15 +9,16 @@ How it is used, from a frame (what follows the 4-byte size) to an answer (size i
     response = MetadataResponse(brokers=[MetadataResponseBroker(node_id=1, ...)])
     encode_response(header.api_key, header.api_version, header.correlation_id, response)  # bytes
 
-Bodies are slotted classes made from the tables, one per structure and the same for all versions:
-`protocol.messages`, named `<Api>Request`, `<Api>Response` and, for a part, that name plus
-the part's (`MetadataResponseTopic`). Fields are Kafka's in snake_case. Arrays are lists, strings
-str, bytes and records bytes, uuids 16 bytes (zeros for none), null is None, error codes plain ints.
-Constructors take keywords; what is left out has the protocol's default, a list is new and empty.
-What a version does not carry has its default after decoding, and is not written by encoding. Slots
-were chosen over dicts because type checkers see them (`messages.pyi`) and, in CPython 3.11, reading
-and filling them costs the same.
+`protocol.messages` has one class for each structure, the same for all versions: `<Api>Request`,
+`<Api>Response`, and for a part that name followed by the name of the part
+(`MetadataResponseTopic`). Fields have Kafka's names in snake_case. Arrays are lists, strings are
+str, bytes and records are bytes, uuids are 16 bytes (zeros for none), null is None, and error codes
+are ints. Constructors take keywords; an omitted field gets the default of the protocol, an omitted
+array a new list. A field that a version does not have gets its default when decoded and is not
+encoded. The classes have slots, because type checkers know them (`messages.pyi`) and they cost the
+same as dicts in CPython 3.11.
 
-Produce and Fetch go through `produce_codec.py` and `fetch_codec.py`, written by hand, which copy no
-records; their tables serve clients and tests. Bytes of a peer raise ProtocolError and nothing else.
+Produce and Fetch use the hand-written codecs in `produce_codec.py` and `fetch_codec.py`, which copy
+no records; their tables serve our clients and the tests. Invalid bytes of a peer always raise
+ProtocolError.
 """

@@ -1,7 +1,7 @@
-"""A small blocking client for the one thing common client libraries cannot ask: sizes on disk.
+"""A small blocking client for DescribeLogDirs, which librdkafka does not have.
 
-librdkafka has no DescribeLogDirs; the demo and the command line need it. Speaks version 4, which
-every broker since Kafka 3.3 answers.
+The demo and the command line use it for sizes on disk. It sends version 4, which every broker since
+Kafka 3.3 supports.
 """
 
 import itertools
@@ -21,7 +21,7 @@ ANSWER_BYTES_MAX = 64 << 20  # a million partitions in one answer
 
 
 class LogDirClient:
-    """Asks a broker how much disk its topics use. A context manager; OSError as it comes."""
+    """A connection that asks a broker for sizes on disk; a context manager. Raises OSError."""
 
     def __init__(self, bootstrap: str) -> None:
         address = parse_kafka_address(bootstrap)
@@ -39,7 +39,7 @@ class LogDirClient:
         self._socket.close()
 
     def size_of(self, topic: str) -> int:
-        """Bytes of all partitions of a topic on the broker's disks. Raises ProtocolError."""
+        """Return the bytes of all partitions of a topic on disk. Raises ProtocolError, OSError."""
         request = DescribeLogDirsRequest(topics=None)
         correlation_id = next(self._correlation_ids)
         key = ApiKey.DESCRIBE_LOG_DIRS

@@ -1,10 +1,10 @@
-"""Requests and responses to and from bytes, for every API and version that has a table.
+"""Encode and decode requests and responses of every API and version that has a table.
 
-Rules. A frame here is what follows the 4-byte size: header, then body. Encoders return whole
-frames with their size. Bytes of a peer raise ProtocolError (a subclass for versions without a
-table) and nothing else, whatever they are. Decoded bodies share no memory with the frame: control
-messages are small, and their fields outlive the receive buffer. Codecs are compiled on first use
-(a few milliseconds each). Headers: Kafka protocol guide, and KIP-482 for the flexible ones.
+A frame is a header and a body, without the 4-byte size in front. Encoders return frames with their
+size. Invalid bytes of a peer always raise ProtocolError (a subclass for versions without a table).
+Decoded bodies share no memory with the frame: control messages are small, and their fields outlive
+the receive buffer. Each codec is compiled on first use (a few milliseconds). Source of the headers:
+the Kafka protocol guide, and KIP-482 for the flexible ones.
 """
 
 import struct
@@ -45,7 +45,7 @@ _VERSIONS: Final = {
 
 
 class RequestHeader(NamedTuple):
-    """Request header v1 and v2; `body_position` is where the body begins in the frame."""
+    """A request header, v1 or v2. `body_position` is the position of the body in the frame."""
 
     api_key: int
     api_version: int
@@ -57,9 +57,9 @@ class RequestHeader(NamedTuple):
 def read_header(frame: Buffer) -> RequestHeader:
     """Read the header of a request.
 
-    Raises UnsupportedVersionError (with the correlation id) when there is no table for the API and
-    version, ProtocolError when the bytes are no header. The client id is a plain string even in a
-    flexible header.
+    Raises UnsupportedVersionError (with the correlation id) if the API and version have no table,
+    ProtocolError if the bytes are not a header. The client id is a plain string even in a flexible
+    header.
     """
     try:
         key, version, correlation_id, length = _HEADER.unpack_from(frame)
@@ -82,7 +82,7 @@ def read_header(frame: Buffer) -> RequestHeader:
         raise ProtocolError("client id of negative length", key, version, 8)
     if version >= versions[2]:
         position = _behind_tags(frame, position, key, version)
-    # Not RequestHeader(...): a tuple made directly costs half, and this is done for every request.
+    # Not RequestHeader(...): this costs half the time, and every request comes here.
     return tuple.__new__(RequestHeader, (key, version, correlation_id, client_id, position))
 
 
@@ -99,7 +99,7 @@ def _behind_tags(frame: Buffer, position: int, key: int, version: int) -> int:
 
 
 def _short_header(frame: Buffer) -> RequestHeader:
-    """A frame too short for a header; the version may still be one that has none here."""
+    """Raise the error of a frame that is too short for a header."""
     if len(frame) >= _ADDRESSED.size:
         key, version, correlation_id = _ADDRESSED.unpack_from(frame)
         versions = _VERSIONS.get(key)
@@ -109,7 +109,7 @@ def _short_header(frame: Buffer) -> RequestHeader:
 
 
 def decode_request(api_key: int, version: int, buffer: Buffer) -> tuple[RequestHeader, Message]:
-    """Decode a whole frame of the given API and version, for those who know what it is."""
+    """Decode a frame that must have the given API and version. Raises ProtocolError."""
     header = read_header(buffer)
     if (header.api_key, header.api_version) != (api_key, version):
         raise ProtocolError("not the expected request", header.api_key, header.api_version)
@@ -117,7 +117,7 @@ def decode_request(api_key: int, version: int, buffer: Buffer) -> tuple[RequestH
 
 
 def decode_body(header: RequestHeader, frame: Buffer) -> Message:
-    """Decode the body of a request whose header was read."""
+    """Decode the body of a request with this header. Raises ProtocolError."""
     decoder = _decoder(header.api_key, header.api_version, "request")
     data = bytes(frame[header.body_position :])
     return _decode(decoder, data, 0, header.api_key, header.api_version)
@@ -126,7 +126,7 @@ def decode_body(header: RequestHeader, frame: Buffer) -> Message:
 def decode_body_sliced(
     header: RequestHeader, frame: Buffer, max_rows: int
 ) -> Generator[None, None, Message]:
-    """As `decode_body`, in slices, during which the frame must not change.
+    """Like `decode_body`, with pauses, during which the frame must not change.
 
     Raises RowLimitError for more than `max_rows` rows. Fields of type `records` are views of the
     frame, all others are copies.
@@ -146,7 +146,7 @@ def encode_response(api_key: int, version: int, correlation_id: int, body: Messa
 def encode_response_sliced(
     api_key: int, version: int, correlation_id: int, body: Message
 ) -> Generator[None, None, list[bytes]]:
-    """As `encode_response`, in slices, as parts in wire order: joining them would be one stroke."""
+    """Like `encode_response`, with pauses; return parts in wire order, without a long join."""
     encoder = _sliced_encoder(api_key, version)
     pieces = [_response_header(api_key, version, correlation_id)]
     parts: list[bytes] = []
@@ -159,14 +159,14 @@ def encode_response_sliced(
     return parts
 
 
-# Shorter arrays are freed together with the message that they are part of.
+# Shorter arrays are freed together with their message.
 RELEASED_ROWS_MIN: Final = 64
 
 
 def release_rows(message: Message) -> Generator[None, None, None]:
-    """Remove the elements of long arrays of a message that nobody uses any more, one by one.
+    """Free the rows of a message that is not used any more, one row at a time.
 
-    An array that somebody else holds too, such as the state of a group, stays as it is.
+    An array with another reference to it, such as the state of a group, is not changed.
     """
     for name in _ARRAYS[type(message)]:
         rows = getattr(message, name)
@@ -200,7 +200,7 @@ def _count_references(message: ApiVersionsResponse) -> int:
     return sys.getrefcount(rows)
 
 
-# Of an array that only its message holds, as `release_rows` sees it.
+# References of an array that only its message refers to, as `release_rows` counts them.
 _OWN_REFERENCES: Final = _count_references(ApiVersionsResponse())
 
 
@@ -217,8 +217,8 @@ def encode_unsupported_version(
 ) -> bytes:
     """Answer an ApiVersions request of an unknown version.
 
-    The body is of version 0, whatever was asked, and names the versions of ApiVersions alone, so
-    that the client can ask again (KIP-511).
+    The body always has version 0 and names the versions of ApiVersions only, so that the client can
+    try again with one of them (KIP-511).
     """
     first, last, _ = _VERSIONS[ApiKey.API_VERSIONS]
     own = ApiVersionsResponseRange(api_key=ApiKey.API_VERSIONS, min_version=first, max_version=last)
@@ -227,7 +227,7 @@ def encode_unsupported_version(
 
 
 def encode_error(api_key: int, version: int, correlation_id: int, code: int) -> bytes | None:
-    """Encode a response that is an error as a whole; None where the API has no place for one."""
+    """Encode a response with a top-level error; None if the response has no field for it."""
     fields = APIS[api_key].response.fields
     places = [field for field in fields if field.name == "error_code" and version in field.versions]
     if not places:
@@ -283,7 +283,7 @@ def _decode_sliced(
 
 
 def _named(error: Exception, key: int, version: int) -> ProtocolError:
-    """What went wrong, with the message it went wrong in."""
+    """Return the error with the API and version of its message."""
     if isinstance(error, ProtocolError):
         return type(error)(error.reason, key, version, error.position)
     reason = "string is not UTF-8" if isinstance(error, UnicodeDecodeError) else "cut short"

@@ -1,8 +1,7 @@
-"""Wire error codes, and the one table that says which storage error becomes which code.
+"""Kafka error codes, and the table that translates storage errors into them.
 
-Rules. Code and client see the same numbers as in the Kafka protocol guide. A storage error is
-translated here and nowhere else; a class without a row takes the row of its nearest base, and an
-error that has none is UNKNOWN_SERVER_ERROR: the client learns that it was us.
+Storage errors are translated here only. A class without a row uses the row of its nearest base
+class. An error without any row becomes UNKNOWN_SERVER_ERROR.
 """
 
 from collections.abc import Mapping
@@ -13,10 +12,10 @@ from storage import errors as storage
 
 
 class ProtocolError(Exception):
-    """Bytes of a client that are no request; its connection is closed.
+    """The bytes of a peer are not a valid message; the broker closes the connection.
 
-    `position` is the byte of the frame (behind the size), -1 where there is none; `api_key` and
-    `version` are -1 while they are not known.
+    `position` counts bytes from the start of the frame (behind the size), -1 if unknown; `api_key`
+    and `version` are -1 if unknown.
     """
 
     def __init__(
@@ -32,15 +31,15 @@ class ProtocolError(Exception):
 
 
 class RowLimitError(ProtocolError):
-    """A request of more rows than its API allows (limits.py); found before any of them is built."""
+    """The request has more rows than its API allows (limits.py). No row was built."""
 
 
 class SlicesNeededError(Exception):
-    """A request of more rows than are decoded without a pause. Nothing is wrong with it."""
+    """The request is valid, but has too many rows to be decoded without a pause."""
 
 
 class UnsupportedVersionError(ProtocolError):
-    """A request of an API or version that has no table here."""
+    """The broker does not support this API or version."""
 
     def __init__(self, api_key: int, version: int, correlation_id: int) -> None:
         super().__init__("not supported", api_key, version)
@@ -155,7 +154,7 @@ class ErrorCode(IntEnum):
 
     @property
     def retriable(self) -> bool:
-        """Whether a client may send the same request again and hope."""
+        """Return whether a client retries the request after this error."""
         return self in _RETRIABLE
 
 
@@ -178,9 +177,9 @@ _RETRIABLE: Final = frozenset((
 
 _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.CorruptBatchError: ErrorCode.CORRUPT_MESSAGE,
-    # An old format is refused as an invalid record, as Kafka does for Produce 3 and later.
+    # Like Kafka for Produce 3 and later: batches of old formats are invalid records.
     storage.UnsupportedMagicError: ErrorCode.INVALID_RECORD,
-    # Not MESSAGE_TOO_LARGE: clients answer that by splitting the batch, and a bomb stays a bomb.
+    # Not MESSAGE_TOO_LARGE: clients would split the batch and send it again.
     storage.DecompressionLimitError: ErrorCode.INVALID_RECORD,
     storage.InvalidRecordError: ErrorCode.INVALID_RECORD,
     storage.InvalidTimestampError: ErrorCode.INVALID_TIMESTAMP,
@@ -191,7 +190,7 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.InvalidProducerEpochError: ErrorCode.INVALID_PRODUCER_EPOCH,
     storage.InvalidTransactionStateError: ErrorCode.INVALID_TXN_STATE,
     storage.OffsetOutOfRangeError: ErrorCode.OFFSET_OUT_OF_RANGE,
-    # What a client's own check of the checksum would say; Kafka leaves the check to the client.
+    # As if the client had checked the checksum itself, which it does with Kafka.
     storage.DamagedSegmentError: ErrorCode.CORRUPT_MESSAGE,
     storage.TransactionIndexError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.LogDirectoryError: ErrorCode.KAFKA_STORAGE_ERROR,
@@ -204,15 +203,15 @@ _CODES: Final[Mapping[type[Exception], ErrorCode]] = {
     storage.SwapInterruptedError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.UnfinishedSwapError: ErrorCode.KAFKA_STORAGE_ERROR,
     storage.OverlappingSegmentsError: ErrorCode.KAFKA_STORAGE_ERROR,
-    # Its topic was deleted while the request waited: the client looks at the metadata again.
     storage.InvalidViewError: ErrorCode.KAFKA_STORAGE_ERROR,
+    # The topic was deleted while the request waited: the client refreshes its metadata.
     storage.LogClosedError: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     OSError: ErrorCode.KAFKA_STORAGE_ERROR,
 }
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """Return the wire code of an error: its own row, or that of its nearest base."""
+    """Return the code of an error, by its class or its nearest base class in the table."""
     for kind in type(error).__mro__:
         code = _CODES.get(kind)
         if code is not None:

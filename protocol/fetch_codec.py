@@ -1,14 +1,14 @@
-"""Fetch by hand: requests, and responses as headers with ranges of files between them.
+"""The codec of Fetch, written by hand: responses are headers with ranges of files between them.
 
-Rules. A response is a list of parts in wire order: bytes, or whatever object stands for records
-(a `FetchSlice` of the log: anything with a `length` in bytes). The size at the front counts them
-all, so that each range can follow its header by sendfile. Nothing of a request is believed:
-whatever the bytes are, the outcome is a request or a ProtocolError. Layout: `FETCH` in
-`tables/records.py`, against which this is tested. Diverging epochs, current leaders, snapshot ids
-and node endpoints are never sent: there is one node.
+A response is a list of parts in wire order: bytes, or objects that stand for records (a
+`FetchSlice` of the log, or anything else with a `length` in bytes). The size in front includes all
+parts, so that sendfile can send each range behind its header. Any bytes decode to a request or
+raise ProtocolError. Tests compare this codec with the table `FETCH` in `tables/records.py`. The
+broker never sends diverging epochs, current leaders, snapshot ids or node endpoints, because it is
+a single node.
 
-A request of more than WHOLE_ROWS_MAX rows is decoded by `decode_fetch_sliced`, from that table, and
-its response is encoded by `encode_fetch_response_sliced`, both with pauses.
+`decode_fetch_sliced` decodes a request of more than WHOLE_ROWS_MAX rows from that table, and
+`encode_fetch_response_sliced` encodes its response, both with pauses.
 """
 
 import struct
@@ -41,11 +41,11 @@ _ABORTED: Final = struct.Struct(">qq")  # producer id, first offset
 
 
 class RecordRange(Protocol):
-    """Records that are sent from where they lie; `length` in bytes, 0 for none."""
+    """Records that are sent from their file. `length` counts bytes, 0 for no records."""
 
     @property
     def length(self) -> int:
-        """Bytes that will be sent."""
+        """Return the bytes to send."""
         ...
 
 
@@ -53,7 +53,7 @@ Records = TypeVar("Records", bound=RecordRange)
 
 
 class FetchPartition(NamedTuple):
-    """What a client wants of one partition; epochs are -1 where it does not say."""
+    """The request for one partition. Epochs are -1 if the client sends none."""
 
     partition: int
     current_leader_epoch: int
@@ -65,10 +65,10 @@ class FetchPartition(NamedTuple):
 
 @dataclass(slots=True)
 class FetchRequest:
-    """A decoded request. Topics are named by name up to version 12, by 16 bytes of id after it.
+    """A decoded request. Up to version 12 topics have names, later ids of 16 bytes.
 
-    `replica_id` is that of the tagged replica state from version 15 on; -1 is a consumer.
-    `forgotten`: (topic, partition indexes) that an incremental request takes out of its session.
+    `replica_id` is -1 for a consumer; from version 15 on it comes from the tagged replica state.
+    `forgotten`: (topic, partition indexes) that an incremental request removes from its session.
     """
 
     replica_id: int = -1
@@ -85,10 +85,10 @@ class FetchRequest:
 
 
 class FetchedPartition(NamedTuple, Generic[Records]):
-    """The answer for one partition. After an error all offsets are -1 and there are no records.
+    """The response for one partition. With an error, all offsets are -1 and there are no records.
 
-    `aborted_transactions`: (producer id, first offset) pairs of transactions that overlap the
-    records, None (null) when the client reads uncommitted data.
+    `aborted_transactions`: (producer id, first offset) of transactions that overlap the records;
+    None (null) if the client reads uncommitted data.
     """
 
     partition: int
@@ -103,9 +103,9 @@ class FetchedPartition(NamedTuple, Generic[Records]):
 def decode_fetch(header: RequestHeader, frame: memoryview | bytes) -> FetchRequest:
     """Decode a Fetch request, versions 4 to 18.
 
-    Raises ProtocolError, and SlicesNeededError where `decode_fetch_sliced` must do it.
+    Raises ProtocolError, or SlicesNeededError if `decode_fetch_sliced` has to decode it.
     """
-    # The fields are small and outlive the frame (sessions, long polls), hence the copy.
+    # Copy the fields: they are small and outlive the frame (sessions, long polls).
     reader = _Reader(bytes(frame[header.body_position :]), header.api_version)
     try:
         return reader.request()
@@ -275,7 +275,7 @@ class _Reader:
                 request.replica_id, _ = _REPLICA_STATE.unpack_from(self.data, self.position)
                 self.position += _REPLICA_STATE.size
                 self._skip_tags()
-            if self.position > stop:  # going back would let one byte be decoded many times
+            if self.position > stop:  # otherwise one byte could be decoded many times
                 _refuse("tagged fields", size, stop)
             self.position = stop
 
@@ -344,7 +344,7 @@ _TOP_SESSION: Final = struct.Struct(">iihi")
 _TOP_FLEXIBLE: Final = struct.Struct(">ixihi")
 _PARTITION: Final = struct.Struct(">ihqq")
 _PARTITION_START: Final = struct.Struct(">ihqqq")
-# The same with what follows when no transaction was aborted: null, preferred replica.
+# The same without aborted transactions: followed by null and the preferred replica.
 _QUIET: Final = struct.Struct(">ihqqqii")
 _QUIET_FLEXIBLE: Final = struct.Struct(">ihqqqxi")
 _NO_REPLICA: Final = b"\xff\xff\xff\xff"
@@ -359,10 +359,10 @@ def encode_fetch_response(
     session_id: int = 0,
     throttle_time_ms: int = 0,
 ) -> list[bytes | Records]:
-    """Encode a whole response as parts in wire order, size included in the first.
+    """Encode a response as parts in wire order. The first part begins with the size.
 
-    Records that are bytes become part of what is around them; ranges stay as they are, empty ones
-    are left out. Before version 7 there is no error code and no session id.
+    Records that are bytes are joined with the bytes around them. Ranges stay separate parts; empty
+    ranges are omitted. Before version 7 there is no error code and no session id.
     """
     flexible = version >= FIRST_FLEXIBLE_VERSION
     small = _begin(version, correlation_id, throttle_time_ms, error_code, session_id)
@@ -385,7 +385,7 @@ def encode_fetch_response_sliced(
     topics: Sequence[tuple[TopicRef, Sequence[FetchedPartition[Records]]]],
     session_id: int,
 ) -> Generator[None, None, list[bytes | Records]]:
-    """As `encode_fetch_response`, with pauses."""
+    """Like `encode_fetch_response`, with pauses."""
     flexible = version >= FIRST_FLEXIBLE_VERSION
     small = _begin(version, correlation_id, 0, 0, session_id)
     small.append(varint(len(topics) + 1) if flexible else _COUNT.pack(len(topics)))
@@ -423,7 +423,7 @@ def _begin(
 def _finish(
     parts: list[bytes | Records], small: list[bytes], version: int
 ) -> list[bytes | Records]:
-    """Close the message and put its size in front."""
+    """Finish the message and put its size in front."""
     if version >= FIRST_FLEXIBLE_VERSION:
         small.append(b"\0")
     parts.append(b"".join(small))
@@ -440,7 +440,7 @@ def _encode_partition(
     version: int,
     fetched: FetchedPartition[Records],
 ) -> None:
-    """Add a partition to `small`; where it has a range, `small` and the range go to `parts`."""
+    """Add a partition to `small`. If it has a range, move `small` and the range to `parts`."""
     partition, error_code, high_watermark, last_stable, log_start, aborted, records = fetched
     values = (partition, error_code, high_watermark, last_stable)
     flexible = version >= FIRST_FLEXIBLE_VERSION

@@ -1,13 +1,12 @@
 """Limits on requests by API: bytes of the frame, and rows in all its arrays together.
 
-Rules. Both are checked before any object is built: the frame limit as soon as the API key has
-arrived, before the body is received (framing.py). The row limit is counted down while decoding
-(table_compiler.py, produce_codec.py, fetch_codec.py): each element of an array is a row, and so is
-each tagged field. If an array announces more rows than are left, the request fails before its first
-row is built.
+Both limits apply before any object is built. The broker checks the frame limit when it knows the
+API key, before it receives the body (framing.py). The decoders count rows (table_compiler.py,
+produce_codec.py, fetch_codec.py): each element of an array is a row, and so is each tagged field.
+If an array announces more rows than are left, the request fails before its first row is built.
 
 The limits follow from the largest requests of real clients: a request that names every partition of
-this broker, each in a topic of its own, has two rows per partition.
+the broker, each in its own topic, has two rows per partition.
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from typing import Final, NamedTuple
 
 from protocol.api import APIS, ApiKey
 
-# Frames up to this size are received for every API: they fit into the first receive buffer.
+# Every API accepts frames up to this size: they fit into the first receive buffer.
 SMALL_FRAME_BYTES: Final = 64 << 10
 FRAME_BYTES: Final = 4 << 20  # 10,000 topics with names of 249 bytes, and room for their fields
 # Requests with payloads of their own: assignments to thousands of members, metadata of commits,
@@ -32,7 +31,7 @@ FEW_ROWS: Final = 1_000
 WHOLE_ROWS_MAX: Final = 256
 # Kafka's clients send none, or one or two (KIP-482); one section is skipped without a pause.
 TAGS_PER_SECTION_MAX: Final = 64
-STRING_BYTES_MAX: Final = 32_767  # Kafka's, of compact strings too
+STRING_BYTES_MAX: Final = 32_767  # as in Kafka, also for compact strings
 
 _LARGE: Final = frozenset(
     (
@@ -54,7 +53,7 @@ _SMALL: Final = frozenset(
         ApiKey.LIST_GROUPS,
     )
 )
-# Not many rows, but large ones: the assignors that a member knows, with its subscription for each.
+# Few but large rows: each assignor that a member supports, with its subscription.
 _FEW_ROWS: Final = frozenset((ApiKey.JOIN_GROUP,))
 
 

@@ -1,10 +1,10 @@
 """The bodies of requests, responses and internal records, as classes made from the tables.
 
-One slotted class per structure, the same for all versions: `MetadataResponse`,
-`MetadataResponseTopic`, and so on (message name, then the structure's own). Constructors take
-keywords only; what is not given has the table's default, an array a new empty list. What a version
-does not carry keeps its default when decoded and is left out when encoded. `messages.pyi` tells
-type checkers what is made here; `python -m protocol.stubs` writes it, a test compares it.
+Each structure has one class with slots, the same for all versions: `MetadataResponse`,
+`MetadataResponseTopic` (name of the message, then name of the structure). Constructors take
+keywords only; an omitted field gets the default of its table, an omitted array a new list. A field
+that a version does not have gets its default when decoded and is not encoded. Type checkers read
+`messages.pyi`, which `python -m protocol.stubs` writes and a test compares.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,12 +1,12 @@
-"""Produce by hand: requests without copying records, responses in one call.
+"""The codec of Produce, written by hand: it does not copy records.
 
-Rules. `decode_produce` reads versions 3 to 13 from the receive buffer; the records of a partition
-are a slice of that buffer, writable when it is (the log stamps offsets where they lie), and valid
-as long as the frame is. Nothing is believed: whatever the bytes are, the outcome is a request or a
-ProtocolError. Layout: `PRODUCE` in `tables/records.py`, against which this is tested.
+`decode_produce` reads versions 3 to 13 from the receive buffer. The records of a partition are a
+slice of that buffer: writable, because the log stamps offsets in place, and valid as long as the
+frame. Any bytes decode to a request or raise ProtocolError. Tests compare this codec with the table
+`PRODUCE` in `tables/records.py`.
 
-A request of more than WHOLE_ROWS_MAX rows is decoded by `decode_produce_sliced`, from that table,
-with pauses; rows are topics, partitions and tagged fields.
+`decode_produce_sliced` decodes a request of more than WHOLE_ROWS_MAX rows from that table, with
+pauses. Rows are topics, partitions and tagged fields.
 """
 
 import struct
@@ -43,7 +43,7 @@ _NO_THROTTLE: Final = 0
 
 
 class ProduceRequest(NamedTuple):
-    """A decoded request. `topics`: for each topic its partitions with their records."""
+    """A decoded request. `topics` has the partitions of each topic with their records."""
 
     transactional_id: str | None
     acks: int
@@ -52,10 +52,10 @@ class ProduceRequest(NamedTuple):
 
 
 class ProducedPartition(NamedTuple):
-    """What became of the records of one partition; offsets and times are -1 after an error.
+    """The result for one partition. Offsets and times are -1 after an error.
 
-    `record_errors`: (index in the batch, message) pairs, sent from version 8 on, as is
-    `error_message` (KIP-467).
+    `record_errors` (index in the batch, message) and `error_message` are sent from version 8 on
+    (KIP-467).
     """
 
     partition: int
@@ -70,7 +70,7 @@ class ProducedPartition(NamedTuple):
 def decode_produce(header: RequestHeader, frame: memoryview) -> ProduceRequest:
     """Decode a Produce request, versions 3 to 13.
 
-    Raises ProtocolError, and SlicesNeededError where `decode_produce_sliced` must do it.
+    Raises ProtocolError, or SlicesNeededError if `decode_produce_sliced` has to decode it.
     """
     try:
         if header.api_version >= FIRST_FLEXIBLE_VERSION:
@@ -97,7 +97,7 @@ def decode_produce_sliced(
         topics.append((topic.topic_id if by_id else topic.name, partitions))
         rows += 1
         for partition in topic.partition_data:
-            # A view of the frame, not bytes: what the table says is for whole decoding.
+            # A view of the frame; the table's type (bytes) applies to decoding without pauses.
             partitions.append((partition.index, cast("memoryview | None", partition.records)))
             rows += 1
             if rows >= ELEMENTS_PER_SLICE:
@@ -231,7 +231,7 @@ def _decode_flexible(frame: memoryview, p: int, version: int) -> ProduceRequest:
 def _flexible_partitions(
     frame: memoryview, p: int, count: int, remaining: int
 ) -> tuple[list[PartitionRecords], int, int]:
-    """-> the partitions, the position behind them, the rows that are left"""
+    """Return the partitions, the position behind them, and the rows that are left."""
     end = len(frame)
     partitions: list[PartitionRecords] = []
     for _ in range(count):
@@ -261,7 +261,7 @@ def _flexible_partitions(
 def encode_produced(
     version: int, correlation_id: int, topic: TopicRef, produced: ProducedPartition
 ) -> bytes:
-    """Encode the response to a request of one partition: the usual one. Size included."""
+    """Encode the response for a single partition, the usual request, with its size."""
     if produced.record_errors or produced.error_message is not None:
         return encode_produce_response(version, correlation_id, [(topic, [produced])])
     name = topic if isinstance(topic, bytes) else topic.encode()
@@ -285,9 +285,9 @@ def encode_produced(
     return pack(*values, _NO_THROTTLE)
 
 
-@lru_cache(maxsize=4096)  # names of topics that do not exist come here, too
+@lru_cache(maxsize=4096)  # bounded: names of topics that do not exist come here as well
 def _single(version: int, name_bytes: int) -> tuple[Callable[..., bytes], int]:
-    """Return the layout of a whole response of one partition without messages, and its size."""
+    """Return the layout and size of a response for one partition without error messages."""
     if version >= FIRST_TOPIC_ID_VERSION:
         layout = struct.Struct(">iixB16sBihqqqBxxxix")
     elif version >= FIRST_FLEXIBLE_VERSION:
@@ -305,7 +305,7 @@ def encode_produce_response(
     topics: Sequence[tuple[TopicRef, Sequence[ProducedPartition]]],
     throttle_time_ms: int = 0,
 ) -> bytes:
-    """Encode a whole response of any shape, size included. Tagged fields are not sent."""
+    """Encode a response with its size. It has no tagged fields."""
     slices = encode_produce_response_sliced(version, correlation_id, topics, throttle_time_ms)
     while True:
         try:
@@ -320,7 +320,7 @@ def encode_produce_response_sliced(
     topics: Sequence[tuple[TopicRef, Sequence[ProducedPartition]]],
     throttle_time_ms: int = 0,
 ) -> Generator[None, None, list[bytes]]:
-    """As `encode_produce_response`, as parts in wire order, with pauses."""
+    """Like `encode_produce_response`, with pauses; return parts in wire order."""
     flexible = version >= FIRST_FLEXIBLE_VERSION
     out = [_COUNT.pack(correlation_id), b"\0" if flexible else b""]
     out.append(_count(len(topics), flexible))
@@ -384,7 +384,7 @@ def _nullable_string(text: str | None, flexible: bool) -> bytes:
 
 
 def topic_bytes(topic: TopicRef, version: int, first_flexible_version: int) -> bytes:
-    """Encode how a topic is named: 16 bytes of id, or a string of either kind."""
+    """Encode the id (16 bytes) or the name of a topic."""
     if isinstance(topic, bytes):
         return topic
     return _nullable_string(topic, version >= first_flexible_version)

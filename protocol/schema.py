@@ -1,9 +1,9 @@
-"""The vocabulary of the message tables: what a field, a message and an API are.
+"""The types of the message tables: fields, messages and APIs.
 
-A table (`tables_*.py`) is plain data. Names are Kafka's in snake_case, so that a reader can hold
-the table against the Kafka protocol guide; types are the guide's primitive types, `[]x` is an
-array of x, and a capitalised word is a structure of its own, whose fields follow. Nothing here
-knows bytes: the layout of every type is in `table_compiler.py`, in one place.
+A table (`protocol/tables`) is plain data. Names are those of the Kafka protocol guide in
+snake_case, so that a reader can compare them. Types are the primitive types of the guide; `[]x` is
+an array of x, and a capitalised word is a structure whose fields follow. `table_compiler.py` knows
+the bytes of each type.
 """
 
 from collections.abc import Iterator

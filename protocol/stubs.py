@@ -1,6 +1,6 @@
-"""Writes `messages.pyi`, what type checkers know of the classes in `protocol/messages.py`.
+"""Write `messages.pyi`, the types of the classes in `protocol/messages.py`.
 
-`python -m protocol.stubs` after a change of a table; a test fails until that is done.
+Run `python -m protocol.stubs` after each change of a table; a test fails otherwise.
 """
 
 from pathlib import Path

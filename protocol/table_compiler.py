@@ -1,20 +1,20 @@
-"""Turns a table into straight-line Python, once per (structure, version).
+"""Compile a table into straight-line Python, once for each structure and version.
 
-Rules. Every layout and every limit of the wire format is written here and nowhere else. A decoder
-reads from `bytes`, keeps one position `p`, and believes no length: a string must end inside the
-frame, an array must have at least its smallest element's bytes left for every element it announces,
-and a message may make at most MAX_ELEMENTS elements in all. So memory follows bytes that are
-really there. Varints have at most 5 bytes, strings 32,767, a section of tagged fields 64 fields.
-Unknown tagged fields are skipped, trailing bytes are ignored (librdkafka sends some). What goes
-wrong is a ProtocolError, or one of SHORT_READ_ERRORS, which the caller turns into one.
+This module alone knows the layouts of the wire format. A decoder reads from `bytes`, keeps one
+position `p`, and checks every length: a string must end inside the frame, an array needs the bytes
+of its smallest element for each element that it announces, and a message has at most MAX_ELEMENTS
+elements. Memory is therefore proportional to the bytes received. A varint has at most 5 bytes, a
+string 32,767, a section of tagged fields 64 fields. Decoders skip unknown tagged fields and ignore
+trailing bytes (librdkafka sends some). Invalid input raises ProtocolError or one of
+SHORT_READ_ERRORS, which the caller translates.
 
-A sliced codec does the same as a generator, which pauses after every ELEMENTS_PER_SLICE rows
-(elements and tagged fields): a message of a hundred thousand rows takes tens of milliseconds, and
-others have the loop meanwhile. Its decoder is told how many rows there may be in all. It reads from
-a memoryview, which must not change meanwhile; only fields of type `records` are views of it.
+A sliced codec is a generator that pauses after every ELEMENTS_PER_SLICE rows (elements and tagged
+fields), because a message of 100,000 rows takes tens of milliseconds. A sliced decoder has a limit
+on rows. It reads from a memoryview that must not change meanwhile; fields of type `records` are
+views of it.
 
-Neighbouring fields of fixed size become one call of a precompiled `struct.Struct`, together with
-the length that follows them: that, and nothing being looked up at run time, is where the speed is.
+Adjacent fields of fixed size, and the length behind them, become one call of a precompiled
+`struct.Struct`. This, and that no name is looked up at run time, makes the codecs fast.
 """
 
 import struct
@@ -27,16 +27,16 @@ from protocol.limits import STRING_BYTES_MAX, TAGS_PER_SECTION_MAX
 from protocol.messages import CLASSES, Message, default_expression
 from protocol.schema import Field, Struct
 
-# Of one message, all arrays together. A broker with 100,000 partitions stays below it in every
-# message; at some 200 bytes an element it bounds what a frame of 100 MB can turn into.
+# In all arrays of one message. Every message of a broker with 100,000 partitions has fewer. At
+# about 200 bytes an element this bounds the memory for a frame of 100 MB.
 MAX_ELEMENTS: Final = 1_000_000
-ELEMENTS_PER_SLICE: Final = 512  # half a microsecond each; those with many fields two
+ELEMENTS_PER_SLICE: Final = 512  # 0.5 us each, 2 us with many fields
 SHORT_READ_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
 MAX_VARINT_BYTES: Final = 5  # an unsigned varint of 32 bits
 
 Decoder = Callable[[bytes, int], Message]
 Encoder = Callable[[Callable[[bytes], None], Message], None]
-# (frame, position of the body, rows that it may have)
+# (frame, position of the body, maximum of rows)
 SlicedDecoder = Callable[[memoryview, int, int], Generator[None, None, Message]]
 SlicedEncoder = Callable[[Callable[[bytes], None], Message], Generator[None, None, None]]
 
@@ -48,7 +48,7 @@ _LENGTH_BYTES: Final = {"string": 2, "bytes": 4, "records": 4}  # before KIP-482
 
 
 def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Read an unsigned varint. -> (value, next position)"""
+    """Return the unsigned varint at a position, and the next position."""
     first = data[position]
     if first < 0x80:
         return first, position + 1
@@ -56,7 +56,7 @@ def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def read_long_varint(data: bytes | memoryview, position: int, first: int) -> tuple[int, int]:
-    """Finish an unsigned varint whose first byte had its high bit. -> (value, next position)"""
+    """Return an unsigned varint whose first byte has its high bit set, and the next position."""
     value = first & 0x7F
     for shift in range(7, 7 * MAX_VARINT_BYTES, 7):
         byte = data[position]
@@ -70,10 +70,7 @@ def read_long_varint(data: bytes | memoryview, position: int, first: int) -> tup
 
 
 def skip_tags(data: bytes | memoryview, position: int, count: int) -> int:
-    """Skip a section of tagged fields, given the first byte of their number.
-
-    -> position behind them
-    """
+    """Return the position behind a section of tagged fields; `count` is its first byte."""
     end = len(data)
     if count > 0x7F:
         count, position = read_long_varint(data, position, count)
@@ -101,24 +98,24 @@ def varint(value: int) -> bytes:
 
 
 def compile_decoder(body: Struct, version: int, flexible: bool) -> Decoder:
-    """Make the decoder of a body: `decoder(data, position) -> message`."""
+    """Return the decoder of a body: `decoder(data, position) -> message`."""
     maker = _DecoderSource(body.name, version, flexible)
     decoder: Decoder = maker.finish(body)
     return decoder
 
 
 def compile_sliced_decoder(body: Struct, version: int, flexible: bool) -> SlicedDecoder:
-    """As `compile_decoder`; the message is what the generator returns."""
+    """Like `compile_decoder`, with pauses; the generator returns the message."""
     maker = _DecoderSource(body.name, version, flexible, sliced=True)
     decoder: SlicedDecoder = maker.finish(body)
     return decoder
 
 
 def compile_encoder(body: Struct, version: int, flexible: bool) -> Encoder:
-    """Make the encoder of a body: `encoder(append, message)` appends pieces of bytes.
+    """Return the encoder of a body: `encoder(append, message)` appends pieces of bytes.
 
-    Values that the type cannot hold raise struct.error, TypeError or AttributeError: a mistake of
-    the caller, never of a peer.
+    Values that do not fit their type raise struct.error, TypeError or AttributeError. Only the
+    caller can cause them, not a peer.
     """
     maker = _EncoderSource(body.name, version, flexible)
     encoder: Encoder = maker.finish(body)
@@ -126,14 +123,14 @@ def compile_encoder(body: Struct, version: int, flexible: bool) -> Encoder:
 
 
 def compile_sliced_encoder(body: Struct, version: int, flexible: bool) -> SlicedEncoder:
-    """As `compile_encoder`."""
+    """Like `compile_encoder`, with pauses."""
     maker = _EncoderSource(body.name, version, flexible, sliced=True)
     encoder: SlicedEncoder = maker.finish(body)
     return encoder
 
 
 class _Source:
-    """Lines of a function, the names it uses, and the fixed-size fields not yet written."""
+    """The source of a function: its lines, its names, and fixed-size fields not yet written."""
 
     def __init__(self, root: str, version: int, flexible: bool, *, sliced: bool = False) -> None:
         self.root = root
@@ -173,13 +170,13 @@ class _Source:
         return Struct(self.root + field.type, field.fields)
 
     def begin(self) -> None:
-        """A generator even where there is no array to pause in."""
+        """Begin a generator, even if the message has no array to pause in."""
         if self.sliced:
             self.add(f"rows = {ELEMENTS_PER_SLICE}")
             self.add("if False: yield")
 
     def pause(self) -> None:
-        """Behind each element: pause when the slice is full."""
+        """Pause behind an element if the slice is full."""
         if self.sliced:
             self.add("rows -= 1")
             with self.block("if rows <= 0:"):
@@ -193,7 +190,7 @@ class _Source:
         return made["codec"]
 
     def packed(self, kind: str) -> tuple[str, str, int]:
-        """Take the pending fields. -> (name of the struct function, its operands, size)"""
+        """Return the struct function for the pending fields: its name, operands and size."""
         layout = "".join(code for code, _ in self.pending)
         operands = ", ".join(operand for code, operand in self.pending if code != "x")
         name = f"{kind}_{layout.replace('?', 't')}"
@@ -204,7 +201,7 @@ class _Source:
 
 
 class _DecoderSource(_Source):
-    """Writes `codec(data, p)`. Variables: n a length, q an end, left the element budget."""
+    """The source of `codec(data, p)`. n is a length, q an end, left the number of elements left."""
 
     def finish(self, body: Struct) -> Any:
         self.names |= {
@@ -232,7 +229,7 @@ class _DecoderSource(_Source):
             self.add(f"p += {size}")
 
     def length(self, old_bytes: int) -> None:
-        """Read a length into n: compact ones are one more, 0 is null (KIP-482)."""
+        """Read a length into n. Compact lengths are stored plus one, 0 is null (KIP-482)."""
         if not self.flexible:
             self.pending.append(("h" if old_bytes == 2 else "i", "n"))
             self.flush()
@@ -294,7 +291,7 @@ class _DecoderSource(_Source):
                 with self.block(f"if {tag} == {field.tag}:"):
                     self.field(field, f"{target}.{field.name}")
                     self.flush()
-                    # Going back would let one byte be decoded many times.
+                    # Otherwise one byte could be decoded many times.
                     with self.block(f"if p > {stop}:"):
                         self.add(f"raise bad({field.name!r}, n, p)")
             self.add(f"p = {stop}")
@@ -361,7 +358,7 @@ class _DecoderSource(_Source):
 
     def _elements(self, field: Field, target: str) -> None:
         smallest = self.smallest(field)
-        assert smallest > 0, field.name  # or a length would cost nothing to announce
+        assert smallest > 0, field.name  # otherwise an announced length would cost no bytes
         with self.block(f"if n < 0 or n * {smallest} > end - p:"):
             self.add(f"raise bad({field.name!r}, n, p)")
         self.add("left -= n")
@@ -395,7 +392,7 @@ class _DecoderSource(_Source):
                 self.add("yield")
 
     def smallest(self, field: Field, *, whole: bool = False) -> int:
-        """Return the fewest bytes of an element of this field, or of the field as a whole."""
+        """Return the minimum size of an element of this field, or of the whole field."""
         if whole and field.is_array:
             return 1 if self.flexible else 4
         if whole and field.is_struct and self.nullable(field):
@@ -409,7 +406,7 @@ class _DecoderSource(_Source):
 
 
 class _EncoderSource(_Source):
-    """Writes `codec(w, m)`. Variables: s bytes to write, n their announced length."""
+    """The source of `codec(w, m)`. s is the bytes to write, n their length."""
 
     def __init__(self, root: str, version: int, flexible: bool, *, sliced: bool = False) -> None:
         super().__init__(root, version, flexible, sliced=sliced)
@@ -467,7 +464,7 @@ class _EncoderSource(_Source):
             self.pending.append(("x", ""))
 
     def _tags(self, tagged: list[Field], source: str) -> None:
-        """Tagged fields are written when they differ from their default (KIP-482)."""
+        """Write the tagged fields that differ from their default (KIP-482)."""
         tags = self.variable("t")
         outer = self.write
         self.add(f"{tags} = []")
