@@ -1,7 +1,7 @@
-"""What the cleaner needs to know of a log, and what it asks of the broker that owns the logs.
+"""The cleaner's interface to the broker, which owns the logs.
 
-The pool never touches a log: it reads facts, orders work, and hands finished groups back. Every
-method is called on the event loop.
+The cleaner reads facts of logs, runs jobs and returns finished groups for publication. All methods
+are called on the event loop.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from storage.segments.segment import DamagedSegment
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """The transaction that holds the last stable offset."""
+    """The transaction that determines the last stable offset."""
 
     producer_id: int
     first_offset: int
@@ -27,17 +27,17 @@ class OpenTransaction:
 
 
 class Undecided(Enum):
-    """Why nothing from an offset on is final."""
+    """Why records from an offset on cannot be cleaned yet."""
 
-    HIGH_WATERMARK = "high watermark"  # it may be lost in a crash, or by a truncation
+    HIGH_WATERMARK = "high watermark"  # a crash or a truncation may remove them
     OPEN_TRANSACTION = "open transaction"
-    VIEW = "compacted view"  # a view of the topic has not taken it yet
-    VIEW_UNKNOWN = "compacted view not known"  # it is not known what a view of the topic holds
+    VIEW = "compacted view"  # the view has not been compacted past them
+    VIEW_UNKNOWN = "compacted view unreadable"  # the contents of the view are unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Foreground:
-    """What the broker has done for its clients since it started; only ever grows."""
+    """Requests and bytes that the broker has served since its start."""
 
     requests: int
     bytes: int  # produced and fetched
@@ -46,11 +46,11 @@ class Foreground:
 
 @dataclass(frozen=True, slots=True)
 class LogFacts:
-    """One log as the planner sees it, at one moment.
+    """One log at one moment, for the planner.
 
-    `segments` is Log.segment_facts(): in offset order, the last one is the active one. An offline
-    partition has none. `undecided_offset` bounds cleaning: nothing at or above it is final, for
-    the reason that `undecided_by` names.
+    `segments` is Log.segment_facts(): in offset order, the active one last; empty if the
+    partition is offline. Nothing at or above `undecided_offset` can be cleaned, for the reason in
+    `undecided_by`.
     """
 
     partition: TopicPartition
@@ -62,21 +62,21 @@ class LogFacts:
     undecided_offset: int
     checkpoint_offset: int | None  # first dirty offset as last saved; None if never
     generation: str
-    offline: str | None = None  # why its data directory cannot be used
-    damaged: tuple[DamagedSegment, ...] = ()  # what cannot be read, or not be cleaned
-    clock_trusted: bool = True  # False while wall time is suspected of having jumped
-    topic_id: bytes = b""  # 16 bytes; what is remembered of a log is void for another id
-    data_directory: str = ""  # the log directory that `directory` lies in
+    offline: str | None = None  # why its log directory has failed
+    damaged: tuple[DamagedSegment, ...] = ()  # segments that cannot be read or cleaned
+    clock_trusted: bool = True  # False if the wall clock may have jumped
+    topic_id: bytes = b""  # 16 bytes; the cleaner state of another id does not apply
+    data_directory: str = ""  # the parent of `directory`
     open_transaction: OpenTransaction | None = None
     undecided_by: Undecided = Undecided.HIGH_WATERMARK
-    active_closes_ms: int | None = None  # wall time at which the active segment closes by its age
+    active_closes_ms: int | None = None  # wall time at which the active segment is rolled
 
     @property
     def usable_checkpoint(self) -> int | None:
-        """The saved first dirty offset if it lies in the log; None if there is none to use.
+        """Return the saved first dirty offset if it lies in the log, else None.
 
-        Below the log start records were deleted; beyond the end the log was cut or replaced, and
-        then all of it is dirty again.
+        Below the log start, records were deleted. Beyond the end, the log was truncated or
+        replaced, and all of it is dirty again.
         """
         saved = self.checkpoint_offset
         if saved is None or not self.log_start_offset <= saved <= self.log_end_offset:
@@ -85,14 +85,14 @@ class LogFacts:
 
     @property
     def first_dirty_offset(self) -> int:
-        """The usable checkpoint, or the log start."""
+        """Return the usable checkpoint, or the log start offset."""
         usable = self.usable_checkpoint
         return self.log_start_offset if usable is None else usable
 
 
 @dataclass(frozen=True, slots=True)
 class JobInputs:
-    """What a job needs beyond the facts; asked for once a partition is chosen."""
+    """What a job needs beyond the facts; read when a partition is chosen."""
 
     hash_key: bytes  # 16 bytes, of the data directory
     last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset)
@@ -100,59 +100,54 @@ class JobInputs:
 
 
 class PublishOutcome(Enum):
-    """What became of a group that was handed over."""
+    """The result of publishing one group."""
 
     PUBLISHED = "published"
-    SOURCES_GONE = "sources gone"  # retention took one or all of them: the group was dropped
-    STALE = "stale"  # the log's generation is another one now: the whole job is void
-    LATE = "late"  # its tombstones would be removed too early (CleanJob.is_late): all of it is void
-    NEEDED = "needed"  # by a compacted view of the topic, by now: the whole job is void
+    SOURCES_GONE = "sources gone"  # retention removed source segments: the group was dropped
+    STALE = "stale"  # the log has another generation: the whole job is void
+    LATE = "late"  # its tombstones would be removed too early (CleanJob.is_late): the job is void
+    NEEDED = "needed"  # a compacted view needs the records now: the whole job is void
 
 
 class CleanerHost(Protocol):
-    """The broker, as the pool sees it."""
+    """The broker's side of the cleaner."""
 
     def facts(self) -> Iterable[LogFacts]:
-        """Every partition that exists. Iterated over several turns of the loop: it must bear that
-        partitions come and go meanwhile.
+        """Return the facts of every partition.
+
+        The iteration spans several turns of the loop; partitions may come and go meanwhile.
         """
 
     def facts_of(self, partition: TopicPartition) -> LogFacts | None:
-        """The facts of one partition; None where it does not exist or is not served."""
+        """Return the facts of one partition; None if it is not served."""
 
     def exists(self, partition: TopicPartition) -> bool:
-        """Whether there is such a partition, served or not: one that is offline comes back."""
+        """Return whether the partition exists, served or not."""
 
     def data_directories(self) -> Iterable[str]:
-        """Those in use, also where none of their partitions is served."""
+        """Return the log directories in use, also those without a served partition."""
 
     def job_inputs(self, partition: TopicPartition, first: int, end: int) -> JobInputs:
-        """The rest of what a job over the offsets [first, end) of this partition needs."""
+        """Return the inputs of a job over the offsets [first, end)."""
 
     def foreground(self) -> Foreground:
-        """What was done for clients so far: the measure of how busy the broker is with them."""
+        """Return the work done for clients so far."""
 
     def checkpoint(self, partition: TopicPartition, generation: str, offset: int) -> None:
-        """Save the first dirty offset, unless `generation` is no longer the log's."""
+        """Save the first dirty offset, unless the log has another generation."""
 
     async def publish(
         self, job: CleanJob, groups: tuple[CleanedGroup, ...]
     ) -> tuple[PublishOutcome, ...]:
-        """Put groups in the place of their sources, by one journal, and in the log.
+        """Replace the sources of groups by one journal; return the outcome of each group.
 
-        What became of each is told; all that are published are so together. Never cancelled by the
-        pool.
-
-        It removes no file of the run that it did not publish: the worker may still be writing, and
-        the pool does so at the run's end. Raises SwapRefusedError where nothing was changed,
-        OSError or another StorageError where a journal may be left; the attempt then has failed.
+        The pool never cancels this. It removes no unpublished file of the run: the worker may
+        still be writing, and the pool removes them at the end. Raises SwapRefusedError if nothing
+        was changed, OSError or another StorageError if a journal may be left.
         """
 
     def finished(self, job: CleanJob, report: CleanReport, *, damage: str) -> None:
-        """A job ran to its end; the place for the one log line and for history.
-
-        `damage` is what it had to leave as it is and nobody knew of; empty where that is nothing.
-        """
+        """Log a job that ran to its end. `damage` describes new damage; empty if there is none."""
 
     def failed(self, partition: TopicPartition, reason: str, retry_at_ms: int) -> None:
-        """An attempt failed; the next one is not made before `retry_at_ms` (wall clock)."""
+        """Log a failed attempt; the next one starts after `retry_at_ms` (wall clock)."""

@@ -1,9 +1,9 @@
-"""What the broker asks of a cleaner worker, and what it gets back. Frozen and picklable.
+"""A cleaner job, its results and its control. Frozen and picklable.
 
 A job names immutable files only: closed segments of one partition, in offset order, in groups of
 neighbours that become one new segment each. The worker writes `.cleaned` files beside them, or to
-the folder that the job names, and never renames or deletes a source; publishing is the broker's
-alone (storage/segments/swap.py).
+the job's output folder, and never renames or deletes a source. Only the broker publishes
+(storage/segments/swap.py).
 """
 
 from dataclasses import dataclass, fields
@@ -28,14 +28,14 @@ class SourceSegment:
 
 @dataclass(frozen=True, slots=True)
 class ViewOrder:
-    """What makes a record its key's latest in a compacted view that does not go by offsets.
+    """The order of a key's records in a compacted view by timestamp or by version.
 
-    The one with the largest rank counts, of several with the same rank the one with the largest
-    offset. A rank is the record's timestamp or its version.
+    The record with the largest rank is the latest one; among equal ranks, the largest offset
+    decides. A rank is the record's timestamp or its version.
     """
 
     version_header: bytes | None  # 8 bytes, big-endian, signed; None: the timestamp
-    # Keys whose latest record is a delete that is not in the sources any more; in `directory`.
+    # Keys whose latest record is a tombstone that the sources no longer have; in `directory`.
     deleted_keys: CleanedFile | None
 
 
@@ -43,14 +43,14 @@ class ViewOrder:
 class CleanJob:
     """One clean of one partition: index the keys of [first_dirty, end), rewrite `groups`.
 
-    `expired_only`: nothing is dirty. `groups` are then some of the log's segments, not all (those
-    of one group are still neighbours), and only what carries a delete horizon that has passed goes.
+    With `expired_only` nothing is dirty: `groups` are some of the log's segments (those of one
+    group are still neighbours), and only tombstones and markers past their delete horizon go.
     """
 
     partition: TopicPartition
     directory: str  # the partition's folder
-    generation: str  # a report with another generation than the log's present one is discarded
-    job_id: str  # names this run's .cleaned files
+    generation: str  # a report of another generation is discarded
+    job_id: str  # in the names of the .cleaned files
     groups: tuple[tuple[SourceSegment, ...], ...]  # oldest first; covers [log start, end)
     first_dirty_offset: int
     end_offset: int  # first uncleanable offset: a segment base, exclusive
@@ -58,7 +58,7 @@ class CleanJob:
     log_end_offset_is_end: bool  # True if nothing follows end_offset: the last batch is kept, empty
     now_ms: int
     delete_retention_ms: int
-    # False while the wall clock is suspected of having jumped: nothing goes or is stamped by it.
+    # False if the wall clock may have jumped: then no record is removed or stamped by time.
     drop_expired_tombstones: bool
     hash_key: bytes  # 16 bytes, random per data directory
     dedupe_buffer_bytes: int
@@ -69,32 +69,34 @@ class CleanJob:
     segment_bytes: int
     compression_levels: tuple[tuple[int, int], ...]  # (codec id, level)
     last_records: tuple[tuple[int, int, int], ...] = ()  # (producer id, epoch, last offset or -1)
-    aborted: tuple[TxnIndexEntry, ...] = ()  # that overlap the groups, by their markers' offsets
+    aborted: tuple[
+        TxnIndexEntry, ...
+    ] = ()  # those that overlap the groups, in order of their markers
     expired_only: bool = False
-    latest_only: bool = False  # a compacted view is made: no tombstone and no marker stays
+    latest_only: bool = False  # for a compacted view: no tombstone and no marker stays
     keep_keyless: bool = False  # with `latest_only`: records without a key stay
-    order: ViewOrder | None = None  # with `latest_only`; None: the last record is the latest
-    # What lies below is clean with respect to all that is older; None: up to the first dirty
-    # offset. Between the two stands what could not be read, and what was cleaned behind it.
+    order: ViewOrder | None = None  # with `latest_only`; None: by offset
+    # The log is clean below this offset with respect to all older records; None: below the first
+    # dirty offset. Between the two are unreadable segments and those cleaned behind them.
     clean_below: int | None = None
-    output_directory: str | None = None  # where `.cleaned` files go; None: to `directory`
-    # The time by which all of it is expected to be published: delete horizons count from there, so
-    # that a tombstone stays readable for delete.retention.ms. None: from `now_ms`.
+    output_directory: str | None = None  # of `.cleaned` files; None: `directory`
+    # The expected time of publication, None for `now_ms`. Delete horizons count from there, so that
+    # a tombstone stays readable for delete.retention.ms.
     published_by_ms: int | None = None
 
     @property
     def outputs(self) -> str:
-        """The folder that `.cleaned` files are written to."""
+        """Return the folder of the `.cleaned` files."""
         return self.directory if self.output_directory is None else self.output_directory
 
     @property
     def horizon_ms(self) -> int:
-        """The delete horizon of a tombstone or marker that this job meets first."""
+        """Return the delete horizon of a tombstone or marker that this job is the first to keep."""
         from_ms = self.now_ms if self.published_by_ms is None else self.published_by_ms
         return from_ms + self.delete_retention_ms
 
     def is_late(self, now_ms: int) -> bool:
-        """Whether it is too late to publish, at this wall time.
+        """Return whether it is too late to publish at this wall time.
 
         A tombstone that the job stamped would be readable for less than half of
         delete.retention.ms.
@@ -104,17 +106,17 @@ class CleanJob:
         return self.horizon_ms - now_ms < self.delete_retention_ms // 2
 
 
-NO_HORIZON: Final = -1  # nothing in the segment waits to be removed
+NO_HORIZON: Final = -1  # no tombstone or marker in the segment waits for removal
 UNKNOWN_HORIZON: Final = -2
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentHorizon:
-    """When a segment as it stands after the clean can lose its next tombstone or marker."""
+    """The time at which a segment, as the job leaves it, can lose its next tombstone or marker."""
 
     base_offset: int
     size_bytes: int
-    horizon_ms: int  # the earliest delete horizon in it; NO_HORIZON, or UNKNOWN_ behind damage
+    horizon_ms: int  # the earliest one; NO_HORIZON; UNKNOWN_HORIZON behind damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,14 +200,14 @@ class CleanReport(CleanFigures):
 
 
 class CleanAbortedError(Exception):
-    """The broker asked for the partition back. Not a failure; raised out of `run_clean`."""
+    """The broker aborted the job. Not a failure; `run_clean` raises it."""
 
 
 class JobControl(Protocol):
-    """How a running job talks to whoever ordered it: budget, abort, results.
+    """The link of a running job to its caller: budget, abort, results.
 
-    `run_clean` removes nothing of what it handed over with `groups_cleaned`; the pool removes the
-    `.cleaned` files that were never published.
+    `run_clean` removes no file of the groups that it passed to `groups_cleaned`; the caller
+    removes unpublished `.cleaned` files.
     """
 
     def read_bytes(self, count: int) -> None:
@@ -215,11 +217,11 @@ class JobControl(Protocol):
         """Charge bytes about to be written; waits for the budget. Raises CleanAbortedError."""
 
     def aborted(self) -> bool:
-        """Whether to stop: ask at every buffer, then raise CleanAbortedError."""
+        """Return whether to stop; checked for every buffer."""
         ...
 
     def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
-        """Hand over finished, synced groups that are to be published together, all or none.
+        """Deliver finished, synced groups that are to be published together.
 
         Groups come in the job's order, oldest first.
         """

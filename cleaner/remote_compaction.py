@@ -1,12 +1,11 @@
-"""What a broker and whoever compacts outside of it give each other: plan, manifest, outcome. Pure.
+"""The exchange between the broker and a remote compaction: plan, manifest, result. Pure.
 
 Rules
-- A plan is the cleaner's own job for each partition of a run, over hard links that the broker has
-  made: whoever carries it out needs nothing else.
-- A manifest names what was made of one partition's job. It is written last, in one step: without
-  it nothing was handed back. The broker believes nothing of it (broker/leases/adoption.py).
-- All three are JSON; integers are exact. On the disk a manifest is sealed
-  (storage/format/sealed_json.py).
+- A plan holds the cleaner's own job for each partition of a run, over hard links that the broker
+  made. It is all that the remote side needs.
+- A manifest lists the outputs of one partition's job. It is written last and atomically: without
+  it the run has returned nothing. The broker trusts none of it (broker/leases/adoption.py).
+- All three are JSON. On disk a manifest is sealed (storage/format/sealed_json.py).
 """
 
 import re
@@ -22,32 +21,32 @@ from storage.format import filenames, sealed_json
 from storage.model import TopicPartition
 
 COMPACTIONS_PATH: Final = (
-    "/api/v1/remote-compactions"  # below it a run's files and manifests travel by HTTP
+    "/api/v1/remote-compactions"  # the HTTP path of a run's files and manifests
 )
-CRC_HEADER: Final = "X-Varve-Crc32c"  # of what travels, in hexadecimal digits
+CRC_HEADER: Final = "X-Varve-Crc32c"  # of a transferred file, in hexadecimal digits
 MANIFEST_NAME: Final = "manifest"  # in the folder of a run
 MANIFEST_MAGIC: Final = "varve-output-manifest"
 MANIFEST_VERSION: Final = 1
-MANIFEST_BYTES_MAX: Final = 64 << 20  # of a hundred thousand groups
-# What one may take of a job: reading it takes 30 times as much memory, and holds others up.
+MANIFEST_BYTES_MAX: Final = 64 << 20  # about a hundred thousand groups
+# The limit for one job: decoding takes 30 times as much memory, and blocks the event loop.
 _MANIFEST_BYTES: Final = 1 << 20
 _MANIFEST_SEGMENT_BYTES: Final = 4 << 10  # a group with its files, a horizon, damage
 FOLDER_CHARS_MAX: Final = 100
-SCRATCH_PREFIX: Final = "scratch-"  # of folders whose files are never handed back
+SCRATCH_PREFIX: Final = "scratch-"  # of folders whose files are never returned
 
 _FOLDER: Final = re.compile(rf"[0-9A-Za-z_-]{{1,{FOLDER_CHARS_MAX}}}", re.ASCII)
 _SCRATCH_FILE: Final = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,199}", re.ASCII)
 
 
 class MalformedHandoffError(ValueError):
-    """Bytes that are no plan, manifest or result of ours; says what is wrong."""
+    """A malformed plan, manifest or result."""
 
 
 class Purpose(StrEnum):
-    """What a run is for."""
+    """The purpose of a run."""
 
-    COMPACT = "compact"  # its outputs may be adopted; the broker's own cleaner waits meanwhile
-    READ = "read"  # its inputs stay where they are; nothing comes back
+    COMPACT = "compact"  # its outputs may be adopted; the broker's cleaner is paused
+    READ = "read"  # it only reads; nothing is returned
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +66,14 @@ class LeasePlan:
     topic: str
     purpose: Purpose
     created_ms: int
-    expires_ms: int  # unless it is renewed before
-    token: str  # for files of this run; ends with it
+    expires_ms: int  # unless it is renewed
+    token: str  # for the files of this run, valid until it ends
     partitions: tuple[PartitionPlan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OutputManifest:
-    """What was made of one partition: the files of each group lie in a folder below `out/`."""
+    """The outputs of one partition; the files of each group are in a folder below `out/`."""
 
     compaction_id: str
     partition: TopicPartition
@@ -84,51 +83,52 @@ class OutputManifest:
     folders: tuple[str, ...]  # by group
     groups: tuple[CleanedGroup, ...]
     report: CleanReport
-    engine: str = ""  # who made it, for people
+    engine: str = ""  # for operators
 
 
 class AdoptOutcome(StrEnum):
-    """What became of what was handed back."""
+    """The result of an adoption."""
 
     ADOPTED = "adopted"
-    STALE = "stale"  # the log went on without the run: nothing was changed
-    EXPIRED = "expired"  # the lease was over: nothing was changed
-    INVALID = "invalid"  # it is not what the job allows: nothing was changed
-    NOTHING = "nothing"  # there is no manifest; the run goes on
+    STALE = "stale"  # the log has changed; nothing was published
+    EXPIRED = "expired"  # the lease had ended; nothing was published
+    INVALID = "invalid"  # the outputs are wrong; nothing was published
+    NOTHING = "nothing"  # there is no manifest; the run continues
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptResult:
-    """Of one partition."""
+    """The result of adopting one partition."""
 
     partition: TopicPartition
     outcome: AdoptOutcome
     reason: str = ""
     groups_published: int = 0
-    bytes_before: int = 0  # of log files, of all that the job covers
+    bytes_before: int = 0  # of all log files in the job
     bytes_after: int = 0
     verify_seconds: float = 0.0
 
 
 def manifest_bytes_max(job: CleanJob) -> int:
-    """No manifest of this job is larger."""
+    """Return the size limit for a manifest of this job."""
     segments = sum(len(group) for group in job.groups)
     return min(MANIFEST_BYTES_MAX, _MANIFEST_BYTES + segments * _MANIFEST_SEGMENT_BYTES)
 
 
 def is_folder(name: str) -> bool:
-    """Whether a folder below `out/` may be called so: one plain name."""
+    """Return whether the name is allowed for a folder below `out/`."""
     return _FOLDER.fullmatch(name) is not None
 
 
 def is_scratch_folder(name: str) -> bool:
-    """Whether it is one for files that stages leave for each other."""
+    """Return whether the name is that of a folder for temporary files between stages."""
     return is_folder(name) and name.startswith(SCRATCH_PREFIX)
 
 
 def is_file_of(folder: str, name: str, compaction_id: str) -> bool:
-    """Whether a file in such a folder may be called so: a cleaned file of the run, unless the
-    folder is for scratch, where any plain name will do.
+    """Return whether the name is allowed in the folder.
+
+    A scratch folder allows any plain name, others only cleaned files of the run.
     """
     if is_scratch_folder(folder):
         return _SCRATCH_FILE.fullmatch(name) is not None
@@ -136,7 +136,7 @@ def is_file_of(folder: str, name: str, compaction_id: str) -> bool:
 
 
 def is_cleaned_name(name: str, compaction_id: str) -> bool:
-    """Whether it is the name of a cleaned segment's file of this run."""
+    """Return whether the name is that of a cleaned file of this run."""
     parsed = filenames.parse_file_name(name)
     return (
         parsed is not None
@@ -146,50 +146,50 @@ def is_cleaned_name(name: str, compaction_id: str) -> bool:
 
 
 def encode_plan(plan: LeasePlan) -> bytes:
-    """A plan as JSON."""
+    """Return a plan as JSON."""
     return typed_json.dumps(plan)
 
 
 def decode_plan(data: bytes) -> LeasePlan:
-    """Raises MalformedHandoffError."""
+    """Read a plan. Raises MalformedHandoffError."""
     try:
         return typed_json.loads(LeasePlan, data)
     except MalformedJsonError as error:
-        raise MalformedHandoffError(f"no plan of a run: {error}") from error
+        raise MalformedHandoffError(f"malformed plan: {error}") from error
 
 
 def plan_of(value: object) -> LeasePlan:
-    """A plan from decoded JSON. Raises MalformedHandoffError."""
+    """Read a plan from decoded JSON. Raises MalformedHandoffError."""
     try:
         return typed_json.from_json(LeasePlan, value)
     except MalformedJsonError as error:
-        raise MalformedHandoffError(f"no plan of a run: {error}") from error
+        raise MalformedHandoffError(f"malformed plan: {error}") from error
 
 
 def encode_manifest(manifest: OutputManifest) -> bytes:
-    """A manifest as it stands in its file."""
+    """Return the contents of a manifest file."""
     return sealed_json.seal_body(MANIFEST_MAGIC, MANIFEST_VERSION, typed_json.dumps(manifest))
 
 
 def decode_manifest(data: bytes, path: str = MANIFEST_NAME) -> OutputManifest:
-    """Raises MalformedHandoffError; also for one that is torn, or of a later version."""
+    """Read a manifest file. Raises MalformedHandoffError, also for a torn or newer one."""
     try:
         results = sealed_json.unseal(MANIFEST_MAGIC, MANIFEST_VERSION, data, path)
         return typed_json.from_json(OutputManifest, results)
     except (CorruptCheckpointError, NewerFormatError) as error:
         raise MalformedHandoffError(str(error)) from error
     except (MalformedJsonError, RecursionError, ValueError) as error:
-        raise MalformedHandoffError(f"{path} is no manifest: {error}") from error
+        raise MalformedHandoffError(f"{path} is malformed: {error}") from error
 
 
 def result_json(result: AdoptResult) -> Any:
-    """A result for the API."""
+    """Return a result as JSON."""
     return typed_json.to_json(result)
 
 
 def result_of(value: object) -> AdoptResult:
-    """Raises MalformedHandoffError."""
+    """Read a result. Raises MalformedHandoffError."""
     try:
         return typed_json.from_json(AdoptResult, value)
     except MalformedJsonError as error:
-        raise MalformedHandoffError(f"no result of an adoption: {error}") from error
+        raise MalformedHandoffError(f"malformed result: {error}") from error

@@ -1,12 +1,12 @@
-"""What may happen to one partition in the cleaner. Pure: no clock, no files, no asyncio.
+"""The state machine of one partition in the cleaner. Pure: no clock, no files, no asyncio.
 
 Rule 1. Every change of a partition's cleaning state is a case in `transition`.
-Rule 2. This module does not know which partition, log or worker it is talking about.
+Rule 2. This module does not know the partition, its log or its worker.
 
-A partition is *held* while a worker owns its files or a journal is being carried out (Cleaning,
-Publishing, Aborting, Adopting). A pause is granted only when it is not held. Pauses nest: each one
-is undone by one resume. A quarantine outlives attempts and pauses; a success ends it. What was made
-outside is published by whoever has the one pause there is.
+A partition is *busy* while a worker owns its files or a journal is carried out (Cleaning,
+Publishing, Aborting, Adopting). A pause is granted when the partition is not busy. Pauses nest:
+each one needs one resume. A quarantine survives attempts and pauses; a successful clean ends it.
+The groups of a remote clean are published by the owner of the only pause (Adopting).
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Nobody holds the partition. The in-progress map does not store this state."""
+    """No worker owns the partition. Implicit: idle partitions are not in the in-progress map."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Left alone after a failure, until a time (monotonic ms). `failures` in a row, >= 1."""
+    """Not cleaned until a time (monotonic ms), after `failures` >= 1 in a row."""
 
     until_ms: int
     reason: str
@@ -38,23 +38,23 @@ class Cleaning:
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """The journal of finished groups is being carried out; the worker goes on meanwhile."""
+    """The journal of finished groups is carried out; the worker continues meanwhile."""
 
     past: Quarantined | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Aborting:
-    """Asked to stop, still held. `pauses` may be 0: whoever asked gave up waiting."""
+    """The worker was told to stop but still owns the files. `pauses` is 0 if no caller waits."""
 
     pauses: int
-    publishing: bool = False  # a journal was under way: it is waited for, never interrupted
+    publishing: bool = False  # a journal is running: it is never interrupted
     past: Quarantined | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """Held off by `pauses` >= 1 callers. `past` is what the last resume returns to."""
+    """Not cleaned because of `pauses` >= 1 callers. `past` is the state after the last resume."""
 
     pauses: int
     past: Quarantined | None = None
@@ -62,7 +62,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Adopting:
-    """Whoever paused it carries out a journal of groups that were made outside. `pauses` >= 1."""
+    """The owner of the pause publishes the groups of a remote clean. `pauses` >= 1."""
 
     pauses: int
     past: Quarantined | None = None
@@ -71,7 +71,7 @@ class Adopting:
 State: TypeAlias = Idle | Quarantined | Cleaning | Publishing | Aborting | Paused | Adopting
 
 
-# Events: what the outside reports -------------------------------------------
+# Events ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +83,20 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True)
 class GroupsReady:
-    """The worker handed over finished groups, to be published by one journal."""
+    """The worker finished groups, which one journal publishes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The groups' journal is done, or they were dropped because their sources had gone."""
+    """The journal is done, or the groups were dropped because their sources are gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Not all was published and the rest is of no use: stale generation, failed journal."""
+    """Some groups could not be published because the generation changed or the journal failed.
+
+    The job's remaining output is useless.
+    """
 
     reason: str
 
@@ -102,7 +105,7 @@ class Refused:
 class Finished:
     """The worker reported the whole job, after its last group was published.
 
-    No offset where nothing was dirty: the job only removed what had expired.
+    The offset is None if the job only removed expired tombstones and markers.
     """
 
     next_dirty_offset: int | None
@@ -110,15 +113,14 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The worker let go after an abort, by itself or because it was killed for not heeding it."""
+    """The worker stopped after an abort, or was killed because it ignored the abort."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt failed or the worker died. Next attempt not before `until_ms` (monotonic).
+    """The attempt failed or the worker died. The next one starts after `until_ms` (monotonic).
 
-    `next_dirty_offset` is set where part of the work stands: the job came to its end but had to
-    leave a damaged segment as it was.
+    `next_dirty_offset` is set if the job ran to its end around a damaged segment.
     """
 
     reason: str
@@ -128,32 +130,32 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequested:
-    """Stop a running clean, if there is one, without holding the partition afterwards."""
+    """Stop a running clean, if any, without a pause afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseRequested:
-    """Stop a running clean and hold the partition until one Resumed."""
+    """Stop a running clean and start none until Resumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """One PauseRequested is over, granted or given up."""
+    """End one pause, whether it was granted or the caller stopped waiting."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptionBegun:
-    """The only one who paused it publishes what was made outside; further pauses wait for that."""
+    """The owner of the only pause starts to publish a remote clean; further pauses wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdoptionEnded:
-    """The journal is done, or was refused; what was paused is paused as before."""
+    """The journal is done or was refused; the pauses remain."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryRequested:
-    """Earlier failures no longer count: an operator says so, or the partition was replaced."""
+    """Clear earlier failures: an operator asked for it, or the partition was replaced."""
 
 
 Event: TypeAlias = (
@@ -173,7 +175,7 @@ Event: TypeAlias = (
 )
 
 
-# Effects: what the outside must now do ----------------------------------------
+# Effects: what the caller must do now ----------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ class StartJob:
 
 @dataclass(frozen=True, slots=True)
 class SignalAbort:
-    """Tell the worker to stop, and watch that it does."""
+    """Tell the worker to stop, and kill it if it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +195,12 @@ class PublishGroups:
 
 @dataclass(frozen=True, slots=True)
 class DropGroups:
-    """Do not publish them: the partition is being given back."""
+    """Do not publish the groups: the attempt is being aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrantPause:
-    """Nobody holds the partition: let all who wait go on."""
+    """No worker owns the partition: let all waiting callers continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,14 +212,14 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class ReportFailure:
-    """Say why the partition is left alone, and until when."""
+    """Report why the partition is quarantined, and until when."""
 
     quarantine: Quarantined
 
 
 @dataclass(frozen=True, slots=True)
 class WakeScheduler:
-    """A partition or a worker came free: choose again."""
+    """Scan soon: a partition or a worker is free."""
 
 
 Effect: TypeAlias = (
@@ -236,7 +238,7 @@ IDLE = Idle()
 
 
 class IllegalTransitionError(Exception):
-    """A state was sent an event it does not accept: a mistake of ours."""
+    """A state does not accept an event: an error in the cleaner."""
 
     def __init__(self, state: State, event: Event) -> None:
         super().__init__(f"{state} does not accept {event}")
@@ -245,12 +247,12 @@ class IllegalTransitionError(Exception):
 
 
 def is_busy(state: State) -> bool:
-    """Whether a worker or a journal has the partition's files."""
+    """Return whether a worker or a journal owns the partition's files."""
     return isinstance(state, Cleaning | Publishing | Aborting | Adopting)
 
 
 def past_of(state: State) -> Quarantined | None:
-    """The quarantine a state is in, or will fall back to unless a clean succeeds."""
+    """Return the quarantine that the state is in, or returns to unless a clean succeeds."""
     match state:
         case Quarantined():
             return state
@@ -261,7 +263,7 @@ def past_of(state: State) -> Quarantined | None:
 
 
 def transition(state: State, event: Event) -> Step:
-    """The state after `event` and what has to be done. Raises IllegalTransitionError."""
+    """Return the state after `event` and the effects. Raises IllegalTransitionError."""
     step = _work(state, event) or _control(state, event) or _adoption(state, event)
     if step is None:
         raise IllegalTransitionError(state, event)
@@ -269,14 +271,14 @@ def transition(state: State, event: Event) -> Step:
 
 
 def _work(state: State, event: Event) -> Step | None:
-    """A job's course: taken, published group by group, given back."""
+    """Handle the events of a job: start, publication of groups, end."""
     match state, event:
         case Idle(), JobStarted():
             return Cleaning(), (StartJob(),)
         case Quarantined(until_ms), JobStarted(now_ms) if now_ms >= until_ms:
             return Cleaning(state), (StartJob(),)
 
-        # Groups come one after the other: the next is looked at when this journal is done.
+        # Journals run one after the other: the next groups wait for this one.
         case Cleaning(past), GroupsReady():
             return Publishing(past), (PublishGroups(),)
         case Publishing(past), Published():
@@ -289,28 +291,28 @@ def _work(state: State, event: Event) -> Step | None:
             return Aborting(n, False, past), ()
 
         case Cleaning(), Finished(offset):
-            return IDLE, (*_saved(offset), WakeScheduler())
+            return IDLE, (*_save_checkpoint(offset), WakeScheduler())
         case Cleaning(past), Failed():
-            mark = _add_pause(past, event)
-            saved = _saved(event.next_dirty_offset)
-            return mark, (*saved, ReportFailure(mark), WakeScheduler())
+            quarantine = _next_quarantine(past, event)
+            saved = _save_checkpoint(event.next_dirty_offset)
+            return quarantine, (*saved, ReportFailure(quarantine), WakeScheduler())
 
-        # The worker lets go after an abort. A finished job is not checkpointed: the abort may
-        # have been asked for because the log is about to be truncated.
+        # The worker stops after an abort. A finished job saves no checkpoint: the log may be about
+        # to be truncated.
         case Aborting(n, False, past), Finished() | Stopped():
             return _released(n, past)
         case Aborting(n, False, past), Failed():
-            mark = _add_pause(past, event)
-            after, effects = _released(n, mark)
-            return after, (ReportFailure(mark), *effects)
+            quarantine = _next_quarantine(past, event)
+            after, effects = _released(n, quarantine)
+            return after, (ReportFailure(quarantine), *effects)
     return None
 
 
 # One branch for each pair of state and event: the state table of the module docstring.
 def _control(state: State, event: Event) -> Step | None:  # noqa: C901, PLR0912
-    """Pausing, resuming, aborting, forgiving."""
+    """Handle pauses, resumes, aborts and retries."""
     match state, event:
-        # At once when not held, otherwise when the worker and the journal let go.
+        # Grant at once if not busy, otherwise when the worker and the journal have ended.
         case Idle(), PauseRequested():
             return Paused(1), (GrantPause(),)
         case Quarantined(), PauseRequested():
@@ -354,13 +356,13 @@ def _control(state: State, event: Event) -> Step | None:  # noqa: C901, PLR0912
 
 
 def _adoption(state: State, event: Event) -> Step | None:
-    """Publishing under a pause: alone at first, and whoever comes meanwhile waits."""
+    """Handle the publication of a remote clean; pauses requested meanwhile wait for its end."""
     match state, event:
         case Paused(1, past), AdoptionBegun():
             return Adopting(1, past), ()
         case Adopting(n, past), PauseRequested():
             return Adopting(n + 1, past), ()
-        case Adopting(n, past), Resumed() if n > 1:  # who waited gave it up
+        case Adopting(n, past), Resumed() if n > 1:  # a waiting caller gave up
             return Adopting(n - 1, past), ()
         case Adopting(n, past), AdoptionEnded():
             return Paused(n, past), (GrantPause(),)
@@ -371,11 +373,11 @@ def _adoption(state: State, event: Event) -> Step | None:
     return None
 
 
-def _saved(offset: int | None) -> tuple[Effect, ...]:
+def _save_checkpoint(offset: int | None) -> tuple[Effect, ...]:
     return () if offset is None else (SaveCheckpoint(offset),)
 
 
-def _add_pause(past: Quarantined | None, event: Failed) -> Quarantined:
+def _next_quarantine(past: Quarantined | None, event: Failed) -> Quarantined:
     failures = 1 if past is None else past.failures + 1
     return Quarantined(event.until_ms, event.reason, failures)
 

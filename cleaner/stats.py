@@ -1,4 +1,4 @@
-"""What the pool counts. Plain numbers; the metrics collector reads them when it is asked."""
+"""The counters of the cleaner, read by the metrics collector."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from storage.model import TopicPartition
 
 @dataclass(slots=True)
 class LastClean:
-    """One worker's last finished job, for the gauges that Kafka has of a thread's last clean."""
+    """One worker's last finished job, for Kafka's gauges of a cleaner thread."""
 
     partition: TopicPartition
     seconds: float
@@ -17,20 +17,20 @@ class LastClean:
 
 @dataclass(slots=True)
 class PoolStats:
-    """Counters since the start, and the findings of the last look over all partitions."""
+    """Counters since the start, and the figures of the last scan."""
 
-    cleans: int = 0  # jobs that came to their end
-    expiries: int = 0  # of these, for tombstones past their horizon alone
-    adoptions: int = 0  # jobs done outside of the pool that were published; not among the cleans
-    aborted: int = 0  # jobs given up because somebody wanted the partition
-    failures: int = 0  # attempts that failed, for whatever reason
-    stale: int = 0  # jobs void because the log had changed under them
+    cleans: int = 0  # jobs that ran to their end
+    expiries: int = 0  # of these, jobs that only removed expired tombstones
+    adoptions: int = 0  # published remote cleans; not among `cleans`
+    aborted: int = 0  # jobs that were aborted
+    failures: int = 0  # failed attempts
+    stale: int = 0  # jobs discarded because the log had changed
     groups_published: int = 0
-    groups_dropped: int = 0  # their sources had gone, or the job was being given up
+    groups_dropped: int = 0  # because their sources were gone or the job was aborted
     clean_seconds: float = 0.0
-    read_bytes: int = 0  # charged to the budgets, also by jobs that did not end well
+    read_bytes: int = 0  # charged to the budgets, also by failed jobs
     written_bytes: int = 0
-    read_wait_seconds: float = 0.0  # lost in waiting for the budgets
+    read_wait_seconds: float = 0.0  # of waiting for the budgets
     write_wait_seconds: float = 0.0
     bytes_before: int = 0  # of finished jobs
     bytes_after: int = 0
@@ -39,16 +39,16 @@ class PoolStats:
     tombstones_removed: int = 0
     maps_full: int = 0
     worker_starts: int = 0
-    worker_deaths: int = 0  # unasked ends
-    worker_kills: int = 0  # did not heed an abort or the stop
+    worker_deaths: int = 0  # without a stop or resize
+    worker_kills: int = 0  # because they ignored an abort or the stop
     last: dict[int, LastClean] = field(default_factory=dict)  # by worker
-    # Of the last look over all partitions:
+    # Of the last scan:
     scans: int = 0
     scan_failures: int = 0
-    scanned_at: float | None = None  # the loop's clock, seconds
+    scanned_at: float | None = None  # loop time, seconds
     scan_seconds: float = 0.0
     candidates: int = 0
-    damaged_partitions: int = 0  # with a segment that is left as it is
+    damaged_partitions: int = 0  # with a damaged segment
     dirty_ratio_max: float = 0.0
     over_lag_partitions: int = 0
     over_lag_ms_max: int = 0

@@ -1,10 +1,10 @@
-"""Frozen dataclasses as JSON, and back by the types of their fields. Pure.
+"""Convert frozen dataclasses to JSON and back, by the types of their fields. Pure.
 
 Rules
-- What is read equals what was written: integers exactly, floats as Python writes them, bytes as
-  hex, tuples, named tuples and lists as arrays, mappings by string as objects.
-- What is read may come from anybody. Every value is of the type of its field, every field without a
-  default is there, and no other: anything else is a MalformedJsonError that says where.
+- A round trip gives an equal value: integers are exact, floats are written as Python does, bytes
+  as hex, tuples, named tuples and lists as arrays, mappings by string as objects.
+- Input is not trusted. Every value must have the type of its field, every field without a default
+  must be present, and no other field may be. MalformedJsonError names the place.
 """
 
 import json
@@ -16,16 +16,16 @@ from types import NoneType, UnionType
 from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-_INTEGER_MAX: Final = 1 << 64  # nothing that we send is larger
+_INTEGER_MAX: Final = 1 << 64  # larger than any number that we send
 _SHOWN_CHARS: Final = 60
 
 
 class MalformedJsonError(ValueError):
-    """JSON that is not what was expected; says at which place."""
+    """JSON of another shape than expected; names the place."""
 
 
 def to_json(value: Any) -> object:
-    """A dataclass, or what its fields may hold, as what `json.dumps` takes."""
+    """Convert a dataclass or a field's value for `json.dumps`."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Enum):
@@ -41,12 +41,12 @@ def to_json(value: Any) -> object:
 
 
 def dumps(value: Any) -> bytes:
-    """The JSON of a dataclass."""
+    """Return a dataclass as JSON."""
     return json.dumps(to_json(value), separators=(",", ":")).encode()
 
 
 def loads(kind: type[T], data: bytes) -> T:
-    """A dataclass from its JSON. Raises MalformedJsonError."""
+    """Read a dataclass from JSON. Raises MalformedJsonError."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -55,7 +55,7 @@ def loads(kind: type[T], data: bytes) -> T:
 
 
 def from_json(kind: type[T], value: object) -> T:
-    """A dataclass from what `json.loads` gave. Raises MalformedJsonError."""
+    """Read a dataclass from the result of `json.loads`. Raises MalformedJsonError."""
     return cast(T, _read(kind, value, ""))
 
 
@@ -69,8 +69,8 @@ def _read(kind: Any, value: object, where: str) -> Any:
     if origin in (Union, UnionType):
         if value is None and NoneType in inner:
             return None
-        (requested,) = (item for item in inner if item is not NoneType)
-        return _read(requested, value, where)
+        (member,) = (item for item in inner if item is not NoneType)
+        return _read(member, value, where)
     if origin is tuple:
         return _read_tuple(inner, value, where)
     if origin is list:
@@ -103,8 +103,8 @@ def _read_tuple(inner: tuple[Any, ...], value: object, where: str) -> tuple[Any,
 
 def _array(value: object, where: str, count: int | None = None) -> list[object]:
     if not isinstance(value, list) or (count is not None and len(value) != count):
-        requested = "an array" if count is None else f"an array of {count}"
-        raise _unexpected(requested, value, where)
+        expected = "an array" if count is None else f"an array of {count}"
+        raise _unexpected(expected, value, where)
     return value
 
 
@@ -112,9 +112,9 @@ def _read_dataclass(kind: Any, value: object, where: str) -> Any:
     if not isinstance(value, dict):
         raise _unexpected("an object", value, where)
     hints = _hints(kind)
-    strangers = value.keys() - hints.keys()
-    if strangers:
-        raise MalformedJsonError(f"{where or 'it'} has an unknown field {min(strangers)[:40]!r}")
+    unknown = value.keys() - hints.keys()
+    if unknown:
+        raise MalformedJsonError(f"{where or 'it'} has an unknown field {min(unknown)[:40]!r}")
     for field in fields(kind):
         is_needed = field.default is MISSING and field.default_factory is MISSING
         if is_needed and field.name not in value:
@@ -144,7 +144,7 @@ def _read_plain(kind: Any, value: object, where: str) -> Any:
     raise _unexpected(kind.__name__, value, where)
 
 
-def _unexpected(requested: str, value: object, where: str) -> MalformedJsonError:
+def _unexpected(expected: str, value: object, where: str) -> MalformedJsonError:
     return MalformedJsonError(
-        f"{where or 'it'}: expected {requested}, not {value!r:.{_SHOWN_CHARS}}"
+        f"{where or 'it'}: expected {expected}, not {value!r:.{_SHOWN_CHARS}}"
     )

@@ -1,7 +1,6 @@
-"""What is said about outputs of a clean that were made outside of the broker. Frozen, picklable.
+"""Results of verifying the outputs of a remote clean. Frozen, picklable.
 
-They are checked before they are published (cleaner/engine/verify/verify_job.py, in a worker
-process).
+A worker process verifies them before publication (cleaner/engine/verify/verify_job.py).
 """
 
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from storage.errors import StorageError
 
 
 class InvalidOutputError(StorageError):
-    """An output is not what the job allows. Nothing of the job may be published.
+    """An output differs from what the job must produce. Nothing of the job may be published.
 
-    `position` is the first byte of the file that is wrong, -1 where it is not about a byte.
+    `position` is the first wrong byte of the file, -1 if the fault has no position.
     """
 
     def __init__(self, path: str, position: int, reason: str) -> None:
@@ -26,14 +25,14 @@ class InvalidOutputError(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """Every group is what the job allows, byte for byte, and synced.
+    """All groups are byte for byte what the job produces, and synced.
 
-    `report` is what the check itself found out about the job (next dirty offset, damage, horizons,
-    counts): it is to be believed, not what came with the outputs.
+    `report` is the verifier's own report of the job. Trust it, not the one that came with the
+    outputs.
     """
 
     report: CleanReport
     groups: int
     bytes_compared: int  # of all files of the outputs
-    rounds: int  # parts of the keys, one after the other: one where the map held all
+    rounds: int  # over parts of the keys; 1 if the map held all keys
     seconds: float

@@ -1,19 +1,19 @@
-"""What the cleaner remembers of a partition between two cleans, beside Kafka's checkpoint.
+"""The cleaner's knowledge of a partition between two cleans, beyond Kafka's checkpoint. Pure.
 
 Rules
-- All of it can be lost or be wrong: that costs work, never data. An operator's hold is kept here,
-  too, because it belongs to the partition; it is as durable as the file.
-- It is believed only of the log it was learned from: another topic id voids it, another generation
-  voids what it says of the content, and what it says of a segment holds for a segment of that base
-  offset and that size in bytes alone.
-- A stretch is known to be clean only where each of its segments is known.
-- The log is clean below the checkpoint with respect to all that is older, and in a stretch beyond
-  with respect to what could be read. So a clean voids the stretches it did not reach: what it
-  indexed may have a record older than a tombstone in there.
-- A time that lies ahead is by a clock that was wrong: it counts as now, and the horizons, which the
-  same clock may have set, are not known any more.
+- All of it may be lost or wrong: that costs work, never data. An operator's pause is kept here as
+  well, because it belongs to the partition; it is as durable as the file.
+- It applies only to the log it was learned from. Another topic id voids all of it, another
+  generation the facts about the content. A fact about a segment applies to a segment with the same
+  base offset and size.
+- An interval counts as clean only if every segment in it is known.
+- Below the checkpoint, the log is clean with respect to all older records. In an interval beyond,
+  it is clean with respect to the readable ones. So a job voids the intervals that it did not
+  reach: it may have indexed a record that is older than a tombstone in them.
+- A time in the future was set by a wrong clock: it counts as the present time, and all horizons,
+  which the same clock may have set, become unknown.
 
-Pure; cleaner_state_store.py puts it on the disk.
+cleaner_state_store.py writes it to disk.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,10 +26,10 @@ from cleaner.planning.intervals import Interval, meets, merged, reach, without
 from cleaner.planning.survival import observed, updated
 from storage.segments.retention import SegmentFacts
 
-# What could not go although its horizon had passed (a marker whose transaction still has a batch)
-# is not asked for again before this, or delete.retention.ms where that is longer.
+# Wait at least this long, or delete.retention.ms if longer, before the next try to remove what
+# could not go despite its horizon: a marker whose transaction still has a batch.
 STUBBORN_MS: Final = 3_600_000
-# A clock may be set back by less than this without anything being forgotten for it.
+# Setting the clock back by less than this voids nothing.
 CLOCK_STEP_MS: Final = 60_000
 
 SegmentKey: TypeAlias = tuple[int, int]  # (base offset, size in bytes)
@@ -37,28 +37,28 @@ SegmentKey: TypeAlias = tuple[int, int]  # (base offset, size in bytes)
 
 @dataclass(frozen=True, slots=True)
 class PartitionCleanerState:
-    """One partition. Times in wall ms; `horizons` by (base offset, bytes) of a closed segment."""
+    """The state of one partition. Times in wall ms."""
 
     topic_id: bytes = b""
-    generation: str = ""  # of the log it was learned from; "": of an earlier process
-    first_seen_ms: int = 0  # this content
+    generation: str = ""  # of the log it was learned from; "": from an earlier process
+    first_seen_ms: int = 0  # of this content
     cleaned: tuple[Interval, ...] = ()  # clean beyond the checkpoint
     horizons: Mapping[SegmentKey, int] = field(default_factory=dict)
-    expired_at_ms: int | None = None  # when tombstones were last looked for without new data
+    expired_at_ms: int | None = None  # time of the last job without dirty data
     survivorship: float = 0.0
     observations: int = 0
     paused_since_ms: int | None = None  # an operator's pause
-    damaged: frozenset[SegmentKey] = frozenset()  # segments whose damage was told
-    learned_at_ms: int = 0  # from the last job
+    damaged: frozenset[SegmentKey] = frozenset()  # segments whose damage was reported
+    learned_at_ms: int = 0  # time of the last job
     start_offset: int = 0  # of the log, at the last job over dirty data
-    tombstones: int | None = None  # that the last jobs left in what is clean; None: not known
+    tombstones: int | None = None  # in the clean section; None: unknown
 
     def horizon(self, segment: SegmentFacts) -> int:
-        """When the segment can next lose a tombstone or marker; NO_ or UNKNOWN_HORIZON."""
+        """Return when the segment can next lose a tombstone; NO_HORIZON or UNKNOWN_HORIZON."""
         return self.horizons.get((segment.base_offset, segment.size_bytes), UNKNOWN_HORIZON)
 
     def clean_stretches(self, segments: Iterable[SegmentFacts]) -> tuple[Interval, ...]:
-        """Where the log is clean beyond the checkpoint, as far as that can be believed."""
+        """Return where the log is clean beyond the checkpoint, in known segments."""
         if not self.cleaned:
             return ()
         parts = []
@@ -71,7 +71,7 @@ class PartitionCleanerState:
     # As JSON -----------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """For the file."""
+        """Return the state as JSON for the file."""
         return {
             "topic_id": self.topic_id.hex(),
             "first_seen_ms": self.first_seen_ms,
@@ -89,7 +89,7 @@ class PartitionCleanerState:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "PartitionCleanerState":
-        """Raises ValueError, KeyError or TypeError for what is not ours."""
+        """Read the state. Raises ValueError, KeyError or TypeError if it is malformed."""
         ratio = float(fields["survivorship"])
         if not 0 <= ratio <= 1:
             raise ValueError(f"a survivorship of {ratio}")
@@ -110,7 +110,7 @@ class PartitionCleanerState:
 
 
 def damaged_base(path: str) -> int:
-    """The base offset in the name of a segment's log file."""
+    """Return the base offset in the name of a segment's log file."""
     return int(path.rpartition("/")[2].partition(".")[0])
 
 
@@ -124,14 +124,14 @@ FRESH: Final = PartitionCleanerState()
 def state_of_log(
     cleaner_state: PartitionCleanerState | None, facts: LogFacts, now_ms: int
 ) -> PartitionCleanerState:
-    """What may be believed of this log; `cleaner_state` itself where nothing changed."""
+    """Return the part of the state that applies to this log; the same object if all does."""
     if cleaner_state is None or cleaner_state.topic_id != facts.topic_id:
         return PartitionCleanerState(facts.topic_id, facts.generation, first_seen_ms=now_ms)
     cleaner_state = _corrected(cleaner_state, now_ms)
     if cleaner_state.generation == facts.generation:
         return cleaner_state
-    cut = any(end > facts.log_end_offset for _, end in cleaner_state.cleaned)
-    if cleaner_state.generation or cut:
+    is_truncated = any(end > facts.log_end_offset for _, end in cleaner_state.cleaned)
+    if cleaner_state.generation or is_truncated:
         cleaner_state = replace(
             cleaner_state,
             first_seen_ms=now_ms,
@@ -145,10 +145,10 @@ def state_of_log(
 
 
 def _corrected(cleaner_state: PartitionCleanerState, now_ms: int) -> PartitionCleanerState:
-    """Without the times of a clock that was ahead; `cleaner_state` itself where there are none."""
-    held_ms, expired_ms = cleaner_state.paused_since_ms, cleaner_state.expired_at_ms
+    """Correct times in the future; return the same object if there are none."""
+    paused_ms, expired_ms = cleaner_state.paused_since_ms, cleaner_state.expired_at_ms
     latest_ms = max(
-        cleaner_state.first_seen_ms, cleaner_state.learned_at_ms, held_ms or 0, expired_ms or 0
+        cleaner_state.first_seen_ms, cleaner_state.learned_at_ms, paused_ms or 0, expired_ms or 0
     )
     if latest_ms <= now_ms:
         return cleaner_state
@@ -162,7 +162,7 @@ def _corrected(cleaner_state: PartitionCleanerState, now_ms: int) -> PartitionCl
         cleaner_state,
         first_seen_ms=min(cleaner_state.first_seen_ms, now_ms),
         learned_at_ms=min(cleaner_state.learned_at_ms, now_ms),
-        paused_since_ms=None if held_ms is None else min(held_ms, now_ms),
+        paused_since_ms=None if paused_ms is None else min(paused_ms, now_ms),
         expired_at_ms=None if expired_ms is None else min(expired_ms, now_ms),
     )
 
@@ -176,9 +176,9 @@ def state_after_job(
     dirty_bytes: int,
     alpha: float,
 ) -> tuple[PartitionCleanerState, int]:
-    """What a finished job teaches, and how far the log is clean without a gap from the checkpoint.
+    """Return the state after a finished job, and the offset below which the log is clean.
 
-    `after`: the log's facts now that its groups are published.
+    `after` are the facts of the log with the job's groups published.
     """
     checkpoint = min(after.first_dirty_offset, report.next_dirty_offset)
     if job.expired_only and not report.damaged:
@@ -186,12 +186,12 @@ def state_after_job(
     stretches = _stretches(cleaner_state, job, report)
     clean_below = reach(checkpoint, stretches)
     cleaned = tuple((first, end) for first, end in stretches if end > clean_below)
-    complete = report.next_dirty_offset >= job.end_offset and not report.damaged
+    is_complete = report.next_dirty_offset >= job.end_offset and not report.damaged
     ratio, observations = cleaner_state.survivorship, cleaner_state.observations
-    teaches = complete and dirty_bytes > 0 and not job.expired_only
-    if teaches and not _lost_a_front(cleaner_state, job, after):
-        seen = observed(report.bytes_before, report.bytes_after, dirty_bytes)
-        ratio = updated(ratio, observations, seen, alpha)
+    is_representative = is_complete and dirty_bytes > 0 and not job.expired_only
+    if is_representative and not _lost_a_front(cleaner_state, job, after):
+        observation = observed(report.bytes_before, report.bytes_after, dirty_bytes)
+        ratio = updated(ratio, observations, observation, alpha)
         observations += 1
     return (
         replace(
@@ -213,7 +213,7 @@ def state_after_job(
 def _tombstones(
     cleaner_state: PartitionCleanerState, job: CleanJob, report: CleanReport
 ) -> int | None:
-    """How many tombstones are left: a clean counts all, an expiry job those that it removes."""
+    """Return the tombstones left: a clean counts all, an expiry job those that it removed."""
     if not job.expired_only:
         return report.tombstones_kept
     if cleaner_state.tombstones is None:
@@ -222,10 +222,10 @@ def _tombstones(
 
 
 def _lost_a_front(cleaner_state: PartitionCleanerState, job: CleanJob, after: LogFacts) -> bool:
-    """Whether retention or deleted records took part of what the job read.
+    """Return whether retention or DeleteRecords removed a part of the job's input.
 
-    What went that way says nothing about how much of new data survives a clean: the job's sizes
-    are not learned from. A segment that was cut before an earlier job counts as it is.
+    The job's sizes then say nothing about how much of new data survives a clean. A segment that
+    was cut before an earlier job counts as it is.
     """
     if after.log_start_offset > job.log_start_offset:
         return True
@@ -236,13 +236,13 @@ def _lost_a_front(cleaner_state: PartitionCleanerState, job: CleanJob, after: Lo
 def _stretches(
     cleaner_state: PartitionCleanerState, job: CleanJob, report: CleanReport
 ) -> tuple[Interval, ...]:
-    """Where the log is clean after a job: what was, as far as it stands, and what it added."""
+    """Return where the log is clean after a job."""
     first_dirty = job.first_dirty_offset
     clean_below = first_dirty if job.clean_below is None else job.clean_below
     before = merged([(0, clean_below), *cleaner_state.cleaned])
     if not job.expired_only:
         before = tuple((first, min(end, first_dirty)) for first, end in before)
-    # What could not be read is not clean any more.
+    # Unreadable segments are no longer clean.
     lost = [
         (source.base_offset, source.next_base_offset)
         for group in job.groups
@@ -260,8 +260,8 @@ def _stretches(
 def _damaged(
     cleaner_state: PartitionCleanerState, report: CleanReport, after: LogFacts
 ) -> frozenset[SegmentKey]:
-    """Known damage of segments that stand as they stood."""
-    reported = {damaged_base(path) for path, _, _ in report.damaged}
+    """Return the reported damage of unchanged segments."""
+    reported = {damaged_base(damage.path) for damage in report.damaged}
     present = {(s.base_offset, s.size_bytes) for s in after.segments}
     return frozenset(key for key in present if key in cleaner_state.damaged or key[0] in reported)
 
@@ -273,7 +273,7 @@ def _horizons(
     after: LogFacts,
     clean: Iterable[Interval],
 ) -> dict[SegmentKey, int]:
-    """Horizons of the closed segments that exist now and are clean, at least in part."""
+    """Return the horizons of the closed segments that are at least partly clean."""
     reported = {
         (horizon.base_offset, horizon.size_bytes): horizon.horizon_ms for horizon in report.horizons
     }
@@ -288,8 +288,8 @@ def _horizons(
         key = (base, segment.size_bytes)
         horizon = reported.get(key, cleaner_state.horizon(segment))
         if horizon == UNKNOWN_HORIZON and job.expired_only and base in read and key not in reported:
-            horizon = NO_HORIZON  # it was looked at: once is enough
-        # One that was stamped by this very job is no refusal, also with a retention of nothing.
+            horizon = NO_HORIZON  # scanned: once is enough
+        # A horizon that this job stamped is no refusal, even if delete.retention.ms is 0.
         passed = 0 <= horizon < job.now_ms + job.expired_only
         if key in reported and job.drop_expired_tombstones and passed:
             horizon = job.now_ms + max(STUBBORN_MS, job.delete_retention_ms)

@@ -1,10 +1,10 @@
-"""What of a log is dirty, how far it may be cleaned, and what has expired in the clean rest. Pure.
+"""Compute the dirty section of a log and the expired part of its clean section. Pure.
 
 The arithmetic is Kafka's (LogCleanerManager, LogToClean; KIP-58 for the minimum lag, KIP-354 for
-the maximum): the dirty section ends at a segment's base, sizes are bytes of log files, the lags
-look at segments. What Kafka does not have: segments wholly below the log start are left to
-retention; damaged segments count for nothing; stretches beyond the checkpoint that are known to be
-clean count as clean; and segments whose delete horizon has passed are found without new data.
+the maximum): the dirty section ends at a segment's base, sizes are bytes of log files, lags apply
+to segments. Unlike Kafka, it ignores damaged segments and those below the log start offset, counts
+known intervals beyond the checkpoint as clean, and finds segments with expired tombstones even
+without new data.
 """
 
 from collections.abc import Sequence
@@ -17,10 +17,12 @@ from cleaner.planning.findings import Moment, Reason
 from cleaner.planning.intervals import Interval, meets, merged, reach, without
 from storage.segments.retention import SegmentFacts
 
-# Tombstones past their horizon wait for a free worker, but no longer than this (or a tenth of
-# delete.retention.ms where that is longer); then they are as urgent as a missed maximum lag.
+# Expired tombstones may wait this long (or a tenth of delete.retention.ms if that is longer); then
+# they are as urgent as a missed maximum lag.
 EXPIRY_GRACE_MS: Final = 3_600_000
-EXPIRY_GRACE_SHARE: Final = 10  # of delete.retention.ms; also the pause between two such jobs
+EXPIRY_GRACE_SHARE: Final = (
+    10  # 1 / share of delete.retention.ms; also the pause between two such jobs
+)
 
 
 _UNDECIDED: Final = {
@@ -35,35 +37,35 @@ class DirtySection(NamedTuple):
     """[first_dirty_offset, end_offset) can be cleaned; sizes in bytes of log files."""
 
     first_dirty_offset: int
-    end_offset: int  # a segment's base; at or below the first dirty offset: nothing to clean
+    end_offset: int  # a segment's base; not above the first dirty offset if nothing is dirty
     bound: Reason  # why it ends there
     clean_bytes: int
     dirty_bytes: int
     deadline_ms: int | None  # wall time by which the oldest dirty batch has to be cleaned
-    clean_below: int  # what the checkpoint should be: no dirty byte and no damage below it
-    ripe_ms: int | None = None  # where the minimum lag is the bound: when it will not be any more
-    waiting_bytes: int = 0  # dirty as well, and not to be cleaned yet: from the end offset on
+    clean_below: int  # the correct checkpoint: no dirty byte and no damage below it
+    ripe_ms: int | None = None  # if the minimum lag is the bound: when it ends
+    waiting_bytes: int = 0  # dirty but not cleanable yet, from the end offset on
     active_bytes: int = 0  # of these, in the active segment
-    oldest_ms: int | None = None  # first timestamp of what is dirty, waiting or not
+    oldest_ms: int | None = None  # first timestamp of all dirty batches
 
     @property
     def ratio(self) -> float:
-        """Dirty bytes of all bytes that a clean would touch."""
+        """Return the dirty share of the bytes that a clean would touch."""
         total = self.clean_bytes + self.dirty_bytes
         return self.dirty_bytes / total if total else 0.0
 
 
 class ExpiredSection(NamedTuple):
-    """Clean segments in which something waits to be removed by its time alone."""
+    """Clean segments with expired tombstones or markers."""
 
     base_offsets: tuple[int, ...]
     size_bytes: int
-    since_ms: int  # wall time at which the first of it could go
-    deadline_ms: int | None  # None: of none of it the horizon is known
+    since_ms: int  # wall time of the earliest horizon
+    deadline_ms: int | None  # None if no horizon is known
 
 
 def live_segments(facts: LogFacts) -> list[SegmentFacts]:
-    """Segments without those that only wait for retention to unlink them; the active one stays."""
+    """Return the segments that are not wholly below the log start offset, and the active one."""
     *closed, active = facts.segments
     return [*(s for s in closed if s.next_base_offset > facts.log_start_offset), active]
 
@@ -71,22 +73,22 @@ def live_segments(facts: LogFacts) -> list[SegmentFacts]:
 def dirty_section(
     facts: LogFacts, now: Moment, cleaner_state: PartitionCleanerState
 ) -> DirtySection:
-    """Where the dirty section begins and ends, and how large it and the clean one are."""
+    """Return the bounds and sizes of the dirty section."""
     checkpoint = facts.first_dirty_offset
     live = live_segments(facts)
     active = live[-1]
     damaged = {damage.base_offset for damage in facts.damaged}
     later = [s for s in live[:-1] if s.next_base_offset > checkpoint]
-    settled = cleaner_state.clean_stretches(later)
+    known_clean = cleaner_state.clean_stretches(later)
     broken = [(s.base_offset, s.next_base_offset) for s in later if s.base_offset in damaged]
-    used = merged([*settled, *broken])
+    used = merged([*known_clean, *broken])
 
     def is_dirty(segment: SegmentFacts, below: int) -> bool:
         span = max(segment.base_offset, checkpoint), min(segment.next_base_offset, below)
         return span[0] < span[1] and bool(without(span, used))
 
     end, bound, ripe_ms = _bound(facts, active, [s for s in later if is_dirty(s, 1 << 63)], now)
-    # Rounded down to a segment: the one that holds the bound is excluded as a whole.
+    # Rounded down to a segment: the segment with the bound is excluded as a whole.
     end = max((s.base_offset for s in live if s.base_offset <= end), default=live[0].base_offset)
     pieces = without((checkpoint, end), used)
     first_dirty = pieces[0][0] if pieces else checkpoint
@@ -110,7 +112,7 @@ def dirty_section(
         and s.first_batch_timestamp_ms > 0
         and is_dirty(s, 1 << 63)
     ]
-    begun = [_begun_ms(s, before, now.wall_ms, cleaner_state) for before, s in aged]
+    lag_starts = [_lag_start_ms(s, before, now.wall_ms, cleaner_state) for before, s in aged]
     stamps = [s.first_batch_timestamp_ms for _, s in aged]
     oldest = [*stamps, active.first_batch_timestamp_ms] if active_bytes else stamps
     return DirtySection(
@@ -119,8 +121,8 @@ def dirty_section(
         bound,
         clean_bytes,
         dirty_bytes,
-        min(begun) + facts.config.max_compaction_lag_ms if begun else None,
-        _clean_below(checkpoint, settled, later, end),
+        min(lag_starts) + facts.config.max_compaction_lag_ms if lag_starts else None,
+        _clean_below(checkpoint, known_clean, later, end),
         ripe_ms,
         sum(s.size_bytes for s in waiting) + active_bytes,
         active_bytes,
@@ -129,22 +131,22 @@ def dirty_section(
 
 
 def _clean_below(
-    checkpoint: int, settled: Sequence[Interval], later: Sequence[SegmentFacts], end: int
+    checkpoint: int, known_clean: Sequence[Interval], later: Sequence[SegmentFacts], end: int
 ) -> int:
-    """Past what is known to be clean, past holes and empty segments, up to the first dirt."""
+    """Return the first dirty offset, past clean intervals, gaps and empty segments."""
     empty = [
         (s.base_offset, s.next_base_offset)
         for s in later
         if s.size_bytes == 0 and s.base_offset < end
     ]
-    offset = reach(checkpoint, [*settled, *empty])
+    offset = reach(checkpoint, [*known_clean, *empty])
     return max(checkpoint, min(offset, max(end, checkpoint)))
 
 
 def _bound(
     facts: LogFacts, active: SegmentFacts, dirty_closed: Sequence[SegmentFacts], now: Moment
 ) -> tuple[int, Reason, int | None]:
-    """The first offset that may not be cleaned yet, before rounding, and what forbids it."""
+    """Return the first uncleanable offset before rounding, the reason, and when that ends."""
     bounds = [
         (active.base_offset, Reason.ACTIVE_SEGMENT),
         (facts.undecided_offset, _UNDECIDED[facts.undecided_by]),
@@ -160,22 +162,22 @@ def _bound(
     return end, reason, ripe_ms if reason is Reason.MIN_LAG else None
 
 
-def _begun_ms(
+def _lag_start_ms(
     segment: SegmentFacts,
     before: SegmentFacts | None,
     wall_ms: int,
     cleaner_state: PartitionCleanerState,
 ) -> int:
-    """From when on the maximum lag of a dirty segment counts.
+    """Return the time from which the maximum lag of a dirty segment counts.
 
-    It is the timestamp of the first batch, as in Kafka, but not before the batch can have been in
-    this log: a backfill with old timestamps is not late when it arrives. The segment before was
-    last written to before this one was begun; a time that lies ahead says nothing.
+    It is the timestamp of the first batch, as in Kafka, but not before the segment was created:
+    a backfill with old timestamps is not late when it arrives. The last write to the segment
+    before bounds the creation; a time in the future is ignored.
     """
-    begun_ms = max(segment.first_batch_timestamp_ms, cleaner_state.first_seen_ms)
+    start_ms = max(segment.first_batch_timestamp_ms, cleaner_state.first_seen_ms)
     if before is not None and before.last_modified_ms <= wall_ms:
-        begun_ms = max(begun_ms, before.last_modified_ms)
-    return begun_ms
+        start_ms = max(start_ms, before.last_modified_ms)
+    return start_ms
 
 
 def _newest_ms(segment: SegmentFacts) -> int:
@@ -183,30 +185,28 @@ def _newest_ms(segment: SegmentFacts) -> int:
     return stamp if stamp >= 0 else segment.last_modified_ms
 
 
-# What has expired --------------------------------------------------------------------------
+# Expired tombstones --------------------------------------------------------------------------
 
 
 def expired_section(
     facts: LogFacts, clean_below: int, now: Moment, cleaner_state: PartitionCleanerState
 ) -> tuple[ExpiredSection | None, int | None]:
-    """Closed clean segments that can lose something now; else when that will be, if it is known.
+    """Return the clean segments that can lose tombstones now, and the time of the next expiry.
 
-    Only what lies wholly below `clean_below` and below all damage counts. Elsewhere an older value
-    may still stand: in what could not be read, or where a horizon was set (by Kafka, too) before
-    all that is older was searched. It may also stand in a compacted view, which has not taken what
-    lies at or above `undecided_offset`.
+    Only segments wholly below `clean_below`, `undecided_offset` and all damage count. Elsewhere
+    an older value of the key may remain: in an unreadable segment, in one that was stamped before
+    all older records were searched, or in a compacted view.
 
-    A segment of unknown horizon (the memory was lost, or the folder adopted) is looked at once,
-    delete.retention.ms after the partition was first seen: by then whatever was stamped before
-    has expired. Such a look has no deadline: it may find nothing, so it gets no head start over
-    dirty partitions. A clock that cannot be trusted expires nothing.
+    A segment with an unknown horizon (the state was lost, or the folder adopted) is read once,
+    delete.retention.ms after the partition was first seen: by then every earlier stamp has
+    expired. This has no deadline, as it may find nothing. With an untrusted clock nothing expires.
     """
     if not facts.clock_trusted:
         return None, None
     retention_ms = facts.config.delete_retention_ms
     damaged = (damage.base_offset for damage in facts.damaged)
     limit = min([clean_below, facts.undecided_offset, *damaged])
-    look_ms = cleaner_state.first_seen_ms + retention_ms
+    scan_ms = cleaner_state.first_seen_ms + retention_ms
     due: list[tuple[SegmentFacts, int]] = []
     next_ms: int | None = None
     known_ms: list[int] = []
@@ -219,7 +219,7 @@ def expired_section(
             break
         is_known = horizon != UNKNOWN_HORIZON
         if not is_known:
-            horizon = look_ms
+            horizon = scan_ms
         if horizon < 0 or segment.size_bytes == 0:
             continue
         if max(horizon, rest_until_ms) <= now.wall_ms:

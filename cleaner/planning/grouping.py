@@ -1,8 +1,8 @@
-"""From a verdict to a job: which segments are read, and which of them become one. Pure.
+"""Build a job from a verdict: its segments and how they are grouped. Pure.
 
-Groups are Kafka's (Cleaner.groupSegmentsBySize), with one more bound: of a topic that retention by
-time applies to, a group spans no more than a share of `retention.ms`. Retention removes a segment
-when its newest record has expired, so what is merged waits for the newest of all.
+Groups are Kafka's (Cleaner.groupSegmentsBySize), with one more limit: with time-based retention, a
+group spans at most a share of `retention.ms`. Retention removes a segment when its newest record
+has expired, so all records of a merged segment wait for the newest one.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from storage.segments.retention import SegmentFacts
 
 # Offsets inside a segment are stored as 32-bit differences to its base (offset index format).
 RELATIVE_OFFSET_MAX: Final = (1 << 31) - 1
-# Of retention.ms: how long merging may keep a record beyond its time. A tenth is what a segment's
-# own life (segment.ms) usually adds as well.
+# 1 / the share of retention.ms by which merging may delay the removal of a record. segment.ms
+# usually adds about a tenth as well.
 SPAN_SHARE: Final = 10
-# What a worker reads at least where nothing else limits it: one of small compressed records.
+# The slowest speed of an unlimited worker, for small compressed records.
 WORKER_BYTES_PER_SECOND: Final = 20_000_000
 
 
@@ -36,9 +36,9 @@ def plan_job(
     now_ms: int,
     work_ms_min: int = 0,
 ) -> CleanJob | None:
-    """The job that a verdict asks for; None if there is nothing to clean.
+    """Return the job for a verdict; None if there is nothing to clean.
 
-    It is expected to take `work_ms_min` at least: an earlier attempt took longer than expected.
+    `work_ms_min` is the least expected duration, if an earlier attempt took too long.
     """
     section, expired = verdict.section, verdict.expired
     if not verdict.to_clean or section is None:
@@ -68,7 +68,7 @@ def expected_work_ms(groups: Sequence[Sequence[SegmentFacts]], rate: int | None)
     """Return how long a worker takes to read these segments twice, in whole minutes.
 
     `rate` is the budget in bytes per second, None if there is none. Most jobs take less than a
-    minute: what they stamp, they stamp as Kafka does, by the time at which they were planned.
+    minute: their delete horizons count from the planning time, as in Kafka.
     """
     size_bytes = sum(segment.size_bytes for group in groups for segment in group)
     bytes_per_second = min(rate or WORKER_BYTES_PER_SECOND, WORKER_BYTES_PER_SECOND)
@@ -88,12 +88,12 @@ def build_job(
     now_ms: int,
     work_ms: int = 0,
 ) -> CleanJob:
-    """The job over these groups of the log, which are not none.
+    """Return the job over these groups, at least one.
 
-    `work_ms` is the time that may pass until all of it is published.
+    `work_ms` is the expected time until the publication.
     """
     end = groups[-1][-1].next_base_offset
-    promises = facts.clock_trusted and facts.config.delete_retention_ms > 0 and work_ms > 0
+    allows_for_work = facts.clock_trusted and facts.config.delete_retention_ms > 0 and work_ms > 0
     return CleanJob(
         partition=facts.partition,
         directory=facts.directory,
@@ -112,12 +112,12 @@ def build_job(
         aborted=inputs.aborted,
         expired_only=expired_only,
         clean_below=clean_below,
-        published_by_ms=now_ms + work_ms if promises else None,
+        published_by_ms=now_ms + work_ms if allows_for_work else None,
     )
 
 
 def group_all(facts: LogFacts, end_offset: int) -> list[list[SegmentFacts]]:
-    """Groups of all segments below an offset, a segment's base."""
+    """Return groups of all segments below `end_offset`, the base of a segment."""
     config = facts.config
     sources = [s for s in live_segments(facts) if s.base_offset < end_offset]
     groups = group_segments(
@@ -128,7 +128,7 @@ def group_all(facts: LogFacts, end_offset: int) -> list[list[SegmentFacts]]:
 
 
 class JobSettings(TypedDict):
-    """What a job takes from the settings of its topic and of the cleaner."""
+    """The fields of a job that come from the settings of its topic and of the cleaner."""
 
     delete_retention_ms: int
     dedupe_buffer_bytes: int
@@ -141,7 +141,7 @@ class JobSettings(TypedDict):
 
 
 def job_settings(config: TopicConfig, settings: CleanerSettings) -> JobSettings:
-    """The same for a clean and for a view."""
+    """Return the settings of a job, for a log or a view."""
     return JobSettings(
         delete_retention_ms=config.delete_retention_ms,
         dedupe_buffer_bytes=settings.dedupe_buffer_bytes,
@@ -159,12 +159,12 @@ def job_settings(config: TopicConfig, settings: CleanerSettings) -> JobSettings:
 
 
 def group_selected(facts: LogFacts, base_offsets: Sequence[int]) -> list[list[SegmentFacts]]:
-    """Groups of some of the log's closed segments; those of one group are neighbours."""
-    requested = set(base_offsets)
+    """Return groups of these closed segments; the segments of a group are neighbours."""
+    selected = set(base_offsets)
     groups: list[list[SegmentFacts]] = []
     run: list[SegmentFacts] = []
     for segment in live_segments(facts):
-        if segment.base_offset in requested:
+        if segment.base_offset in selected:
             run.append(segment)
         elif run:
             groups += group_segments(
@@ -179,7 +179,7 @@ def group_selected(facts: LogFacts, base_offsets: Sequence[int]) -> list[list[Se
 
 
 def span_ms_max(config: TopicConfig) -> int | None:
-    """How much time the records of a merged segment may span; None: any."""
+    """Return the longest time span of a merged segment; None if there is no limit."""
     if not config.deletes or config.retention_ms < 0:
         return None
     return config.retention_ms // SPAN_SHARE
@@ -191,10 +191,10 @@ def group_segments(
     index_bytes: int,
     span_ms: int | None = None,
 ) -> list[list[SegmentFacts]]:
-    """Neighbours that become one segment each, by their sizes before cleaning.
+    """Group neighbours that become one segment each, by their sizes before cleaning.
 
-    A group never outgrows a segment's file, its indexes, the 32 bits of a relative offset or the
-    time `span_ms`; the first of a group is taken whatever its size and its own span.
+    A group never exceeds the size of a segment and its indexes, the 32 bits of a relative offset
+    or the time `span_ms`. A single segment may exceed the size and the time.
     """
     groups: list[list[SegmentFacts]] = []
     log = index = time_index = 0
@@ -214,10 +214,10 @@ def group_segments(
 
 
 def _span_ms(group: Sequence[SegmentFacts], segment: SegmentFacts) -> int:
-    """From the first record to the newest one, if the segment were added. Nothing spans no time.
+    """Return the time span of the group with the segment added; 0 without records.
 
-    It counts from the first batch, not from the newest record of the first segment: a merged
-    segment keeps its first batch's time, so that it does not grow a little with every clean.
+    It starts at the first batch: a merged segment keeps that time, so that groups do not grow a
+    little with every clean.
     """
     filled = [facts for facts in (*group, segment) if facts.size_bytes > 0]
     if not filled:
@@ -226,23 +226,23 @@ def _span_ms(group: Sequence[SegmentFacts], segment: SegmentFacts) -> int:
         facts.largest_timestamp_ms if facts.largest_timestamp_ms >= 0 else facts.last_modified_ms
         for facts in filled
     ]
-    begun = [
+    oldest = [
         facts.first_batch_timestamp_ms for facts in filled if facts.first_batch_timestamp_ms >= 0
     ]
-    return max(newest) - min(begun, default=min(newest))
+    return max(newest) - min(oldest, default=min(newest))
 
 
 def _in_reach(first: SegmentFacts, segment: SegmentFacts) -> bool:
-    """Whether the last offset can be stored relative to the first base. Nothing needs no storing.
+    """Return whether the last offset can be stored relative to the base of the first segment.
 
-    The last offset is taken from the base of the segment after it: an index may be stale or empty.
+    The last offset follows from the base of the next segment: an index may be stale or empty.
     """
     last_offset = segment.next_base_offset - 1
     return segment.size_bytes == 0 or last_offset - first.base_offset <= RELATIVE_OFFSET_MAX
 
 
 def source_of(segment: SegmentFacts) -> SourceSegment:
-    """A segment as a job names it."""
+    """Return a segment as a source of a job."""
     return SourceSegment(
         base_offset=segment.base_offset,
         next_base_offset=segment.next_base_offset,

@@ -1,7 +1,7 @@
-"""Stretches [first, end) of offsets: put together, taken away, followed. Pure.
+"""Sets of offsets as intervals [first, end): union, difference, search. Pure.
 
-A log has thousands of segments, each of which is looked up: what is merged once is not merged
-again, and is searched by halves.
+A log has thousands of segments, each of which is looked up. So merged intervals are marked as
+such, and are searched by bisection.
 """
 
 from bisect import bisect_right
@@ -13,13 +13,13 @@ Interval: TypeAlias = tuple[int, int]
 
 
 class Merged(tuple[Interval, ...]):
-    """Stretches in order, none empty, none overlapping or touching another. Made by `merged`."""
+    """Sorted intervals, none of them empty, overlapping or touching. Made by `merged`."""
 
     __slots__ = ()
 
 
 def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
-    """The same offsets in order, without empty, overlapping or touching stretches."""
+    """Return the union of the intervals."""
     if isinstance(intervals, Merged):
         return intervals
     results: list[Interval] = []
@@ -34,26 +34,26 @@ def merged(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
 
 
 def without(whole: Interval, used: Iterable[Interval]) -> tuple[Interval, ...]:
-    """What is left of `whole`, in order."""
+    """Return `whole` minus the used intervals."""
     first, end = whole
-    gone = merged(used)
-    if not gone:
+    taken = merged(used)
+    if not taken:
         return Merged((whole,)) if first < end else Merged()
     remaining: list[Interval] = []
-    for at in range(_first_after(gone, first), len(gone)):
-        gone_first, gone_end = gone[at]
-        if gone_first >= end:
+    for at in range(_first_after(taken, first), len(taken)):
+        used_first, used_end = taken[at]
+        if used_first >= end:
             break
-        if gone_first > first:
-            remaining.append((first, gone_first))
-        first = gone_end
+        if used_first > first:
+            remaining.append((first, used_first))
+        first = used_end
     if first < end:
         remaining.append((first, end))
     return Merged(remaining)
 
 
 def reach(offset: int, intervals: Iterable[Interval]) -> int:
-    """How far one comes from `offset` without leaving the intervals."""
+    """Return the end of the interval that contains `offset`, or `offset` itself."""
     for first, end in merged(intervals):
         if first <= offset < end:
             return end
@@ -61,12 +61,12 @@ def reach(offset: int, intervals: Iterable[Interval]) -> int:
 
 
 def meets(intervals: Iterable[Interval], first: int, end: int) -> bool:
-    """Whether any of them has an offset in [first, end)."""
-    results = merged(intervals)
-    at = _first_after(results, first)
-    return at < len(results) and results[at][0] < end
+    """Return whether the intervals overlap [first, end)."""
+    ordered = merged(intervals)
+    at = _first_after(ordered, first)
+    return at < len(ordered) and ordered[at][0] < end
 
 
-def _first_after(value: tuple[Interval, ...], offset: int) -> int:
-    """The first stretch that ends behind `offset`."""
-    return bisect_right(value, offset, key=itemgetter(1))
+def _first_after(ordered: tuple[Interval, ...], offset: int) -> int:
+    """Return the index of the first interval that ends after `offset`."""
+    return bisect_right(ordered, offset, key=itemgetter(1))

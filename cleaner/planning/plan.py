@@ -1,7 +1,7 @@
-"""What is to be cleaned, and why not the rest. Pure: facts in, verdicts out.
+"""Decide whether a partition is to be cleaned, and why. Pure: facts in, verdicts out.
 
-A verdict is the whole chain of findings, not the first one that said no: it is what answers "why is
-this not compacting?". In which order candidates are started is decided in order.py.
+A verdict lists all findings, not only the first obstacle: they explain why a partition is not
+cleaned. order.py decides in which order candidates start.
 """
 
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from cleaner.planning.survival import gain_per_byte, garbage_bytes
 from cleaner.states import Paused, Quarantined, State, is_busy, past_of
 from storage.model import TopicPartition
 
-# "dirty-ratio" is Kafka's: all that is dirty counts as garbage. "survivorship" counts what is
-# expected not to survive, as far as earlier cleans of the partition allow to say.
+# "dirty-ratio" is Kafka's: all dirty bytes count as garbage. "survivorship" counts the bytes that
+# are expected to be removed, judging by earlier cleans of the partition.
 Strategy: TypeAlias = Literal["dirty-ratio", "survivorship"]
 _STRATEGIES: Final[dict[str, Strategy]] = {
     "dirty-ratio": "dirty-ratio",
@@ -30,23 +30,23 @@ _STRATEGIES: Final[dict[str, Strategy]] = {
 
 
 def strategy_of(topic: str, cleaner: Strategy) -> Strategy:
-    """A topic's own strategy (varve.cleaner.strategy), or the cleaner's."""
+    """Return the topic's strategy (varve.cleaner.strategy), or the cleaner's."""
     return _STRATEGIES.get(topic, cleaner)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is to be done about one partition, and why. Times in wall ms."""
+    """Whether one partition is to be cleaned, and why. Times in wall ms."""
 
     partition: TopicPartition
     findings: tuple[Finding, ...]
-    section: DirtySection | None = None  # None where there is nothing to compute it from
+    section: DirtySection | None = None  # None without an open, compacted log
     over_lag_ms: int = 0
-    checkpoint_offset: int | None = None  # to be saved now, whether cleaned or not
-    expired: ExpiredSection | None = None  # set where only what has expired is to be removed
+    checkpoint_offset: int | None = None  # to be saved now, regardless of a clean
+    expired: ExpiredSection | None = None  # set if only expired tombstones are to be removed
     strategy: Strategy = "dirty-ratio"
     survivorship: float = 0.0  # used by the strategy: 0 for dirty-ratio
-    # Expected size of the cleanable part after a clean; None before the first one taught it.
+    # Expected size of the cleanable part after a clean; None before the first clean.
     live_bytes: int | None = None
     run_now: bool = False
     next_attempt: NextAttempt | None = None  # when time alone may change this verdict
@@ -54,30 +54,30 @@ class Verdict:
 
     @property
     def to_clean(self) -> bool:
-        """Whether it is a candidate at this moment."""
+        """Return whether the partition is a candidate now."""
         return not any(finding.blocks for finding in self.findings)
 
     @property
     def next_ms(self) -> int | None:
-        """When time alone may change this verdict; None: no time is known."""
+        """Return when time alone may change this verdict; None if unknown."""
         return None if self.next_attempt is None else self.next_attempt.at_ms
 
     @property
     def is_damaged(self) -> bool:
-        """Whether part of it is left as it is, because it cannot be read."""
+        """Return whether a segment cannot be read."""
         return any(finding.reason is Reason.DAMAGED for finding in self.findings)
 
     @property
     def score(self) -> float:
-        """What a clean is expected to gain per byte of I/O, 0..0.5."""
+        """Return the expected gain of a clean per byte of I/O, 0..0.5."""
         if self.section is None or self.expired is not None:
-            return 0.0  # what can go is not known, and it is little
+            return 0.0  # unknown, and small
         section = self.section
         return gain_per_byte(section.clean_bytes, section.dirty_bytes, self.survivorship)
 
     @property
     def deadline_ms(self) -> int | None:
-        """When its dirty section, or what has expired, must have been cleaned."""
+        """Return when the dirty section or the expired tombstones must have been cleaned."""
         if self.expired is not None:
             return self.expired.deadline_ms
         if self.section is None or self.section.dirty_bytes == 0:
@@ -86,7 +86,7 @@ class Verdict:
 
     @property
     def input_bytes(self) -> int:
-        """How much a clean reads: the clean section once, the dirty one twice."""
+        """Return how much a clean reads: the clean section once, the dirty one twice."""
         if self.expired is not None:
             return self.expired.size_bytes
         if self.section is None:
@@ -103,10 +103,10 @@ def assess(
     strategy: Strategy = "dirty-ratio",
     run_now: bool = False,
 ) -> Verdict:
-    """Judge one partition."""
-    standing = _log_findings(facts)
-    findings = standing + _state_findings(state, now, cleaner_state)
-    if any(finding.blocks for finding in standing):
+    """Assess one partition."""
+    log_findings = _log_findings(facts)
+    findings = log_findings + _state_findings(state, now, cleaner_state)
+    if any(finding.blocks for finding in log_findings):
         return Verdict(facts.partition, tuple(findings))
     strategy = strategy_of(facts.config.varve_cleaner_strategy, strategy)
     ratio = cleaner_state.survivorship if strategy == "survivorship" else 0.0
@@ -115,23 +115,25 @@ def assess(
     if section.dirty_bytes > 0 and section.deadline_ms is not None:
         over_lag_ms = max(0, now.wall_ms - section.deadline_ms)
     expired, next_expiry_ms = expired_section(facts, section.clean_below, now, cleaner_state)
-    dirt = _dirty_findings(facts, section, over_lag_ms, ratio, run_now)
-    if not any(finding.blocks for finding in dirt):
-        expired = None  # the clean sees to it
+    dirty_findings = _dirty_findings(facts, section, over_lag_ms, ratio, run_now)
+    if not any(finding.blocks for finding in dirty_findings):
+        expired = None  # the clean removes it
     elif expired is not None:
-        dirt = [finding._replace(blocks=False) for finding in dirt]
+        dirty_findings = [finding._replace(blocks=False) for finding in dirty_findings]
         values = (("segments", len(expired.base_offsets)), ("since_ms", expired.since_ms))
-        dirt.append(Finding(Reason.EXPIRED, False, values))
+        dirty_findings.append(Finding(Reason.EXPIRED, False, values))
     live_bytes = None
     if cleaner_state.observations > 0:
         garbage = garbage_bytes(section.dirty_bytes, cleaner_state.survivorship)
         live_bytes = section.clean_bytes + int(section.dirty_bytes - garbage)
     return Verdict(
         facts.partition,
-        (*findings, *dirt),
+        (*findings, *dirty_findings),
         section,
         over_lag_ms,
-        None if is_busy(state) or isinstance(state, Paused) else _to_save(facts, section),
+        None
+        if is_busy(state) or isinstance(state, Paused)
+        else _outdated_checkpoint(facts, section),
         expired,
         strategy,
         ratio,
@@ -143,7 +145,7 @@ def assess(
 
 
 def _log_findings(facts: LogFacts) -> list[Finding]:
-    """What does not depend on how dirty the log is."""
+    """Return the findings that do not depend on the dirty section."""
     if not facts.config.policy_known:
         return [Finding(Reason.POLICY_UNKNOWN, True)]
     policy = ",".join(facts.config.cleanup_policy)
@@ -153,7 +155,6 @@ def _log_findings(facts: LogFacts) -> list[Finding]:
     elif not facts.segments:
         findings.append(Finding(Reason.OFFLINE, True, (("why", "its log is not open"),)))
     for damage in facts.damaged:
-        # The segment stays as it is, the rest is cleaned around it.
         where = (
             ("file", damage.path),
             ("position", damage.position),
@@ -182,15 +183,19 @@ def _state_findings(
         findings.append(
             Finding(Reason.PAUSED_BY_BROKER, True, (("pauses", state.pauses - operator_pauses),))
         )
-    mark = past_of(state)
-    if mark is not None:
-        wait_ms = max(0, mark.until_ms - now.monotonic_ms)
+    quarantine = past_of(state)
+    if quarantine is not None:
+        wait_ms = max(0, quarantine.until_ms - now.monotonic_ms)
         blocks = isinstance(state, Quarantined) and wait_ms > 0
         findings.append(
             Finding(
                 Reason.QUARANTINED,
                 blocks,
-                (("reason", mark.reason), ("failures", mark.failures), ("wait_ms", wait_ms)),
+                (
+                    ("reason", quarantine.reason),
+                    ("failures", quarantine.failures),
+                    ("wait_ms", wait_ms),
+                ),
             )
         )
     return findings
@@ -199,7 +204,7 @@ def _state_findings(
 def _dirty_findings(
     facts: LogFacts, section: DirtySection, over_lag_ms: int, survivorship: float, run_now: bool
 ) -> list[Finding]:
-    """Whether the dirty section is worth a clean."""
+    """Return the findings on whether the dirty section is worth a clean."""
     where = _bound_values(facts, section)
     if section.dirty_bytes == 0:
         clean = max(section.clean_below, section.end_offset) >= facts.log_end_offset
@@ -211,8 +216,8 @@ def _dirty_findings(
         findings.append(Finding(Reason.MAX_LAG, False, (("over_ms", over_lag_ms),)))
     if run_now:
         findings.append(Finding(Reason.RUN_NOW, False))
-    # What is expected to survive decides the order alone (gain_per_byte): a topic that survived
-    # whole once would otherwise never be cleaned, and never show that it has changed.
+    # The survivorship affects only the order (gain_per_byte): otherwise a topic that survived
+    # completely once would never be cleaned again.
     ratio = section.ratio
     values = (("ratio", ratio), ("needs more than", limit), ("survivorship", survivorship))
     return [*findings, Finding(Reason.RATIO, not (late or run_now) and ratio <= limit, values)]
@@ -242,8 +247,8 @@ def _bound_values(facts: LogFacts, section: DirtySection) -> tuple[tuple[str, Va
     return tuple(values)
 
 
-def _to_save(facts: LogFacts, section: DirtySection) -> int | None:
-    """The checkpoint that should stand on disk and does not."""
+def _outdated_checkpoint(facts: LogFacts, section: DirtySection) -> int | None:
+    """Return the checkpoint that should be on disk but is not."""
     saved = facts.checkpoint_offset
     if saved is None and section.clean_below == facts.log_start_offset:
         return None
@@ -253,11 +258,15 @@ def _to_save(facts: LogFacts, section: DirtySection) -> int | None:
 def _next_attempt(
     facts: LogFacts, section: DirtySection, next_expiry_ms: int | None, now: Moment
 ) -> NextAttempt | None:
-    """The nearest of: a segment is old enough, or closes, the maximum lag is over, one expires."""
+    """Return the earliest time at which a segment becomes cleanable."""
     times = [(section.ripe_ms, Reason.MIN_LAG), (next_expiry_ms, Reason.EXPIRED)]
     if section.active_bytes > 0:
         times.append((facts.active_closes_ms, Reason.ACTIVE_SEGMENT))
     if section.dirty_bytes > 0:
         times.append((section.deadline_ms, Reason.MAX_LAG))
-    looks = [NextAttempt(at, cause) for at, cause in times if at is not None and at >= now.wall_ms]
-    return min(looks, key=lambda look: look.at_ms, default=None)
+    attempts = [
+        NextAttempt(at_ms, cause)
+        for at_ms, cause in times
+        if at_ms is not None and at_ms >= now.wall_ms
+    ]
+    return min(attempts, key=lambda attempt: attempt.at_ms, default=None)

@@ -1,14 +1,12 @@
-"""What somebody outside of the broker may compact or read of a log, worded as a job. Pure.
+"""Build the jobs of remote compactions and of remote readers. Pure.
 
 Rules
-- To compact is to do what the pool would do if the log were worth it: the same horizon, the same
-  groups, the same checkpoint, whatever the ratio.
-- To read is to see all that is decided: up to the high watermark, the last stable offset and the
-  active segment. What lies below is as good as dirty: nobody says how clean it is.
-- Damage is as in every job: it is left as it is.
-- Work outside may take long. So its delete horizons count from the time by which its outputs have
-  to be published, and outputs that come later are refused: their tombstones would be removed
-  before delete.retention.ms is over.
+- A compaction job is the job that the pool would run, regardless of the dirty ratio.
+- A reading job covers all decided records: below the high watermark, the last stable offset and
+  the active segment. All of them count as dirty.
+- Damaged segments stay unchanged, as in every job.
+- Remote work may take long. Delete horizons count from the deadline of the publication, and later
+  outputs are refused: their tombstones would be removed before delete.retention.ms has passed.
 """
 
 from typing import Final
@@ -36,9 +34,9 @@ def compaction_job(
     cleaner_state: PartitionCleanerState,
     job_id: str,
 ) -> tuple[CleanJob | None, int]:
-    """The job of cleaning all that may be cleaned, and how many bytes of it are dirty.
+    """Return the job that cleans all that can be cleaned, and its dirty bytes.
 
-    None where nothing below the horizon is dirty.
+    The job is None if nothing cleanable is dirty.
     """
     section = dirty_section(facts, now, cleaner_state)
     if section.dirty_bytes == 0:
@@ -69,10 +67,7 @@ def reading_job(
     now_ms: int,
     job_id: str,
 ) -> CleanJob | None:
-    """The job that covers all closed segments below the offset from which on nothing is decided.
-
-    None where there is none.
-    """
+    """Return the job over all closed segments below `decided_offset`; None if there are none."""
     *closed, _ = live_segments(facts)
     ends = [s.next_base_offset for s in closed if s.next_base_offset <= decided_offset]
     if not ends:

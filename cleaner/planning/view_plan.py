@@ -1,12 +1,12 @@
-"""What a compaction of a view has to do: pure.
+"""Plan the compaction of a view. Pure.
 
 Rules
 - The sources are the present ledger, which is clean, and the log's closed segments from its horizon
-  on, which are dirty. Together they are one log to the engine.
-- The new horizon is the base of a segment: nothing at or above the high watermark, the last stable
-  offset or the active segment's base is final.
-- What retention took between the old horizon and the log's start was never seen. It is told, and
-  does not hold the rest up.
+  on, which are dirty. The engine sees them as one log.
+- The new horizon is the base of a segment, at most the high watermark, the last stable offset and
+  the active segment's base.
+- Records that retention removed between the old horizon and the log start are lost to the view.
+  That is reported, and the compaction continues.
 """
 
 from collections.abc import Sequence
@@ -24,28 +24,28 @@ from storage.segments.swap import CleanedFile
 
 @dataclass(frozen=True, slots=True)
 class ViewSection:
-    """What is to be compacted: offsets [first, horizon) of the log, in these of its segments.
+    """The offsets [first dirty, horizon) of the log and their segments.
 
-    The first segment may begin below `first_dirty_offset`: only its rest counts.
+    The first segment may begin below `first_dirty_offset`.
     """
 
     segments: tuple[SegmentFacts, ...]
     first_dirty_offset: int
     horizon: int
-    missed: tuple[int, int] | None  # [first, end) that expired unseen
+    missed: tuple[int, int] | None  # [first, end) that retention removed
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the segments."""
+        """Return the size of the segments."""
         return sum(segment.size_bytes for segment in self.segments)
 
 
 def view_section(
     segments: Sequence[SegmentFacts], *, log_start_offset: int, undecided_offset: int, horizon: int
 ) -> ViewSection:
-    """The section behind `horizon` (0 where there is no ledger). `segments` are Log.segment_facts.
+    """Return the section after `horizon` (0 without a ledger). `segments`: Log.segment_facts.
 
-    Its horizon is the present one where there is nothing to do.
+    Its horizon is the present one if there is nothing to do.
     """
     first = max(horizon, log_start_offset)
     missed = (horizon, log_start_offset) if 0 < horizon < log_start_offset else None
@@ -60,10 +60,10 @@ def view_section(
 
 @dataclass(frozen=True, slots=True)
 class ViewRound:
-    """One job's worth of a run: a full map makes more than one."""
+    """One job of a view compaction; a full map makes several rounds necessary."""
 
     partition: TopicPartition
-    directory: str  # the folder of the run, which holds all sources
+    directory: str  # of the run, with all sources
     generation: str
     job_id: str
     sources: tuple[SegmentFacts, ...]  # neighbours, oldest first
@@ -73,12 +73,12 @@ class ViewRound:
     now_ms: int
     hash_key: bytes
     aborted: tuple[TxnIndexEntry, ...]
-    deleted_keys: CleanedFile | None  # that are remembered, in the run's folder
-    clock_trusted: bool  # False: none of them is forgotten
+    deleted_keys: CleanedFile | None  # from earlier runs, in the run's folder
+    clock_trusted: bool  # False: no deleted key expires
 
 
 def view_order(config: TopicConfig, deleted_keys: CleanedFile | None) -> ViewOrder | None:
-    """By what the latest record of a key is told; None: by its offset."""
+    """Return the order of a key's records; None for their offsets."""
     if config.varve_view_strategy == "offset":
         return None
     by_header = config.varve_view_strategy == "header"
@@ -87,7 +87,7 @@ def view_order(config: TopicConfig, deleted_keys: CleanedFile | None) -> ViewOrd
 
 
 def stages_of(job: CleanJob) -> dict[str, int]:
-    """Bytes that each stage of a round reads, in their order."""
+    """Return the bytes that each stage of a round reads, in order."""
     sources = [source for group in job.groups for source in group]
     first = job.first_dirty_offset
     below = sum(source.size_bytes for source in sources if source.base_offset < first)
@@ -99,7 +99,7 @@ def stages_of(job: CleanJob) -> dict[str, int]:
 
 
 def view_job(part: ViewRound, config: TopicConfig, settings: CleanerSettings) -> CleanJob:
-    """The engine's job for a round."""
+    """Return the engine's job for a round."""
     groups = group_segments(part.sources, config.segment_bytes, config.segment_index_bytes)
     return CleanJob(
         partition=part.partition,

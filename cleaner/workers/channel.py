@@ -1,11 +1,11 @@
-"""Frames between the pool and a worker: what they say, and how they are cut. No sockets here.
+"""The messages between the pool and a worker, and their encoding as frames. No sockets here.
 
-A frame is a length (4 bytes, big-endian) and a pickled message. Only the classes named below are
-unpickled, on either side: a worker works on bytes that strangers wrote, and what it sends must not
-be able to call anything in the broker.
+A frame is a length (4 bytes, big-endian) and a pickled message. Both sides unpickle only the
+classes below: a worker processes untrusted bytes, and its messages must not call anything in the
+broker.
 
-To pickle a job with 100,000 aborted transactions at once takes 0.2 s. So a job goes to its worker
-in several frames: `JobPart`s with some aborted transactions each, then the job itself without them.
+Pickling a job with 100,000 aborted transactions at once takes 0.2 s. So the pool sends a job in
+several frames: `JobPart`s with some aborted transactions each, then the job without them.
 """
 
 import io
@@ -30,14 +30,14 @@ from storage.model import TopicPartition
 from storage.segments.swap import CleanedFile, CleanedSegment
 
 LENGTH_BYTES: Final = 4
-# A job names every segment of its partition: this is room for some two million of them.
+# A job names every segment of its partition; this is enough for about two million.
 FRAME_BYTES_MAX: Final = 64 << 20
-ROWS_PER_PART: Final = 500  # aborted transactions in one frame; to pickle them takes 1 to 2 ms
+ROWS_PER_PART: Final = 500  # aborted transactions in one frame; pickling them takes 1 to 2 ms
 
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """To the worker: run this. Run numbers only grow; the abort flag refers to them."""
+    """To the worker: run this job. Run numbers only grow; the abort flag refers to them."""
 
     run: int
     job: CleanJob
@@ -45,7 +45,7 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True)
 class VerifyJob:
-    """To the worker: check these outputs of the job, which were made elsewhere."""
+    """To the worker: verify these outputs of the job, which were made elsewhere."""
 
     run: int
     job: CleanJob
@@ -62,15 +62,15 @@ class JobPart:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """From the worker, first of all: its kernels are loaded."""
+    """From the worker, as the first message: its kernels are loaded."""
 
     pid: int
-    seconds: float  # from its start to here
+    seconds: float  # since its start
 
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """From the worker: how far a stage ("map", "rewrite") is."""
+    """From the worker: the progress of a stage ("map", "rewrite")."""
 
     run: int
     stage: str
@@ -88,7 +88,7 @@ class GroupsCleaned:
 
 @dataclass(frozen=True, slots=True)
 class JobDone:
-    """From the worker: the job came to its end."""
+    """From the worker: the job ran to its end."""
 
     run: int
     report: CleanReport
@@ -96,24 +96,24 @@ class JobDone:
 
 @dataclass(frozen=True, slots=True)
 class JobStopped:
-    """From the worker: it saw the abort flag and let go."""
+    """From the worker: the job stopped because of the abort flag."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """From the worker: the job raised. `traceback` is empty where it is no mistake of ours."""
+    """From the worker: the job failed. `traceback` is empty for operating errors."""
 
     run: int
     reason: str
     traceback: str
-    file_missing: bool = False  # a source had gone
+    file_missing: bool = False  # a source file was missing
 
 
 @dataclass(frozen=True, slots=True)
 class OutputsVerified:
-    """From the worker: they are what the job allows."""
+    """From the worker: the outputs are correct."""
 
     run: int
     report: VerifyReport
@@ -121,7 +121,7 @@ class OutputsVerified:
 
 @dataclass(frozen=True, slots=True)
 class OutputRefused:
-    """From the worker: they are not. See InvalidOutputError."""
+    """From the worker: the outputs are wrong. See InvalidOutputError."""
 
     run: int
     path: str
@@ -176,7 +176,7 @@ _CLASSES: Final[dict[tuple[str, str], type]] = {
 
 
 class ChannelError(Exception):
-    """Bytes that are no frame of ours, or a message too large for one."""
+    """A malformed frame, or a message that is too large for a frame."""
 
 
 def encode_in_parts(message: Message) -> Iterator[bytes]:
@@ -192,7 +192,7 @@ def encode_in_parts(message: Message) -> Iterator[bytes]:
 
 
 def join_parts(frames: Iterable[Frame]) -> Iterator[Message]:
-    """Yield the messages that frames make up; the inverse of `encode_in_parts`."""
+    """Yield the messages of frames; the inverse of `encode_in_parts`."""
     parts: list[tuple[TxnIndexEntry, ...]] = []
     for frame in frames:
         if isinstance(frame, JobPart):
@@ -209,7 +209,7 @@ def join_parts(frames: Iterable[Frame]) -> Iterator[Message]:
 
 
 def encode(message: Frame) -> bytes:
-    """A message as a frame. Raises ChannelError if it is too large."""
+    """Return a message as a frame. Raises ChannelError if it is too large."""
     body = pickle.dumps(message, protocol=5)
     if len(body) > FRAME_BYTES_MAX:
         raise ChannelError(
@@ -219,7 +219,7 @@ def encode(message: Frame) -> bytes:
 
 
 def body_bytes(prefix: bytes) -> int:
-    """The length of the body that follows `prefix`. Raises ChannelError for an impossible one."""
+    """Return the length of the body after `prefix`. Raises ChannelError if it is impossible."""
     assert len(prefix) == LENGTH_BYTES
     length = int.from_bytes(prefix, "big")
     if not 0 < length <= FRAME_BYTES_MAX:
@@ -228,7 +228,7 @@ def body_bytes(prefix: bytes) -> int:
 
 
 def decode(body: bytes) -> Message:
-    """The message in a frame's body. Raises ChannelError for anything else, a part too."""
+    """Return the message in a frame's body. Raises ChannelError for anything else."""
     frame = decode_frame(body)
     if isinstance(frame, JobPart):
         raise ChannelError("a part of a job")
@@ -236,12 +236,12 @@ def decode(body: bytes) -> Message:
 
 
 def decode_frame(body: bytes) -> Frame:
-    """The message, or part of one, in a frame's body. Raises ChannelError for anything else."""
+    """Return the message or JobPart in a frame's body. Raises ChannelError for anything else."""
     try:
         message = _Unpickler(io.BytesIO(body)).load()
     except ChannelError:
         raise
-    except Exception as error:  # unpickling junk raises nearly anything
+    except Exception as error:  # unpickling malformed data raises nearly anything
         raise ChannelError(f"not a message: {error!r:.200}") from error
     if not isinstance(message, _TOP):
         raise ChannelError(f"not a message: a {type(message).__name__}")

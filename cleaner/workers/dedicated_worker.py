@@ -1,12 +1,12 @@
-"""One worker for one task: started for it, given its jobs one after the other, ended with it.
+"""A worker process for one task, such as a view compaction or a verification.
 
-What does not come from the pool's queue runs in a worker of its own, under the budgets that the
-pool's workers share: the compaction of a view, the check of outputs that were made elsewhere.
+It starts and ends with the task, runs the task's jobs one after the other, and shares the budgets
+of the pool's workers.
 
 Rules
-- One job at a time, and the worker that is left in the midst of one is killed with the block.
-- A worker that neither speaks nor moves a byte nor waits for its budget for STALL_SECONDS is
-  killed; so is one whose heartbeat stops, and one that does not heed an abort for ABORT_SECONDS.
+- It runs one job at a time. A worker that is in a job at the end of the block is killed.
+- A worker is killed if it sends nothing, moves no byte and does not wait for its budget for
+  STALL_SECONDS, if its heartbeat stops, or if it ignores an abort for ABORT_SECONDS.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from cleaner.workers.worker_pool import ABORT_SECONDS, STALL_SECONDS, START_SECO
 
 
 class JobFailedError(Exception):
-    """The job raised, or its worker ended; `reason` is for people."""
+    """The job raised an error, or its worker ended."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ class JobFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CleanedJob:
-    """What a job left behind."""
+    """The report of a job and its groups."""
 
     report: CleanReport
     groups: tuple[CleanedGroup, ...]
@@ -57,14 +57,14 @@ OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes of the 
 
 
 def ignore_progress(stage: str, done_bytes: int, total_bytes: int) -> None:
-    """For whoever does not want to know."""
+    """Ignore the progress."""
 
 
 class JobRunner(Protocol):
     """Runs jobs, one at a time."""
 
     async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
-        """Run a job to its end; `on_progress` is told how far it is.
+        """Run a job to its end; `on_progress` receives its progress.
 
         Raises CleanAbortedError, JobFailedError.
         """
@@ -72,28 +72,28 @@ class JobRunner(Protocol):
     async def verify(
         self, job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
     ) -> VerifyReport:
-        """Check outputs of a job that were made elsewhere; `folders` hold the files of each group.
+        """Verify outputs of a job that were made elsewhere; `folders` names each group's folder.
 
         Raises InvalidOutputError, CleanAbortedError, JobFailedError.
         """
 
     def abort(self) -> None:
-        """Have the job under way, and all that follow, end with CleanAbortedError."""
+        """End the running job and all later ones with CleanAbortedError."""
 
 
 class Budgets(Protocol):
-    """Who grants bytes: cleaner/workers/throttle.py, as far as it is needed here."""
+    """The part of Throttle that a worker outside the pool needs."""
 
     def join(self, index: int, side: BrokerSide, now: float) -> None:
-        """A worker begins a job."""
+        """Start granting bytes to a worker."""
 
     def leave(self, index: int, now: float) -> None:
-        """Its job is over."""
+        """Stop granting bytes to a worker."""
 
 
 @dataclass(slots=True)
 class SoloWorker:
-    """A worker process and the job it has. Made by `solo_worker`."""
+    """A worker process and its job. Made by `solo_worker`."""
 
     link: WorkerLink
     index: int  # among those that share the budgets
@@ -105,11 +105,11 @@ class SoloWorker:
 
     @property
     def side(self) -> BrokerSide:
-        """Its page of shared memory."""
+        """Return the worker's shared memory."""
         return BrokerSide(self.link.slots)
 
     def abort(self) -> None:
-        """See JobRunner; a worker that does not heed it is killed."""
+        """See JobRunner; a worker that ignores it is killed."""
         self._aborted = True
         if self._runs and self._killer is None:
             self.side.abort(self._runs)
@@ -118,29 +118,29 @@ class SoloWorker:
 
     async def run(self, job: CleanJob, on_progress: OnProgress = ignore_progress) -> CleanedJob:
         """See JobRunner."""
-        ending, groups = await self._carry_out(RunJob(self._runs + 1, job), on_progress)
-        if not isinstance(ending, JobDone):
-            raise _out_of_place(ending)
-        return CleanedJob(ending.report, groups)
+        result, groups = await self._carry_out(RunJob(self._runs + 1, job), on_progress)
+        if not isinstance(result, JobDone):
+            raise _unexpected(result)
+        return CleanedJob(result.report, groups)
 
     async def verify(
         self, job: CleanJob, groups: Sequence[CleanedGroup], folders: Sequence[str]
     ) -> VerifyReport:
         """See JobRunner."""
         order = VerifyJob(self._runs + 1, job, tuple(groups), tuple(folders))
-        ending, _ = await self._carry_out(order)
-        match ending:
+        result, _ = await self._carry_out(order)
+        match result:
             case OutputsVerified(_, report):
                 return report
             case OutputRefused(_, path, position, reason):
                 raise InvalidOutputError(path, position, reason)
             case other:
-                raise _out_of_place(other)
+                raise _unexpected(other)
 
     async def _carry_out(
         self, order: RunJob | VerifyJob, on_progress: OnProgress = ignore_progress
     ) -> tuple[Message, tuple[CleanedGroup, ...]]:
-        """The worker's last word about an order, and the groups it handed over before."""
+        """Return the worker's result of an order, and the groups that it sent before."""
         if self._aborted:
             raise CleanAbortedError
         loop = asyncio.get_running_loop()
@@ -165,8 +165,8 @@ class SoloWorker:
                     on_progress(stage, done_bytes, total_bytes)
                 case GroupsCleaned(_, cleaned):
                     groups.extend(cleaned)
-                case JobDone() | OutputsVerified() | OutputRefused() as ending:
-                    return ending, tuple(groups)
+                case JobDone() | OutputsVerified() | OutputRefused() as result:
+                    return result, tuple(groups)
                 case JobStopped():
                     raise CleanAbortedError
                 case JobFailed(_, reason):
@@ -174,10 +174,10 @@ class SoloWorker:
                 case None if self._aborted:
                     raise CleanAbortedError
                 case other:
-                    raise _out_of_place(other)
+                    raise _unexpected(other)
 
     async def _next(self) -> Message | None:
-        """Its next word. Raises JobFailedError when it hangs or makes no progress."""
+        """Return the next message. Raises JobFailedError if the worker hangs or stalls."""
         receiving = asyncio.ensure_future(self.link.receive())
         clock, heartbeat = asyncio.get_running_loop().time, Heartbeat()
         progress, moved_at = self.side.progress(), clock()
@@ -195,7 +195,7 @@ class SoloWorker:
                     self.link.kill()
                     raise JobFailedError(f"no progress for {STALL_SECONDS:g} s")
         finally:
-            receiving.cancel()  # nothing, if it is done; whoever waits may have been cancelled
+            receiving.cancel()  # no effect if it is done; needed if this task was cancelled
 
     def cancel_timer(self) -> None:
         """Stop waiting for the end of an abort."""
@@ -203,13 +203,13 @@ class SoloWorker:
             self._killer.cancel()
 
 
-def _out_of_place(message: Message | None) -> JobFailedError:
-    output = "ended" if message is None else f"said {type(message).__name__}"
-    return JobFailedError(f"the worker {output} in the midst of its job")
+def _unexpected(message: Message | None) -> JobFailedError:
+    event = "ended" if message is None else f"sent {type(message).__name__}"
+    return JobFailedError(f"the worker {event} in the middle of its job")
 
 
 async def tick(top_up: Callable[[float], None]) -> None:
-    """Have grants topped up for as long as the task is let run."""
+    """Top up the budgets until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
         top_up(loop.time())
@@ -220,7 +220,7 @@ async def tick(top_up: Callable[[float], None]) -> None:
 async def solo_worker(
     spawn: Spawn, nice: int, *, index: int, budgets: Budgets, top_up: Callable[[float], None]
 ) -> AsyncIterator[SoloWorker]:
-    """A worker for the length of a block. Raises JobFailedError, OSError where none starts."""
+    """Run a worker for the block. Raises JobFailedError or OSError if it does not start."""
     link = await spawn(nice)
     worker = SoloWorker(link, index, budgets, top_up)
     try:

@@ -5,7 +5,7 @@ does not make it look dead. Only what stops the whole process does: SIGSTOP, a f
 debugger. The broker counts checks without a heartbeat, not seconds: if the broker itself was
 stopped or its loop was blocked, one long pause between two checks counts as one check.
 
-The progress of the job is checked elsewhere (Run.silent_seconds, SoloWorker).
+The progress of the job is checked elsewhere (CleanAttempt.silent_seconds, SoloWorker).
 """
 
 import threading
@@ -23,19 +23,19 @@ MISSED_MAX: Final = 20
 
 @dataclass(slots=True)
 class Heartbeat:
-    """The broker's side: the beats of one worker, as seen at each check."""
+    """The broker's side: checks the beats of one worker."""
 
     missed_max: int = MISSED_MAX
-    _seen: int = field(init=False, default=0)
+    _last_beats: int = field(init=False, default=0)
     _missed: int = field(init=False, default=0)
 
     def is_lost(self, beats: int) -> bool:
-        """Note a check that found the counter at `beats`; whether too many checks found no beat.
+        """Check the counter; return whether too many checks in a row found no beat.
 
-        Before the first beat nothing is expected: the process is being started.
+        Before the first beat the process is starting, and no beat is expected.
         """
-        if beats != self._seen:
-            self._seen, self._missed = beats, 0
+        if beats != self._last_beats:
+            self._last_beats, self._missed = beats, 0
         elif beats:
             self._missed += 1
         return self._missed >= self.missed_max

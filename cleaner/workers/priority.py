@@ -1,17 +1,16 @@
-"""When a worker's CPU priority is raised: it lacks a core, and falls behind what it owes.
+"""Raise a worker's CPU priority if it lacks a core and cleans too slowly.
 
-Workers start at the lowest priority: they then get the cores that nobody else wants, and a request
-that comes in does not wait for them. On a machine whose cores are all wanted that can be next to
-nothing. So every ADJUST_SECONDS each busy worker is looked at. It goes up one level if it was short
-of a core and did less than its share of the floor though the budget let it, or if it cleans a
-partition that is far beyond its deadline. It comes down one level when it did twice its share, and
-all the way when its job is over.
+Workers start at the lowest priority: they use idle cores and do not delay requests. On a busy
+machine that can be almost nothing. So every ADJUST_SECONDS each busy worker is checked. Its level
+rises by one if it waited for a core and moved less than its share of the floor although its budget
+allowed more, or if its partition is far beyond its deadline. The level falls by one if the worker
+moved twice its share, and to the lowest one at the end of its job.
 
-A worker that is slow for another reason (a disk, a slow codec) stays where it is: priority would
-take from clients and give it nothing.
+A worker that is slow for another reason (a disk, a slow codec) keeps its level: a higher priority
+would slow down clients without making it faster.
 
-`judge` is pure. To lower a nice value takes CAP_SYS_NICE or RLIMIT_NICE; where that is refused it
-is told once and not tried again, and cleaning goes on at the lowest priority.
+`next_level` is pure. Lowering a nice value needs CAP_SYS_NICE or RLIMIT_NICE. A refusal is logged
+once and not tried again; cleaning continues at the lowest priority.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,29 +22,31 @@ import structlog
 from cleaner.workers.throttle import Direction
 from cleaner.workers.worker_pool import PoolWorker
 
-ADJUST_SECONDS: Final = 2.0  # a few seconds, so that one long fsync is not a falling behind
+ADJUST_SECONDS: Final = 2.0  # long enough that one fsync does not count as slowness
 LEVELS: Final = 3  # from the lowest priority to the broker's own
-DEADLINE_LEVEL: Final = 2  # at once for a partition far beyond its deadline
-DEADLINE_GRACE_MS: Final = 300_000  # a deadline is when a clean begins: it is always passed by some
-SHORT_SHARE: Final = 0.25  # of the time it could have run: waiting for a core
-WAITED_SHARE: Final = 0.1  # of the time: waiting for its budget; then it is not behind
-EASY: Final = 2.0  # times its share: then less priority will do
+DEADLINE_LEVEL: Final = 2  # the least level for a partition far beyond its deadline
+DEADLINE_GRACE_MS: Final = (
+    300_000  # a clean starts at its deadline, so it always ends a little late
+)
+SHORT_SHARE: Final = 0.25  # of the time: waiting for a core
+WAITED_SHARE: Final = 0.1  # of the time: waiting for its budget; then it is not slow
+EASY: Final = 2.0  # times its share: then the level falls
 
 logger = structlog.get_logger("cleaner")
 
 
 class Pace(NamedTuple):
-    """How one busy worker fared between two looks."""
+    """The speed of one busy worker between two checks."""
 
     seconds: float
     moved_bytes: int  # read or written, whichever is more
     waited_seconds: float  # for its budgets
-    short_seconds: float | None  # it could have run and had no core; None: not known here
+    short_seconds: float | None  # of waiting for a core; None: unknown
     late: bool  # its partition is far beyond its deadline
 
 
 def next_level(level: int, pace: Pace, share_bytes_per_second: float) -> int:
-    """The level to go to, from the level it has; LEVELS is the broker's own priority."""
+    """Return the worker's next level; LEVELS is the broker's own priority."""
     assert 0 <= level <= LEVELS
     assert pace.seconds > 0
     least = DEADLINE_LEVEL if pace.late else 0
@@ -62,7 +63,7 @@ def next_level(level: int, pace: Pace, share_bytes_per_second: float) -> int:
 
 
 def nice_of(level: int, nice: int) -> int:
-    """The nice value, relative to the broker's, of a level where `nice` is that of level 0."""
+    """Return the nice value of a level, relative to the broker's; `nice` is that of level 0."""
     return nice * (LEVELS - level) // LEVELS
 
 
@@ -77,34 +78,37 @@ class _UsageSample:
 
 @dataclass(slots=True)
 class Priorities:
-    """Levels of the busy workers; whoever gives them work calls `look` often."""
+    """The levels of the busy workers; the dispatcher calls `adjust` often."""
 
     nice: Callable[[], int]  # of workers at level 0
-    levels: dict[int, int] = field(init=False, default_factory=dict)  # of workers; 0 is left out
-    _seen: dict[int, _UsageSample] = field(init=False, default_factory=dict)
+    levels: dict[int, int] = field(
+        init=False, default_factory=dict
+    )  # by worker index; without level 0
+    _samples: dict[int, _UsageSample] = field(init=False, default_factory=dict)
     _refused: bool = field(init=False, default=False)
 
     def adjust(self, now: float, busy: Iterable[tuple[PoolWorker, bool]], floor: float) -> None:
-        """Judge who was busy for ADJUST_SECONDS. `busy`: workers, and whether each is far too late.
+        """Adjust the levels of workers that were busy for ADJUST_SECONDS.
 
-        `floor` is what all workers together should move, bytes per second each way.
+        `busy`: workers, and whether the partition of each is far too late. `floor`: the bytes per
+        second that all workers together should move in each direction.
         """
         workers = list(busy)
         for worker, late in workers:
-            seen = self._seen.get(worker.index)
-            if seen is None:
-                self._seen[worker.index] = _observe(worker, now)
-            elif now - seen.at >= ADJUST_SECONDS:
+            earlier = self._samples.get(worker.index)
+            if earlier is None:
+                self._samples[worker.index] = _observe(worker, now)
+            elif now - earlier.at >= ADJUST_SECONDS:
                 current = _observe(worker, now)
-                self._seen[worker.index] = current
+                self._samples[worker.index] = current
                 level = self.levels.get(worker.index, 0)
                 self._set(
-                    worker, next_level(level, _pace(seen, current, late), floor / len(workers))
+                    worker, next_level(level, _pace(earlier, current, late), floor / len(workers))
                 )
 
     def rest(self, worker: PoolWorker) -> None:
-        """Its job is over: it goes back to the lowest priority."""
-        self._seen.pop(worker.index, None)
+        """Return the worker to the lowest priority after its job."""
+        self._samples.pop(worker.index, None)
         self._set(worker, 0)
 
     def _set(self, worker: PoolWorker, level: int) -> None:
@@ -116,7 +120,7 @@ class Priorities:
         except PermissionError as error:
             self._refused = True
             logger.warning(
-                "priority of workers cannot be raised",
+                "worker priority not raised",
                 reason=str(error),
                 needed="CAP_SYS_NICE, or RLIMIT_NICE of 20 (LimitNICE=20, --ulimit nice=20)",
             )
@@ -124,7 +128,7 @@ class Priorities:
         self.levels[worker.index] = level
         if level == 0:
             del self.levels[worker.index]
-        logger.debug("priority of a worker changed", worker=worker.index, level=level)
+        logger.debug("worker priority changed", worker=worker.index, level=level)
 
 
 def _observe(worker: PoolWorker, now: float) -> _UsageSample:
@@ -138,14 +142,14 @@ def _observe(worker: PoolWorker, now: float) -> _UsageSample:
     )
 
 
-def _pace(seen: _UsageSample, current: _UsageSample, late: bool) -> Pace:
+def _pace(earlier: _UsageSample, current: _UsageSample, late: bool) -> Pace:
     short: float | None = None
-    if seen.short_seconds is not None and current.short_seconds is not None:
-        short = current.short_seconds - seen.short_seconds
+    if earlier.short_seconds is not None and current.short_seconds is not None:
+        short = current.short_seconds - earlier.short_seconds
     return Pace(
-        current.at - seen.at,
-        max(current.read_bytes - seen.read_bytes, current.written_bytes - seen.written_bytes),
-        current.waited_seconds - seen.waited_seconds,
+        current.at - earlier.at,
+        max(current.read_bytes - earlier.read_bytes, current.written_bytes - earlier.written_bytes),
+        current.waited_seconds - earlier.waited_seconds,
         short,
         late,
     )

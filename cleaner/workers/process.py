@@ -1,7 +1,7 @@
-"""Worker processes as the pool sees them: start one, exchange messages, see it end.
+"""Worker processes: start one, exchange messages, reap it.
 
-Nothing here decides anything. A process is always reaped, or kept in sight until it can be: one
-that hangs in the kernel (a dead disk) does not even die of SIGKILL until its call returns.
+Every process is reaped, if necessary later: a process that hangs in the kernel (a failed disk)
+survives SIGKILL until its system call returns.
 """
 
 import asyncio
@@ -24,50 +24,51 @@ _PACKAGES: Final = str(Path(__file__).resolve().parents[2])
 
 
 class WorkerLink(Protocol):
-    """One worker, whatever it is made of."""
+    """The link to one worker."""
 
     @property
     def pid(self) -> int:
-        """The process; 0 where there is none of its own."""
+        """Return the process id; 0 if it is no process of its own."""
 
     @property
     def slots(self) -> Slots:
-        """The page shared with it."""
+        """Return the shared memory."""
 
     def send(self, message: Message) -> None:
         """Queue a message. Raises ChannelError if it is too large."""
 
     async def receive(self) -> Message | None:
-        """The next message; None once the worker is gone. Raises ChannelError for junk."""
+        """Return the next message; None after the end. Raises ChannelError for malformed data."""
 
     def shutdown(self) -> None:
-        """Let it end after what it is doing."""
+        """Let it end after its present job."""
 
     def kill(self) -> None:
-        """End it now."""
+        """Kill it."""
 
     def abandon(self) -> None:
-        """Stop waiting for it: `receive` returns None though it may still be there."""
+        """Make `receive` return None although the process may still exist."""
 
     async def reap(self) -> str:
-        """See it end, by force if it lingers; how it ended, for people."""
+        """Wait for its end, kill it if it takes too long; return a description of the end."""
 
     def close(self) -> None:
-        """Free the socket and the page; `slots` cannot be used any more."""
+        """Free the socket and the shared memory; `slots` is then unusable."""
 
     def is_gone(self) -> bool:
-        """Whether nothing is left of it. False after `reap`: it hangs in the kernel."""
+        """Return whether the process has ended. False after `reap` if it hangs in the kernel."""
 
     def set_nice(self, nice: int) -> None:
-        """Give it a priority below ours by `nice`. Raises PermissionError where that is more than
-        it has and more may not be given; does nothing for one that is gone.
+        """Set its nice value relative to ours; no effect if it has ended.
+
+        Raises PermissionError if the priority may not be raised.
         """
 
     def short_of_core_seconds(self) -> float | None:
-        """How long it could have run and had no core, since it started; None: not known here."""
+        """Return for how long it waited for a core since its start; None if unknown."""
 
     def beats(self) -> int:
-        """How often it has said that it runs; 0 before the first time."""
+        """Return the count of its heartbeats."""
 
 
 Spawn: TypeAlias = Callable[[int], Awaitable[WorkerLink]]  # of its nice value
@@ -96,7 +97,7 @@ class ProcessLink:
 
     @property
     def slots(self) -> Slots:
-        """The page shared with it."""
+        """Return the shared memory."""
         return self._memory.slots
 
     def send(self, message: Message) -> None:
@@ -117,7 +118,7 @@ class ProcessLink:
             await asyncio.sleep(0)
 
     async def receive(self) -> Message | None:
-        """The next message; None once the worker is gone. Raises ChannelError for junk."""
+        """Return the next message; None after the end. Raises ChannelError for malformed data."""
         try:
             prefix = await self._reader.readexactly(LENGTH_BYTES)
             return decode(await self._reader.readexactly(body_bytes(prefix)))
@@ -125,30 +126,30 @@ class ProcessLink:
             return None
 
     def shutdown(self) -> None:
-        """Close our direction: the worker ends when it asks for the next job."""
+        """Close our direction: the worker ends when it reads the next job."""
         if not self._writer.is_closing() and self._writer.can_write_eof():
             self._writer.write_eof()
 
     def kill(self) -> None:
-        """SIGKILL: nothing it writes is of use without its report."""
+        """Send SIGKILL: its output is useless without a report."""
         if self._process.poll() is None:
             self._process.kill()
 
     def abandon(self) -> None:
-        """Close the socket under it."""
+        """Close the socket."""
         self._writer.transport.abort()
 
     async def reap(self) -> str:
-        """Give the process time to end, kill it, give it time again."""
-        if not await self._ends():
+        """See WorkerLink."""
+        if not await self._wait_end():
             self.kill()
-            await self._ends()
+            await self._wait_end()
         code = self._process.poll()
         if code is None:
             return "does not end"
         return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
-    async def _ends(self) -> bool:
+    async def _wait_end(self) -> bool:
         for _ in range(int(REAP_SECONDS / REAP_STEP_SECONDS)):
             if self._process.poll() is not None:
                 return True
@@ -156,19 +157,19 @@ class ProcessLink:
         return False
 
     def close(self) -> None:
-        """Free the socket and the page."""
+        """See WorkerLink."""
         if self._sending is not None:
             self._sending.cancel()
         self._writer.transport.abort()
         self._memory.close()
 
     def is_gone(self) -> bool:
-        """Whether the process was reaped."""
+        """See WorkerLink."""
         return self._process.poll() is not None
 
     def set_nice(self, nice: int) -> None:
-        """Its nice value, relative to ours. Raises PermissionError."""
-        # A child that was not reaped keeps its pid to itself: nobody else is meant by it.
+        """See WorkerLink."""
+        # An unreaped child keeps its pid, so no other process is affected.
         if self._process.poll() is None:
             own = os.getpriority(os.PRIO_PROCESS, 0)
             os.setpriority(os.PRIO_PROCESS, self._process.pid, min(NICE_MAX, own + nice))
@@ -182,7 +183,7 @@ class ProcessLink:
             return None
 
     def beats(self) -> int:
-        """The counter in the page shared with it."""
+        """See WorkerLink."""
         return beats_of(self._memory.slots)
 
 

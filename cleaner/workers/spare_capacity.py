@@ -1,19 +1,19 @@
-"""How much of the machine cleaning may take: all that is idle, a floor beside pressed clients.
+"""The cleaning rate without a configured limit: all spare capacity, at least a floor.
 
-Rule 1. While clients ask for nothing, there is no limit.
-Rule 2. While they do and are not kept waiting, there is none either: a busy machine is not a
-        pressed one. What tells is the loop's own timer. It is late exactly when the loop was held
-        up or got no core, and then a request that came at that moment was late as well.
-Rule 3. A late tick halves what is allowed; time without one doubles it, in DOUBLING_SECONDS. At
-        rest there are then as many late ticks as doublings: one in DOUBLING_SECONDS / tick, which
-        is one of a hundred. So what is held at LATE_SECONDS is the 99th percentile of lateness.
-Rule 4. Never below the floor, and the floor is above what clients write: else a log under steady
-        load would outgrow its cleaner for as long as the load lasts.
+Rule 1. Without client requests there is no limit.
+Rule 2. With client requests there is none either as long as no request is delayed. The event
+        loop's timer shows delays: it is late if the loop was blocked or had no core, and then
+        requests that arrived at that moment were late as well.
+Rule 3. A late tick halves the rate; DOUBLING_SECONDS without a late tick double it. In the steady
+        state there are as many late ticks as doublings: one in DOUBLING_SECONDS / tick, which is
+        one of a hundred. So the 99th percentile of lateness is kept at LATE_SECONDS.
+Rule 4. The rate is never below the floor, and the floor is above the rate of client writes:
+        otherwise a log under steady load would grow faster than it is cleaned.
 
 Rule 4 in numbers. At dirty ratio r, cleaning one dirty byte reads 1/r + 1 bytes (the dirty section
-twice, the clean one once) and writes at most 1/r. With KEEP_UP times the inbound rate granted each
-way, cleaning keeps up wherever 1/r + 1 <= KEEP_UP. A log that falls behind becomes dirtier, which
-makes cleaning cheaper by the byte, until r = 1 / (KEEP_UP - 1): there it stays.
+twice, the clean one once) and writes at most 1/r. With KEEP_UP times the inbound rate in each
+direction, cleaning keeps up if 1/r + 1 <= KEEP_UP. A log that falls behind becomes dirtier, which
+makes cleaning cheaper per byte, until r = 1 / (KEEP_UP - 1).
 
 Pure: seconds and counters come in, bytes per second come out. Knows no worker and no clock.
 """
@@ -24,39 +24,39 @@ from typing import Final
 
 from cleaner.host import Foreground
 
-# With TOP_UP_SECONDS of 0.05 one doubling is a hundred ticks: see rule 3.
+# With TOP_UP_SECONDS of 0.05, one doubling takes a hundred ticks: see rule 3.
 DOUBLING_SECONDS: Final = 5.0
-# Of the loop's timer. Its resolution is 1 ms; the whole of a request is to stay below 5 ms.
+# Of the loop's timer, whose resolution is 1 ms; a request should take less than 5 ms.
 LATE_SECONDS: Final = 0.004
-# Dirty ratio 1/3 at the worst; at the default threshold of one half, cleaning may rest a quarter.
+# Allows a dirty ratio down to 1/3. At the default of 1/2 cleaning needs 3/4 of the rate.
 KEEP_UP: Final = 4.0
-INBOUND_SECONDS: Final = 30.0  # what clients write is averaged over so long: a floor must not leap
-# Less than this is nobody's work: consumers that wait at the end of a log, a heartbeat of a metric.
+INBOUND_SECONDS: Final = 30.0  # averaging period of client writes, so that the floor changes slowly
+# Less load than this is ignored: consumers waiting at the end of a log, scrapes of metrics.
 BUSY_REQUESTS_PER_SECOND: Final = 50.0
 BUSY_BYTES_PER_SECOND: Final = float(1 << 20)
-QUIET_SECONDS: Final = 1.0  # without such work, until clients count as quiet
+QUIET_SECONDS: Final = 1.0  # without such load, until clients count as idle
 UNLIMITED_ABOVE: Final = float(8 << 30)  # bytes/s that no worker reaches
 
 
 @dataclass(slots=True)
 class Borrowing:
-    """What is allowed each way, in bytes per second; math.inf is no limit."""
+    """The allowed rate in each direction, in bytes per second; math.inf means no limit."""
 
     floor_bytes_per_second: float
     now: float
     allowed: float = field(init=False, default=math.inf)
     inbound_bytes_per_second: float = field(init=False, default=0.0)
-    _seen: Foreground | None = field(init=False, default=None)
-    _seen_at: float = field(init=False)
+    _last_foreground: Foreground | None = field(init=False, default=None)
+    _observed_at: float = field(init=False)
     _busy_at: float = field(init=False, default=-math.inf)
 
     def __post_init__(self) -> None:
         assert self.floor_bytes_per_second > 0
-        self._seen_at = self.now
+        self._observed_at = self.now
 
     @property
     def floor(self) -> float:
-        """The least that is allowed now."""
+        """Return the least allowed rate."""
         return max(self.floor_bytes_per_second, KEEP_UP * self.inbound_bytes_per_second)
 
     def set_floor(self, bytes_per_second: float) -> None:
@@ -65,33 +65,33 @@ class Borrowing:
         self.floor_bytes_per_second = bytes_per_second
 
     def observe(self, foreground: Foreground, now: float) -> None:
-        """Take what clients have been served so far: what they do, and what they write."""
-        assert now >= self._seen_at
-        seen, passed = self._seen, now - self._seen_at
-        self._seen, self._seen_at = foreground, now
-        if seen is None or passed <= 0:
+        """Read the counters of client work, and update the load and the rate of writes."""
+        assert now >= self._observed_at
+        before, passed = self._last_foreground, now - self._observed_at
+        self._last_foreground, self._observed_at = foreground, now
+        if before is None or passed <= 0:
             return
         share = 1 - math.exp(-passed / INBOUND_SECONDS)
-        written = (foreground.bytes_in - seen.bytes_in) / passed
+        written = (foreground.bytes_in - before.bytes_in) / passed
         self.inbound_bytes_per_second += share * (written - self.inbound_bytes_per_second)
         if (
-            foreground.requests - seen.requests > BUSY_REQUESTS_PER_SECOND * passed
-            or foreground.bytes - seen.bytes > BUSY_BYTES_PER_SECOND * passed
+            foreground.requests - before.requests > BUSY_REQUESTS_PER_SECOND * passed
+            or foreground.bytes - before.bytes > BUSY_BYTES_PER_SECOND * passed
         ):
             self._busy_at = now
 
     def tick(self, now: float, late_seconds: float, moved_bytes_per_second: float) -> float:
-        """What is allowed from now on.
+        """Update and return the allowed rate.
 
-        `late_seconds` is how late this tick comes, `moved_bytes_per_second` what cleaning did
-        lately, in the direction in which it did more.
+        `late_seconds` is the lateness of this tick, `moved_bytes_per_second` the recent speed of
+        cleaning in the faster direction.
         """
         assert now >= self.now
         passed, self.now = now - self.now, now
         if now - self._busy_at >= QUIET_SECONDS:
             self.allowed = math.inf
         elif late_seconds >= LATE_SECONDS:
-            # From what it does, not from what it might: else the first halvings would do nothing.
+            # From the actual speed: otherwise the first halvings would have no effect.
             self.allowed = max(self.floor, min(self.allowed, moved_bytes_per_second) / 2)
         elif self.allowed < math.inf:
             doublings = min(64.0, passed / DOUBLING_SECONDS)

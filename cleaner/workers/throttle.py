@@ -1,15 +1,15 @@
-"""Bytes per second for all workers together, without a lock between processes.
+"""Limit the bytes per second of all workers together, without locks between processes.
 
 Rule 1. The broker alone owns the token buckets. It tops up *grants*; a worker only spends them.
 Rule 2. Every slot of the shared memory has one writer, and is 8 aligned bytes: written whole.
 Rule 3. Granted and not yet spent bytes never exceed what is in the bucket, and the bucket never
         holds more than one second of the rate. So over any window the bytes charged stay within
         rate x window + burst, whatever the workers do and however late the broker tops up.
-Rule 4. A worker that dies holds nothing: what it had not spent was never taken from the bucket.
+Rule 4. A dead worker blocks no bytes: unspent grants were never taken from the bucket.
 
-A worker takes what is granted and waits for the rest in short naps, looking at its abort flag
-between them. A rate that is lowered, or set for the first time while a job runs, can leave the
-bucket in debt by the grants already out; nothing is granted until that is paid.
+A worker spends its grant and waits for more in short naps, in which it checks its abort flag. If a
+rate is lowered or set while a job runs, outstanding grants can put the bucket into debt; nothing is
+granted until the debt is paid.
 
 The arithmetic (TokenBucket, Budget) knows no clock: time comes in as seconds that only go forward.
 """
@@ -30,12 +30,14 @@ from cleaner.workers.spare_capacity import Borrowing
 
 BURST_SECONDS: Final = 1.0  # long enough to ride out a late top-up, short enough not to be felt
 TOP_UP_SECONDS: Final = 0.05  # well below the burst, so that a worker seldom runs dry
-# Of the burst, for one worker: one that is busy with other things must not keep the rest waiting.
+# The share of the burst for one worker: a worker that does not spend must not delay the others.
 SPARE_SHARE: Final = 0.25
-FLOOR_BYTES_PER_SECOND: Final = float(64 << 20)  # where no rate is set, under foreground load
-OBSERVE_SECONDS: Final = 0.25  # between two looks at the foreground: they walk over all topics
-MOVED_SECONDS: Final = 1.0  # the speed of the workers is averaged over so long
-NAP_SECONDS: Final = 0.01  # between two looks at the grant and the abort flag
+FLOOR_BYTES_PER_SECOND: Final = float(64 << 20)  # without a configured rate, under foreground load
+OBSERVE_SECONDS: Final = (
+    0.25  # between two reads of the foreground counters, which visit all topics
+)
+MOVED_SECONDS: Final = 1.0  # averaging period of the workers' speed
+NAP_SECONDS: Final = 0.01  # between two checks of the grant and the abort flag
 UNLIMITED: Final = (1 << 63) - 1  # a grant that no worker can spend
 
 _PAGE_BYTES: Final = mmap.PAGESIZE
@@ -44,7 +46,7 @@ _PAGE_BYTES: Final = mmap.PAGESIZE
 class _Slot(IntEnum):
     """Index of each 8-byte slot. The broker writes the first three, the worker the others."""
 
-    ABORTED_RUN = 0  # every run up to this number is to stop
+    ABORTED_RUN = 0  # every run up to this number must stop
     READ_GRANTED = 1
     WRITE_GRANTED = 2
     READ_SPENT = 8  # on another cache line than what the broker writes
@@ -55,7 +57,7 @@ class _Slot(IntEnum):
 
 
 class Direction(IntEnum):
-    """Which budget."""
+    """The budget for reads or for writes."""
 
     READ = 0
     WRITE = 1
@@ -65,11 +67,11 @@ Slots: TypeAlias = "memoryview[int]"
 
 
 def new_memory() -> int:
-    """A descriptor of one zeroed page without a name, for SharedMemory and for a worker."""
+    """Return a descriptor of one anonymous zeroed page, for SharedMemory and for a worker."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("varve-cleaner", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, _PAGE_BYTES)
-        # A worker that cut the file short would kill the broker at its next look (SIGBUS).
+        # A worker that truncated the file would kill the broker by SIGBUS.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return fd
     fd, path = tempfile.mkstemp(prefix="varve-cleaner-")
@@ -79,30 +81,30 @@ def new_memory() -> int:
 
 
 def beat(slots: Slots) -> None:
-    """The worker runs: to be called from one of its threads, again and again."""
+    """Count a heartbeat; a thread of the worker calls this repeatedly."""
     slots[_Slot.BEATS] += 1
 
 
 def beats_of(slots: Slots) -> int:
-    """How often the worker has said that it runs."""
+    """Return the count of heartbeats."""
     return slots[_Slot.BEATS]
 
 
 class SharedMemory:
-    """One worker's page, seen from either side. Without a descriptor: for one process only."""
+    """One worker's shared page. Without a descriptor, it is private to the process."""
 
     def __init__(self, fd: int | None = None) -> None:
         self._map = mmap.mmap(-1 if fd is None else fd, _PAGE_BYTES)
         self.slots: Slots = memoryview(self._map).cast("Q")
 
     def close(self) -> None:
-        """Unmap; closing twice is allowed."""
+        """Unmap the page; may be called twice."""
         self.slots.release()
         self._map.close()
 
 
 class WorkerSide:
-    """What a worker does with its page: spend what is granted, wait, look at the abort flag."""
+    """The worker's use of the page: spend grants, wait, check the abort flag."""
 
     def __init__(self, slots: Slots, run: int, nap: Callable[[float], object]) -> None:
         self._slots = slots
@@ -110,7 +112,7 @@ class WorkerSide:
         self._nap = nap
 
     def aborted(self) -> bool:
-        """Whether this run, or an older one, was told to stop."""
+        """Return whether this run or a later one must stop."""
         return self._slots[_Slot.ABORTED_RUN] >= self._run
 
     def charge(self, direction: Direction, count: int) -> None:
@@ -130,25 +132,25 @@ class WorkerSide:
 
 
 class BrokerSide:
-    """What the broker does with a worker's page."""
+    """The broker's use of the page."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
 
     def abort(self, run: int) -> None:
-        """Tell the worker to stop run number `run`. Later runs are not concerned."""
+        """Tell the worker to stop run number `run` and earlier ones."""
         self._slots[_Slot.ABORTED_RUN] = run
 
     def spent(self, direction: Direction) -> int:
-        """Bytes charged so far, over all runs."""
+        """Return the bytes charged, over all runs."""
         return self._slots[_Slot.READ_SPENT + direction]
 
     def granted(self, direction: Direction) -> int:
-        """Bytes that may be charged, over all runs."""
+        """Return the bytes granted, over all runs."""
         return self._slots[_Slot.READ_GRANTED + direction]
 
     def grant(self, direction: Direction, total: int) -> None:
-        """Set how many bytes may be charged in all."""
+        """Set the bytes granted, over all runs."""
         self._slots[_Slot.READ_GRANTED + direction] = min(total, UNLIMITED)
 
     def waited_seconds(self, direction: Direction) -> float:
@@ -164,7 +166,7 @@ class BrokerSide:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """Bytes that may still be moved. Earned by time up to the burst; may be in debt."""
+    """Bytes that may be moved. Time adds to it, up to the burst; it may be negative."""
 
     bytes_per_second: float
     level: float
@@ -172,44 +174,44 @@ class TokenBucket:
 
     @property
     def burst_bytes(self) -> float:
-        """The most it holds."""
+        """Return the maximum level."""
         return self.bytes_per_second * BURST_SECONDS
 
     def earn(self, now: float) -> None:
-        """Let time pass."""
+        """Add the bytes of the time since the last call."""
         assert now >= self.updated_at
         earned = (now - self.updated_at) * self.bytes_per_second
         self.level = min(self.burst_bytes, self.level + earned)
         self.updated_at = now
 
     def spend(self, count: int) -> None:
-        """Take out bytes that were moved."""
+        """Subtract bytes that were moved."""
         assert count >= 0
         self.level -= count
 
 
 @dataclass(slots=True, eq=False)
 class _Account:
-    """What one job was granted in one direction, and has spent."""
+    """The grant and the spent bytes of one job in one direction."""
 
     side: BrokerSide
     direction: Direction
-    seen_spent: int
+    settled_bytes: int  # spent, as of the last settlement
     limit: "TopicLimit | None" = None
 
     @property
     def unspent(self) -> int:
-        # By what was seen: what is spent while we look is taken off at the next top-up.
-        return self.side.granted(self.direction) - self.seen_spent
+        # As of the last settlement; later spending is settled at the next top-up.
+        return self.side.granted(self.direction) - self.settled_bytes
 
 
 class TopicLimit:
     """A topic's own rate (`varve.cleaner.io.max.bytes.per.second`), for the jobs of its partitions.
 
-    One bucket for reads and writes together. A job holds an account for each direction and waits
-    for one of them at a time, with what it was granted in the other one unspent. So each account
-    is granted so little at a time that all of them together never hold more than half of the
-    bucket: no job waits for what another one cannot spend.
+    One bucket serves reads and writes. A job has an account for each direction, waits for one of
+    them at a time, and leaves the grant of the other one unspent. So the grants are small: all
+    accounts together never have more than half of the bucket, and no job waits for bytes that
+    another one cannot spend.
     """
 
     def __init__(self, rate: float, now: float) -> None:
@@ -221,32 +223,32 @@ class TopicLimit:
         assert rate > 0
         self._bucket.earn(now)
         self._bucket.bytes_per_second = rate
-        self._bucket.earn(now)  # no more than the new burst
+        self._bucket.earn(now)  # caps the level at the new burst
 
     def earn(self, now: float) -> None:
-        """Let time pass."""
+        """Add the bytes of the time since the last call."""
         self._bucket.earn(now)
 
     def spend(self, count: int) -> None:
-        """Take out bytes that one of its jobs moved."""
+        """Subtract bytes that a job moved."""
         self._bucket.spend(count)
 
     def is_idle(self, now: float) -> bool:
-        """Whether no job has it and nothing would be lost with it: a new one starts full, too."""
+        """Return whether no job uses the limit and its bucket is full, as that of a new one."""
         self._bucket.earn(now)
         return not self.accounts and self._bucket.level >= self._bucket.burst_bytes
 
     def room(self, account: _Account) -> int:
-        """How many more bytes may be granted to the account now."""
+        """Return how many more bytes may be granted to the account now."""
         remaining = int(self._bucket.level) - sum(account.unspent for account in self.accounts)
         spare_max = int(self._bucket.burst_bytes / (2 * len(self.accounts)))
-        jobs = -(-len(self.accounts) // 2)  # each has two accounts and wants one of them now
+        jobs = -(-len(self.accounts) // 2)  # each has two accounts and needs one of them now
         return max(0, min(-(-remaining // jobs), remaining, spare_max - account.unspent))
 
 
 @dataclass(slots=True)
 class Budget:
-    """One direction's bucket, and the workers that share it. A rate of None is no limit."""
+    """One direction's bucket and the workers that share it. A rate of None means no limit."""
 
     direction: Direction
     rate: float | None
@@ -263,11 +265,11 @@ class Budget:
 
     @property
     def has_workers(self) -> bool:
-        """Whether a job is under way."""
+        """Return whether a job is running."""
         return bool(self._accounts)
 
     def moved_bytes_per_second(self, now: float) -> float:
-        """What the workers did lately."""
+        """Return the recent speed of the workers."""
         self._settle(now)
         passed = now - self._measured_at
         if passed > 0:
@@ -286,13 +288,13 @@ class Budget:
         elif self.bucket is None:
             self.bucket = TokenBucket(rate, rate * BURST_SECONDS, now)
             for account in self._accounts.values():
-                account.side.grant(self.direction, account.seen_spent)
+                account.side.grant(self.direction, account.settled_bytes)
         else:
             self.bucket.bytes_per_second = rate
-            self.bucket.earn(now)  # no more than the new burst
+            self.bucket.earn(now)  # caps the level at the new burst
 
     def join(self, index: int, side: BrokerSide, limit: TopicLimit | None = None) -> None:
-        """A worker begins a job: it starts with nothing granted."""
+        """Add a worker that starts a job, without a grant."""
         assert index not in self._accounts
         spent = side.spent(self.direction)
         side.grant(self.direction, spent)
@@ -300,7 +302,7 @@ class Budget:
         self.set_limit(index, limit)
 
     def set_limit(self, index: int, limit: TopicLimit | None) -> None:
-        """Have the job of a worker keep to a topic's limit as well, or to none."""
+        """Set or clear the topic limit of a worker's job."""
         account = self._accounts[index]
         if account.limit is limit:
             return
@@ -309,17 +311,17 @@ class Budget:
         account.limit = limit
         if limit is not None:
             limit.accounts.append(account)
-            account.side.grant(self.direction, account.seen_spent)
+            account.side.grant(self.direction, account.settled_bytes)
 
     def leave(self, index: int, now: float) -> None:
-        """Its job is over, or the worker is gone: what it did not spend is free again."""
+        """Remove a worker; its unspent bytes are free again."""
         self._settle(now)
         self.set_limit(index, None)
         account = self._accounts.pop(index)
-        account.side.grant(self.direction, account.seen_spent)
+        account.side.grant(self.direction, account.settled_bytes)
 
     def top_up(self, now: float) -> None:
-        """Grant what the bucket holds and nobody was given yet."""
+        """Grant the bytes in the bucket that are not granted yet."""
         self._settle(now)
         accounts = list(self._accounts.values())
         if self.bucket is None:
@@ -344,21 +346,20 @@ class Budget:
             self.bucket.earn(now)
         for account in self._accounts.values():
             spent = account.side.spent(self.direction)
-            moved = max(0, spent - account.seen_spent)
+            moved = max(0, spent - account.settled_bytes)
             self._moved += moved
             if self.bucket is not None:
                 self.bucket.spend(moved)
             if account.limit is not None:
                 account.limit.earn(now)
                 account.limit.spend(moved)
-            account.seen_spent = spent
+            account.settled_bytes = spent
 
 
 def shares(remaining: int, spare: Sequence[int], spare_max: int) -> list[int]:
-    """Split `remaining` bytes evenly among workers that hold `spare` unspent ones, up to
-    `spare_max`.
+    """Split `remaining` bytes evenly among workers with `spare` unspent bytes each.
 
-    What a full one cannot take goes to the emptier ones; what nobody can take stays undivided.
+    No worker gets more than `spare_max` unspent bytes in all; the others share the difference.
     """
     values = [0] * len(spare)
     fullest_first = sorted(range(len(spare)), key=lambda index: -spare[index])
@@ -370,9 +371,9 @@ def shares(remaining: int, spare: Sequence[int], spare_max: int) -> list[int]:
 
 
 class Throttle:
-    """Both budgets; the pool calls `tick` every TOP_UP_SECONDS while jobs run.
+    """Both budgets. The dispatcher calls `tick` every TOP_UP_SECONDS while jobs run.
 
-    A direction with a rate of its own keeps to it. One without has what `borrowing` allows.
+    A direction without a configured rate has the rate that `borrowing` allows.
     """
 
     def __init__(
@@ -389,12 +390,12 @@ class Throttle:
             Budget(Direction.WRITE, write_bytes_per_second, now),
         )
         self.borrowing = Borrowing(floor_bytes_per_second, now)
-        self._due_at: float | None = None  # of the next tick; None while no job runs
+        self._due_at: float | None = None  # of the next tick; None if no job runs
         self._observe_at = -math.inf
 
     @property
     def rates(self) -> tuple[float, float]:
-        """Bytes per second allowed at this moment, read and write; math.inf is no limit."""
+        """Return the present limits for reads and writes in bytes/s; math.inf means no limit."""
         read, write = (budget.rate for budget in self.budgets)
         return (math.inf if read is None else read, math.inf if write is None else write)
 
@@ -406,7 +407,7 @@ class Throttle:
         *,
         floor_bytes_per_second: float | None = None,
     ) -> None:
-        """Change both, and the floor if given; jobs under way go on."""
+        """Change both rates, and the floor if given; running jobs continue."""
         if floor_bytes_per_second is not None:
             self.borrowing.set_floor(floor_bytes_per_second)
         self._explicit = (read, write)
@@ -415,28 +416,28 @@ class Throttle:
     def join(
         self, index: int, side: BrokerSide, now: float, limit: TopicLimit | None = None
     ) -> None:
-        """A worker begins a job; `limit` is that of its topic."""
+        """Add a worker that starts a job; `limit` is that of its topic."""
         for budget in self.budgets:
             budget.join(index, side, limit)
             budget.top_up(now)
 
     def set_limit(self, index: int, limit: TopicLimit | None) -> None:
-        """The topic of a worker's job has another limit, or none any more."""
+        """Set or clear the topic limit of a worker's job."""
         for budget in self.budgets:
             budget.set_limit(index, limit)
 
     def leave(self, index: int, now: float) -> None:
-        """A worker's job is over, or the worker is gone."""
+        """Remove a worker whose job has ended."""
         for budget in self.budgets:
             budget.leave(index, now)
         if not any(budget.has_workers for budget in self.budgets):
             self._due_at = None
 
     def tick(self, now: float, foreground: Callable[[], Foreground]) -> None:
-        """Look at how the broker fares, and hand out what has been earned.
+        """Observe the broker's load and top up the grants.
 
-        To be called TOP_UP_SECONDS after the last time, by a timer of the loop: by how much it is
-        later than that is what the loop was held up. `foreground` is CleanerHost.foreground.
+        A timer of the event loop calls this TOP_UP_SECONDS after the last call; its lateness shows
+        how long the loop was blocked. `foreground` is CleanerHost.foreground.
         """
         late = 0.0 if self._due_at is None else max(0.0, now - self._due_at)
         self._due_at = now + TOP_UP_SECONDS

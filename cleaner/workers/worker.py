@@ -1,12 +1,11 @@
-"""A cleaner worker: a process that runs one job after the other and talks to nobody but the broker.
+"""A cleaner worker: a process that runs jobs for the broker, one after the other.
 
     python -m cleaner.workers.worker --fd N --memory-fd M --parent PID [--nice N]
 
-Started by cleaner/workers/process.py with a socket and a page of shared memory, and nothing else.
-It reads closed segments, writes `.cleaned` files, and sends what it finds; it renames and deletes
-nothing of the log. It ends when the broker closes the socket or dies. Interrupts are the broker's
-to handle: a Ctrl-C or a service manager's SIGTERM reaches the whole process group, and the broker
-then stops its workers in order.
+cleaner/workers/process.py starts it with a socket and a page of shared memory. It reads closed
+segments, writes `.cleaned` files and sends its results; it renames and deletes no file of the log.
+It ends when the broker closes the socket or dies. It ignores SIGINT and SIGTERM, which reach the
+whole process group: the broker stops its workers in order.
 """
 
 import argparse
@@ -46,7 +45,7 @@ from cleaner.workers.throttle import Direction, SharedMemory, Slots, WorkerSide
 from storage.env import Env, RealEnv
 from storage.errors import StorageError
 
-PROGRESS_SECONDS: Final = 0.5  # at most one progress frame in this time
+PROGRESS_SECONDS: Final = 0.5  # between two progress frames
 REASON_CHARS_MAX: Final = 500  # of a failure, as shown and logged
 TRACEBACK_CHARS_MAX: Final = 8000
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
@@ -59,7 +58,7 @@ Send: TypeAlias = Callable[[FromWorker], None]
 
 
 class JobLink:
-    """The JobControl of one run: budget and abort by shared memory, results by frames."""
+    """The JobControl of one job: budget and abort by shared memory, results by frames."""
 
     def __init__(self, run: int, side: WorkerSide, send: Send, clock: Callable[[], float]) -> None:
         self._run = run
@@ -69,23 +68,23 @@ class JobLink:
         self._sent_at = -PROGRESS_SECONDS
 
     def read_bytes(self, count: int) -> None:
-        """Charge bytes about to be read; waits for the budget. Raises CleanAbortedError."""
+        """See JobControl."""
         self._side.charge(Direction.READ, count)
 
     def write_bytes(self, count: int) -> None:
-        """Charge bytes about to be written; waits for the budget. Raises CleanAbortedError."""
+        """See JobControl."""
         self._side.charge(Direction.WRITE, count)
 
     def aborted(self) -> bool:
-        """Whether the broker wants the partition back."""
+        """See JobControl."""
         return self._side.aborted()
 
     def groups_cleaned(self, groups: tuple[CleanedGroup, ...]) -> None:
-        """Hand groups over for publication."""
+        """See JobControl."""
         self._send(GroupsCleaned(self._run, groups))
 
     def progress(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """Say how far the job is, unless that was said a moment ago."""
+        """Send the progress, at most every PROGRESS_SECONDS."""
         now = self._clock()
         if now - self._sent_at >= PROGRESS_SECONDS:
             self._sent_at = now
@@ -102,33 +101,33 @@ def execute(
     nap: Callable[[float], object],
     verifier: Verifier | None = None,
 ) -> None:
-    """Run one job to its end and send how it ended. Raises only what `send` raises."""
+    """Run one job and send its result. Raises only what `send` raises."""
     control = JobLink(order.run, WorkerSide(slots, order.run, nap), send, env.monotonic)
-    ending: FromWorker
+    result: FromWorker
     try:
         if isinstance(order, RunJob):
-            ending = JobDone(order.run, runner(env, order.job, control))
+            result = JobDone(order.run, runner(env, order.job, control))
         else:
             assert verifier is not None
             report = verifier(env, order.job, order.groups, order.folders, control)
-            ending = OutputsVerified(order.run, report)
+            result = OutputsVerified(order.run, report)
     except CleanAbortedError:
-        ending = JobStopped(order.run)
+        result = JobStopped(order.run)
     except InvalidOutputError as error:
         reason = error.reason[:REASON_CHARS_MAX]
-        ending = OutputRefused(order.run, error.path, error.position, reason)
-    except Exception as error:  # noqa: BLE001 - whatever it was, it costs this job and no other
-        reason = _named(error)[:REASON_CHARS_MAX]
+        result = OutputRefused(order.run, error.path, error.position, reason)
+    except Exception as error:  # noqa: BLE001 - an error costs one job only
+        reason = _describe_error(error)[:REASON_CHARS_MAX]
         details = ""
-        if not isinstance(error, OSError | StorageError):  # a mistake of ours: say where
+        if not isinstance(error, OSError | StorageError):  # an error of ours: send the traceback
             details = "".join(traceback.format_tb(error.__traceback__))[-TRACEBACK_CHARS_MAX:]
         missing = isinstance(error, FileNotFoundError)
-        ending = JobFailed(order.run, reason, details, missing)
-    send(ending)
+        result = JobFailed(order.run, reason, details, missing)
+    send(result)
 
 
-def _named(error: Exception) -> str:
-    """What went wrong and, where the error has no words of its own, in which line."""
+def _describe_error(error: Exception) -> str:
+    """Return the error's text; without a text, the line that raised it."""
     kind, text = type(error).__name__, str(error)
     frames = traceback.extract_tb(error.__traceback__)
     if text or not frames:
@@ -164,13 +163,13 @@ def serve(
 
 
 def _frames(sock: socket.socket) -> Iterator[Frame]:
-    """Yield what the broker sends until it closes the socket. Raises ChannelError, OSError."""
+    """Yield the broker's frames until it closes the socket. Raises ChannelError, OSError."""
     while (frame := receive(sock)) is not None:
         yield frame
 
 
 def receive(sock: socket.socket) -> Frame | None:
-    """The next frame; None when the other side closed. Raises ChannelError, OSError."""
+    """Return the next frame; None at the end. Raises ChannelError, OSError."""
     prefix = _exactly(sock, LENGTH_BYTES)
     if prefix is None:
         return None
@@ -190,9 +189,9 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 def die_with_parent(parent_pid: int) -> bool:
-    """Have the kernel kill this process when the broker dies (Linux). False if it is dead already.
+    """Have the kernel kill this process when the broker dies (Linux); return False if it has died.
 
-    Elsewhere an orphan notices at its next frame: half a second of work at most.
+    On other systems an orphan notices at its next frame, within half a second.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
@@ -200,7 +199,7 @@ def die_with_parent(parent_pid: int) -> bool:
 
 
 class Preparation(NamedTuple):
-    """What a worker was started with."""
+    """The arguments of a worker."""
 
     sock: socket.socket
     memory_fd: int
@@ -208,11 +207,10 @@ class Preparation(NamedTuple):
 
 
 def prepare(argv: list[str]) -> Preparation | None:
-    """Settle into the process the broker started; None if there is no broker any more.
+    """Set up the process; return None if the broker has died.
 
-    Until `finish_start` the worker has half of the nice value that it was given. Loading the
-    kernels takes seconds of processor time, and nothing is cleaned before: at nice 19 a busy
-    machine would need minutes for it.
+    Until `finish_start` the worker has half of its nice value. Loading the kernels takes seconds of
+    processor time: at nice 19 this could take minutes on a busy machine.
     """
     parser = argparse.ArgumentParser(prog="cleaner.workers.worker")
     parser.add_argument("--fd", type=int, required=True)
@@ -230,7 +228,7 @@ def prepare(argv: list[str]) -> Preparation | None:
 
 
 def finish_start(preparation: Preparation) -> None:
-    """Take the whole nice value: the worker is about to receive jobs."""
+    """Take the whole nice value, before the first job."""
     os.nice(preparation.nice)
 
 
@@ -241,7 +239,7 @@ def main(argv: list[str]) -> int:
     preparation = prepare(argv)
     if preparation is None:
         return 1
-    # Here and not above: the pool imports this module's neighbours and must not load Numba.
+    # Imported here because the pool imports the modules beside this one and must not load Numba.
     from cleaner.engine.clean import run_clean
     from cleaner.engine.kernels import warm_up
     from cleaner.engine.verify.verify_job import verify_groups
@@ -252,7 +250,7 @@ def main(argv: list[str]) -> int:
     try:
         serve(sock, memory_fd, run_clean, env, started, verifier=verify_groups)
     except (BrokenPipeError, ConnectionResetError):
-        return 1  # the broker is gone; its next start removes what was left
+        return 1  # the broker has died; its next start removes the files
     return 0
 
 

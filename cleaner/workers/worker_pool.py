@@ -1,10 +1,10 @@
-"""Keeps worker processes alive: starts them, listens to them, replaces the dead, ends them.
+"""Supervise worker processes: start them, receive their messages, replace dead ones, end them.
 
-Rule 1. A worker is heard by one task; what it says is handled in order, one message at a time.
-Rule 2. Whoever listens learns of every end exactly once, after the process is dead or given up.
-Rule 3. Every wait has an end: for the first word, for a death, between two starts.
+Rule 1. One task receives the messages of a worker and handles them in order, one at a time.
+Rule 2. The listener is told of every end exactly once, after the process died or was abandoned.
+Rule 3. Every wait is bounded: for the first message, for an end, between two starts.
 
-It does not know what jobs are.
+This module does not know what a job is.
 """
 
 import asyncio
@@ -19,57 +19,57 @@ from cleaner.workers.heartbeat import CHECK_SECONDS, MISSED_MAX, Heartbeat
 from cleaner.workers.process import REAP_SECONDS, Spawn, WorkerLink
 from cleaner.workers.throttle import BrokerSide
 
-START_SECONDS: Final = 600.0  # for the first word: kernels may have to be compiled, if slowly
-STALL_SECONDS: Final = 600.0  # without a byte or a word from a busy worker; then it is aborted
-ABORT_SECONDS: Final = 30.0  # for a worker to heed an abort: a buffer, or an fsync; then: killed
-LONG_LIFE_SECONDS: Final = 60.0  # a worker that lived so long is replaced at once
-LOST_MAX: Final = 8  # processes that hang in the kernel before no more are started
+START_SECONDS: Final = 600.0  # for the first message: kernels may have to be compiled
+STALL_SECONDS: Final = 600.0  # without progress of a busy worker; then it is aborted
+ABORT_SECONDS: Final = 30.0  # for an abort to take effect (a buffer, an fsync); then it is killed
+LONG_LIFE_SECONDS: Final = 60.0  # a worker that lived this long is replaced at once
+LOST_MAX: Final = 8  # processes that hang in the kernel; then no more are started
 
 logger = structlog.get_logger("cleaner")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPoolLimits:
-    """Waits, in seconds."""
+    """Timeouts in seconds."""
 
     start: float = START_SECONDS
-    kill: float = 3.0  # for the end of a killed worker, before it is given up
-    stop: float = 10.0  # for all to end in order when the broker stops
+    kill: float = 3.0  # for the end of a killed worker, before it is abandoned
+    stop: float = 10.0  # for all workers to end when the broker stops
     respawn: float = 0.1  # before a dead worker is replaced; doubled with each early death
     respawn_max: float = 30.0
-    check: float = CHECK_SECONDS  # between two looks at the heartbeat of a worker
-    missed: int = MISSED_MAX  # such looks without a beat, before the worker is killed
+    check: float = CHECK_SECONDS  # between two checks of a heartbeat
+    missed: int = MISSED_MAX  # checks without a beat, before the worker is killed
 
 
 @dataclass(slots=True, eq=False)
 class PoolWorker:
-    """A live worker. `busy` is its employer's to set."""
+    """A live worker. The listener sets `busy`."""
 
     index: int
     link: WorkerLink
     side: BrokerSide
     ready: bool = False
     busy: bool = False
-    leaving: bool = False  # it was sent home: nothing reaches it any more
+    leaving: bool = False  # it was told to end and gets no more jobs
     reaper: asyncio.TimerHandle | None = field(default=None)
-    fault: str = ""  # why it was killed, for people
+    fault: str = ""  # why it was killed, for operators
 
 
 class WorkerListener(Protocol):
-    """Whoever gives the workers work."""
+    """Gives jobs to workers and handles their messages."""
 
     def worker_free(self, worker: PoolWorker) -> None:
-        """It can be given something to do."""
+        """Note that the worker is idle."""
 
     async def worker_sent(self, worker: PoolWorker, message: Message) -> None:
-        """Handle a message. Raises ChannelError if it makes no sense: the worker is then killed."""
+        """Handle a message. Raises ChannelError for a wrong one: the worker is then killed."""
 
     async def worker_exited(self, worker: PoolWorker, how: str) -> None:
-        """It ended; its page can still be read until this returns."""
+        """Handle the end of a worker; its shared memory is valid until this returns."""
 
 
 class WorkerPool:
-    """A number of workers, each kept by a task of its own."""
+    """The workers, each supervised by a task of its own."""
 
     def __init__(
         self, spawn: Spawn, listener: WorkerListener, stats: PoolStats, limits: WorkerPoolLimits
@@ -78,7 +78,7 @@ class WorkerPool:
         self._listener = listener
         self._stats = stats
         self._limits = limits
-        self._wanted = 0
+        self._count = 0
         self._extra: frozenset[int] = frozenset()
         self._nice = 0
         self._stopping = asyncio.Event()
@@ -87,26 +87,26 @@ class WorkerPool:
         self.workers: dict[int, PoolWorker] = {}
 
     def resize(self, count: int, nice: int, extra: frozenset[int] = frozenset()) -> None:
-        """Keep `count` workers, numbered from 0, and those with the numbers in `extra`.
+        """Keep `count` workers with indexes from 0, and those with the indexes in `extra`.
 
-        A busy worker that is not wanted any more ends after its job. `nice` is for new ones.
+        A superfluous busy worker ends after its job. `nice` applies to new workers.
         """
-        self._wanted, self._extra, self._nice = count, extra, nice
+        self._count, self._extra, self._nice = count, extra, nice
         for index in (*range(count), *sorted(extra)):
             if index not in self._tasks:
                 task = asyncio.create_task(self._supervise(index), name=f"cleaner-worker-{index}")
                 self._tasks[index] = task
         for worker in self.workers.values():
-            self._check_heartbeat(worker)
+            self._offer_or_end(worker)
 
     def idle(self) -> list[PoolWorker]:
-        """Workers that can be given something to do, lowest number first."""
+        """Return the idle workers, lowest index first."""
         free = (w for w in self.workers.values() if w.ready and not (w.busy or w.leaving))
-        workers = (worker for worker in free if self._is_wanted(worker.index))
+        workers = (worker for worker in free if self._is_needed(worker.index))
         return sorted(workers, key=lambda worker: worker.index)
 
     def kill(self, worker: PoolWorker) -> None:
-        """End a worker now; if even that takes too long it is given up."""
+        """Kill a worker; abandon it if it does not end."""
         self._stats.worker_kills += 1
         worker.link.kill()
         if worker.reaper is None:
@@ -114,18 +114,21 @@ class WorkerPool:
             worker.reaper = loop.call_later(self._limits.kill, worker.link.abandon)
 
     async def stop(self) -> None:
-        """End all: in order, then by force, then without them. Bounded by the limits."""
+        """End all workers: in order, then by force; abandon those that hang."""
         self._stopping.set()
         for worker in list(self.workers.values()):
             if worker.ready:
-                self._check_heartbeat(worker)
+                self._offer_or_end(worker)
             else:
-                worker.link.kill()  # it may be compiling; it has nothing to lose
+                worker.link.kill()  # it may be compiling; it has no job
         if await self._all_end(self._limits.stop):
             return
         for worker in list(self.workers.values()):
             logger.warning(
-                "worker does not stop and is killed", worker=worker.index, pid=worker.link.pid
+                "worker killed",
+                worker=worker.index,
+                pid=worker.link.pid,
+                reason="it did not stop",
             )
             self.kill(worker)
         if await self._all_end(self._limits.kill + 2 * REAP_SECONDS + 1):
@@ -139,24 +142,24 @@ class WorkerPool:
             await asyncio.wait(self._tasks.values(), timeout=seconds)
         return all(task.done() for task in self._tasks.values())
 
-    def _is_wanted(self, index: int) -> bool:
-        requested = index < self._wanted or index in self._extra
-        return requested and not self._stopping.is_set()
+    def _is_needed(self, index: int) -> bool:
+        is_configured = index < self._count or index in self._extra
+        return is_configured and not self._stopping.is_set()
 
     async def _supervise(self, index: int) -> None:
-        """One worker after the other in this place, until it is not wanted any more."""
+        """Run one worker after the other under this index, as long as it is needed."""
         loop = asyncio.get_running_loop()
         pause = self._limits.respawn
-        while self._is_wanted(index):
+        while self._is_needed(index):
             began = loop.time()
             self._lost_workers = [link for link in self._lost_workers if not link.is_gone()]
             if len(self._lost_workers) < LOST_MAX:
                 try:
                     await self._run_once(index)
                 except Exception:
-                    # Supervised: a mistake of ours costs one worker, not its place.
-                    logger.exception("end of a worker not handled", worker=index)
-            if not self._is_wanted(index):
+                    # An error of ours costs one worker, not its index.
+                    logger.exception("worker supervision failed", worker=index)
+            if not self._is_needed(index):
                 break
             if loop.time() - began >= LONG_LIFE_SECONDS:
                 pause = self._limits.respawn
@@ -166,8 +169,8 @@ class WorkerPool:
             except TimeoutError:
                 pause = min(2 * pause, self._limits.respawn_max)
         if self._tasks.get(index) is asyncio.current_task() and not self._stopping.is_set():
-            del self._tasks[index]  # its place can be filled again
-            self._stats.last.pop(index, None)  # the gauges are over the workers that there are
+            del self._tasks[index]  # the index can be used again
+            self._stats.last.pop(index, None)  # the gauges cover existing workers only
 
     async def _run_once(self, index: int) -> None:
         try:
@@ -189,7 +192,7 @@ class WorkerPool:
                 link.kill()
             ended = await link.reap()
             how = fault or ended
-            if self._is_wanted(index) and (fault or not worker.leaving):
+            if self._is_needed(index) and (fault or not worker.leaving):
                 self._stats.worker_deaths += 1
                 logger.warning("worker died", worker=index, pid=link.pid, reason=how)
             await self._listener.worker_exited(worker, how)
@@ -205,38 +208,38 @@ class WorkerPool:
         self.kill(worker)
 
     async def _receive_messages(self, worker: PoolWorker) -> str:
-        """Listen until it ends; what was wrong with it, if it did not end by itself."""
+        """Handle messages until the worker ends; return its fault, empty if it has none."""
         try:
             async with asyncio.timeout(self._limits.start):
                 first = await worker.link.receive()
         except TimeoutError:
             return f"was not ready within {self._limits.start:g} s"
         except ChannelError as error:
-            return f"sent junk: {error}"
+            return f"sent a malformed message: {error}"
         if first is None:
             return ""
         if not isinstance(first, WorkerReady):
-            return f"began with {type(first).__name__}"
+            return f"sent {type(first).__name__} first"
         logger.debug("worker ready", worker=worker.index, pid=first.pid, s=first.seconds)
         worker.ready = True
         try:
-            self._check_heartbeat(worker)
+            self._offer_or_end(worker)
             while (message := await worker.link.receive()) is not None:
                 await self._listener.worker_sent(worker, message)
-                self._check_heartbeat(worker)
+                self._offer_or_end(worker)
         except ChannelError as error:
-            return f"sent junk: {error}"
+            return f"sent a malformed message: {error}"
         except Exception as error:
-            # A mistake of ours must not leave the place empty for good: this worker is replaced.
-            logger.exception("message of a worker not handled", worker=worker.index)
+            # An error of ours must not leave the index unused: replace this worker.
+            logger.exception("worker message not handled", worker=worker.index)
             return f"its message could not be handled: {error!r}"
         return ""
 
-    def _check_heartbeat(self, worker: PoolWorker) -> None:
-        """A free worker is offered, or sent home."""
+    def _offer_or_end(self, worker: PoolWorker) -> None:
+        """Offer an idle worker to the listener, or end it if it is superfluous."""
         if worker.busy or worker.leaving or not worker.ready:
             return
-        if self._is_wanted(worker.index):
+        if self._is_needed(worker.index):
             self._listener.worker_free(worker)
         else:
             worker.leaving = True

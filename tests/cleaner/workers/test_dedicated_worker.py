@@ -72,7 +72,7 @@ def test_a_worker_that_ends_in_the_midst_of_its_job_fails_it() -> None:
         running = asyncio.create_task(worker.run(job()))
         await link.job()
         link.die()
-        with pytest.raises(JobFailedError, match="ended in the midst"):
+        with pytest.raises(JobFailedError, match="ended in the middle"):
             await running
 
     alone(scenario)

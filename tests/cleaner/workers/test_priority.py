@@ -101,7 +101,7 @@ def test_a_refusal_is_told_once_and_is_no_error() -> None:
     with capture_logs() as lines:
         for _ in range(4):
             watched.look((0, 0))
-    assert [line["event"] for line in lines] == ["priority of workers cannot be raised"]
+    assert [line["event"] for line in lines] == ["worker priority not raised"]
     assert [link.nices for link in watched.links] == [[], []]
     assert watched.priorities.levels == {}
     watched.priorities.rest(watched.workers[0])
