@@ -1,18 +1,18 @@
 """The command `varve`: reads the command line, calls the command, turns errors into exit codes.
 
-Exit codes: config/exit_codes.py. Modules are imported by the command that needs them, so that
-`varve serve` loads no compiler and `varve version` next to nothing.
+Exit codes: config/exit_codes.py. Each command imports the modules that it needs, so that
+`varve serve` loads no compiler and `varve version` starts at once.
 """
 
-# ruff: noqa: E402  Ctrl-C is dealt with before the imports
+# ruff: noqa: E402  the handler of Ctrl-C is set before the imports
 
 import os
 import signal
 import sys
 import threading
 
-# Python's own handler prints a stack if Ctrl-C arrives while modules are imported. Until they are,
-# Ctrl-C ends the process without a word.
+# Python's own handler prints a traceback if Ctrl-C arrives during the imports. Until they are done,
+# Ctrl-C ends the process silently.
 _is_quiet = (
     threading.current_thread() is threading.main_thread()
     and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -35,7 +35,7 @@ if _is_quiet:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PIPELINE_NEEDS = ("pipeline", "pyspark", "pyarrow", "pandas")
-SETTINGS_HELP = "Settings file (YAML); without it the built-in defaults."
+SETTINGS_HELP = "Settings file (YAML). Default: the built-in settings."
 ADDRESS = "HOST:PORT"
 
 
@@ -46,7 +46,7 @@ def _print_version(context: click.Context, _parameter: click.Parameter, requeste
 
 
 class _Commands(click.Group):
-    """Commands that end with the exit code of an interrupt where Ctrl-C finds them elsewhere."""
+    """A group whose commands exit with the code of an interrupt after Ctrl-C."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """See click.Group."""
@@ -64,15 +64,17 @@ class _Commands(click.Group):
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False,
               callback=_print_version, help="Print the version and exit.")  # fmt: skip
 def main() -> None:
-    """Varve: a Kafka-compatible broker whose reason to exist is log compaction."""
+    """Varve: a Kafka-compatible broker built for log compaction."""
 
 
 @main.command()
 @click.option("--config", "config_file", metavar="FILE", help=SETTINGS_HELP)
-@click.option("--data", multiple=True, metavar="DIR", help="Data directory; may be repeated.")
-@click.option("--listen", multiple=True, metavar=ADDRESS, help="Where Kafka clients connect.")
-@click.option("--advertise", metavar=ADDRESS, help="What clients are told to connect to.")
-@click.option("--http", metavar=ADDRESS, help="Where metrics and the API are served.")
+@click.option("--data", multiple=True, metavar="DIR", help="Data directory. Repeatable.")
+@click.option(
+    "--listen", multiple=True, metavar=ADDRESS, help="Address for Kafka clients. Repeatable."
+)
+@click.option("--advertise", metavar=ADDRESS, help="Address that clients are told to connect to.")
+@click.option("--http", metavar=ADDRESS, help="Address of metrics, health checks and HTTP API.")
 def serve(
     config_file: str | None,
     data: tuple[str, ...],
@@ -80,7 +82,10 @@ def serve(
     advertise: str | None,
     http: str | None,
 ) -> None:
-    """Run the broker until SIGTERM or Ctrl-C. Flags win over the file, the file over defaults."""
+    """Run the broker until SIGTERM or Ctrl-C.
+
+    Options override the settings file, which overrides the defaults.
+    """
     flags = {
         "log_dirs": list(data) or None,
         "listeners": list(listen) or None,
@@ -90,7 +95,7 @@ def serve(
     overrides = {key: value for key, value in flags.items() if value is not None}
     try:
         code = _serve(config_file, overrides)
-    except KeyboardInterrupt:  # before the broker's own handler was there: nothing had begun
+    except KeyboardInterrupt:  # before the broker set its own handler, so nothing has started
         code = exit_codes.DONE
     sys.exit(code)
 
@@ -110,10 +115,10 @@ def _serve(config_file: str | None, overrides: dict[str, Any]) -> int:
     return run(settings, reload)
 
 
-@main.command("check-config", short_help="Say what is wrong with a settings file.")
+@main.command("check-config", short_help="Check a settings file.")
 @click.argument("file", metavar="FILE")
 def check_config(file: str) -> None:
-    """Say what is wrong with a settings file, as `serve` would, without starting anything."""
+    """Check a settings file as `serve` does, and list its errors, without starting a broker."""
     from config.loader import ConfigFileError, load
 
     try:
@@ -121,13 +126,13 @@ def check_config(file: str) -> None:
     except ConfigFileError as error:
         _fail(str(error))
     listeners = ", ".join(str(address) for address in settings.listeners)
-    click.echo(f"{file}: good: {listeners}, {len(settings.topics)} topics")
+    click.echo(f"{file}: valid; listeners {listeners}; {len(settings.topics)} topics")
 
 
-@main.command(short_help="A first session: watch a log shrink, lose nothing.")
-@click.option("--bootstrap", metavar=ADDRESS, help="A running broker; without it a temporary one.")
+@main.command(short_help="Watch a log shrink without losing a value.")
+@click.option("--bootstrap", metavar=ADDRESS, help="A running broker. Default: a temporary one.")
 def demo(bootstrap: str | None) -> None:
-    """Produce a million keyed updates, watch the log shrink, check every key's last value."""
+    """Produce a million keyed updates, watch the log shrink, verify the last value of each key."""
     from broker.demo import run
     from config.address import parse_kafka_address
 
@@ -139,9 +144,9 @@ def demo(bootstrap: str | None) -> None:
     sys.exit(run(bootstrap))
 
 
-@main.command(short_help="Compile the kernels, before the first clean needs them.")
+@main.command(short_help="Compile the kernels before the first clean.")
 def warmup() -> None:
-    """Compile the kernels now, so that the first clean does not wait for it."""
+    """Compile the kernels now, so that the first clean does not wait for the compiler."""
     import time
 
     from storage.kernels import NUMBA_VARIABLE
@@ -153,7 +158,7 @@ def warmup() -> None:
 
     warm_up_cleaner()
     seconds = time.monotonic() - started
-    click.echo(f"kernels ready in {seconds:.1f} s, kept in {os.environ[NUMBA_VARIABLE]}")
+    click.echo(f"kernels compiled in {seconds:.1f} s, cached in {os.environ[NUMBA_VARIABLE]}")
 
 
 main.add_command(cleaner)
@@ -163,13 +168,13 @@ main.add_command(view)
 
 
 @main.command(
-    short_help="Work on whole topics outside of the broker, here or on Spark.",
-    add_help_option=False,  # --help is the other program's
+    short_help="Run jobs over whole topics, locally or on Spark.",
+    add_help_option=False,  # `python -m pipeline` answers --help
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def pipeline(arguments: tuple[str, ...]) -> None:
-    """Work on whole topics outside of the broker, on this machine's processes or on Spark."""
+    """Run jobs over whole topics outside the broker, in local processes or on Spark."""
     from importlib.util import find_spec
 
     if any(find_spec(name) is None for name in PIPELINE_NEEDS):

@@ -1,4 +1,4 @@
-"""Plain counters of the daemon. Only broker/metrics/broker_metrics.py reads them for export."""
+"""Counters of the daemon; broker/metrics/broker_metrics.py exports them."""
 
 from collections import defaultdict
 from collections.abc import Awaitable
@@ -13,15 +13,15 @@ from cleaner.host import Foreground
 _T = TypeVar("_T")
 
 LATENCY_BUCKETS = 40  # powers of two of 1 us: up to 6 days
-UNSUPPORTED = -1  # stands for every version that a client made up
-# Upper bounds of the buckets that are exported: 2 to the power of these, in us (64 us to 17 s).
+UNSUPPORTED = -1  # the label of every version that this broker does not support
+# The exported buckets have the upper bounds 2**n us (64 us to 17 s).
 EXPORTED_BITS = (6, 8, 10, 12, 14, 16, 18, 20, 22, 24)
 QUANTILES = (0.5, 0.75, 0.95, 0.99, 0.999)
 
 
 @dataclass(slots=True)
 class TopicStats:
-    """What came in and went out of one topic."""
+    """Traffic of one topic."""
 
     messages_in: int = 0
     bytes_in: int = 0
@@ -35,7 +35,7 @@ class TopicStats:
 
 @dataclass(slots=True)
 class RejectStats:
-    """Why batches were refused, over all topics."""
+    """Refused batches by reason, over all topics."""
 
     no_key_compacted_topic: int = 0
     invalid_message_crc: int = 0
@@ -45,7 +45,7 @@ class RejectStats:
 
 
 class LatencyHistogram:
-    """Counts by powers of two of a microsecond; a quantile is exact to a factor of two."""
+    """Counts in buckets of powers of two of a microsecond; quantiles are exact to a factor of 2."""
 
     __slots__ = ("buckets", "count", "sum_us")
 
@@ -61,11 +61,11 @@ class LatencyHistogram:
         self.sum_us += microseconds
 
     def cumulative(self) -> list[tuple[float, int]]:
-        """(bound in seconds, how many took less), for the bounds that are exported."""
+        """Return (upper bound in seconds, count below it) for each exported bound."""
         return [(2**bits / 1e6, sum(self.buckets[: bits + 1])) for bits in EXPORTED_BITS]
 
     def quantile_ms(self, quantile: float) -> float:
-        """An upper bound of the quantile, in ms; 0 if nothing was counted."""
+        """Return an upper bound of the quantile in ms; 0 if nothing was counted."""
         requested = quantile * self.count
         seen = 0
         for index, count in enumerate(self.buckets):
@@ -81,15 +81,15 @@ class RequestStats:
 
     by_version: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
-    longest_turn_ns: int = 0  # of the event loop, by one turn of one request
+    longest_turn_ns: int = 0  # the longest time that one turn of a request blocked the event loop
 
     def count(self, version: int, nanoseconds: int) -> None:
-        """Count a request that was answered after so long."""
+        """Count a request that was answered after `nanoseconds`."""
         self.by_version[version] += 1
         self.latency.add(nanoseconds // 1000)
 
     def note_turn(self, nanoseconds: int) -> None:
-        """Note how long a turn held the loop."""
+        """Record how long one turn blocked the event loop."""
         self.longest_turn_ns = max(self.longest_turn_ns, nanoseconds)
 
 
@@ -102,17 +102,17 @@ class BrokerStats:
     requests: dict[str, RequestStats] = field(default_factory=lambda: defaultdict(RequestStats))
     damaged_fetches: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # by topic
     errors: dict[tuple[str, str], int] = field(default_factory=lambda: defaultdict(int))
-    deleted_topics: TopicStats = field(default_factory=TopicStats)  # the sum over all of them
+    deleted_topics: TopicStats = field(default_factory=TopicStats)  # their sum
     flushes: LatencyHistogram = field(default_factory=LatencyHistogram)  # of one log each
-    # Longest hold of the event loop by one turn of a background task, by the name of the task.
+    # The longest time that one turn of a background task blocked the event loop, by task.
     background_holds_ns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     gc_pauses: GcPauses = field(default_factory=GcPauses)
-    large_requests: int = 0  # whose rows are in memory now
-    delayed_fetches: int = 0  # waiting now
-    delayed_produces: int = 0  # waiting for an fsync now
+    large_requests: int = 0  # requests whose rows are in memory now
+    delayed_fetches: int = 0  # fetches that wait for records now
+    delayed_produces: int = 0  # produce requests that wait for an fsync now
 
     async def measured(self, task: str, work: Awaitable[_T]) -> _T:
-        """Do the work of a background task, and note how long its turns hold the loop."""
+        """Await the work of a background task and record how long its turns block the loop."""
         self.background_holds_ns.setdefault(task, 0)
         return await MeasuredTurns(work, partial(self._note_background_hold, task))
 
@@ -120,7 +120,7 @@ class BrokerStats:
         self.background_holds_ns[task] = max(self.background_holds_ns[task], nanoseconds)
 
     def foreground(self) -> Foreground:
-        """What was done for clients so far, all topics together."""
+        """Return the work done for clients so far, summed over all topics."""
         topics = [*self.topics.values(), self.deleted_topics]
         bytes_in = sum(topic.bytes_in for topic in topics)
         return Foreground(
@@ -130,7 +130,7 @@ class BrokerStats:
         )
 
     def drop_topic(self, name: str) -> None:
-        """Forget a topic that was deleted; sums over all topics do not shrink."""
+        """Forget a deleted topic; sums over all topics keep its counts."""
         dropped = self.topics.pop(name, None)
         if dropped is not None:
             for counter in fields(TopicStats):

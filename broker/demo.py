@@ -1,11 +1,11 @@
-"""`varve demo`: a first session that shows a log growing, shrinking, and losing nothing.
+"""`varve demo`: shows a log that grows and shrinks without losing the last value of a key.
 
-A million keyed updates over fifty thousand keys are produced with a real client, the cleaner is
-watched while it works, and everything is read back and compared key by key. Works against any
-running broker, or against one that it starts for itself in a temporary directory.
+The demo produces a million updates of fifty thousand keys with a real client, shows the log's size
+while the cleaner works, reads everything back and compares the value of each key. It uses a running
+broker, or starts one in a temporary directory.
 
-Nothing is cleaned while the updates are produced (`min.compaction.lag.ms`), so that the size
-before is the size of all of them.
+`min.compaction.lag.ms` keeps the cleaner away until all updates are produced, so that the size
+before cleaning is the size of all updates.
 """
 
 import os
@@ -34,36 +34,37 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from config import exit_codes
 from protocol.blocking_client import LogDirClient
 from protocol.errors import ProtocolError
 
 UPDATES = 1_000_000
 KEYS = 50_000
-STRIDE = 7919  # a prime: walks through all keys in an order that repeats none early
+STRIDE = 7919  # a prime, so that the updates visit all keys before one repeats
 START_SECONDS = 60.0
 SHRINK_SECONDS = 120.0
 IDLE_SECONDS = 30.0
 ANSWER_SECONDS = 10.0  # for an administrative request
-SETTLED_SECONDS = 3.0  # the size has not moved for so long: the cleaner is done
+SETTLED_SECONDS = 3.0  # the cleaner is done when the size has not changed for this long
 TOPIC_CONFIG = {
     "cleanup.policy": "compact",
     "segment.bytes": str(8 << 20),
     "segment.ms": "2000",  # the last segment rolls soon after the load ends
     "min.cleanable.dirty.ratio": "0.2",
-    "min.compaction.lag.ms": "3600000",  # until everything is produced
+    "min.compaction.lag.ms": "3600000",  # until CLEANING_CONFIG replaces it
 }
 CLEANING_CONFIG = {"min.compaction.lag.ms": "0", "max.compaction.lag.ms": "2000"}
 
 
 class DemoError(Exception):
-    """The demo cannot go on, or found something that is not as it should be."""
+    """The demo cannot continue, or a check failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the demo measured. Sizes in bytes, on the broker's disk."""
+    """The measurements of the demo. Sizes are bytes on the broker's disk."""
 
-    bytes_before: int  # all updates, nothing cleaned
+    bytes_before: int  # all updates, before cleaning
     bytes_after: int
     records_produced: int
     records_read: int
@@ -72,7 +73,7 @@ class Outcome:
 
 
 def run(bootstrap: str | None, *, updates: int = UPDATES, keys: int = KEYS) -> int:
-    """Run the demo; returns the exit code: 0, or 1 with the reason on the terminal."""
+    """Run the demo, print the reason if it fails, and return the exit code."""
     console = Console()
     try:
         if bootstrap is not None:
@@ -82,9 +83,9 @@ def run(bootstrap: str | None, *, updates: int = UPDATES, keys: int = KEYS) -> i
                 outcome = _session(console, address, updates, keys)
     except (DemoError, KafkaException, ProtocolError, OSError) as error:
         console.print(f"[red]demo failed:[/red] {error}")
-        return 1
+        return exit_codes.FAILED
     _print_outcome(console, outcome)
-    return 0
+    return exit_codes.DONE
 
 
 def _session(console: Console, bootstrap: str, updates: int, keys: int) -> Outcome:
@@ -112,16 +113,16 @@ def _session(console: Console, bootstrap: str, updates: int, keys: int) -> Outco
 
 
 def _connect(bootstrap: str) -> LogDirClient:
-    """Connect before anything else: librdkafka would retry in silence for 30 seconds."""
+    """Check that a broker answers: librdkafka would retry silently for 30 seconds."""
     try:
         client = LogDirClient(bootstrap)
     except OSError as error:
         raise DemoError(
-            f"no broker answers at {bootstrap}: {error}. Start one with `varve serve`, or leave "
-            "out --bootstrap for a temporary one"
+            f"no broker answers at {bootstrap}: {error}. Start one with `varve serve`, or omit "
+            "--bootstrap to use a temporary one"
         ) from error
     try:
-        client.size_of("varve-demo")  # is it a broker?
+        client.size_of("varve-demo")  # fails if the peer is not a Kafka broker
     except (OSError, ProtocolError) as error:
         client.close()
         raise DemoError(f"no Kafka broker answers at {bootstrap}: {error}") from error
@@ -139,7 +140,7 @@ def _allow_cleaning(admin: AdminClient, topic: str) -> None:
 
 
 def _delete_topic(console: Console, admin: AdminClient, topic: str) -> None:
-    """Delete the topic; a failure must not hide why the demo failed before."""
+    """Delete the topic; print a failure instead of raising it over an earlier one."""
     try:
         admin.delete_topics([topic])[topic].result(ANSWER_SECONDS)
     except (KafkaException, TimeoutError) as error:
@@ -166,7 +167,7 @@ def _produce(
     sizes: LogDirClient,
     progress: Progress,
 ) -> tuple[list[int], float]:
-    """Produce all updates. -> (last update of each key, seconds)"""
+    """Produce all updates; return the last update of each key, and the seconds it took."""
     failures: list[str] = []
 
     def delivered(error: Any, _message: Any) -> None:
@@ -219,9 +220,9 @@ def _value(update: int) -> bytes:
 def _watch_shrink(
     topic: str, sizes: LogDirClient, progress: Progress, *, before: int, live: int
 ) -> int:
-    """Wait until the cleaner has nothing left to do; returns the size then.
+    """Wait until the cleaner has finished; return the size of the log.
 
-    `live` is about what the last update of each key takes: there the bar is full.
+    `live` is the approximate size of the last updates of all keys: there the bar is full.
     """
     task = progress.add_task("compact", total=100, note="")
     started = moved = time.monotonic()
@@ -238,13 +239,13 @@ def _watch_shrink(
             smallest, moved = size, time.monotonic()
         done = 100 * (before - size) / max(1, before - live)
         progress.update(task, completed=min(max(done, 0), 99), note=f"log {size / 1e6:7.1f} MB")
-    gone = 100 * (1 - size / before)
-    progress.update(task, completed=100, note=f"log {size / 1e6:7.1f} MB, {gone:.0f}% is gone")
+    removed = 100 * (1 - size / before)
+    progress.update(task, completed=100, note=f"log {size / 1e6:7.1f} MB, {removed:.0f}% removed")
     return size
 
 
 def _verify(bootstrap: str, topic: str, last: list[int], progress: Progress) -> int:
-    """Read everything and compare the last value of each key. -> records read"""
+    """Read everything, compare the last value of each key, return the number of records read."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -263,7 +264,9 @@ def _verify(bootstrap: str, topic: str, last: list[int], progress: Progress) -> 
         if messages:
             on_progress = time.monotonic()
         elif time.monotonic() - on_progress > IDLE_SECONDS:
-            raise DemoError(f"reading stopped after {records:,} records")
+            raise DemoError(
+                f"no record arrived for {IDLE_SECONDS:.0f} s after the first {records:,}"
+            )
         for message in messages:
             if message.error():
                 raise KafkaException(message.error())
@@ -297,8 +300,7 @@ def _print_outcome(console: Console, outcome: Outcome) -> None:
     console.print(table)
     rate = outcome.records_produced / outcome.produce_seconds
     console.print(
-        f"{outcome.keys:,} keys read back, every last value is right; "
-        f"{rate:,.0f} updates/s were produced."
+        f"The last values of all {outcome.keys:,} keys are correct. Produced {rate:,.0f} updates/s."
     )
 
 
@@ -329,10 +331,10 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", http: int, output: Pat
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise DemoError(f"the broker ended: {output.read_text(errors='replace')[-500:]}")
+            raise DemoError(f"the broker exited: {output.read_text(errors='replace')[-500:]}")
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{http}/readyz", timeout=1):
                 return
         except OSError:
             time.sleep(0.05)
-    raise DemoError(f"the broker was not ready in {START_SECONDS:.0f} s")
+    raise DemoError(f"the broker was not ready after {START_SECONDS:.0f} s")

@@ -1,8 +1,8 @@
-"""Repeating what failed for want of file descriptors.
+"""Retries of operations that failed because no file descriptor was available.
 
 Other programs, or many clients at once, can use up all descriptors for some seconds. An operation
-that cannot be undone then waits for one: it does not take its data directory offline, since nothing
-is wrong with the device.
+that cannot be undone waits for one instead of taking its data directory offline, because nothing is
+wrong with the device.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ ATTEMPTS_MAX: Final = 60  # half a minute: longer than a burst of connections
 
 
 async def run_in_thread(call: Callable[[], T], folder: str) -> T:
-    """Run `call` in a thread, and again as long as it raises NoRoomError.
+    """Run `call` in a thread; repeat it while it raises NoRoomError, up to ATTEMPTS_MAX times.
 
-    Raises PartitionFolderError for the partition in `folder` if that lasts too long.
+    After that, raise PartitionFolderError for the partition in `folder`.
     """
     for attempts_left in reversed(range(ATTEMPTS_MAX)):
         try:

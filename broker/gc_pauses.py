@@ -1,7 +1,7 @@
-"""How long Python's collections of cyclic garbage hold the process.
+"""How long Python's collections of cyclic garbage pause the process.
 
-A collection runs in the thread that triggers it, and no other thread runs Python meanwhile: a pause
-holds the event loop, whoever caused it.
+A collection runs in the thread that triggers it and stops Python in all threads, so it blocks the
+event loop whichever thread triggered it.
 """
 
 import gc
@@ -20,7 +20,7 @@ class GcPauses:
         self._began_ns = 0
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         gc.callbacks.append(self._note)
 
     def stop(self) -> None:

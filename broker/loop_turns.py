@@ -1,4 +1,4 @@
-"""Long work on the loop, in turns."""
+"""Splits long work on the event loop into turns, so that other tasks run in between."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable
@@ -7,51 +7,55 @@ from typing import Final, TypeVar
 
 _T = TypeVar("_T")
 
-# A fifth of what the loop may be held for: the piece of work that ends a turn is not known to be
-# short.
+# A fifth of the time that a task may block the loop, because the last step of a turn may be long.
 TURN_SECONDS: Final = 0.002
 
 
+async def yield_to_loop() -> None:
+    """Let every task that is ready run once."""
+    await asyncio.sleep(0)
+
+
 class Turns:
-    """Lets others have the loop whenever one piece of work has had it for a while."""
+    """Yields to the event loop whenever the present turn has lasted TURN_SECONDS."""
 
     def __init__(self, seconds: float = TURN_SECONDS) -> None:
         self._seconds = seconds
         self._began = perf_counter()
 
     async def take(self) -> None:
-        """To be called between two small pieces of the work."""
+        """End the turn if its time is over. Call this between two small steps of the work."""
         if perf_counter() - self._began >= self._seconds:
-            await asyncio.sleep(0)
+            await yield_to_loop()
             self._began = perf_counter()
 
     async def over(self, rows: Iterable[_T]) -> AsyncIterator[_T]:
-        """Yield rows; before each of them others may have the loop."""
+        """Yield the rows, with a possible end of turn before each."""
         for row in rows:
             await self.take()
             yield row
 
 
 async def run_in_turns(slices: Generator[None, None, _T]) -> _T:
-    """Do work that comes in slices; after each of them others have the loop."""
+    """Run work that comes in slices; yield to the loop after each. Return its result."""
     while True:
         try:
             next(slices)
         except StopIteration as stop:
             result: _T = stop.value
             return result
-        await asyncio.sleep(0)
+        await yield_to_loop()
 
 
 class MeasuredTurns(Awaitable[_T]):
-    """Awaits something, and tells of each turn how long it held the loop."""
+    """Awaits `work` and reports how long each of its turns blocked the loop."""
 
     def __init__(self, work: Awaitable[_T], note_ns: Callable[[int], None]) -> None:
         self._work = work
         self._note_ns = note_ns
 
     def __await__(self) -> Generator[object, None, _T]:
-        """Run the work up to its next wait, again and again."""
+        """Run the work from wait to wait."""
         steps = self._work.__await__()
         error: BaseException | None = None
         while True:
@@ -69,5 +73,5 @@ class MeasuredTurns(Awaitable[_T]):
             except GeneratorExit:
                 steps.close()
                 raise
-            except BaseException as thrown:  # noqa: BLE001 - handed on to the work
+            except BaseException as thrown:  # noqa: BLE001 - thrown into the work
                 error = thrown

@@ -1,12 +1,12 @@
-"""SIGHUP: the settings file is read anew while clients are served.
+"""Reloads the settings file at SIGHUP while the broker serves clients.
 
-Rules. All or nothing: a file with an error changes nothing, and each error is told with file, line
-and key. Dynamic settings stay over the file's, and each key that they hide is named; so is each key
-that takes effect only at the next start. One reload at a time; signals that come meanwhile are one
-more reload.
+Rules. A file with an error changes nothing, and each error is logged with file, line and key.
+Dynamic settings override the file's. The log names each key that a dynamic setting overrides, and
+each key that takes effect at the next start only. Reloads run one at a time; all signals that
+arrive during one cause one more.
 
-The file is read and checked in one thread, by the same function as at the start: reading is the
-least of it, parsing and checking some thousand topics take longer than the loop may be held for.
+A thread reads and checks the file, with the function that the start uses: checking thousands of
+topics would block the event loop for too long.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ from config.token import TokenFileError, read_token
 from storage.directory.cluster_metadata import ClusterMetadata
 from storage.errors import StorageError
 
-NAMED_MAX: Final = 100  # keys or problems that are named one by one; more would not be read
+LISTED_MAX: Final = 100  # keys or errors that the log lists
 
 Load = Callable[[], Settings]
 Apply = Callable[[Settings, bytes | None], Awaitable[None]]
 
-# What the file can be wrong about, and what can be in the way of what it asks for.
-UNUSABLE: Final = (ConfigFileError, TokenFileError, TopicError, ValidationError, StorageError)
+# Errors in the file, and errors of the changes that it asks for.
+_RELOAD_ERRORS: Final = (ConfigFileError, TokenFileError, TopicError, ValidationError, StorageError)
 
 logger = structlog.get_logger("broker.reload")
 
 
 class Reloader:
-    """Reads the file when it is asked to, and hands over what takes effect."""
+    """Reads the file on request and applies the settings that can change at run time."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class Reloader:
         self._task: asyncio.Task[None] | None = None
 
     def request(self) -> None:
-        """Read the file; returns at once."""
+        """Start a reload, or one more after the present one."""
         self._requested = True
         if self._task is None:
             self._task = asyncio.create_task(self._work(), name="reload")
 
     async def stop(self) -> None:
-        """Begin no other reload, and wait for the one under way."""
+        """Wait for the present reload and start no other."""
         self._requested = False
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -74,26 +74,20 @@ class Reloader:
                 try:
                     await self.reload()
                 except Exception:
-                    # Supervised: the daemon goes on as it was, and the next signal is heard.
+                    # Supervised: the old settings stay in effect, and the next signal works.
                     logger.exception("settings not reloaded")
                 systemd.notify("READY=1")
         finally:
             self._task = None
 
     async def reload(self) -> bool:
-        """Read the file and let it take effect; False if it cannot be used, which is told."""
+        """Read and apply the file; log the errors and return False if it cannot be applied."""
         try:
             file, token = await asyncio.to_thread(self._read)
             result = reloaded(self._running(), file)
             await self._apply(result.settings, token)
-        except (
-            ConfigFileError,
-            TokenFileError,
-            TopicError,
-            ValidationError,
-            StorageError,
-        ) as error:
-            for reason in _reasons(error)[:NAMED_MAX]:
+        except _RELOAD_ERRORS as error:
+            for reason in _reasons(error)[:LISTED_MAX]:
                 logger.error("settings not reloaded", reason=reason)
             return False
         self._log_outcome(result, file)
@@ -104,31 +98,31 @@ class Reloader:
         path = file.http_token_file
         return file, None if path is None else read_token(path)
 
-    def _log_outcome(self, value: Reloaded, file: Settings) -> None:
+    def _log_outcome(self, outcome: Reloaded, file: Settings) -> None:
         metadata = self._metadata()
         topics = {name: entry.dynamic for name, entry in metadata.topics.items()}
         hidden = list(hidden_keys(file, topics, metadata.broker_dynamic))
-        for item in hidden[:NAMED_MAX]:
+        for item in hidden[:LISTED_MAX]:
             logger.warning(
-                "hidden by a dynamic setting",
+                "setting overridden by a dynamic setting",
                 key=item.key,
                 value=item.value,
                 by=item.by,
                 dynamic_value=item.dynamic_value,
             )
-        for key in value.fixed[:NAMED_MAX]:
-            logger.warning("takes effect at the next start only", key=key)
+        for key in outcome.fixed[:LISTED_MAX]:
+            logger.warning("setting takes effect at the next start only", key=key)
         logger.info(
             "settings reloaded",
-            changed=list(value.changed[:NAMED_MAX]),
-            changes=len(value.changed),
+            changed=list(outcome.changed[:LISTED_MAX]),
+            changes=len(outcome.changed),
             hidden=len(hidden),
-            fixed=len(value.fixed),
+            fixed=len(outcome.fixed),
         )
 
 
 def _reasons(error: Exception) -> list[str]:
-    """One text for each problem."""
+    """Return a text for each error."""
     if isinstance(error, ConfigFileError):
         return [str(problem) for problem in error.problems]
     if isinstance(error, ValidationError):

@@ -1,6 +1,6 @@
-"""Telling systemd how we are: the sd_notify datagram of sd_notify(3), `Type=notify`.
+"""Status messages to systemd: the datagram of sd_notify(3), for units of `Type=notify`.
 
-Twenty lines instead of a dependency: the one on PyPI has had no release since 2017, the other
+Twenty lines replace a dependency: one package on PyPI has had no release since 2017, the other
 needs systemd's C headers to install.
 """
 
@@ -9,7 +9,7 @@ import socket
 
 
 def notify(state: str) -> bool:
-    """Send `state` ("READY=1", "STOPPING=1", "STATUS=..."); False where nobody listens."""
+    """Send `state` ("READY=1", "STOPPING=1", "STATUS=..."); return whether systemd received it."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return False

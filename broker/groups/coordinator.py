@@ -1,15 +1,15 @@
-"""The coordinator: groups by name, the offsets they committed, the log both go to.
+"""The group coordinator: consumer groups, their committed offsets, and the log that stores both.
 
 Rules
-- Only the event loop enters here. A group's state changes by broker/groups/state.py alone.
-- What is acknowledged is in the log: an offset is answered, and seen by others, after its append.
+- Only the event loop calls this module. Only broker/groups/state.py changes a group's state.
+- Acknowledged data is in the log: a committed offset is answered and visible after its append.
 - Records of one group are appended in the order in which they were decided.
-- Every wait ends: joins and syncs by their timers, appends by `append_timeout_ms`, a closed
-  connection by its cancellation.
-- A group is served while its partition of __consumer_offsets is active; while that is loaded, and
-  when it is offline, everyone is told so.
+- Every wait ends: joins and syncs by their timers, appends by `append_timeout_ms`, waits of a
+  closed connection by cancellation.
+- A group is served while its partition of __consumer_offsets is active. While the partition is
+  loading or offline, requests get an error that says so.
 
-It does not know how requests look on the wire, nor which topics exist.
+This module does not know the wire format of requests, nor which topics exist.
 """
 
 import asyncio
@@ -66,23 +66,21 @@ from storage.errors import MessageTooLargeError, RecordListTooLargeError, Storag
 logger = structlog.get_logger("broker.groups")
 
 WEEK_MS = 7 * 24 * 3600 * 1000
-# Many records go out in several appends: far below any max.message.bytes, above any single record
-# of an offset.
+# Records are split into appends of about this size: far below any max.message.bytes, above any
+# single record of an offset.
 APPEND_BYTES = 256 * 1024
-# One turn of the event loop looks at this many offsets when it searches for expired ones (< 5 ms).
-OFFSETS_PER_TURN = 5_000
-# As records of one append: three or four milliseconds.
+# Tombstones of one append: three or four milliseconds.
 OFFSETS_AT_ONCE = 1_000
-# The part of a client's name that goes into its member ids, so that these fit a string of the
-# protocol (32,767 bytes), whatever the name.
+# Characters of a client's name in its member ids, so that these fit a string of the protocol
+# (32,767 bytes).
 NAME_CHARS = 255
-# What a string of the log's records holds; compact strings of the wire could be longer.
+# The longest string in a record of the log; compact strings of requests can be longer.
 TEXT_BYTES_MAX = 2**15 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorSettings:
-    """What an operator may set; names as Kafka's broker settings where it has them."""
+    """Settings of the coordinator, named as Kafka's broker settings where Kafka has them."""
 
     rules: GroupRules = field(default_factory=GroupRules)
     group_min_session_timeout_ms: int = 6_000
@@ -97,7 +95,7 @@ class CoordinatorSettings:
 
 
 class PartitionState(Enum):
-    """Of one partition of __consumer_offsets."""
+    """The state of one partition of __consumer_offsets."""
 
     LOADING = "loading"
     ACTIVE = "active"
@@ -105,7 +103,7 @@ class PartitionState(Enum):
 
 
 class GroupCoordinator:
-    """All groups of this broker."""
+    """All consumer groups of this broker."""
 
     def __init__(
         self,
@@ -129,7 +127,7 @@ class GroupCoordinator:
     # Partitions ---------------------------------------------------------------------------------
 
     def activate(self, partition: int, loaded: LoadedPartition) -> None:
-        """Serve the groups of a partition, beginning with what was loaded from it."""
+        """Serve the groups that were loaded from a partition."""
         assert self._partitions[partition] is not PartitionState.ACTIVE
         self._partitions[partition] = PartitionState.ACTIVE
         self.stats.records_loaded += loaded.records
@@ -143,7 +141,7 @@ class GroupCoordinator:
             live.perform(effects)
         logger.log(
             logging.INFO if loaded.records else logging.DEBUG,
-            "groups_loaded",
+            "groups loaded",
             partition=partition,
             groups=len(loaded.groups.keys() | loaded.offsets.keys()),
             records=loaded.records,
@@ -152,20 +150,20 @@ class GroupCoordinator:
         )
 
     def deactivate(self, partition: int, state: PartitionState) -> None:
-        """Stop serving a partition: it failed, or will be loaded again."""
+        """Stop serving the groups of a partition that failed or will be loaded again."""
         assert state is not PartitionState.ACTIVE
         self._partitions[partition] = state
         for group_id in [g for g in self._groups if self._store.partition_of(g) == partition]:
             self._groups.pop(group_id).send(Unloaded())
 
     def is_offline(self, partition: int) -> bool:
-        """Return whether the groups of a partition are not served, and nothing loads them."""
+        """Return whether the groups of a partition are neither served nor being loaded."""
         return self._partitions[partition] is PartitionState.OFFLINE
 
     def availability(self, group_id: str) -> ErrorCode:
-        """NONE if the group's partition is served, else what to tell the client."""
+        """Return NONE if the group's partition is served, else the error for the client."""
         if len(group_id) > TEXT_BYTES_MAX:
-            return ErrorCode.INVALID_GROUP_ID  # its hash takes as long as its name
+            return ErrorCode.INVALID_GROUP_ID  # hashing takes time in proportion to its length
         match self._partitions[self._store.partition_of(group_id)]:
             case PartitionState.ACTIVE:
                 return ErrorCode.NONE
@@ -176,11 +174,11 @@ class GroupCoordinator:
 
     @property
     def is_loading(self) -> bool:
-        """Whether some partition is not loaded yet."""
+        """Whether a partition is still being loaded."""
         return PartitionState.LOADING in self._partitions
 
     async def close(self) -> None:
-        """Send everybody away and wait, for as long as an append may take, for what was begun."""
+        """Answer all waiting members with an error, and wait for appends until they time out."""
         for partition in range(len(self._partitions)):
             self.deactivate(partition, PartitionState.OFFLINE)
         if self._writes:
@@ -189,7 +187,7 @@ class GroupCoordinator:
     # Members ------------------------------------------------------------------------------------
 
     async def join(self, group_id: str, request: JoinRequested) -> JoinAnswer:
-        """JoinGroup: ends when the next generation stands. `waiter` and the new id are set here."""
+        """Answer JoinGroup when the next generation forms. Sets `waiter` and `new_member_id`."""
         error = self._join_error(group_id, request)
         if error is not ErrorCode.NONE:
             return JoinAnswer(error, request.member_id)
@@ -229,7 +227,7 @@ class GroupCoordinator:
         return self.availability(group_id)
 
     async def sync(self, group_id: str, request: SyncRequested) -> SyncAnswer:
-        """SyncGroup: ends when the leader's assignment is stored. `waiter` is set here."""
+        """Answer SyncGroup when the leader's assignment is stored. Sets `waiter`."""
         live, error = self._live(group_id)
         if live is None:
             return SyncAnswer(error)
@@ -239,7 +237,7 @@ class GroupCoordinator:
         return answer
 
     def heartbeat(self, group_id: str, request: HeartbeatReceived) -> ErrorCode:
-        """Heartbeat. `waiter` is set here."""
+        """Answer Heartbeat. Sets `waiter`."""
         live, error = self._live(group_id)
         if live is None:
             return error
@@ -249,7 +247,7 @@ class GroupCoordinator:
         return answer.error
 
     def leave(self, group_id: str, request: LeaveRequested) -> LeaveAnswer:
-        """LeaveGroup. `waiter` is set here."""
+        """Answer LeaveGroup. Sets `waiter`."""
         live, error = self._live(group_id)
         if live is None and error is ErrorCode.UNKNOWN_MEMBER_ID:
             unknown = tuple((member, instance, error) for member, instance in request.members)
@@ -288,7 +286,7 @@ class GroupCoordinator:
         request: CommitRequested,
         offsets: Mapping[TopicIndex, CommittedOffset],
     ) -> ErrorCode:
-        """OffsetCommit: ends when the offsets are in the log. `waiter` is set here."""
+        """Answer OffsetCommit when the offsets are in the log. Sets `waiter`."""
         error = self._commit_error(group_id, request)
         if error is not ErrorCode.NONE or not offsets:
             return error
@@ -329,7 +327,7 @@ class GroupCoordinator:
         return answer.error
 
     def offsets(self, group_id: str) -> tuple[ErrorCode, Mapping[TopicIndex, CommittedOffset]]:
-        """What a group has committed; nothing and no error if there is no such group."""
+        """Return the committed offsets of a group; none, without an error, if it does not exist."""
         error = self.availability(group_id)
         live = self._groups.get(group_id)
         if error is not ErrorCode.NONE or live is None or isinstance(live.state, Dead):
@@ -337,7 +335,7 @@ class GroupCoordinator:
         return error, live.offsets
 
     def committed_in(self, topic: str, partition: int) -> Iterator[tuple[str, int]]:
-        """The groups that committed an offset of a partition, and that offset."""
+        """Yield each group with a committed offset for a partition, and that offset."""
         for group_id, live in tuple(self._groups.items()):
             committed = live.offsets.get((topic, partition))
             if committed is not None:
@@ -346,7 +344,7 @@ class GroupCoordinator:
     async def delete_offsets(
         self, group_id: str, keys: Sequence[TopicIndex]
     ) -> tuple[ErrorCode, Mapping[TopicIndex, ErrorCode]]:
-        """OffsetDelete: an error for all, or one for each key."""
+        """Answer OffsetDelete: an error for the whole request, or one for each key."""
         error, state = self.describe(group_id)
         if error is not ErrorCode.NONE:
             return error, {}
@@ -365,37 +363,34 @@ class GroupCoordinator:
         }
         live = self._groups[group_id]
         committed = _committed(live)
-        scheduled = [k for k in keys if errors[k] is ErrorCode.NONE and k in committed]
-        return await self._forget_offsets(live, scheduled), errors
+        deletable = [key for key in keys if errors[key] is ErrorCode.NONE and key in committed]
+        return await self._delete_offsets(live, deletable), errors
 
     async def forget_topic(self, topic: str) -> int:
-        """A topic was deleted, and what was committed for it with it. Returns how many offsets."""
+        """Delete all committed offsets of a deleted topic; return their number."""
         forgotten = 0
         turns = Turns()
         for live in list(self._groups.values()):
             await turns.take()
             keys = [key for key in _committed(live) if key[0] == topic]
-            if keys and await self._forget_offsets(live, keys) is ErrorCode.NONE:
+            if keys and await self._delete_offsets(live, keys) is ErrorCode.NONE:
                 forgotten += len(keys)
         return forgotten
 
     async def expire_offsets(self, now_ms: int) -> int:
-        """Delete offsets past their retention and groups with nothing left; returns the offsets.
+        """Delete offsets past their retention, and empty groups; return the number of offsets.
 
-        Call it from a timer (Kafka: every 10 minutes), and only while the wall clock is trusted.
+        A timer calls this (Kafka: every 10 minutes), only while the wall clock is trusted.
         """
-        scanned, expired = 0, 0
+        expired, turns = 0, Turns()
         for group_id in list(self._groups):
-            if scanned >= OFFSETS_PER_TURN:
-                scanned = 0
-                await asyncio.sleep(0)
+            await turns.take()
             live = self._groups.get(group_id)
             if live is None or self.availability(group_id) is not ErrorCode.NONE:
                 continue
-            scanned += 1 + len(live.offsets)
-            # Looked for anew after each append: a commit may have come before the next one.
+            # Search again after each append, because commits may have arrived meanwhile.
             while keys := self._expired(live, now_ms):
-                if await self._forget_offsets(live, keys) is not ErrorCode.NONE:
+                if await self._delete_offsets(live, keys) is not ErrorCode.NONE:
                     break
                 expired += len(keys)
             if isinstance(live.state, Empty) and not live.group.pending and not _committed(live):
@@ -410,7 +405,7 @@ class GroupCoordinator:
         old = expired_offsets(live.state, live.offsets, now_ms, retention_ms)
         return [key for key in old if key not in live.commits_in_flight][:OFFSETS_AT_ONCE]
 
-    async def _forget_offsets(self, live: LiveGroup, keys: Sequence[TopicIndex]) -> ErrorCode:
+    async def _delete_offsets(self, live: LiveGroup, keys: Sequence[TopicIndex]) -> ErrorCode:
         if not keys:
             return ErrorCode.NONE
         group_id = live.group.group_id
@@ -418,7 +413,7 @@ class GroupCoordinator:
 
         def appended(error: ErrorCode) -> None:
             if error is ErrorCode.NONE:
-                # Appends end in order: whatever stands here now was committed before.
+                # Appends end in order, so these offsets were committed before their tombstones.
                 for key in keys:
                     live.offsets.pop(key, None)
 
@@ -427,19 +422,19 @@ class GroupCoordinator:
     # Groups -------------------------------------------------------------------------------------
 
     def describe(self, group_id: str) -> tuple[ErrorCode, State | None]:
-        """The state of a group; None if there is none."""
+        """Return the state of a group; None if it does not exist."""
         error = self.availability(group_id)
         live = self._groups.get(group_id)
         return error, None if live is None or error is not ErrorCode.NONE else live.state
 
     def groups(self) -> Iterator[State]:
-        """All groups that are served."""
-        for live in tuple(self._groups.values()):  # groups come and go while others have a turn
+        """Yield the states of all groups that are served."""
+        for live in tuple(self._groups.values()):  # groups change while other tasks run
             if not isinstance(live.state, Dead):
                 yield live.state
 
     async def delete_group(self, group_id: str) -> ErrorCode:
-        """DeleteGroups: ends when the tombstones of the group and its offsets are in the log."""
+        """Answer DeleteGroups when the tombstones of the group and its offsets are in the log."""
         error = self.availability(group_id)
         if error is not ErrorCode.NONE:
             return error
@@ -452,20 +447,20 @@ class GroupCoordinator:
 
     async def _delete(self, live: LiveGroup) -> ErrorCode:
         group_id = live.group.group_id
-        *portioned, last = chunks_of(list(_committed(live)))
-        # From here on joins and commits are sent away, so nothing comes behind the tombstones.
+        *first_chunks, last_chunk = chunks_of(list(_committed(live)))
+        # From now on the group refuses joins and commits, so no record follows the tombstones.
         live.send(Deleted())
         error = ErrorCode.COORDINATOR_NOT_AVAILABLE
         try:
-            for some in portioned:
-                error = await self._forget_offsets(live, some)
+            for chunk in first_chunks:
+                error = await self._delete_offsets(live, chunk)
                 if error is not ErrorCode.NONE:
                     return error
             error = ErrorCode.NONE
         finally:
-            if error is not ErrorCode.NONE:  # or the client has gone
+            if error is not ErrorCode.NONE:  # or this task was cancelled
                 live.send(DeletionFailed())
-        keys = [encode_offset_key(OffsetKey(group_id, *key)) for key in last]
+        keys = [encode_offset_key(OffsetKey(group_id, *key)) for key in last_chunk]
         tombstones: list[LogRecord] = [(key, None) for key in keys]
         tombstones.append((encode_group_key(group_id), None))
 
@@ -490,10 +485,10 @@ class GroupCoordinator:
         appended: Callable[[ErrorCode], None],
         too_large: ErrorCode = ErrorCode.UNKNOWN_SERVER_ERROR,
     ) -> "asyncio.Future[ErrorCode]":
-        """Append now; `appended` is called when the log has answered, however late.
+        """Start to append; call `appended` with the outcome, however late it comes.
 
-        The future ends then, or after `append_timeout_ms` with COORDINATOR_NOT_AVAILABLE, and may
-        be cancelled without harm.
+        The future ends with the outcome, or with COORDINATOR_NOT_AVAILABLE after
+        `append_timeout_ms`. Cancelling it does not stop the append.
         """
         outcome: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
         appends = [self._store.append(group_id, chunk) for chunk in _chunks(records)]
@@ -505,8 +500,9 @@ class GroupCoordinator:
                 outcome.set_result(error)
 
         timeout_s = self.settings.append_timeout_ms / 1000
-        gone = ErrorCode.COORDINATOR_NOT_AVAILABLE
-        timer = self._clock.call_later(timeout_s, lambda: settle(gone))
+        timer = self._clock.call_later(
+            timeout_s, lambda: settle(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        )
 
         def finish(ended: "asyncio.Future[list[object]]") -> None:
             timer.cancel()
@@ -525,7 +521,7 @@ class GroupCoordinator:
             if not isinstance(result, BaseException):
                 continue
             self.stats.append_errors += 1
-            logger.error("append of a group failed", group=group_id, reason=repr(result))
+            logger.error("group append failed", group=group_id, reason=repr(result))
             match result:
                 case MessageTooLargeError() | RecordListTooLargeError():
                     return too_large
@@ -541,18 +537,18 @@ def _fits(*texts: str) -> bool:
 
 
 def _committed(live: LiveGroup) -> set[TopicIndex]:
-    """The keys with an offset in the log, acknowledged or about to be."""
+    """Return the keys with an offset in the log, acknowledged or not yet."""
     return live.offsets.keys() | live.commits_in_flight.keys()
 
 
 def chunks_of(keys: Sequence[TopicIndex]) -> list[Sequence[TopicIndex]]:
-    """Offsets that are committed or deleted at one stroke; at least one portion, empty perhaps."""
+    """Split keys into chunks for one append each; return at least one chunk, perhaps empty."""
     firsts = range(0, max(1, len(keys)), OFFSETS_AT_ONCE)
     return [keys[first : first + OFFSETS_AT_ONCE] for first in firsts]
 
 
 def _chunks(records: Sequence[LogRecord]) -> Iterator[Sequence[LogRecord]]:
-    """Cut into appends of about APPEND_BYTES; a record alone may be larger."""
+    """Split records into appends of about APPEND_BYTES; a single record may be larger."""
     first, size_bytes = 0, 0
     for index, (key, value) in enumerate(records):
         record_bytes = len(key) + len(value or b"")

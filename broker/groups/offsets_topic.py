@@ -1,7 +1,7 @@
-"""__consumer_offsets as the group coordinator's log: created at first need, loaded, appended to.
+"""The topic __consumer_offsets: creates it on first use, loads it, appends to it.
 
-How many partitions it has is read from the disk if it is there (a group's partition depends on
-it), else from the settings. Appends are acknowledged as acks=all is.
+An existing topic keeps its number of partitions, because a group's partition depends on it; the
+settings give the number for a new topic. Appends are acknowledged as with acks=all.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.offsets_topic")
 
-LOADERS = 2  # partitions read at a time: reading is decoding, and there is one interpreter
+LOADERS = 2  # partitions loaded at a time: decoding is bound by the one interpreter
 
 
 class OffsetsTopic:
-    """Creates, loads and appends to the topic on the coordinator's behalf."""
+    """The coordinator's access to __consumer_offsets."""
 
     def __init__(
         self,
@@ -46,16 +46,16 @@ class OffsetsTopic:
         self._clock_trusted = clock_trusted
         self._creating: asyncio.Task[ErrorCode] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.coordinator: GroupCoordinator
+        self.coordinator: GroupCoordinator  # set before `start`
 
     @property
     def partition_count(self) -> int:
-        """Partitions that the topic has, or will have."""
+        """The number of partitions that the topic has, or will have."""
         topic = self._topics.get(OFFSETS_TOPIC)
         return topic.partition_count if topic is not None else self._configured
 
     def start(self) -> None:
-        """Load what is on disk, beside serving; groups are told that they are being loaded."""
+        """Load the topic in the background and start the expiry of offsets."""
         self._tasks.append(asyncio.create_task(self._expire(), name="expire offsets"))
         if self._topics.get(OFFSETS_TOPIC) is not None:
             self._tasks.append(asyncio.create_task(self._load_all(), name="load groups"))
@@ -68,11 +68,11 @@ class OffsetsTopic:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def ensure(self) -> ErrorCode:
-        """Create the topic if there is none. NONE when it is there."""
+        """Create the topic if there is none; return NONE if it exists then."""
         if self._creating is None or self._creating.done():
             if self._topics.get(OFFSETS_TOPIC) is not None:
                 return ErrorCode.NONE
-            # A task of its own: the client that asked first may leave, and others wait for it.
+            # A task of its own, because the first client may disconnect while others wait.
             self._creating = asyncio.create_task(self._create(), name="create offsets topic")
         return await asyncio.shield(self._creating)
 
@@ -89,7 +89,7 @@ class OffsetsTopic:
         return ErrorCode.NONE
 
     def append(self, partition: int, records: Sequence[LogRecord]) -> Awaitable[object]:
-        """The coordinator's Append: records have their place when this returns."""
+        """Append records; they have their offsets when this returns (see offsets_store.Append)."""
         served = self._partition(partition)
         now_ms = self._env.wall_ms()
         batch = build_batch(
@@ -103,13 +103,13 @@ class OffsetsTopic:
         return served.wait_flushed(info.last_offset + 1)
 
     def fail(self, partitions: Sequence[TopicPartition]) -> None:
-        """Partitions of a failed directory: their groups are not served any more."""
+        """Stop serving the groups of partitions that are offline."""
         for partition in partitions:
             if partition.topic == OFFSETS_TOPIC:
                 self.coordinator.deactivate(partition.partition, PartitionState.OFFLINE)
 
     def damage_gone(self, partition: TopicPartition) -> None:
-        """Load the groups of a partition again if they could not be loaded for damage."""
+        """Load the groups of a partition again if damage prevented it before."""
         if partition.topic == OFFSETS_TOPIC and self.coordinator.is_offline(partition.partition):
             self.coordinator.deactivate(partition.partition, PartitionState.LOADING)
             self._tasks = [task for task in self._tasks if not task.done()]
@@ -126,43 +126,42 @@ class OffsetsTopic:
     async def _load_all(self) -> None:
         gate = asyncio.Semaphore(LOADERS)
 
-        async def load_one(index: int) -> None:
+        async def load_partition(index: int) -> None:
             async with gate:
                 await self._load(index)
 
-        await asyncio.gather(*(load_one(index) for index in range(self.partition_count)))
+        await asyncio.gather(*(load_partition(index) for index in range(self.partition_count)))
 
     async def _load(self, index: int) -> None:
         partition = self._topics.partition(TopicPartition(OFFSETS_TOPIC, index))
         if partition is None:
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
-        where = partition.log
+        log = partition.log
         try:
             loaded = await asyncio.to_thread(
-                load, where.read_batches, where.log_start_offset, where.log_end_offset
+                load, log.read_batches, log.log_start_offset, log.log_end_offset
             )
         except StorageError as error:
-            logger.error("groups cannot be loaded", partition=index, reason=str(error))
+            logger.error("groups not loaded", partition=index, reason=str(error))
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
         except Exception:
-            # Whatever it is: the others are loaded, and these groups do not wait for ever.
-            logger.exception("groups cannot be loaded", partition=index)
+            # Supervised: the other partitions are loaded, and clients of this one get an error.
+            logger.exception("groups not loaded", partition=index)
             self.coordinator.deactivate(index, PartitionState.OFFLINE)
             return
-        if (
-            self._topics.partition(partition.partition) is partition
-        ):  # its directory may have failed
+        is_served = self._topics.partition(partition.partition) is partition
+        if is_served:  # else its directory failed meanwhile
             self.coordinator.activate(index, loaded)
 
     async def _expire(self) -> None:
-        """Forget offsets that nobody has committed or used for the retention time."""
+        """Delete offsets that no consumer has used for the retention time."""
         while True:
             await asyncio.sleep(self._check_seconds)
             try:
                 if self._clock_trusted():
                     await self.coordinator.expire_offsets(self._env.wall_ms())
             except Exception:
-                # Supervised: a mistake in one round must not silently end all that follow.
-                logger.exception("offsets cannot be expired")
+                # Supervised: a bug in one round must not silently end all later rounds.
+                logger.exception("offsets not expired")

@@ -1,12 +1,11 @@
 """DescribeConfigs, IncrementalAlterConfigs, AlterConfigs, ListConfigResources."""
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from broker.handlers.topics import check_size, parse_setting, refuse_view
 from broker.loop_turns import Turns
 from broker.network.request_context import RequestContext
-from broker.topics.metadata_service import Change
 from broker.topics.topics import TopicError
 from config.broker_keys import describe_broker, parse_broker_value
 from config.topic_keys import (
@@ -56,16 +55,16 @@ Parse = Callable[[str, str], str]
 async def describe_configs(
     context: RequestContext, _header: RequestHeader, body: DescribeConfigsRequest
 ) -> DescribeConfigsResponse:
-    """Every setting of a topic or of this broker, with where it comes from.
+    """Return every setting of topics and of this broker, with its source.
 
-    Of a resource that is named more than once the last row counts: each makes forty of its own.
+    If a resource is named more than once, the last row counts: the answer has forty rows for each.
     """
     results, turns = [], Turns()
-    once = {
+    resources = {
         (resource.resource_type, resource.resource_name): resource
         async for resource in turns.over(body.resources)
     }
-    for resource in once.values():
+    for resource in resources.values():
         await turns.take()
         results.append(_describe(context, resource, body))
     return DescribeConfigsResponse(results=results)
@@ -104,7 +103,7 @@ def _entries(context: RequestContext, kind: int, name: str) -> Sequence[ConfigEn
             services.manager.metadata.broker_dynamic,
             node_id=services.node_id,
         )
-    raise TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
+    raise _no_settings(kind)
 
 
 def _row(entry: ConfigEntry, body: DescribeConfigsRequest) -> DescribeConfigsResponseConfig:
@@ -128,25 +127,15 @@ def _row(entry: ConfigEntry, body: DescribeConfigsRequest) -> DescribeConfigsRes
 async def incremental_alter_configs(
     context: RequestContext, _header: RequestHeader, body: IncrementalAlterConfigsRequest
 ) -> IncrementalAlterConfigsResponse:
-    """Set, delete, append to and subtract from settings, one resource at a time."""
-
-    async def alter(resource: IncrementalAlterConfigsRequestResource) -> None:
-        check_size([config.value for config in resource.configs])
+    """Set, delete, append to and subtract from the settings of each resource."""
+    responses, turns = [], Turns()
+    for resource in body.resources:
+        await turns.take()
         changes = [
             (config.name, config.config_operation, config.value) for config in resource.configs
         ]
-        kind, name = resource.resource_type, resource.resource_name
-
-        def change(present: Mapping[str, str]) -> Mapping[str, str]:
-            return _apply(context, kind, name, present, changes)
-
-        await _alter(context, kind, name, change, validate_only=body.validate_only)
-
-    results, turns = [], Turns()
-    for resource in body.resources:
-        await turns.take()
-        code, message = await _outcome(alter(resource))
-        results.append(
+        code, message = await _alter(context, resource, changes, validate_only=body.validate_only)
+        responses.append(
             IncrementalAlterConfigsResponseResource(
                 error_code=code,
                 error_message=message,
@@ -154,33 +143,25 @@ async def incremental_alter_configs(
                 resource_name=resource.resource_name,
             )
         )
-    return IncrementalAlterConfigsResponse(responses=results)
+    return IncrementalAlterConfigsResponse(responses=responses)
 
 
 async def alter_configs(
     context: RequestContext, _header: RequestHeader, body: AlterConfigsRequest
 ) -> AlterConfigsResponse:
-    """Replace all dynamic settings of a resource (the old way)."""
-
-    async def alter(resource: AlterConfigsRequestResource) -> None:
-        check_size([config.value for config in resource.configs])
-        kind, name = resource.resource_type, resource.resource_name
+    """Replace all dynamic settings of each resource (deprecated in Kafka)."""
+    responses, turns = [], Turns()
+    for resource in body.resources:
+        await turns.take()
         changes = [
             (config.name, SET, config.value)
             for config in resource.configs
             if config.value is not None
         ]
-
-        def change(_present: Mapping[str, str]) -> Mapping[str, str]:
-            return _apply(context, kind, name, {}, changes)
-
-        await _alter(context, kind, name, change, validate_only=body.validate_only)
-
-    results, turns = [], Turns()
-    for resource in body.resources:
-        await turns.take()
-        code, message = await _outcome(alter(resource))
-        results.append(
+        code, message = await _alter(
+            context, resource, changes, validate_only=body.validate_only, replaces_all=True
+        )
+        responses.append(
             AlterConfigsResponseResource(
                 error_code=code,
                 error_message=message,
@@ -188,12 +169,34 @@ async def alter_configs(
                 resource_name=resource.resource_name,
             )
         )
-    return AlterConfigsResponse(responses=results)
+    return AlterConfigsResponse(responses=responses)
 
 
-async def _outcome(change: Awaitable[None]) -> tuple[ErrorCode, str | None]:
+async def _alter(
+    context: RequestContext,
+    resource: IncrementalAlterConfigsRequestResource | AlterConfigsRequestResource,
+    changes: Changes,
+    *,
+    validate_only: bool,
+    replaces_all: bool = False,
+) -> tuple[ErrorCode, str | None]:
+    """Change the settings of one resource; return the error code and message for its row."""
+    metadata_service = context.services.metadata_service
+    kind, name = resource.resource_type, resource.resource_name
+
+    def change(present: Mapping[str, str]) -> Mapping[str, str]:
+        return _apply(context, kind, name, {} if replaces_all else present, changes)
+
     try:
-        await change
+        check_size([config.value for config in resource.configs])
+        if kind == TOPIC:
+            refuse_view(context, name)
+            await metadata_service.alter(name, change, validate_only=validate_only)
+        elif kind == BROKER:
+            _check_broker(context, name)
+            await metadata_service.alter_broker(change, validate_only=validate_only)
+        else:
+            raise _no_settings(kind)
     except TopicError as error:
         return error.code, error.reason
     except StorageError as error:
@@ -201,22 +204,12 @@ async def _outcome(change: Awaitable[None]) -> tuple[ErrorCode, str | None]:
     return ErrorCode.NONE, None
 
 
-async def _alter(
-    context: RequestContext, kind: int, name: str, change: Change, *, validate_only: bool
-) -> None:
-    metadata_service = context.services.metadata_service
-    if kind == TOPIC:
-        refuse_view(context, name)
-        await metadata_service.alter(name, change, validate_only=validate_only)
-    elif kind == BROKER:
-        _check_broker(context, name)
-        await metadata_service.alter_broker(change, validate_only=validate_only)
-    else:
-        raise TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
+def _no_settings(kind: int) -> TopicError:
+    return TopicError(ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings here")
 
 
 def _check_broker(context: RequestContext, name: str) -> None:
-    """An empty name is the default of all brokers, of which there is one."""
+    """Refuse another broker. An empty name means the default of all brokers. Raises TopicError."""
     if name not in ("", str(context.services.node_id)):
         raise TopicError(ErrorCode.INVALID_REQUEST, f"this is broker {context.services.node_id}")
 
@@ -224,7 +217,7 @@ def _check_broker(context: RequestContext, name: str) -> None:
 def _apply(
     context: RequestContext, kind: int, name: str, present: Mapping[str, str], changes: Changes
 ) -> Mapping[str, str]:
-    """The dynamic layer after the changes. Raises TopicError."""
+    """Return the dynamic layer after the changes. Raises TopicError."""
     dynamic = dict(present)
     parse: Parse = parse_setting if kind == TOPIC else _parse_broker_setting
     entries = {entry.name: entry for entry in _entries(context, kind, name)}
@@ -240,7 +233,7 @@ def _apply(
         elif operation in (APPEND, SUBTRACT):
             entry = entries.get(key)
             if entry is None or entry.kind is not ValueKind.LIST:
-                raise TopicError(ErrorCode.INVALID_CONFIG, f"{key} is no list")
+                raise TopicError(ErrorCode.INVALID_CONFIG, f"{key} is not a list")
             dynamic[key] = parse(key, _combine(entry.value or "", operation, value))
         else:
             raise TopicError(ErrorCode.INVALID_REQUEST, f"operation {operation} is unknown")
@@ -254,7 +247,7 @@ def _check_known(key: str, kind: int) -> None:
 
 
 def _combine(present: str, operation: int, value: str) -> str:
-    """Append to or subtract from a list; doing it twice is doing it once. Raises TopicError."""
+    """Append to or subtract from a list without duplicates. Raises TopicError."""
     items = [item for item in present.split(",") if item]
     named = [item.strip() for item in value.split(",") if item.strip()]
     if operation == APPEND:
@@ -263,7 +256,7 @@ def _combine(present: str, operation: int, value: str) -> str:
         removed = frozenset(named)
         items = [item for item in items if item not in removed]
     combined = ",".join(items)
-    if len(combined.encode()) > STRING_BYTES_MAX:  # no answer could hold it
+    if len(combined.encode()) > STRING_BYTES_MAX:  # more than a response can hold
         raise TopicError(
             ErrorCode.INVALID_CONFIG, f"the list would be longer than {STRING_BYTES_MAX} bytes"
         )

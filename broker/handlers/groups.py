@@ -6,7 +6,6 @@ They translate between message and coordinator and decide nothing that a group w
 offsets: broker/handlers/committed_offsets.py.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,7 +21,7 @@ from broker.groups.model import (
     SyncRequested,
 )
 from broker.groups.offsets_store import OFFSETS_TOPIC
-from broker.loop_turns import Turns
+from broker.loop_turns import Turns, yield_to_loop
 from protocol.codec import RequestHeader
 from protocol.errors import ErrorCode
 from protocol.messages import (
@@ -266,16 +265,16 @@ async def handle_leave_group(
 async def _leave(
     coordinator: GroupCoordinator, group_id: str, members: Sequence[LeaveGroupRequestMember]
 ) -> LeaveAnswer:
-    """Some at a time: each one that goes costs time in proportion to those who stay."""
+    """Remove some members at a time: each removal takes time in proportion to the others."""
     reported: list[tuple[str, str | None, ErrorCode]] = []
     for first in range(0, max(1, len(members)), LEAVERS_PER_TURN):
         if first:
-            await asyncio.sleep(0)
-        some = tuple(
+            await yield_to_loop()
+        leaving = tuple(
             (member.member_id, member.group_instance_id)
             for member in members[first : first + LEAVERS_PER_TURN]
         )
-        answer = coordinator.leave(group_id, LeaveRequested(UNKNOWN_WAITER, some))
+        answer = coordinator.leave(group_id, LeaveRequested(UNKNOWN_WAITER, leaving))
         if answer.error is not ErrorCode.NONE:
             return answer
         reported += answer.members

@@ -1,14 +1,13 @@
-"""Ending a transaction that nobody else will end: an abort marker, written as a coordinator would.
+"""Aborts a hanging transaction: appends the abort marker that a coordinator would write.
 
-Kafka's folders may hold a transaction whose producer or coordinator stayed behind. This broker has
-no transaction coordinator: it accepts no further batch of that transaction, and nobody decides it.
-Readers of committed records and the cleaner then stop before its first offset for good. The marker
-is what Kafka's own tool writes for such a one (KIP-664), with the producer's present epoch, and
-goes the way of every append.
+A folder adopted from Kafka may hold an open transaction whose producer and coordinator are
+elsewhere. This broker has no transaction coordinator: it refuses further batches of the
+transaction and never ends it. Consumers of committed records and the cleaner would stop before its
+first offset for ever. The marker equals the one of Kafka's own tool (KIP-664), has the producer's
+present epoch, and is appended like any batch.
 
-It is an operator's decision, since it may lose data: where Kafka's coordinator had decided to
-commit and its marker did not come here any more, the records were committed to whoever produced
-them.
+Only an operator may decide this, because it can lose data: if Kafka's coordinator decided to commit
+but its marker never reached this log, the producer considers the records committed.
 """
 
 from broker.topics.partition import Partition
@@ -22,7 +21,7 @@ from storage.format.batch import (
 )
 from storage.format.producer_state import ProducerEntry
 
-OWN_COORDINATOR_EPOCH = 0  # of a log in which no coordinator has written yet
+OWN_COORDINATOR_EPOCH = 0  # for a log without a coordinator's markers
 
 
 class NoTransactionError(Exception):
@@ -30,7 +29,7 @@ class NoTransactionError(Exception):
 
 
 async def end_transaction(partition: Partition, producer_id: int, now_ms: int) -> int:
-    """Abort the open transaction of a producer; the offset of the marker. Durable on return.
+    """Abort the open transaction of a producer durably; return the offset of the marker.
 
     Raises NoTransactionError, and the errors of Partition.append and Partition.flush.
     """
@@ -48,12 +47,14 @@ async def end_transaction(partition: Partition, producer_id: int, now_ms: int) -
 
 
 def _open(partition: Partition, producer_id: int) -> ProducerEntry:
-    producers = [e for e in partition.log.producers if e.transaction_first_offset is not None]
+    producers = [
+        entry for entry in partition.log.producers if entry.transaction_first_offset is not None
+    ]
     for entry in producers:
         if entry.producer_id == producer_id:
             return entry
-    others = ", ".join(str(entry.producer_id) for entry in producers[:10]) or "nobody"
+    others = ", ".join(str(entry.producer_id) for entry in producers[:10]) or "none"
     raise NoTransactionError(
-        f"producer {producer_id} has no transaction open on {partition.partition}; "
-        f"whoever has: {others}"
+        f"producer {producer_id} has no open transaction on {partition.partition}; "
+        f"producers with an open transaction: {others}"
     )

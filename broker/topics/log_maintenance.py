@@ -1,19 +1,21 @@
-"""The LogManager's timers: retention, rolling, flushing, checkpoints, producer expiry, the clock.
+"""Periodic maintenance of logs: retention, rolls, flushes, checkpoints, expiry of producers.
 
-Rules. Every task is its own loop with its own period: a slow or failing one never stops another,
-and none waits for a clean. A partition that fails a task is reported and the rest go on. Wall
-time is only believed while it agrees with monotonic time (ClockWatch): after a jump, retention is
-suspended until the new time has held for a while.
+Rules. Each task is a loop with its own period, so a slow or failing task never stops another, and
+none waits for a clean. If a task fails for a partition, it logs the error and continues with the
+others. Wall time is trusted while it agrees with monotonic time (ClockWatch): after a jump,
+retention is suspended until the clock has been steady for ten minutes.
 """
 
 import asyncio
 import gc
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import structlog
 
 from broker.counters import BrokerStats
+from broker.loop_turns import Turns, yield_to_loop
 from broker.topics.partition import OfflinePartitionError, Partition
 from broker.topics.topics import TopicError
 from storage.directory.log_directory import LogDirectory
@@ -24,36 +26,35 @@ from storage.model import TopicPartition
 
 logger = structlog.get_logger("broker.housekeeping")
 
-WATCH_SECONDS = 1.0  # a jumped clock, or a failed directory, is noticed this much late
-ROLL_SECONDS = 1.0  # idle segments roll this much late at most
-FLUSH_SECONDS = 1.0  # flush.ms is kept to this much
-PURGE_SECONDS = 1.0  # file.delete.delay.ms is kept to this much
-COLLECT_SECONDS = 60.0  # between two full collections of cyclic garbage
-COLLECTION_PUT_OFF_MAX = 10  # rounds without one, because large requests were under way
-# Objects allocated before a young collection, and young collections before a middle one, as Python
-# has them; full ones are for the timer: Python would run them amid the rows of a large request, and
-# walk them all, which takes 0.2 ms for a thousand.
-COLLECTION_THRESHOLDS = (700, 10, 1 << 30)
-DISK_SECONDS = 10.0  # free space in the metrics is this old at most
+# The periods of the tasks; an event is noticed at most so much late.
+WATCH_SECONDS = 1.0  # jumped clock, failed directory
+ROLL_SECONDS = 1.0  # idle segments
+FLUSH_SECONDS = 1.0  # flush.ms
+PURGE_SECONDS = 1.0  # file.delete.delay.ms
+COLLECT_SECONDS = 60.0  # full collections of cyclic garbage
+DISK_SECONDS = 10.0  # free space in the metrics
 EXPIRE_PRODUCERS_SECONDS = 600.0  # Kafka's producer.id.expiration.check.interval.ms
-LOOP_SHARE = 32  # partitions per turn of the event loop in a sweep over all of them
-JUMP_MS = 60_000  # wall time may leave monotonic time by this much between two looks
-# Without room for a checkpoint each segment is removed by itself, with a sync on the event loop.
+COLLECTION_PUT_OFF_MAX = 10  # rounds that large requests may postpone a full collection
+# Python's own thresholds of young and middle collections. Full collections run on the timer only:
+# Python would run them during a large request, and each thousand of its rows costs 0.2 ms.
+COLLECTION_THRESHOLDS = (700, 10, 1 << 30)
+JUMP_MS = 60_000  # wall time may deviate from monotonic time by this much between two checks
+# Without disk space for a checkpoint, each segment is removed with a sync on the event loop.
 UNNOTED_SEGMENTS_MAX = 16  # of a partition, per round
 EXPIRED_PER_TURN = 32  # segments removed in one turn of the loop: three or four renames each, 1 ms
-CONFIRM_MS = 600_000  # a jumped clock is believed after it has been steady for this long
+CONFIRM_MS = 600_000  # a jumped clock is trusted after it has been steady for this long
 
 
 @dataclass(slots=True)
 class ClockWatch:
-    """Whether wall time may be believed. Pure: both times are given to `look`."""
+    """Whether wall time is trusted. Pure: callers pass both times."""
 
     last_wall_ms: int
     last_monotonic_ms: float
     distrusted_until_ms: float = 0.0  # monotonic
 
     def look(self, wall_ms: int, monotonic_ms: float) -> int:
-        """Compare the two clocks; returns the jump in ms (0 if there was none)."""
+        """Compare the two clocks; return the jump in ms, 0 if there was none."""
         drift = (wall_ms - self.last_wall_ms) - (monotonic_ms - self.last_monotonic_ms)
         self.last_wall_ms, self.last_monotonic_ms = wall_ms, monotonic_ms
         if abs(drift) <= JUMP_MS:
@@ -62,11 +63,11 @@ class ClockWatch:
         return int(drift)
 
     def distrust(self, monotonic_ms: float) -> None:
-        """Believe wall time again only when it has been steady for a while."""
+        """Suspend trust until wall time has been steady for CONFIRM_MS."""
         self.distrusted_until_ms = monotonic_ms + CONFIRM_MS
 
     def trusted(self, monotonic_ms: float) -> bool:
-        """True while deleting by time is allowed."""
+        """Return whether data may be deleted by its age."""
         return monotonic_ms >= self.distrusted_until_ms
 
 
@@ -84,16 +85,16 @@ class HousekeepingStats:
 
 @dataclass(frozen=True, slots=True)
 class _Expiry:
-    """What retention has decided for one partition, and not removed yet."""
+    """Expired segments of one partition that are still on disk."""
 
     partition: Partition
-    start_offset: int  # of the log, with all that expired below it
+    start_offset: int  # the new log start offset; expired segments are below it
     was_damaged: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DiskSize:
-    """Of the file system that holds a data directory."""
+    """The size of the file system of a data directory."""
 
     total_bytes: int
     free_bytes: int
@@ -101,14 +102,14 @@ class DiskSize:
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """Seconds between two runs."""
+    """The periods of tasks that have a setting, in seconds."""
 
     retention: float
     checkpoint: float
 
 
 class Housekeeping:
-    """Starts and stops the timers; does the rounds."""
+    """Runs the maintenance tasks on their timers."""
 
     def __init__(
         self,
@@ -161,10 +162,10 @@ class Housekeeping:
             self._tasks.append(task)
 
     async def stop(self) -> None:
-        """Stop the timers and wait until the rounds under way are over.
+        """Stop the timers and wait for the running rounds.
 
-        A round is never cancelled: its thread would go on, and write files beside whoever closes
-        the logs.
+        A round is never cancelled: its thread would continue to write files while the logs are
+        being closed.
         """
         gc.set_threshold(*self._thresholds)
         self._broker_stats.gc_pauses.stop()
@@ -175,7 +176,7 @@ class Housekeeping:
         await asyncio.gather(*self._rounds, return_exceptions=True)
 
     def clock_trusted(self) -> bool:
-        """True while deleting by time is allowed."""
+        """Return whether data may be deleted by its age."""
         return self.clock.trusted(self._env.monotonic() * 1000)
 
     async def watch_clock(self) -> None:
@@ -188,17 +189,17 @@ class Housekeeping:
             )
 
     async def watch_directories(self) -> None:
-        """Tell of directories that failed while nobody was there to be told, as in a thread."""
+        """Report directories that failed where no caller reported it, as in a thread."""
         for directory in self._manager.directories:
             if directory.offline_reason is not None:
                 self._fail_directory(LogDirectoryError(directory.path, directory.offline_reason))
 
     async def expire(self) -> None:
-        """Retention by time, size and log start offset.
+        """Apply retention by time, size and log start offset.
 
-        Where a log starts is made durable before segments are removed, with one checkpoint for
-        all logs of a data directory: otherwise a loss of power could bring back a value whose
-        tombstone, in a later segment, is gone.
+        The new log start offsets are made durable before segments are removed, with one checkpoint
+        for each data directory. Otherwise a power failure could restore a value whose tombstone, in
+        a later segment, was removed.
         """
         trusted = self.clock_trusted()
         begun: dict[LogDirectory, dict[Partition, _Expiry]] = {}
@@ -215,9 +216,9 @@ class Housekeeping:
         await self._for_each("retention", begin)
         for home, expiries in begun.items():
             for partition in tuple(expiries):
-                # A checkpoint has no start that lies behind what is flushed.
+                # A checkpoint contains no log start offset beyond the flushed records.
                 if not await self._flushed_to(partition, expiries[partition].start_offset):
-                    del expiries[partition]  # it is hidden, and goes the next time
+                    del expiries[partition]  # readers do not see it; the next round removes it
             try:
                 await asyncio.to_thread(self._manager.checkpoint_begin(home).run)
             except NoRoomError:
@@ -228,7 +229,7 @@ class Housekeeping:
                 await self._finish_expiries(expiries, are_noted=True)
 
     async def _flushed_to(self, partition: Partition, offset: int) -> bool:
-        """Flush a log unless it is durable up to `offset`; False if that failed."""
+        """Flush a log unless it is durable up to `offset`; return whether it is durable then."""
         if partition.log.recovery_point >= offset:
             return True
         try:
@@ -236,39 +237,32 @@ class Housekeeping:
         except LogDirectoryError as error:
             self._fail_directory(error)
         except (OfflinePartitionError, TopicError, LogClosedError) as error:
-            # Its failure was logged before, or its topic is deleted.
+            # The failure was logged before, or the topic was deleted.
             logger.debug("not flushed", partition=str(partition.partition), reason=str(error))
         return partition.log.recovery_point >= offset
 
     async def _finish_expiries(
         self, expiries: Mapping[Partition, "_Expiry"], *, are_noted: bool
     ) -> None:
-        """Remove segments, some in each turn of the loop. `are_noted`: the checkpoint has where
-        their logs start.
+        """Remove expired segments, some in each turn of the loop.
+
+        `are_noted`: a checkpoint contains the new log start offsets.
         """
-        for partition, expiry in expiries.items():
+        for expiry in expiries.values():
             removed = freed = 0
             may_be_more = True
             while may_be_more:
-                counts: list[tuple[int, int]] = []
-
-                def finish(
-                    _: Partition,
-                    expiry: _Expiry = expiry,
-                    counts: list[tuple[int, int]] = counts,
-                ) -> None:
-                    counts.append(self._remove_some(expiry, is_noted=are_noted))
-
-                await self._for_each("retention", finish, [partition])
-                await asyncio.sleep(0)
-                now = counts[0] if counts else (0, 0)
-                removed, freed = removed + now[0], freed + now[1]
-                may_be_more = are_noted and now[0] == EXPIRED_PER_TURN
+                segments = size_bytes = 0
+                with self._reported("retention", expiry.partition):
+                    segments, size_bytes = self._remove_some(expiry, is_noted=are_noted)
+                await yield_to_loop()
+                removed, freed = removed + segments, freed + size_bytes
+                may_be_more = are_noted and segments == EXPIRED_PER_TURN
             if removed:
                 self._note_expired(expiry, removed, freed)
 
     def _remove_some(self, expiry: "_Expiry", *, is_noted: bool) -> tuple[int, int]:
-        """Remove segments; returns how many, and their bytes."""
+        """Remove segments; return their number and bytes."""
         log, now_ms = expiry.partition.log, self._env.wall_ms()
         segments, size_bytes = log.segment_count, log.size_bytes
         if is_noted:
@@ -278,8 +272,8 @@ class Housekeeping:
         return segments - log.segment_count, size_bytes - log.size_bytes
 
     def _note_expired(self, expiry: "_Expiry", removed: int, freed: int) -> None:
-        partition_log = expiry.partition.log
-        if expiry.was_damaged and not partition_log.damaged:
+        log = expiry.partition.log
+        if expiry.was_damaged and not log.damaged:
             self._damage_gone(expiry.partition.partition)
         self.stats.segments_expired += removed
         self.stats.bytes_expired += freed
@@ -288,11 +282,11 @@ class Housekeeping:
             partition=str(expiry.partition.partition),
             segments=removed,
             bytes=freed,
-            log_start_offset=partition_log.log_start_offset,
+            log_start_offset=log.log_start_offset,
         )
 
     async def roll(self) -> None:
-        """Roll active segments that are old enough, idle ones too."""
+        """Roll active segments that are old enough, including those without appends."""
 
         def work(partition: Partition) -> None:
             if partition.log.roll_if_due(self._env.wall_ms()):
@@ -301,7 +295,7 @@ class Housekeeping:
         await self._for_each("roll", work)
 
     async def flush(self) -> None:
-        """fsync what flush.messages and flush.ms ask for; the fsync runs in a thread."""
+        """Flush the logs that are due by flush.messages or flush.ms, in a thread."""
         for partition in tuple(self._partitions()):
             if not partition.log.flush_due(self._env.wall_ms()):
                 continue
@@ -309,10 +303,10 @@ class Housekeeping:
             await self._flushed_to(partition, partition.log.log_end_offset)
 
     async def purge(self) -> None:
-        """Unlink `.deleted` files whose delay is over, and folders of deleted topics."""
-        for index, partition in enumerate(tuple(self._partitions())):
-            if index % LOOP_SHARE == LOOP_SHARE - 1:
-                await asyncio.sleep(0)
+        """Remove `.deleted` files whose delay is over, and folders of deleted topics."""
+        turns = Turns()
+        for partition in tuple(self._partitions()):
+            await turns.take()
             due = partition.log.take_deleted(self._env.wall_ms())
             if due:
                 try:
@@ -322,7 +316,7 @@ class Housekeeping:
         await asyncio.to_thread(self._manager.purge_deleted, self._env.wall_ms())
 
     async def measure_disks(self) -> None:
-        """Note size and free space of each data directory's file system."""
+        """Measure size and free space of each data directory's file system."""
         paths = [directory.path for directory in self._manager.directories if directory.is_online]
         self.disks = await asyncio.to_thread(self._disk_sizes, paths)
 
@@ -331,17 +325,17 @@ class Housekeeping:
         for path in paths:
             try:
                 sizes[path] = DiskSize(self._env.total_bytes(path), self._env.free_bytes(path))
-            except OSError as error:  # whether it failed is for those to say who read and write
+            except OSError as error:  # reads and writes decide whether the directory failed
                 logger.debug("disk not measured", directory=path, reason=str(error))
         return sizes
 
     async def checkpoint(self) -> None:
-        """Write recovery points, log starts and cleaner offsets; note what time it is."""
+        """Write the checkpoints of all logs, and the current time."""
         await asyncio.to_thread(self._manager.checkpoint_begin().run)
         await self._note_time()
 
     async def collect_garbage(self) -> None:
-        """Free cyclic garbage, at a time when no large request has its rows in memory."""
+        """Free cyclic garbage, if possible while no large request has its rows in memory."""
         if self._broker_stats.large_requests and self._collections_put_off < COLLECTION_PUT_OFF_MAX:
             self._collections_put_off += 1
             return
@@ -349,7 +343,7 @@ class Housekeeping:
         gc.collect()
 
     async def expire_producers(self) -> None:
-        """Forget idempotent producers that have been silent for producer.id.expiration.ms."""
+        """Forget idempotent producers without an append for producer.id.expiration.ms."""
         if self.clock_trusted():
             now = self._env.wall_ms()
             await self._for_each(
@@ -357,28 +351,28 @@ class Housekeeping:
                 lambda p: p.log.expire_producers(now, self.producer_expiration_ms),
             )
 
-    async def _for_each(
-        self,
-        task: str,
-        work: Callable[[Partition], object],
-        partitions: Iterable[Partition] | None = None,
-    ) -> None:
-        """Do `work` for these partitions, or for all."""
-        chosen = self._partitions() if partitions is None else partitions
-        for index, partition in enumerate(tuple(chosen)):
-            if index % LOOP_SHARE == LOOP_SHARE - 1:
-                await asyncio.sleep(0)
-            try:
+    async def _for_each(self, task: str, work: Callable[[Partition], object]) -> None:
+        """Call `work` for each partition, in turns."""
+        turns = Turns()
+        for partition in tuple(self._partitions()):
+            await turns.take()
+            with self._reported(task, partition):
                 work(partition)
-            except LogDirectoryError as error:
-                self._fail_directory(error)
-            except LogClosedError:
-                continue  # its topic is being deleted
-            except StorageError as error:
-                self.stats.errors += 1
-                logger.error(
-                    "task failed", task=task, partition=str(partition.partition), reason=str(error)
-                )
+
+    @contextmanager
+    def _reported(self, task: str, partition: Partition) -> Iterator[None]:
+        """Report storage errors of the block instead of raising them."""
+        try:
+            yield
+        except LogDirectoryError as error:
+            self._fail_directory(error)
+        except LogClosedError:
+            pass  # the topic is being deleted
+        except StorageError as error:
+            self.stats.errors += 1
+            logger.error(
+                "task failed", task=task, partition=str(partition.partition), reason=str(error)
+            )
 
     async def _repeat(self, name: str, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -397,6 +391,6 @@ class Housekeeping:
             self.stats.errors += 1
             logger.error("task failed", task=work.__name__, reason=str(error))
         except Exception:
-            # Supervised: a mistake in one round must not silently end all that follow.
+            # Supervised: a bug in one round must not silently end all later rounds.
             self.stats.errors += 1
             logger.exception("task failed", task=work.__name__)

@@ -98,7 +98,7 @@ def test_check_config_says_that_a_file_is_good_and_starts_nothing(tmp_path: Path
     (tmp_path / "varve.yaml").write_text("topics: {orders: {}}\n")
     done = varve("check-config", "varve.yaml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "varve.yaml: good: 127.0.0.1:9092, 1 topics\n"
+    assert done.stdout == "varve.yaml: valid; listeners 127.0.0.1:9092; 1 topics\n"
     assert [path.name for path in tmp_path.iterdir()] == ["varve.yaml"]
 
 
@@ -200,7 +200,7 @@ def test_warmup_tells_where_the_kernels_are_kept() -> None:
     for _ in range(2):  # what the first call imports must not hide what the second one calls
         done = CliRunner().invoke(main, ["warmup"])
         assert done.exit_code == 0
-    folder = Path(done.output.strip().rpartition("kept in ")[2])
+    folder = Path(done.output.strip().rpartition("cached in ")[2])
     assert any(folder.rglob("*.nbi"))
 
 

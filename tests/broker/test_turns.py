@@ -392,7 +392,7 @@ async def test_requests_that_wait_for_the_disk_do_not_hold_up_other_large_reques
     ]
     topics = [m.MetadataRequestTopic(name=str(number)) for number in range(ROWS * 10)]
     async with broker_in_memory(MemoryEnv(seed=1), topics={}) as broker:
-        monkeypatch.setattr(broker.topics, "create", create)
+        monkeypatch.setattr(broker.metadata_service, "create", create)
         requester = Requester(make_dispatcher(broker._services))
         waiting = [
             asyncio.create_task(

@@ -339,10 +339,14 @@ def test_a_reload_changes_topics_and_the_cleaner_while_clients_are_served(tmp_pa
             checkpoint_interval_ms="5s",
         )
         lines = hang_up(broker, "settings reloaded")
-        (hidden,) = [line for line in lines if line["event"] == "hidden by a dynamic setting"]
+        (hidden,) = [
+            line for line in lines if line["event"] == "setting overridden by a dynamic setting"
+        ]
         assert hidden["key"] == "topics.customers.min.cleanable.dirty.ratio"
         assert (hidden["value"], hidden["dynamic_value"]) == ("0.1", "0.7")
-        fixed = [line for line in lines if line["event"] == "takes effect at the next start only"]
+        fixed = [
+            line for line in lines if line["event"] == "setting takes effect at the next start only"
+        ]
         assert sorted(item["key"] for item in fixed) == [
             "checkpoint_interval_ms",
             "cleaner.enabled",

@@ -61,7 +61,7 @@ async def test_an_open_transaction_is_aborted_and_no_longer_bounds_the_cleaner()
 @pytest.mark.parametrize(
     ("path", "code", "words"),
     [
-        ("orders/0/transactions/78/abort", 409, "whoever has: 77"),
+        ("orders/0/transactions/78/abort", 409, "with an open transaction: 77"),
         ("orders/0/transactions/x/abort", 400, "producer id: expected"),
         ("orders/1/transactions/77/abort", 404, "from 0 on"),
     ],
