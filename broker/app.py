@@ -229,7 +229,7 @@ class Broker:
             fail_directory=self.fail_directory,
         )
         adopter = Adopter(self._env, self.cleaning, self.pool, worker)
-        return Leases(self._env, self.topics, issuer, adopter, hold=self.pool.control.paused)
+        return Leases(self._env, self.topics, issuer, adopter, pause=self.pool.control.paused)
 
     def _connect(self) -> None:
         """Construct and connect the parts that need the topics on disk."""

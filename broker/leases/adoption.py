@@ -1,14 +1,13 @@
-"""Taking over what was handed back: claims, comparison, publication. One partition at a time.
+"""Adopt the output of a remote compaction: check the manifest, verify the files, publish them.
 
 Rules
-- Nothing that was handed back is believed. What the manifest claims is held against the lease; the
-  files are compared, in a worker process, with what this broker's own engine makes of the job
-  (cleaner/engine/verify/verify_job.py). What was compared lies under names that only we know.
-- Nothing of the log changes before that, and the lease is looked at once more directly before.
-- Publication is that of every clean (broker/cleaning/cleaner_host.py): one journal for all groups.
-  While it is carried out, whoever wants to delete or change the partition waits, as for the
-  cleaner.
-- A refusal leaves nothing behind in the partition's folder.
+- Output is not trusted. The manifest is checked against the lease. A worker process runs the job
+  again and compares its result with the files (cleaner/engine/verify/verify_job.py), through links
+  that no client can address.
+- The log does not change before that, and the lease is checked again directly before publication.
+- Output is published like any clean (broker/cleaning/cleaner_host.py): one journal for all groups.
+  Meanwhile, deletion and changes of the partition wait, as they do for the cleaner.
+- A refused adoption leaves no file in the partition's folder.
 """
 
 import asyncio
@@ -51,7 +50,7 @@ from storage.env import Env
 from storage.errors import StorageError, SwapRefusedError
 from storage.segments.swap import discard_outputs
 
-BUSY_SECONDS: Final = 10.0  # that a change of the topic may take while a publication waits for it
+BUSY_SECONDS: Final = 10.0  # that publication waits for a change of the topic
 BUSY_STEP_SECONDS: Final = 0.05
 ENGINE_CHARS_MAX: Final = 40
 
@@ -61,7 +60,7 @@ StartWorker = Callable[[], AbstractAsyncContextManager[JobRunner]]
 
 
 class _RefusedError(Exception):
-    """Nothing was changed; how it ends and why."""
+    """The adoption ends with this outcome for this reason; the log was not changed."""
 
     def __init__(self, outcome: AdoptOutcome, reason: str) -> None:
         super().__init__(reason)
@@ -70,13 +69,14 @@ class _RefusedError(Exception):
 
 
 class AdoptionFailedError(Exception):
-    """It could not be looked at: the worker failed, or was told to stop. Nothing was changed; it
-    may be asked for again.
+    """The output could not be verified, for example because the worker failed.
+
+    The log was not changed. The client may try again.
     """
 
 
 class Adopter:
-    """Adopts partitions of runs."""
+    """Adopts the output of leased partitions."""
 
     def __init__(
         self, env: Env, cleaning: BrokerCleanerHost, pool: CleanerPool, worker: StartWorker
@@ -87,7 +87,7 @@ class Adopter:
         self._worker = worker
 
     async def adopt(self, part: LeasedPartition, why_stale: Callable[[], str]) -> AdoptResult:
-        """Compare and publish; `why_stale` is empty as long as the lease is good.
+        """Verify and publish output; `why_stale` returns "" while the lease is valid.
 
         Never cancelled once it runs. Raises AdoptionFailedError.
         """
@@ -95,7 +95,7 @@ class Adopter:
             return await self._adopt(part, why_stale)
         except _RefusedError as error:
             logger.warning(
-                "outputs of a run not adopted",
+                "output not adopted",
                 partition=str(part.where),
                 compaction_id=part.record.compaction_id,
                 outcome=error.outcome.value,
@@ -112,11 +112,11 @@ class Adopter:
         except OSError as error:
             raise AdoptionFailedError(str(error)) from error
         if manifest is None:
-            reason = "nothing was handed back: there is no manifest"
+            reason = "no output was submitted: there is no manifest"
             raise _RefusedError(AdoptOutcome.NOTHING, reason)
         part.takes_files = False
         _check_claims(part, manifest)
-        await self._discard(part)  # what an earlier one could not remove
+        await self._discard(part)  # links that an earlier adoption could not remove
         _check_stale(why_stale)
         try:
             check = make_check_folders(env, part.folder)
@@ -140,10 +140,10 @@ class Adopter:
     async def _discard(self, part: LeasedPartition) -> None:
         try:
             await asyncio.to_thread(discard_check, self._env, part.folder)
-        except OSError as error:  # it goes with the run
-            logger.warning("links of a run not removed", folder=part.folder, reason=str(error))
+        except OSError as error:  # removed with the lease
+            logger.warning("verification links not removed", folder=part.folder, reason=str(error))
 
-    # Comparing ------------------------------------------------------------------------------
+    # Verification ---------------------------------------------------------------------------
 
     async def _verify(
         self, part: LeasedPartition, manifest: OutputManifest, check: CheckFolders
@@ -162,16 +162,18 @@ class Adopter:
                 folders = [check.outputs] * len(manifest.groups)
                 verified = await runner.verify(job, manifest.groups, folders)
         except InvalidOutputError as error:
-            raise _RefusedError(AdoptOutcome.INVALID, _named(str(error), check, part)) from error
+            raise _RefusedError(
+                AdoptOutcome.INVALID, _with_known_paths(str(error), check, part)
+            ) from error
         except (JobFailedError, OSError) as error:
-            raise AdoptionFailedError(_named(str(error), check, part)) from error
+            raise AdoptionFailedError(_with_known_paths(str(error), check, part)) from error
         except CleanAbortedError as error:
-            raise AdoptionFailedError("the comparison was given up") from error
+            raise AdoptionFailedError("the verification was aborted") from error
         finally:
             part.runner = None
         return replace(verified, report=_localized_report(verified.report, check, part))
 
-    # Publishing -----------------------------------------------------------------------------
+    # Publication ----------------------------------------------------------------------------
 
     async def _publish(
         self,
@@ -180,7 +182,10 @@ class Adopter:
         check: CheckFolders,
         why_stale: Callable[[], str],
     ) -> int:
-        """How many groups are in the log now. Raises _RefusedError, AdoptionFailedError."""
+        """Publish the groups; return how many were published.
+
+        Raises _RefusedError, AdoptionFailedError.
+        """
         busy = ""
         for _ in range(int(BUSY_SECONDS / BUSY_STEP_SECONDS)):
             _check_stale(why_stale)
@@ -198,7 +203,7 @@ class Adopter:
         job = replace(part.job, directory=part.directory, generation=part.generation)
         try:
             await asyncio.to_thread(move_outputs, self._env, check.outputs, part.directory, groups)
-        except OSError as error:  # there is no journal yet: nobody needs those that were moved
+        except OSError as error:  # there is no journal yet, so moved files can go
             await self._restore_staged(part)
             raise AdoptionFailedError(str(error)) from error
         try:
@@ -207,29 +212,32 @@ class Adopter:
             await self._restore_staged(part)
             raise _RefusedError(AdoptOutcome.STALE, f"publication refused: {error}") from error
         except (StorageError, OSError) as error:
-            # A journal may be left, which needs its files: the next start sees to it.
+            # Keep the files: if there is a journal, the next start needs them.
             raise _RefusedError(AdoptOutcome.STALE, f"publication failed: {error}") from error
         published = outcomes.count(PublishOutcome.PUBLISHED)
         if published < len(groups):
             await self._restore_staged(part)
         if PublishOutcome.STALE in outcomes:
-            raise _RefusedError(AdoptOutcome.STALE, "the log was cut or replaced meanwhile")
+            raise _RefusedError(AdoptOutcome.STALE, "the log was truncated or replaced")
         if PublishOutcome.LATE in outcomes:
-            reason = "it took too long: its tombstones would be removed too early; lease it again"
+            reason = (
+                "the remote compaction took too long: its tombstones would be removed too early; "
+                "start another one"
+            )
             raise _RefusedError(AdoptOutcome.STALE, reason)
         if PublishOutcome.NEEDED in outcomes:
-            reason = "a compacted view of the topic still needs records that the run would remove"
+            reason = "a compacted view of the topic still needs records that the output lacks"
             raise _RefusedError(AdoptOutcome.STALE, reason)
         return published
 
     async def _restore_staged(self, part: LeasedPartition) -> None:
-        """Remove outputs that were not published from the partition's folder."""
+        """Remove unpublished output from the partition's folder."""
         compaction_id = part.record.compaction_id
         try:
             await asyncio.to_thread(discard_outputs, self._env, part.directory, compaction_id)
         except OSError as error:  # the next start removes them
             logger.warning(
-                "files of a run not removed", compaction_id=compaction_id, reason=str(error)
+                "output files not removed", compaction_id=compaction_id, reason=str(error)
             )
 
     def _settle(
@@ -239,11 +247,11 @@ class Adopter:
         verified: VerifyReport,
         published: int,
     ) -> None:
-        """It is in the log: the checkpoint, what was learnt, history, and one line."""
+        """Record a publication: checkpoint, cleaner state, history, log line."""
         facts = self._cleaning.facts_of(part.where)
         if facts is None or facts.generation != part.generation:
-            return  # it was cut, or deleted, directly behind the journal
-        report, engine = verified.report, _plain(manifest.engine) or "offline"
+            return  # the log was truncated or deleted directly after publication
+        report, engine = verified.report, _printable_ascii(manifest.engine) or "remote"
         job = replace(part.job, directory=part.directory, generation=part.generation)
         damage = describe_damage(report.damaged) if report.damaged else ""
         record = build_record(
@@ -263,8 +271,8 @@ class Adopter:
         self._cleaning.finished(job, report, damage=damage, engine=engine)
 
 
-def _plain(reported: str) -> str:
-    """What a manifest says for people, fit for a line of a log or of a terminal."""
+def _printable_ascii(reported: str) -> str:
+    """Return a text from a manifest without characters that affect a terminal."""
     return "".join(c if " " <= c <= "~" else "?" for c in reported[:ENGINE_CHARS_MAX])
 
 
@@ -275,10 +283,10 @@ def _check_stale(why_stale: Callable[[], str]) -> None:
 
 
 def _check_claims(part: LeasedPartition, manifest: OutputManifest) -> None:
-    """Hold what a manifest says against the lease. Raises _RefusedError."""
+    """Check the manifest against the lease. Raises _RefusedError."""
     job = part.job
     if manifest.generation != job.generation:
-        reason = f"it was made of generation {manifest.generation[:80]!r} of the log"
+        reason = f"the output was made from generation {manifest.generation[:80]!r} of the log"
         raise _RefusedError(AdoptOutcome.STALE, reason)
     reason = why_wrong(part, manifest)
     if reason:
@@ -286,7 +294,7 @@ def _check_claims(part: LeasedPartition, manifest: OutputManifest) -> None:
 
 
 def why_wrong(part: LeasedPartition, manifest: OutputManifest) -> str:
-    """Why a manifest is not one of this lease; empty if it is. Pure."""
+    """Return why a manifest does not match its lease; empty if it does. Pure."""
     job, claimed = part.job, chain.from_iterable(g.source_base_offsets for g in manifest.groups)
     planned = {tuple(source.base_offset for source in group) for group in job.groups}
     for subject, reported, leased in (
@@ -301,7 +309,7 @@ def why_wrong(part: LeasedPartition, manifest: OutputManifest) -> str:
         return f"{len(manifest.groups)} groups in {len(manifest.folders)} folders"
     for name in manifest.folders:
         if not is_folder(name) or is_scratch_folder(name):
-            return f"{name[:100]!r} is no folder of outputs"
+            return f"{name[:100]!r} is not an output folder"
     if max(claimed, default=-1) >= job.end_offset:
         return f"a group lies at or beyond the end offset {job.end_offset}"
     for group in manifest.groups:
@@ -312,7 +320,7 @@ def why_wrong(part: LeasedPartition, manifest: OutputManifest) -> str:
             continue
         first = group.source_base_offsets[0]
         if (output.base_offset, output.job_id) != (first, job.job_id):
-            return f"the output of segment {first} is that of another segment or run"
+            return f"the output of segment {first} belongs to another segment or job"
         for file in output.files:
             prefix = f"{first:020d}."
             if not is_cleaned_name(file.name, job.job_id) or not file.name.startswith(prefix):
@@ -323,13 +331,14 @@ def why_wrong(part: LeasedPartition, manifest: OutputManifest) -> str:
 def _localized_report(
     report: CleanReport, check: CheckFolders, part: LeasedPartition
 ) -> CleanReport:
-    """A report whose paths are those of the log."""
+    """Return the report with the paths of the log's own files."""
     damaged = tuple(
-        damage._replace(path=_named(damage.path, check, part)) for damage in report.damaged
+        damage._replace(path=_with_known_paths(damage.path, check, part))
+        for damage in report.damaged
     )
     return replace(report, generation=part.generation, damaged=damaged)
 
 
-def _named(text: str, check: CheckFolders, part: LeasedPartition) -> str:
-    """A text about files under names that only we know, with the names that others know."""
+def _with_known_paths(text: str, check: CheckFolders, part: LeasedPartition) -> str:
+    """Replace the folders of links in a text by the folders that clients know."""
     return text.replace(check.sources, part.directory).replace(check.outputs, f"{part.folder}/out")

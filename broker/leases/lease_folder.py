@@ -1,19 +1,19 @@
-"""The folder of a leased partition: its inputs, what comes back, and how both go away.
+"""The folder of a leased partition: inputs, uploaded output, and their removal.
 
-    <partition>/varve.leases/<run id>/
-        lease          what was leased, sealed; durable before anybody is told
-        in/            hard links of the closed segments
-        out/<folder>/  what comes back, a folder for each attempt
-        manifest       which of it counts
-        check/         while it is looked at: links that only we know
+    <partition>/varve.leases/<compaction id>/
+        lease          the lease, sealed; durable before a client learns about it
+        in/            hard links to the closed segments
+        out/<folder>/  output, one folder for each attempt of a task
+        manifest       lists the output files to adopt
+        check/         links to inputs and outputs during verification
 
 Rules
-- Nothing in here is part of a log. What is adopted is renamed into the partition's folder and goes
-  the way of every clean from there on; until then all of it may be swept at any time.
-- A folder without a lease of a live run is swept: at the start, and every minute.
-- All of it may run in a thread, but for what makes folders. That is for whoever is on the loop and
-  knows that the partition is served: its folder is not to be made anew under the name of a topic
-  that was just deleted.
+- No file in here is part of a log. Adopted output is renamed into the partition's folder and then
+  published like any clean. Until then the broker may sweep all of it at any time.
+- At the start and every minute, folders that belong to no lease are swept.
+- Functions that create folders run on the event loop, where the caller knows that the partition is
+  served: a thread could create the folder of a topic that was just deleted. All others may run in
+  a thread.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ CHECK: Final = "check"
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """One partition of a leased run, as it stands on the disk."""
+    """The lease of one partition, as stored on disk."""
 
     compaction_id: str
     topic: str
@@ -61,33 +61,33 @@ class LeaseRecord:
     token_digest: bytes
     plan: PartitionPlan
     dirty_bytes: int
-    log_end_offset: int  # when it was planned
+    log_end_offset: int  # at the time of planning
     checkpoint_offset: int | None
-    mtimes_ms: tuple[int, ...]  # of the log files of the sources, in order
+    mtimes_ms: tuple[int, ...]  # of the sources' .log files, in order
 
 
-def digest_of(token: str) -> bytes:
-    """What is kept of a token."""
+def hash_token(token: str) -> bytes:
+    """Return the hash that is stored instead of a token."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).digest()
 
 
 def is_token(token: str, digest: bytes) -> bool:
-    """Whether it is the token of that digest, in a time that does not depend on it."""
-    return hmac.compare_digest(digest_of(token), digest)
+    """Return whether a token has this hash; takes the same time for every token."""
+    return hmac.compare_digest(hash_token(token), digest)
 
 
 def leases_path(partition_directory: str) -> str:
-    """The folder of all runs of a partition."""
+    """Return the folder of all leases of a partition."""
     return f"{partition_directory}/{LEASES_FOLDER}"
 
 
 def lease_path(partition_directory: str, compaction_id: str) -> str:
-    """The folder of a run."""
+    """Return the folder of a lease."""
     return f"{leases_path(partition_directory)}/{compaction_id}"
 
 
 def sources_of(job: CleanJob) -> list[tuple[int, int]]:
-    """(base offset, bytes) of every source of a job."""
+    """Return (base offset, bytes) of every source of a job."""
     return [(source.base_offset, source.size_bytes) for group in job.groups for source in group]
 
 
@@ -95,7 +95,7 @@ def sources_of(job: CleanJob) -> list[tuple[int, int]]:
 
 
 def make_folders(env: Env, folder: str) -> None:
-    """Make the folders of a run. On the loop. Raises OSError."""
+    """Create the folders of a lease; on the event loop. Raises OSError."""
     env.mkdir(f"{folder}/{IN}")
     env.mkdir(f"{folder}/{OUT}")
 
@@ -103,8 +103,9 @@ def make_folders(env: Env, folder: str) -> None:
 def link_inputs(
     env: Env, partition_directory: str, folder: str, bases: Iterable[int]
 ) -> tuple[int, ...]:
-    """Pin segments; the modification times of their log files. Raises OSError: FileNotFoundError
-    where retention was faster.
+    """Pin segments by hard links and return the modification times of their .log files.
+
+    Raises FileNotFoundError if retention deleted a segment first, and OSError.
     """
     for base in bases:
         _link_segment(env, partition_directory, f"{folder}/{IN}", base)
@@ -126,7 +127,7 @@ def _log_path(directory: str, base: int) -> str:
 
 
 def write_lease(env: Env, folder: str, record: LeaseRecord) -> None:
-    """Make a staged partition a lease, durably. Raises OSError."""
+    """Write the lease file durably. Raises OSError."""
     env.sync_dir(f"{folder}/{IN}")
     data = sealed_json.seal_body(LEASE_MAGIC, LEASE_VERSION, typed_json.dumps(record))
     write_file_atomically(env, f"{folder}/{LEASE_NAME}", data)
@@ -136,22 +137,22 @@ def write_lease(env: Env, folder: str, record: LeaseRecord) -> None:
 
 
 def read_lease(env: Env, folder: str) -> LeaseRecord | str:
-    """What was leased, or why that cannot be told. Raises OSError."""
+    """Return the lease, or why it cannot be read. Raises OSError."""
     path = f"{folder}/{LEASE_NAME}"
     if env.is_dir(path):
-        return "its lease is a folder"
+        return "its lease file is a folder"
     try:
         results = sealed_json.unseal(LEASE_MAGIC, LEASE_VERSION, env.read_file(path), path)
         record = typed_json.from_json(LeaseRecord, results)
     except FileNotFoundError:
-        return "it has no lease"
+        return "it has no lease file"
     except (CorruptCheckpointError, NewerFormatError, MalformedJsonError, ValueError) as error:
         return str(error)
-    return record if _is_coherent(record) else "its lease contradicts itself"
+    return record if _is_coherent(record) else "its lease file is inconsistent"
 
 
 def _is_coherent(record: LeaseRecord) -> bool:
-    """Whether it tells of segments as every plan does. It lay in reach of others."""
+    """Return whether its sources are ordered and complete: other processes can write the file."""
     job = record.plan.job
     bases = [base for base, _ in sources_of(job)]
     return (
@@ -163,9 +164,9 @@ def _is_coherent(record: LeaseRecord) -> bool:
 
 
 def why_changed(env: Env, partition_directory: str, folder: str, record: LeaseRecord) -> str:
-    """Why what was leased is not what stands there; empty if it is. Raises OSError.
+    """Return how the leased files have changed; empty if they have not. Raises OSError.
 
-    A source may have gone from the log, but not from the run. Says nothing of offsets.
+    A source may be missing in the log, but not in the folder of the lease. Offsets are not checked.
     """
     job = record.plan.job
     for (base, size_bytes), mtime_ms in zip(sources_of(job), record.mtimes_ms, strict=True):
@@ -175,21 +176,21 @@ def why_changed(env: Env, partition_directory: str, folder: str, record: LeaseRe
             if directory == partition_directory and not env.exists(path):
                 continue
             if not env.exists(path) or (env.size(path), env.mtime_ms(path)) != requested:
-                return f"{path} is not as it was"
+                return f"{path} has changed"
     return ""
 
 
-# What comes back ------------------------------------------------------------------------------
+# Output --------------------------------------------------------------------------------------
 
 
 def write_manifest(env: Env, folder: str, data: bytes) -> None:
-    """Put a manifest in its place, durably. Raises OSError."""
+    """Write the manifest durably. Raises OSError."""
     env.sync_dir(f"{folder}/{OUT}")
     write_file_atomically(env, f"{folder}/{MANIFEST_NAME}", data)
 
 
 def read_manifest(env: Env, folder: str, job: CleanJob) -> OutputManifest | None:
-    """What was handed back; None if nothing was. Raises MalformedHandoffError, OSError."""
+    """Return the manifest, or None if there is none. Raises MalformedHandoffError, OSError."""
     path = f"{folder}/{MANIFEST_NAME}"
     if env.is_link(path):
         raise MalformedHandoffError(f"{path} is a link")
@@ -202,14 +203,17 @@ def read_manifest(env: Env, folder: str, job: CleanJob) -> OutputManifest | None
 
 @dataclass(frozen=True, slots=True)
 class CheckFolders:
-    """Links of all that is to be compared, under names that nobody else was told."""
+    """Folders of links to the files to verify, which no client can address."""
 
     sources: str
     outputs: str
 
 
 def make_check_folders(env: Env, folder: str) -> CheckFolders:
-    """Make them. On the loop. Raises OSError: FileExistsError where an adoption left some."""
+    """Create the folders; on the event loop.
+
+    Raises FileExistsError if an earlier adoption left some, and OSError.
+    """
     check = f"{folder}/{CHECK}"
     if env.exists(check):
         raise FileExistsError(check)
@@ -222,10 +226,10 @@ def make_check_folders(env: Env, folder: str) -> CheckFolders:
 def link_sources(
     env: Env, partition_directory: str, folder: str, check: CheckFolders, job: CleanJob
 ) -> None:
-    """Link the sources of a job to where they are read once more. Raises OSError.
+    """Link the sources of a job for verification. Raises OSError.
 
-    They come from the log itself, and from the run only where retention took them: what lies in
-    the run was in reach of others.
+    Sources come from the log. Those that retention deleted come from the folder of the lease,
+    which other processes can write to.
     """
     for base, _ in sources_of(job):
         try:
@@ -241,9 +245,9 @@ def link_outputs(
     groups: Sequence[CleanedGroup],
     folders: Sequence[str],
 ) -> None:
-    """Link what was handed back to where it is compared.
+    """Link the output for verification.
 
-    Raises InvalidOutputError for an output that is not there or is no plain file, OSError.
+    Raises InvalidOutputError if a file is missing or is not a regular file, and OSError.
     """
     for group, name in zip(groups, folders, strict=True):
         _link_output(env, f"{folder}/{OUT}/{name}", check.outputs, group)
@@ -253,7 +257,7 @@ def _link_output(env: Env, source: str, target: str, group: CleanedGroup) -> Non
     for file in group.output.files if group.output is not None else ():
         path = f"{source}/{file.name}"
         if env.is_link(source) or env.is_link(path) or env.is_dir(path):
-            raise InvalidOutputError(path, -1, "it is no plain file in a folder of the run")
+            raise InvalidOutputError(path, -1, "it is not a regular file in a folder of the lease")
         try:
             env.link(path, f"{target}/{file.name}")
         except FileNotFoundError as error:
@@ -265,26 +269,26 @@ def _link_output(env: Env, source: str, target: str, group: CleanedGroup) -> Non
 def move_outputs(
     env: Env, outputs: str, partition_directory: str, groups: Sequence[CleanedGroup]
 ) -> None:
-    """Put compared outputs where a worker would have left them. Raises OSError."""
+    """Move verified output to where a worker would have written it. Raises OSError."""
     for group in groups:
         for file in group.output.files if group.output is not None else ():
             env.rename(f"{outputs}/{file.name}", f"{partition_directory}/{file.name}")
     env.sync_dir(partition_directory)
 
 
-# Going away -----------------------------------------------------------------------------------
+# Removal --------------------------------------------------------------------------------------
 
 
 def list_lease_folders(env: Env, partition_directory: str) -> list[str]:
-    """Names of what stands among the runs of a partition. Raises OSError."""
+    """Return the names of all lease folders of a partition. Raises OSError."""
     compactions = leases_path(partition_directory)
     return env.listdir(compactions) if env.is_dir(compactions) else []
 
 
-def remove_run(env: Env, folder: str) -> None:
-    """Remove the folder of a run, or whatever is called so. Raises OSError.
+def remove_lease_folder(env: Env, folder: str) -> None:
+    """Remove the folder of a lease, or a file of that name. Raises OSError.
 
-    The lease goes first: what is left of a run that was half removed is nobody's.
+    The lease file goes first: if we crash midway, the next sweep removes the rest.
     """
     if env.is_dir(folder) and not env.is_link(folder):
         lease = f"{folder}/{LEASE_NAME}"
@@ -296,14 +300,14 @@ def remove_run(env: Env, folder: str) -> None:
 
 
 def remove_if_empty(env: Env, partition_directory: str) -> None:
-    """Remove the folder of all runs if there is none. At the start only. Raises OSError."""
+    """Remove the folder of all leases if it is empty; at the start only. Raises OSError."""
     compactions = leases_path(partition_directory)
     if env.is_dir(compactions) and not env.listdir(compactions):
         env.rmdir(compactions)
 
 
 def discard_check(env: Env, folder: str) -> None:
-    """Remove what an adoption that came to nothing has left. Raises OSError."""
+    """Remove the links of an earlier verification. Raises OSError."""
     check = f"{folder}/{CHECK}"
     if env.is_dir(check):
         env.remove_tree(check)

@@ -1,17 +1,20 @@
-"""Runs outside of the broker: opened, kept, adopted, ended. The event loop owns them.
+"""Remote compactions and their leases: grant, renew, adopt, end. The event loop owns them.
+
+A remote compaction leases partitions of one topic to a process outside the broker.
 
 Rules
-- A partition has one run that compacts it, at most. A run that reads holds nobody off.
-- A lease blocks nothing: who appends, expires, cuts, deletes or changes a topic does not ask. The
-  broker's own cleaner alone waits, and as long as the lease lasts and no longer.
-- A lease is good for one generation of one log. With another one it is stale, and says so. It is
-  also stale when its outputs could not be published any more before the time from which their
-  delete horizons count (cleaner/planning/remote_plan.py).
-- A lease that is not renewed in time ends; so does its hold of the cleaner, and its files go. An
-  adoption under way is not disturbed by that: it is bounded by itself.
-- After a restart a run is taken up where it can be proved that nothing changed: the same topic, the
-  same segments, nothing lost at the end. Then it has all of its time again. Else it is swept.
-- Runs that ended are remembered for a while, so that who comes late is told why.
+- At most one compacting lease exists for a partition. Leases for reading do not count.
+- A lease blocks only the broker's own cleaner, and only while it lasts. Appends, retention,
+  truncation, deletion and config changes go on.
+- A lease is valid for one generation of one log. It becomes stale if the log gets another
+  generation, or if its output can no longer be published before the time from which delete horizons
+  count (cleaner/planning/remote_plan.py).
+- A lease that is not renewed in time expires: the cleaner resumes and the broker removes its files.
+  Expiry does not interrupt an adoption, which has time limits of its own.
+- After a restart the broker resumes a lease if nothing has changed: the same topic, the same
+  segments, and no records lost at the log's end. A resumed lease gets its full time again. The
+  broker sweeps the files of every other lease.
+- Remote compactions that ended stay listed for a while, so that late requests get the reason.
 """
 
 import asyncio
@@ -29,7 +32,7 @@ from broker.leases.lease_folder import (
     leases_path,
     list_lease_folders,
     remove_if_empty,
-    remove_run,
+    remove_lease_folder,
     write_lease,
 )
 from broker.leases.leasing import LeaseIssuer, LeaseRequest, PausePartition, lease_pause_reason
@@ -41,14 +44,14 @@ from cleaner.remote_compaction import AdoptOutcome, AdoptResult, LeasePlan, Purp
 from storage.env import Env
 from storage.model import TopicPartition
 
-WATCH_SECONDS: Final = 1.0  # between two looks for leases that are over
-SWEEP_SECONDS: Final = 60.0  # between two looks for what nobody owns
-COMPACTIONS_MAX: Final = 32  # at the same time; each pins as much as its topic has
-ENDED_MAX: Final = 200  # that are remembered
+WATCH_SECONDS: Final = 1.0  # between two checks for leases that have expired
+SWEEP_SECONDS: Final = 60.0  # between two sweeps of folders without a lease
+COMPACTIONS_MAX: Final = 32  # at the same time; each may pin all segments of its topic
+ENDED_MAX: Final = 200  # remote compactions that stay listed after their end
 TTL_SECONDS_MIN: Final = 1
 TTL_SECONDS_MAX: Final = 3600
-PUBLISH_MS: Final = 60_000  # that the publication of what was compared may take
-ADOPT_ANSWER_SECONDS: Final = 15.0  # after which who waits for an adoption is told how far it is
+PUBLISH_MS: Final = 60_000  # that publication may take after verification
+ADOPT_ANSWER_SECONDS: Final = 15.0  # longest wait for an adoption before a response
 
 _GIVEN_UP: Final = (LeaseState.EXPIRED, LeaseState.ABANDONED)
 _OUTCOMES: Final = {
@@ -61,12 +64,12 @@ logger = structlog.get_logger("broker.leases")
 
 @dataclass(slots=True)
 class LeaseStats:
-    """Counts since the start."""
+    """Counts since the start of the broker."""
 
     opened: int = 0
     resumed: int = 0
-    expired: int = 0  # runs of which a partition's lease ran out
-    swept: int = 0  # folders that nobody owned
+    expired: int = 0  # leases that expired
+    swept: int = 0  # folders without a lease that were removed
     outcomes: dict[AdoptOutcome, int] = field(
         default_factory=lambda: dict.fromkeys(AdoptOutcome, 0)
     )
@@ -75,7 +78,7 @@ class LeaseStats:
 
 
 class Leases:
-    """All runs."""
+    """All remote compactions and their leases."""
 
     def __init__(
         self,
@@ -84,21 +87,21 @@ class Leases:
         issuer: LeaseIssuer,
         adopter: Adopter,
         *,
-        hold: PausePartition,
+        pause: PausePartition,
     ) -> None:
         self.stats = LeaseStats()
         self._env = env
         self._topics = topics
         self._issuer = issuer
         self._adopter = adopter
-        self._pause = hold
+        self._pause = pause
         self._leases: dict[str, RemoteCompaction] = {}
         self._ended: OrderedDict[str, RemoteCompaction] = OrderedDict()
-        self._leased: dict[TopicPartition, str] = {}  # to runs that compact
-        self._opening: set[str] = set()  # whose folders are being made
-        self._begun = 0  # that are being opened, or are about to
+        self._leased: dict[TopicPartition, str] = {}  # ids of the compacting leases
+        self._opening: set[str] = set()  # ids whose folders are being created
+        self._begun = 0  # number of requests for leases in progress
         self._adoptions: dict[tuple[str, int], asyncio.Task[AdoptResult]] = {}
-        self._lock = asyncio.Lock()  # adoption at a time: it takes a worker's memory
+        self._lock = asyncio.Lock()  # one adoption at a time: it needs the memory of a worker
         self._tasks: set[asyncio.Task[Any]] = set()
         self._watcher: asyncio.Task[None] | None = None
         self._stopping = False
@@ -106,9 +109,9 @@ class Leases:
     # Starting and ending ----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take up what an earlier process leased, as far as it is good; sweep the rest.
+        """Resume the leases of an earlier process that are still valid; sweep the others.
 
-        To be called before anybody can append.
+        Call this before clients can append.
         """
         for partition in tuple(self._topics.partitions()):
             await self._resume_partition(partition)
@@ -121,7 +124,7 @@ class Leases:
         self._watcher = asyncio.create_task(self._watch(), name="leases")
 
     async def stop(self) -> None:
-        """Give adoptions up that only compare; leases stay for the next start."""
+        """Abort verifications and wait for publications; leases stay for the next start."""
         self._stopping = True
         for compaction in self._leases.values():
             for part in compaction.parts.values():
@@ -138,16 +141,16 @@ class Leases:
     async def _resume_partition(self, partition: Partition) -> None:
         directory = partition.log.directory
         try:
-            stageds = await asyncio.to_thread(find_staged_leases, self._env, directory)
-            # The newest first: of an older one that ended, the files may not have gone in time.
-            for staged in sorted(stageds, key=_created_ms, reverse=True):
+            staged_leases = await asyncio.to_thread(find_staged_leases, self._env, directory)
+            # Newest first: an older lease may have ended without the removal of its files.
+            for staged in sorted(staged_leases, key=_created_ms, reverse=True):
                 reason = why_not_resumed(staged, self._issuer.facts_of(partition))
                 if not reason and staged.record is not None:
                     reason = self._conflict(staged.record)
                 if not reason:
                     await self._resume(staged, partition)
                     continue
-                await asyncio.to_thread(remove_run, self._env, staged.folder)
+                await asyncio.to_thread(remove_lease_folder, self._env, staged.folder)
                 self.stats.swept += 1
                 logger.warning("lease not resumed", folder=staged.folder, reason=reason)
             await asyncio.to_thread(remove_if_empty, self._env, directory)
@@ -159,7 +162,7 @@ class Leases:
         other = self._leased.get(record.plan.job.partition)
         if record.purpose is not Purpose.COMPACT or other is None:
             return ""
-        return f"run {other} has its partition"
+        return f"remote compaction {other} leases its partition"
 
     async def _resume(self, staged: StagedLease, partition: Partition) -> None:
         record = staged.record
@@ -198,12 +201,14 @@ class Leases:
             bounds = f"{TTL_SECONDS_MIN} to {TTL_SECONDS_MAX}"
             raise LeaseError(400, f"ttl_seconds: expected {bounds}, not {request.ttl_seconds}")
         if len(self._leases) + self._begun >= COMPACTIONS_MAX:
-            raise LeaseError(429, f"there are {COMPACTIONS_MAX} runs already")
+            raise LeaseError(
+                429, f"there are {COMPACTIONS_MAX} remote compactions already: end one"
+            )
         task = asyncio.create_task(self._open(request), name=f"lease {request.topic}")
         self._begun += 1
         self._tasks.add(task)
         task.add_done_callback(self._open_done)
-        return await asyncio.shield(task)  # to its end though whoever asked leaves
+        return await asyncio.shield(task)  # the work continues if the client disconnects
 
     def _open_done(self, task: asyncio.Task[LeasePlan]) -> None:
         self._begun -= 1
@@ -259,7 +264,7 @@ class Leases:
         return self._issuer.plan_of(compaction, token, plans)
 
     def _leased_text(self, partition: TopicPartition, compaction_id: str) -> str:
-        """Say who has a partition, until when, and how it becomes free."""
+        """Return which remote compaction leases a partition, until when, and how to end it."""
         compaction = self._leases.get(compaction_id)
         if compaction is None:
             return (
@@ -274,77 +279,84 @@ class Leases:
             f"process is gone, end the lease with `varve leases end {compaction_id}`"
         )
 
-    # Looking ----------------------------------------------------------------------------------
+    # Lookup -----------------------------------------------------------------------------------
 
     def all(self) -> list[RemoteCompaction]:
-        """Every run, those that ended lately included, oldest first."""
+        """Return every remote compaction, including those that ended recently, oldest first."""
         return [*self._ended.values(), *self._leases.values()]
 
     def alive(self) -> list[RemoteCompaction]:
-        """Every run that has not ended."""
+        """Return every remote compaction that has not ended."""
         return list(self._leases.values())
 
     def find(self, compaction_id: str) -> RemoteCompaction:
-        """A run, also one that ended lately. Raises LeaseError 404."""
+        """Return a remote compaction, which may have ended recently. Raises LeaseError 404."""
         compaction = self._leases.get(compaction_id) or self._ended.get(compaction_id)
         if compaction is None:
             raise LeaseError(404, f"there is no remote compaction {compaction_id[:100]}")
         return compaction
 
-    def files_of(self, compaction_id: str, partition: int, token: str) -> LeasedPartition:
-        """A partition whose files may be moved by whoever has the token. Raises LeaseError."""
+    def authorize(self, compaction_id: str, partition: int, token: str) -> LeasedPartition:
+        """Return a leased partition if the token allows access to its files. Raises LeaseError."""
         compaction = self._leases.get(compaction_id) or self._ended.get(compaction_id)
         if compaction is None or not is_token(token, compaction.token_digest):
-            # Who has no token learns not even which runs there are.
-            raise LeaseError(401 if not token else 404, "there is no such run with this token")
+            # Without the token, nobody can find out which remote compactions exist.
+            raise LeaseError(
+                401 if not token else 404, "no remote compaction has this ID and this token"
+            )
         part = compaction.parts.get(partition)
         if part is None:
-            raise LeaseError(404, f"run {compaction_id} has no partition {partition}")
+            raise LeaseError(404, f"{compaction_id} leases no partition {partition}")
         self.check_alive(part)
         return part
 
     def check_alive(self, part: LeasedPartition) -> None:
-        """Raises LeaseError where its lease is over, or its log went on without it."""
-        self._notice(part)
+        """Raise LeaseError if the lease has ended or is stale."""
+        self._end_if_stale(part)
         if not part.is_alive:
             status = 409 if part.state is LeaseState.STALE else 410
             compaction_id = part.record.compaction_id
-            raise LeaseError(status, f"run {compaction_id} is over for {part.where}: {part.reason}")
+            raise LeaseError(
+                status, f"the lease of {part.where} to {compaction_id} has ended: {part.reason}"
+            )
 
-    def _notice(self, part: LeasedPartition) -> None:
-        """End a partition whose log went on without it."""
+    def _end_if_stale(self, part: LeasedPartition) -> None:
+        """End a lease that has become stale."""
         if part.state is LeaseState.OPEN and not self._stopping:
             reason = self.why_stale(part)
             if reason:
                 self._end(part, LeaseState.STALE, reason)
 
     def why_stale(self, part: LeasedPartition) -> str:
-        """Why a lease is not good any more; empty if it is."""
+        """Return why a lease is not valid any more; empty if it is."""
         if self._stopping:
             return "the broker is stopping"
         partition = self._topics.partition(part.where)
         if partition is not part.partition:
-            return "the partition was deleted, or is offline"
+            return "the partition was deleted or is offline"
         if partition.log.generation != part.generation:
-            return "the log was cut or its policy changed: it has another generation now"
+            return "the log was truncated or its cleanup policy changed"
         by_ms = part.job.published_by_ms
         if by_ms is not None and self._env.wall_ms() > by_ms - PUBLISH_MS:
             return (
-                "it took too long: its tombstones would be removed before delete.retention.ms is "
-                "over; lease it again"
+                "the remote compaction took too long: its tombstones would be removed before "
+                "delete.retention.ms is over; start another one"
             )
         return ""
 
-    # Keeping ----------------------------------------------------------------------------------
+    # Renewal ----------------------------------------------------------------------------------
 
     def renew(self, compaction_id: str, ttl_seconds: int | None) -> RemoteCompaction:
-        """Give a run all of its time again. Raises LeaseError."""
+        """Renew the leases of a remote compaction from now on. Raises LeaseError."""
         compaction = self.find(compaction_id)
         requested = compaction.ttl_seconds if ttl_seconds is None else ttl_seconds
         if not TTL_SECONDS_MIN <= requested <= TTL_SECONDS_MAX:
-            raise LeaseError(400, f"ttl_seconds: expected up to {TTL_SECONDS_MAX}, not {requested}")
+            raise LeaseError(
+                400,
+                f"ttl_seconds: expected {TTL_SECONDS_MIN} to {TTL_SECONDS_MAX}, not {requested}",
+            )
         for part in compaction.parts.values():
-            self._notice(part)
+            self._end_if_stale(part)
         if not compaction.is_alive:
             raise self._ended_error(compaction)
         self._renew(compaction, requested)
@@ -360,15 +372,15 @@ class Leases:
         compaction.expires_ms = self._env.wall_ms() + 1000 * ttl_seconds
 
     async def _save_ttl(self, compaction: RemoteCompaction, ttl_seconds: int) -> None:
-        """For the next start, which gives the run so much time again."""
+        """Write the new time to disk, for leases that the next start resumes."""
         for part in compaction.parts.values():
             async with part.writing:
                 if part.state is not LeaseState.OPEN or compaction.ttl_seconds != ttl_seconds:
-                    continue  # a later renewal writes its own
+                    continue  # a later renewal writes its own value
                 part.record = replace(part.record, ttl_seconds=ttl_seconds)
                 try:
                     await asyncio.to_thread(write_lease, self._env, part.folder, part.record)
-                except OSError as error:  # then it has as much as before
+                except OSError as error:  # the next start uses the earlier value
                     logger.warning(
                         "lease not written", partition=str(part.where), reason=str(error)
                     )
@@ -376,41 +388,44 @@ class Leases:
     def _ended_error(self, compaction: RemoteCompaction) -> LeaseError:
         is_stale = any(part.state is LeaseState.STALE for part in compaction.parts.values())
         return LeaseError(
-            409 if is_stale else 410, f"run {compaction.compaction_id} is over: {compaction.reason}"
+            409 if is_stale else 410, f"{compaction.compaction_id} has ended: {compaction.reason}"
         )
 
     def abandon(self, compaction_id: str) -> RemoteCompaction:
-        """End a run at once, but for what is being adopted. Raises LeaseError."""
+        """End all leases but those whose output is being adopted. Raises LeaseError."""
         compaction = self.find(compaction_id)
         if not compaction.is_alive and compaction.parts:
             raise self._ended_error(compaction)
         for part in compaction.parts.values():
             if part.state is LeaseState.OPEN:
-                self._end(part, LeaseState.ABANDONED, "its lease was ended by a request")
-        logger.info("run abandoned", compaction_id=compaction_id)
+                self._end(part, LeaseState.ABANDONED, "a request ended its lease")
+        logger.info("remote compaction ended", compaction_id=compaction_id)
         return compaction
 
-    # Adopting ---------------------------------------------------------------------------------
+    # Adoption ---------------------------------------------------------------------------------
 
     async def adopt(
         self, compaction_id: str, partition: int | None
     ) -> tuple[bool, list[AdoptResult], RemoteCompaction]:
-        """Adopt what was handed back; joins an adoption that is under way.
+        """Verify and publish uploaded output, or join an adoption in progress.
 
-        Whether all is done, what is done so far, and the run. Raises LeaseError.
+        Returns whether all partitions are done, the results so far, and the remote compaction.
+        Raises LeaseError.
         """
         compaction = self.find(compaction_id)
         if compaction.purpose is not Purpose.COMPACT:
-            raise LeaseError(409, f"run {compaction_id} is for reading: nothing of it comes back")
+            raise LeaseError(
+                409, f"{compaction_id} leases partitions for reading: it has no output"
+            )
         if partition is not None and partition not in compaction.parts:
-            raise LeaseError(404, f"run {compaction_id} has no partition {partition}")
+            raise LeaseError(404, f"{compaction_id} leases no partition {partition}")
         parts = [
             part
             for number, part in compaction.parts.items()
             if partition is None or number == partition
         ]
         for part in parts:
-            self._notice(part)
+            self._end_if_stale(part)
         if parts and all(part.state in _GIVEN_UP for part in parts):
             raise self._ended_error(compaction)
         tasks = [self._adoption(part) for part in parts if part.is_alive]
@@ -440,7 +455,7 @@ class Leases:
     def _adoption_done(self, key: tuple[str, int], task: asyncio.Task[AdoptResult]) -> None:
         del self._adoptions[key]
         if not task.cancelled():
-            task.exception()  # who waits for it is told; it is logged
+            task.exception()  # it is logged, and clients that wait get it
 
     async def _adopt(self, part: LeasedPartition) -> AdoptResult:
         try:
@@ -459,17 +474,17 @@ class Leases:
             part.state = LeaseState.OPEN
             return result
         if self._stopping and result.outcome is AdoptOutcome.STALE:
-            part.state = LeaseState.OPEN  # the next start judges for itself
+            part.state = LeaseState.OPEN  # the next start decides whether the lease is valid
             raise AdoptionFailedError(result.reason)
         part.result = result
-        reason = result.reason or "it was adopted"
+        reason = result.reason or "its output was adopted"
         await self._end_now(part, ENDS[result.outcome], reason)
         return result
 
-    # Ending -----------------------------------------------------------------------------------
+    # End --------------------------------------------------------------------------------------
 
     def _end(self, part: LeasedPartition, state: LeaseState, reason: str) -> None:
-        """A partition's lease is over, as of now; its files go in the background."""
+        """End a lease now and remove its files in the background."""
         self._mark(part, state, reason)
         outcome = _OUTCOMES.get(state)
         if outcome is not None and part.record.purpose is Purpose.COMPACT:
@@ -479,7 +494,7 @@ class Leases:
         task.add_done_callback(self._tasks.discard)
 
     async def _end_now(self, part: LeasedPartition, state: LeaseState, reason: str) -> None:
-        """As `_end`, and its files are gone when it returns."""
+        """End a lease and remove its files before returning."""
         self._mark(part, state, reason)
         await self._clear(part)
 
@@ -508,19 +523,19 @@ class Leases:
         await part.pauses.aclose()
 
     async def _remove(self, part: LeasedPartition) -> None:
-        """Of a topic that was deleted the folder is elsewhere by now, and goes with it."""
-        async with part.writing:  # or a lease that is being written would come back
+        """Remove the files of a lease. Those of a deleted topic are removed with the topic."""
+        async with part.writing:  # otherwise a write in progress would create the lease again
             try:
-                await asyncio.to_thread(remove_run, self._env, part.folder)
+                await asyncio.to_thread(remove_lease_folder, self._env, part.folder)
             except OSError as error:  # the sweeper tries again
-                logger.warning("files of a run not removed", folder=part.folder, reason=str(error))
+                logger.warning("lease files not removed", folder=part.folder, reason=str(error))
 
     def _keep_ended(self, compaction: RemoteCompaction) -> None:
         self._ended[compaction.compaction_id] = compaction
         while len(self._ended) > ENDED_MAX:
             self._ended.popitem(last=False)
 
-    # By itself --------------------------------------------------------------------------------
+    # Background -------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         swept_at = self._env.monotonic()
@@ -533,21 +548,21 @@ class Leases:
                     swept_at = now
                     await self.sweep()
             except Exception:
-                logger.exception("looking after runs failed")  # supervised: the next round comes
+                logger.exception("lease check failed")  # the next round tries again
 
     def expire_due(self) -> None:
-        """End leases that ran out, or whose log went on without them."""
+        """End leases that have expired or become stale."""
         now = self._env.monotonic()
         for compaction in tuple(self._leases.values()):
-            ran_out = now >= compaction.deadline
+            has_expired = now >= compaction.deadline
             for part in compaction.parts.values():
-                self._notice(part)
-                if ran_out and part.state is LeaseState.OPEN:
+                self._end_if_stale(part)
+                if has_expired and part.state is LeaseState.OPEN:
                     self._end(part, LeaseState.EXPIRED, "its lease was not renewed in time")
                     self.stats.expired += 1
 
     async def sweep(self) -> None:
-        """Remove folders that no live run owns."""
+        """Remove folders that belong to no lease."""
         for partition in tuple(self._topics.partitions()):
             directory = partition.log.directory
             try:
@@ -555,12 +570,12 @@ class Leases:
                     if name in self._opening or self._owns(name, partition.partition):
                         continue
                     folder = f"{leases_path(directory)}/{name}"
-                    await asyncio.to_thread(remove_run, self._env, folder)
+                    await asyncio.to_thread(remove_lease_folder, self._env, folder)
                     self.stats.swept += 1
-                    logger.info("folder of no run removed", folder=folder)
+                    logger.info("folder without lease removed", folder=folder)
             except OSError as error:
                 where = str(partition.partition)
-                logger.warning("runs not swept", partition=where, reason=str(error))
+                logger.warning("lease folders not swept", partition=where, reason=str(error))
 
     def _owns(self, compaction_id: str, partition: TopicPartition) -> bool:
         compaction = self._leases.get(compaction_id)

@@ -1,12 +1,12 @@
-"""Leasing one partition after the other: who may, what is planned, and the links that pin it.
+"""Grant leases of partitions: check the request, plan a job, pin its segments by hard links.
 
 Rules
-- What is planned is flushed before: a run never knows more than its log after a loss of power.
-- Where the run compacts the broker's cleaner is held off from here on. To read, no clean is given
-  up: if one puts other files under the names of segments while they are linked, they are linked
-  anew. A mixture could bring deleted keys back.
-- Retention may take a segment before it is linked: then what is left is planned anew.
-- A lease stands durably before anybody is told of it.
+- The log is flushed before it is planned. A plan never covers records that a power failure loses.
+- A compacting lease pauses the broker's cleaner for the partition. A reading lease aborts no clean:
+  if a clean publishes segments while they are linked, the links are made again. A mixture of old
+  and new segments could bring deleted keys back.
+- If retention deletes a segment before it is linked, the job is planned again.
+- The lease is on disk before a client learns about it.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from broker.cleaning.cleaner_host import BrokerCleanerHost
 from broker.leases.lease_folder import (
     IN,
     LeaseRecord,
-    digest_of,
+    hash_token,
     lease_path,
     link_inputs,
     make_folders,
-    remove_run,
+    remove_lease_folder,
     sources_of,
     write_lease,
 )
@@ -41,7 +41,7 @@ from storage.env import Env
 from storage.errors import LogDirectoryError, NoRoomError, StorageError
 from storage.model import TopicPartition
 
-ATTEMPTS: Final = 5  # at linking what retention may take, and the cleaner replace
+ATTEMPTS: Final = 5  # at linking segments that retention deletes or the cleaner replaces
 TOKEN_BYTES: Final = 32
 
 PausePartition = Callable[[TopicPartition, str], AbstractAsyncContextManager[None]]
@@ -49,7 +49,7 @@ PausePartition = Callable[[TopicPartition, str], AbstractAsyncContextManager[Non
 
 @dataclass(frozen=True, slots=True)
 class LeaseRequest:
-    """What somebody asks for. `partitions` None: all of the topic."""
+    """A request for leases. `partitions` is None for all partitions of the topic."""
 
     topic: str
     partitions: tuple[int, ...] | None
@@ -63,7 +63,7 @@ class _SwappedError(Exception):
 
 
 class LeaseIssuer:
-    """Plans and stages."""
+    """Plans leases and creates their folders."""
 
     def __init__(
         self,
@@ -83,15 +83,15 @@ class LeaseIssuer:
         self._fail_directory = fail_directory
 
     def new_compaction_id(self) -> str:
-        """One that no other run has, and that may be part of a file's name."""
+        """Return a unique id that can be part of a file name."""
         return f"{self._env.wall_ms():x}-{self._env.random_bytes(4).hex()}"
 
     def facts_of(self, partition: Partition) -> LogFacts | None:
-        """What the planner goes by."""
+        """Return the facts from which a clean of the partition is planned."""
         return self._cleaning.facts_of(partition.partition)
 
     def find(self, request: LeaseRequest) -> list[Partition]:
-        """The partitions that are meant. Raises LeaseError."""
+        """Return the partitions that a request names. Raises LeaseError."""
         topic = self._topics.get(request.topic)
         if topic is None:
             raise LeaseError(404, f"there is no topic {request.topic[:300]}")
@@ -102,7 +102,9 @@ class LeaseIssuer:
         for number in sorted(set(numbers)):
             partition = topic.partitions.get(number)
             if partition is None and number not in topic.offline:
-                reason = f"topic {topic.name} has {topic.partition_count} partitions, from 0 on"
+                reason = (
+                    f"topic {topic.name} has {topic.partition_count} partitions, numbered from 0"
+                )
                 raise LeaseError(404, reason)
             if partition is None:
                 reason = f"{topic.name}-{number} is offline: {topic.offline[number]}"
@@ -115,7 +117,10 @@ class LeaseIssuer:
     def _check_cleanable(self, partition: Partition) -> None:
         topic_partition, config = partition.partition, partition.log.config
         if not config.policy_known:
-            reason = f"the cleanup.policy of {topic_partition} is not known: nobody gave one yet"
+            reason = (
+                f"the cleanup.policy of {topic_partition} is unknown: set it in the settings file "
+                "or with an admin client"
+            )
             raise LeaseError(400, reason)
         if not config.compacts:
             policy = ",".join(config.cleanup_policy) or "empty"
@@ -126,7 +131,7 @@ class LeaseIssuer:
             raise LeaseError(409, f"{topic_partition} is paused by an operator: resume it first")
 
     def begin(self, request: LeaseRequest, compaction_id: str) -> tuple[RemoteCompaction, str]:
-        """A run without partitions, and its token."""
+        """Return a remote compaction without leases, and its token."""
         token = secrets.token_hex(TOKEN_BYTES)
         compaction = RemoteCompaction(
             compaction_id=compaction_id,
@@ -134,7 +139,7 @@ class LeaseIssuer:
             purpose=request.purpose,
             created_ms=self._env.wall_ms(),
             ttl_seconds=request.ttl_seconds,
-            token_digest=digest_of(token),
+            token_digest=hash_token(token),
             deadline=0.0,
             expires_ms=0,
         )
@@ -143,7 +148,7 @@ class LeaseIssuer:
     def plan_of(
         self, compaction: RemoteCompaction, token: str, plans: tuple[PartitionPlan, ...]
     ) -> LeasePlan:
-        """What whoever asked is told."""
+        """Return the plan for the client."""
         return LeasePlan(
             compaction.compaction_id,
             compaction.topic,
@@ -157,38 +162,38 @@ class LeaseIssuer:
     async def lease(
         self, request: LeaseRequest, compaction: RemoteCompaction, partition: Partition
     ) -> LeasedPartition | None:
-        """Lease one partition; None where there is nothing to do. Raises LeaseError.
+        """Lease one partition; return None if there is nothing to do. Raises LeaseError.
 
-        Whoever gets it lets go of its `holds`.
+        The caller closes the `pauses` of the lease when it ends.
         """
         topic_partition = partition.partition
-        async with AsyncExitStack() as holds:
+        async with AsyncExitStack() as pauses:
             if request.purpose is Purpose.COMPACT:
-                hold = self._pool.control.paused(
+                pause = self._pool.control.paused(
                     topic_partition, lease_pause_reason(compaction.compaction_id)
                 )
-                await holds.enter_async_context(hold)
+                await pauses.enter_async_context(pause)
             try:
-                part = await self._staged(request, compaction, partition)
+                part = await self._stage(request, compaction, partition)
             except OfflinePartitionError as error:
                 raise LeaseError(409, str(error)) from error
             except LogDirectoryError as error:
                 self._fail_directory(error)
                 raise LeaseError(409, f"{topic_partition} is offline: {error}") from error
             except NoRoomError as error:
-                raise LeaseError(507, f"there is no room: {error}") from error
+                raise LeaseError(507, f"the disk has too little free space: {error}") from error
             except _SwappedError as error:
                 raise LeaseError(503, str(error)) from error
             except (StorageError, TopicError, OSError) as error:
                 raise LeaseError(409, f"{topic_partition} cannot be leased: {error}") from error
             if part is not None:
-                part.pauses = holds.pop_all()
+                part.pauses = pauses.pop_all()
             return part
 
-    async def _staged(
+    async def _stage(
         self, request: LeaseRequest, compaction: RemoteCompaction, partition: Partition
     ) -> LeasedPartition | None:
-        self._check_there(partition)
+        self._check_served(partition)
         if request.roll:
             partition.log.roll(self._env.wall_ms())
         for attempt in range(ATTEMPTS):
@@ -206,18 +211,18 @@ class LeaseIssuer:
             try:
                 return await self._link(compaction, partition, facts, job, dirty_bytes=dirty_bytes)
             except BaseException as error:
-                await asyncio.to_thread(remove_run, self._env, folder)
+                await asyncio.to_thread(remove_lease_folder, self._env, folder)
                 is_passing = isinstance(error, FileNotFoundError | _SwappedError)
                 if attempt == ATTEMPTS - 1 or not is_passing:
                     raise
         raise AssertionError
 
     async def _wait_for_swap(self, partition: Partition) -> None:
-        """Until the cleaner is not just putting files in place. Raises LeaseError."""
+        """Wait until the cleaner publishes nothing in this partition. Raises LeaseError."""
         is_over = await self._cleaning.wait_for_swap(partition)
-        self._check_there(partition)
+        self._check_served(partition)
         if not is_over:
-            raise LeaseError(503, f"the cleaner is busy with {partition.partition}: ask again")
+            raise LeaseError(503, f"the cleaner is publishing {partition.partition}: try again")
 
     async def _link(
         self,
@@ -233,9 +238,11 @@ class LeaseIssuer:
         bases = [base for base, _ in sources]
         swaps = self._cleaning.swaps_begun(facts.partition)
         mtimes = await asyncio.to_thread(link_inputs, self._env, facts.directory, folder, bases)
-        self._check_there(partition)
+        self._check_served(partition)
         if self._cleaning.swaps_begun(facts.partition) != swaps:
-            raise _SwappedError(f"{facts.partition} is cleaned all the time: ask again")
+            raise _SwappedError(
+                f"the cleaner replaced segments of {facts.partition} repeatedly: try again"
+            )
         record = LeaseRecord(
             compaction_id=compaction.compaction_id,
             topic=compaction.topic,
@@ -254,9 +261,11 @@ class LeaseIssuer:
             mtimes_ms=mtimes,
         )
         await asyncio.to_thread(write_lease, self._env, folder, record)
-        self._check_there(partition)
+        self._check_served(partition)
         if partition.log.generation != facts.generation:
-            raise LeaseError(409, f"{partition.partition} was cut or changed meanwhile")
+            raise LeaseError(
+                409, f"{partition.partition} was truncated or its cleanup policy changed"
+            )
         return LeasedPartition(partition, record, folder, facts.generation)
 
     def _plan(
@@ -277,11 +286,11 @@ class LeaseIssuer:
         )
         return job, 0
 
-    def _check_there(self, partition: Partition) -> None:
+    def _check_served(self, partition: Partition) -> None:
         if self._topics.partition(partition.partition) is not partition:
-            raise LeaseError(404, f"{partition.partition} has just gone away")
+            raise LeaseError(404, f"{partition.partition} was deleted")
 
 
 def lease_pause_reason(compaction_id: str) -> str:
-    """Why the pool gave up what it was doing with a partition, for its history."""
-    return f"run {compaction_id} took it"
+    """Return why a job was aborted, for the cleaner's history."""
+    return f"remote compaction {compaction_id} leased the partition"

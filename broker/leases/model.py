@@ -1,7 +1,8 @@
-"""The state of leased runs, as the event loop has it; no files, no network.
+"""The state of remote compactions and their leases in memory; no files, no network.
 
-A run is open until each of its partitions has ended. A partition ends once: adopted, stale,
-expired, refused or abandoned; then nothing of it is held any more, and its files go.
+A remote compaction has a lease for each of its partitions and is open until all have ended. A lease
+ends once: adopted, stale, expired, invalid or abandoned. Then the cleaner resumes and the broker
+removes the files of the lease.
 """
 
 import asyncio
@@ -17,13 +18,13 @@ from cleaner.remote_compaction import AdoptOutcome, AdoptResult, Purpose
 from cleaner.workers.dedicated_worker import JobRunner
 from storage.model import TopicPartition
 
-# Attempts may be made more than once, and stages leave files for each other.
+# A task may run more than once, and stages exchange files.
 STAGED_FACTOR: Final = 4
 STAGED_BYTES_MIN: Final = 256 << 20
 
 
 class LeaseError(Exception):
-    """A request that is refused; `status` is HTTP's: see broker/http/api/leases.py."""
+    """A refused request. `status` is an HTTP status: see broker/http/api/leases.py."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -32,7 +33,7 @@ class LeaseError(Exception):
 
 
 class LeaseState(StrEnum):
-    """Of one partition of a run."""
+    """The state of one partition within a remote compaction."""
 
     OPEN = "open"
     ADOPTING = "adopting"
@@ -54,49 +55,49 @@ _ALIVE: Final = (LeaseState.OPEN, LeaseState.ADOPTING)
 
 @dataclass(slots=True, eq=False)
 class LeasedPartition:
-    """One partition of a run."""
+    """The lease of one partition."""
 
-    partition: Partition  # as it was served when it was leased, or taken up again
+    partition: Partition  # as served when the lease was granted or resumed
     record: LeaseRecord
     folder: str
-    generation: str  # of the log now, as long as the lease is good
-    pauses: AsyncExitStack = field(default_factory=AsyncExitStack)  # of the pool's cleaner
+    generation: str  # of the log for which the lease is valid
+    pauses: AsyncExitStack = field(default_factory=AsyncExitStack)  # of the broker's cleaner
     state: LeaseState = LeaseState.OPEN
     reason: str = ""
     result: AdoptResult | None = None
-    takes_files: bool = True  # until a manifest is there
-    staged_bytes: int = 0  # that came by HTTP, or are coming
-    staged_files: int = 0  # that were sent since the broker started
-    runner: JobRunner | None = None  # while it is compared
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the lease, or its removal
+    takes_files: bool = True  # until the manifest is uploaded
+    staged_bytes: int = 0  # uploaded, or announced by uploads in progress
+    staged_files: int = 0  # uploaded since the broker started
+    runner: JobRunner | None = None  # during verification
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)  # of the lease file
 
     @property
     def where(self) -> TopicPartition:
-        """Its name."""
+        """The name of the partition."""
         return self.record.plan.job.partition
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the lease has not ended."""
         return self.state in _ALIVE
 
     @property
     def directory(self) -> str:
-        """The partition's folder."""
+        """The folder of the partition's log."""
         return self.partition.log.directory
 
     @property
     def job(self) -> CleanJob:
-        """The job of the plan, for the log as it is now."""
+        """The job that was planned for the partition."""
         return self.record.plan.job
 
     @property
     def staged_bytes_max(self) -> int:
-        """What may come by HTTP."""
+        """Limit of all uploads."""
         return max(STAGED_BYTES_MIN, STAGED_FACTOR * self.record.plan.inputs_bytes)
 
     def to_json(self) -> dict[str, Any]:
-        """For the API."""
+        """Return the API's representation."""
         return {
             "partition": self.where.partition,
             "state": self.state.value,
@@ -110,7 +111,7 @@ class LeasedPartition:
 
 @dataclass(slots=True, eq=False)
 class RemoteCompaction:
-    """A run and its partitions. `deadline` is the environment's monotonic clock, seconds."""
+    """A remote compaction and its leases. `deadline` is in seconds of the monotonic clock."""
 
     compaction_id: str
     topic: str
@@ -124,23 +125,23 @@ class RemoteCompaction:
 
     @property
     def is_alive(self) -> bool:
-        """Whether any of its partitions is."""
+        """Whether any of its leases has not ended."""
         return any(part.is_alive for part in self.parts.values())
 
     @property
     def state(self) -> str:
-        """One word for people: of its partitions, if they are of one state."""
+        """The state of all its leases if they agree, otherwise "open" or "ended"."""
         states = {part.state.value for part in self.parts.values()}
         return states.pop() if len(states) == 1 else "open" if self.is_alive else "ended"
 
     @property
     def reason(self) -> str:
-        """Why it ended, in a line."""
+        """Why leases ended, in one line."""
         reasons = {part.reason for part in self.parts.values() if part.reason}
         return "; ".join(sorted(reasons))
 
     def to_json(self) -> dict[str, Any]:
-        """For the API."""
+        """Return the API's representation."""
         return {
             "compaction_id": self.compaction_id,
             "topic": self.topic,

@@ -1,12 +1,14 @@
-"""Whether a run of an earlier process can go on: only where nothing has changed, provably.
+"""Decide whether a lease of an earlier process is still valid. Pure, but for the file look-up.
 
-A generation is of one process. What takes its place after a restart: the same topic id; every
-segment of the plan with the size and time it had, in the log and in the run, but for those that
-retention took from the front; no clean since; and a log that ends no earlier than it did, so that
-nothing is lost of what the plan went by. To be asked before anybody appends.
+A generation is valid within one process only. After a restart a lease is valid if
+- the topic id is the same,
+- every planned segment has its size and modification time, in the log and in the lease's folder;
+  retention may have removed segments from the front of the log,
+- no clean has been published since, and
+- the log does not end earlier than it did, so that no planned record was lost.
 
-A first dirty offset that is lower than it was is one that was not on the disk yet: what had been
-cleaned up to there is durable all the same, and stands in the segments.
+This must be decided before clients append. A first dirty offset below the recorded one is allowed:
+the checkpoint was not on disk yet, but the cleaned segments are.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from broker.leases.lease_folder import (
     leases_path,
     list_lease_folders,
     read_lease,
-    remove_run,
+    remove_lease_folder,
     why_changed,
 )
 from cleaner.host import LogFacts
@@ -28,22 +30,22 @@ from storage.env import Env
 
 @dataclass(frozen=True, slots=True)
 class StagedLease:
-    """What stands among the runs of a partition."""
+    """One folder below the leases of a partition."""
 
     folder: str
     record: LeaseRecord | None
-    reason: str  # why it cannot go on, as far as its files tell
+    reason: str  # why its files rule out a resumption; empty if they do not
     has_manifest: bool
     staged_bytes: int
 
 
 def find_staged_leases(env: Env, partition_directory: str) -> list[StagedLease]:
-    """Look at every run of a partition; in a thread. Raises OSError."""
+    """Read every lease of a partition; in a thread. Raises OSError."""
     result = []
     for name in list_lease_folders(env, partition_directory):
         folder = f"{leases_path(partition_directory)}/{name}"
         if env.is_link(folder) or not env.is_dir(folder):
-            remove_run(env, folder)
+            remove_lease_folder(env, folder)
             continue
         record = read_lease(env, folder)
         if isinstance(record, str):
@@ -51,7 +53,7 @@ def find_staged_leases(env: Env, partition_directory: str) -> list[StagedLease]:
             continue
         reason = why_changed(env, partition_directory, folder, record)
         if record.compaction_id != name:
-            reason = f"its lease is that of run {record.compaction_id[:100]}"
+            reason = f"its lease belongs to {record.compaction_id[:100]}"
         discard_check(env, folder)
         has_manifest = env.exists(f"{folder}/{MANIFEST_NAME}")
         staged_bytes = _bytes_below(env, f"{folder}/{OUT}")
@@ -64,7 +66,7 @@ def find_staged_leases(env: Env, partition_directory: str) -> list[StagedLease]:
 
 
 def _bytes_below(env: Env, directory: str) -> int:
-    """Of all files in the folders of a folder."""
+    """Return the total size of the files in the folders of a folder."""
     total = 0
     for name in env.listdir(directory) if env.is_dir(directory) else ():
         folder = f"{directory}/{name}"
@@ -75,7 +77,7 @@ def _bytes_below(env: Env, directory: str) -> int:
 
 
 def why_not_resumed(staged: StagedLease, facts: LogFacts | None) -> str:
-    """Why a run cannot go on; empty if it can. Pure."""
+    """Return why a lease cannot be resumed; empty if it can. Pure."""
     record = staged.record
     if record is None or staged.reason:
         return staged.reason
@@ -83,23 +85,23 @@ def why_not_resumed(staged: StagedLease, facts: LogFacts | None) -> str:
         return "its partition is not served"
     job = record.plan.job
     if (job.partition, record.plan.topic_id) != (facts.partition, facts.topic_id):
-        return "it is of another topic"
+        return "it belongs to another topic"
     if record.purpose is Purpose.COMPACT and not facts.config.compacts:
-        return "its topic is not compacted any more"
+        return "its topic is no longer compacted"
     if facts.log_end_offset < record.log_end_offset:
-        return f"the log ended at {record.log_end_offset}, and ends at {facts.log_end_offset} now"
+        return f"the log end offset went from {record.log_end_offset} to {facts.log_end_offset}"
     if facts.log_start_offset < job.log_start_offset:
-        return "the log begins earlier than it did"
+        return "the log start offset has decreased"
     if (facts.checkpoint_offset or 0) > (record.checkpoint_offset or 0):
-        return "the log was cleaned meanwhile"
+        return "the log was cleaned since"
     present = {s.base_offset: s for s in facts.segments[:-1]}
     first = facts.segments[0].base_offset
     for group in job.groups:
         for source in group:
             now = present.get(source.base_offset)
             if now is None and source.base_offset < first:
-                continue  # retention took it
+                continue  # deleted by retention
             requested = source.next_base_offset, source.size_bytes
             if now is None or (now.next_base_offset, now.size_bytes) != requested:
-                return f"segment {source.base_offset} is not the one that was leased"
+                return f"segment {source.base_offset} has changed since it was leased"
     return ""

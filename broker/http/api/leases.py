@@ -125,7 +125,7 @@ class LeasesApi:
         header = request.headers.get("Authorization", "")
         token = header[len(BEARER) :].strip() if header[: len(BEARER)].lower() == BEARER else ""
         query_parameters(request, ())
-        return self._leases.files_of(
+        return self._leases.authorize(
             match["compaction_id"], parse_integer(match["partition"], "partition"), token
         )
 

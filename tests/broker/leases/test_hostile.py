@@ -106,7 +106,7 @@ class SlowUpload:
 async def both(broker: Broker, env: MemoryEnv, plan: LeasePlan, size_bytes: int) -> list[int]:
     """The statuses of two uploads that begin at the same time."""
     transfers = Transfers(env, broker.leases)
-    part = broker.leases.files_of(plan.compaction_id, 0, plan.token)
+    part = broker.leases.authorize(plan.compaction_id, 0, plan.token)
     uploads = [SlowUpload(size_bytes) for _ in range(2)]
     tasks = [
         asyncio.ensure_future(
@@ -132,7 +132,7 @@ async def test_uploads_at_the_same_time_keep_to_one_bound(
         fill(env, broker, 2)
         plan = await opened(broker)
         assert sorted(await both(broker, env, plan, 600)) == [200, 413]
-        assert broker.leases.files_of(plan.compaction_id, 0, plan.token).staged_bytes == 600
+        assert broker.leases.authorize(plan.compaction_id, 0, plan.token).staged_bytes == 600
 
 
 async def test_room_that_was_promised_to_one_upload_is_not_promised_to_another(
@@ -164,7 +164,7 @@ async def test_an_upload_that_never_ends_ends_with_its_run(env: MemoryEnv) -> No
     async with leasing_broker(env) as broker:
         fill(env, broker, 2)
         plan = await opened(broker)
-        part = broker.leases.files_of(plan.compaction_id, 0, plan.token)
+        part = broker.leases.authorize(plan.compaction_id, 0, plan.token)
         dripping = Dripping()
         upload = Upload(1000, 0, dripping.chunks())
         transfers = Transfers(env, broker.leases)
@@ -239,7 +239,7 @@ async def test_a_manifest_too_large_for_its_job_is_not_read(env: MemoryEnv) -> N
     async with leasing_broker(env) as broker:
         fill(env, broker, 3)
         plan = await opened(broker)
-        part = broker.leases.files_of(plan.compaction_id, 0, plan.token)
+        part = broker.leases.authorize(plan.compaction_id, 0, plan.token)
         with pytest.raises(LeaseError, match="its manifest has up to") as refused:
             await Transfers(env, broker.leases).receive_manifest(part, bomb(2 << 20))
         assert refused.value.status == 413

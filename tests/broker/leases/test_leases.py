@@ -256,7 +256,7 @@ async def test_a_lease_that_is_not_renewed_lets_go(env: MemoryEnv) -> None:
         assert log_files(env) == before
         for request in (
             lambda: broker.leases.renew(plan.compaction_id, None),
-            lambda: broker.leases.files_of(plan.compaction_id, 0, plan.token),
+            lambda: broker.leases.authorize(plan.compaction_id, 0, plan.token),
         ):
             with pytest.raises(LeaseError, match="not renewed in time") as refused:
                 request()
@@ -294,7 +294,7 @@ async def test_a_run_that_is_given_up_leaves_nothing(env: MemoryEnv) -> None:
         await settled(broker)
         assert staged(env) == []
         assert log_files(env) == before
-        with pytest.raises(LeaseError, match="ended by a request") as refused:
+        with pytest.raises(LeaseError, match="a request ended its lease") as refused:
             broker.leases.abandon(plan.compaction_id)
         assert refused.value.status == 410
 

@@ -57,7 +57,7 @@ async def test_a_run_goes_on_behind_a_restart(
         with pytest.raises(LeaseError, match=plan.compaction_id):
             await opened(broker)
         broker.leases.renew(plan.compaction_id, None)
-        assert broker.leases.files_of(plan.compaction_id, 0, plan.token).where == ORDERS
+        assert broker.leases.authorize(plan.compaction_id, 0, plan.token).where == ORDERS
         if moment == "before the executor":
             made = carried_out(again, plan)
         if moment != "after it":
@@ -134,7 +134,7 @@ async def test_a_run_for_reading_goes_on_too_and_holds_nobody_off(env: MemoryEnv
         plan = await opened(broker, purpose=Purpose.READ)
     async with leasing_broker(env) as broker:
         assert broker.pool.registry.in_progress() == {}
-        assert broker.leases.files_of(plan.compaction_id, 0, plan.token).where == ORDERS
+        assert broker.leases.authorize(plan.compaction_id, 0, plan.token).where == ORDERS
 
 
 # --- what changed ---------------------------------------------------------------------------------

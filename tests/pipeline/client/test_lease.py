@@ -172,9 +172,9 @@ async def test_a_task_of_a_run_that_is_over_is_told_so_at_once(env: MemoryEnv) -
             lease.abandon()
             with pytest.raises(InputsGoneError):
                 transport.inputs(job, [0])
-            with pytest.raises(TransportError, match="is over"):
+            with pytest.raises(TransportError, match="has ended"):
                 transport.deliver(job, "scratch-1", ["rows"])
-            with pytest.raises(TransportError, match="is over"):
+            with pytest.raises(TransportError, match="has ended"):
                 transport.fetch(job, "scratch-1", ["other"])
             transport.close()
 
@@ -238,7 +238,7 @@ async def test_a_run_that_became_stale_says_so_and_has_changed_nothing(env: Memo
             clean_elsewhere(lease)
             broker_cut.set()
             assert was_cut.wait(20)
-            with pytest.raises(LeaseLostError, match="generation") as lost:
+            with pytest.raises(LeaseLostError, match="was truncated") as lost:
                 lease.adopt()
             assert lost.value.code == exit_codes.STALE
             assert [result.outcome for result in lost.value.results] == [AdoptOutcome.STALE]
