@@ -20,7 +20,7 @@ from tests.support.varve import running_varve
 
 ROOT = Path(__file__).parents[1]
 GLOSSARY = ROOT / "docs/reference/glossary.md"
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def test_the_configuration_page_is_current() -> None:
@@ -37,9 +37,19 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_paths_in_quotes_exist(path: Path) -> None:
-    folders = "config|storage|cleaner|broker|pipeline|pyspark_varve|docs|tests|bench|deploy"
+    packages = "config|storage|protocol|cleaner|admin|broker|pipeline|pyspark_varve"
+    folders = f"{packages}|docs|tests|bench|deploy"
     quoted = re.findall(rf"`((?:{folders})/[\w./-]+)`", path.read_text())
     assert [name for name in quoted if not (ROOT / name).exists()] == []
+
+
+def test_modules_in_quotes_exist() -> None:
+    modules = {path.name for path in ROOT.glob("[a-z]*/**/*.py")}
+    for path in PAGES:
+        # Decisions may name modules of the past.
+        if "decisions" not in path.parts:
+            named = set(re.findall(r"`(\w+\.py)`", path.read_text()))
+            assert named - modules == set(), path
 
 
 def test_decisions_that_the_code_names_exist() -> None:
