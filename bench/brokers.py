@@ -71,7 +71,7 @@ def varve(data: Path | None = None, config: Path | None = None) -> Iterator[Brok
 def apache_kafka() -> Iterator[Broker]:
     """Apache Kafka 4.3.0 in KRaft mode, heap 1 GB."""
     directory = Path(tempfile.mkdtemp(prefix="kafka-bench-"))
-    server = kafka.start_kafka(directory)
+    server = kafka.start_kafka(directory, jvm=())
     try:
         yield Broker("kafka", server.bootstrap, server.process.pid, server.data)
     finally:

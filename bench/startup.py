@@ -45,7 +45,7 @@ def start_varve(directory: Path) -> tuple[Broker, Callable[[], None]]:
 
 
 def start_kafka(directory: Path) -> tuple[Broker, Callable[[], None]]:
-    server = kafka.start_kafka(directory)
+    server = kafka.start_kafka(directory, jvm=())
     return Broker("kafka", server.bootstrap, server.process.pid, server.data), server.stop
 
 
